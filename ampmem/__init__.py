@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ampmem.version import __version__
 
 if TYPE_CHECKING:
+    from ampmem import errors
     from ampmem.api import (
         CheckResult,
         Comparison,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
         profile,
         ranks,
     )
-    from ampmem.integrations.training.loops import log_to
+    from ampmem.integrations.training import log_to
 
 __all__ = [
     "CheckResult",
@@ -37,6 +38,7 @@ __all__ = [
     "check",
     "compare",
     "diff",
+    "errors",
     "load",
     "log_to",
     "profile",
@@ -46,8 +48,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """The public names, imported when first used, so that ``import ampmem`` costs nothing."""
+    if name == "errors":
+        return import_module("ampmem.errors")
     if name in __all__:
-        module = "ampmem.integrations.training.loops" if name == "log_to" else "ampmem.api"
+        module = "ampmem.integrations.training" if name == "log_to" else "ampmem.api"
         return getattr(import_module(module), name)
     raise AttributeError(f"module 'ampmem' has no attribute {name!r}")
 

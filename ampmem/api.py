@@ -22,7 +22,7 @@ from ampmem.analysis.summary import Summary
 from ampmem.block import Profile, profile
 from ampmem.errors import UsageError
 from ampmem.events import Recording
-from ampmem.output.shown import Bundle, tables_by
+from ampmem.output import Bundle, tables_by
 from ampmem.recording import read, without_journals
 
 Run: TypeAlias = "str | Path | Recording | Summary | Profile"
@@ -58,6 +58,9 @@ tables_by(_tables)
 def load(path: str | Path) -> Recording:
     """Read a recording. Needs no torch.
 
+    Args:
+        path: the file, such as ``train.ampmem``.
+
     Raises:
         UsageError: ``path`` does not exist.
         RecordingError: it is not a recording, or one of another format version.
@@ -68,8 +71,11 @@ def load(path: str | Path) -> Recording:
 def compare(*recordings: str | Path | Recording | Profile) -> Comparison:
     """Lay recordings, profiles, or the files that hold recordings, side by side. Needs no torch.
 
-    The columns are labelled with the arms; recordings of the same arm get their file's name as well. Of the ranks of a
-    job in several arms, the worst rank of each is a column.
+    The columns are labelled with the precisions; recordings of the same precision get their file's name as well. Of the
+    ranks of a job in several precisions, the worst rank of each is a column.
+
+    Args:
+        recordings: one column each, in this order; the first in FP32 is what the others are compared with.
 
     Raises:
         UsageError: no recording is given, or a file does not exist.
@@ -87,9 +93,12 @@ def compare(*recordings: str | Path | Recording | Profile) -> Comparison:
 
 
 def diff(before: Run, after: Run) -> Difference:
-    """Where the memory of two runs of changed code differs, at the peak of each. Needs no torch.
+    """Say where the memory of two runs of changed code differs, at the peak of each. Needs no torch.
 
-    Either may be a recording or a profile, a summary, or a file with a recording or with the JSON of a summary.
+    Args:
+        before: a recording or a profile, a summary, or a file with a recording or with the JSON of a summary. Of a
+            summary the categories alone are compared.
+        after: the run of the changed code, given in the same ways.
 
     Raises:
         UsageError: a file does not exist.
@@ -113,7 +122,7 @@ def check(
         budgets: limits by their keys, in bytes or as ``"20GiB"``; see ``docs/budgets.md`` for the keys.
             ``pyproject.toml`` is not read.
         baseline: the run to compare with, given in the same ways.
-        allow: how much more than the baseline's is no failure: bytes, ``"10MiB"`` or ``"1%"``.
+        allow: how much more than the baseline is allowed: bytes, ``"10MiB"`` or ``"1%"``.
 
     Raises:
         UsageError: a file does not exist, there is no such budget, the baseline is of another device, or
@@ -135,8 +144,11 @@ def _recorded(run: Run) -> str | Path | Recording | Summary:
 def ranks(*recordings: str | Path | Recording | Profile) -> Ranks:
     """Merge the recordings of one job's ranks, or the files that hold them: the worst rank, and why. Needs no torch.
 
+    Args:
+        recordings: one for each rank, in any order; some may be missing.
+
     Raises:
-        UsageError: no recording is given, a file does not exist, or they are not the ranks of one job in one arm.
+        UsageError: no recording is given, a file does not exist, or they are not the ranks of one job in one precision.
         RecordingError: a file is not a recording, or one of another format version, and no other rank can be shown.
         NothingRecorded: none has a step, a backward or a model.
     """

@@ -20,10 +20,9 @@ from ampmem.analysis.summary import Summary, summarize
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import Recording
 from ampmem.failure import failure_of
-from ampmem.output.files import check_output, sized
-from ampmem.output.shown import Bundle, Shown, one_line
+from ampmem.output import Bundle, Shown, check_output, one_line, sized
 from ampmem.recording import SUFFIX, read
-from ampmem.vocabulary import Arm, Device
+from ampmem.vocabulary import Arm, AutocastDtype, Device
 
 if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
@@ -61,6 +60,9 @@ def profile(
     gpu: str | None = None,
     assume: Sequence[str] = (),
     step_on: str | None = None,
+    precision: str = Arm.AS_IS.value,
+    dtype: str | None = None,
+    seed: int | None = None,
 ) -> Profile:
     """Record the training steps inside a ``with`` block.
 
@@ -81,6 +83,16 @@ def profile(
             ``compile=eager`` runs uncompiled what ``torch.compile`` compiles. One string is taken as one of them.
         step_on: what ends a step: ``backward``, ``optimizer``, ``forward`` for inference, or each return of a function,
             as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; found by itself when it is left out.
+        precision: what to force on the block: ``fp32`` without autocast and GradScaler, ``amp`` with autocast,
+            ``amp-nocache`` with autocast without its weight cache; ``as-is`` changes nothing.
+        dtype: what autocast casts to, ``bf16`` or ``fp16``, under ``amp`` and ``amp-nocache``; by default what the
+            block's own autocast says.
+        seed: seed Python's, numpy's and torch's random numbers on entering. A model that is made before keeps its
+            weights.
+
+    Returns:
+        A context manager: inside the block ``prof.step()`` ends a step, and afterwards ``prof.summary()`` has the
+        result, ``prof.recording()`` the events, and ``prof.report("page.html")`` writes the page.
 
     Raises:
         UsageError: at once, when an argument cannot be meant, when ``gpu`` is not known, when ``device`` is a real one
@@ -100,6 +112,9 @@ def profile(
         gpu=gpu,
         assume=assume,
         step_on=step_on,
+        arm=precision,
+        dtype=dtype,
+        seed=seed,
     )
 
 
@@ -117,13 +132,25 @@ def _check_trained(model: object, optimizer: object) -> None:
 
 
 def _check_count(name: str, value: object, least: int, wanted: str) -> None:
-    """Raise :class:`UsageError` for what is no whole number from ``least`` on; ``None`` is none for ``skip``."""
+    """Raise :class:`UsageError` for what is not a whole number from ``least`` on; ``None`` is none for ``skip``."""
     if value is None and name == "steps":
         return
     if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong(name, f"a whole number {wanted}", value)
     if value < least:
         raise UsageError(f"{name} must be a whole number {wanted}, not {value}")
+
+
+def _check_precision(arm: object, dtype: object, seed: object) -> None:
+    """Raise :class:`UsageError` for what cannot be meant by ``precision``, ``dtype`` and ``seed``."""
+    if arm not in tuple(Arm):
+        raise UsageError(f"unknown precision {arm!r}; there are {', '.join(Arm)}")
+    if dtype is not None and dtype not in tuple(AutocastDtype):
+        raise UsageError(f"unknown dtype {dtype!r}; there are {', '.join(AutocastDtype)}")
+    if dtype is not None and not Arm(str(arm)).autocast:
+        raise UsageError(f"dtype is what autocast casts to, so it needs precision='amp' or 'amp-nocache', not {arm!s}")
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
+        raise _wrong("seed", "a whole number", seed)
 
 
 def _check_words(device: object, gpu: object, assume: object, step_on: object) -> None:
@@ -191,7 +218,9 @@ class Profile(Shown):
         gpu: str | None = None,
         assume: Sequence[str] = (),
         step_on: str | None = None,
-        arm: Arm = Arm.AS_IS,
+        arm: str = Arm.AS_IS,
+        dtype: str | None = None,
+        seed: int | None = None,
         script: str | None = None,
         first_step: int = 0,
     ) -> None:
@@ -202,6 +231,7 @@ class Profile(Shown):
         _check_count("steps", steps, 1, "from 1 on, or None for all")
         _check_count("skip", skip, 0, "from 0 on")
         _check_words(device, gpu, assume, step_on)
+        _check_precision(arm, dtype, seed)
         self._model = model
         self._optimizer = optimizer
         self._steps = steps
@@ -212,7 +242,9 @@ class Profile(Shown):
         self._gpu = gpu
         self._assume = assume
         self._step_on = step_on
-        self._arm = arm
+        self._arm = Arm(arm)
+        self._dtype = None if dtype is None else AutocastDtype(dtype)
+        self._seed = seed
         self._script = script
         self._first_step = first_step
         if output is None:
@@ -233,7 +265,7 @@ class Profile(Shown):
         check_output(self.path, force=self._force, option="output=")
         from ampmem.recorder.marker import step_on_of
         from ampmem.recorder.on_paper import on_paper
-        from ampmem.recorder.options import Options, device_named
+        from ampmem.recorder.options import DTYPES, Options, device_named
         from ampmem.recorder.ranks.environment import launched
         from ampmem.recorder.session import Session
 
@@ -252,7 +284,12 @@ class Profile(Shown):
             step_on=step_on_of(self._step_on, option="step_on="),
             place=None if known is None else known.place,
             arm=self._arm,
+            dtype=None if self._dtype is None else DTYPES[self._dtype],
         )
+        if self._seed is not None:
+            from ampmem.recorder.seed import seed_everything
+
+            seed_everything(self._seed)
         with ExitStack() as undo:
             paper = on_paper(options.device, self._gpu, self._assume)
             if paper is not None:

@@ -1,4 +1,8 @@
-"""The one base class of every error that ampmem raises on purpose."""
+"""The errors that ampmem raises on purpose, and their one base class.
+
+``ampmem.errors`` is there after ``import ampmem``. The command line prints an error in one line and exits with its
+``exit_code``.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from ampmem.allocator_records import OomRecord as OomRecord
 from ampmem.allocator_records import PredictionRecord as PredictionRecord
 from ampmem.allocator_records import TermsRecord as TermsRecord
 from ampmem.failure import FailureRecord
-from ampmem.output.shown import Shown, in_short
+from ampmem.output import Shown, in_short
 from ampmem.vocabulary import Arm, SourceKind
 
 Column: TypeAlias = NDArray[np.int64]

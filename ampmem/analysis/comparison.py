@@ -13,7 +13,7 @@ from ampmem.analysis.estimate import break_even
 from ampmem.analysis.summary import Step, Summary, summarize
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.events import Recording
-from ampmem.output.shown import Shown
+from ampmem.output import Shown
 from ampmem.units import format_bytes, format_count, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
 

@@ -42,7 +42,7 @@ from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName, most_o
 from ampmem.errors import NothingRecorded
 from ampmem.events import AllocatorRecord, MeshAxis, Phase, Recording, StepRecord
 from ampmem.names import STILL_WRITTEN, is_warning
-from ampmem.output.shown import Shown, in_short
+from ampmem.output import Shown, in_short
 from ampmem.units import format_peak
 from ampmem.vocabulary import Arm, SourceKind
 

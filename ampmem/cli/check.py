@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 from click.core import ParameterSource
@@ -21,21 +25,231 @@ from ampmem.analysis.budgets.budget import (
 )
 from ampmem.analysis.budgets.check import CheckResult, check_schema, not_judged
 from ampmem.analysis.budgets.check import check as judge
-from ampmem.analysis.budgets.run import RunsOn, require_comparable, require_replaceable
-from ampmem.cli.checks.baselines import baseline_of, read_baseline, update
-from ampmem.cli.checks.github import on_github, tell_github
-from ampmem.cli.checks.recording import Recorded, recorded
-from ampmem.cli.checks.subjects import Subject, is_recorded, subject_at
-from ampmem.cli.options.schema import schema_option
-from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, settled, shared_options, simulated_gpu
+from ampmem.analysis.budgets.run import (
+    OF_SUMMARY,
+    JudgedRun,
+    RunsOn,
+    is_same,
+    of_summary,
+    read_run,
+    require_comparable,
+    require_replaceable,
+    run_of,
+)
+from ampmem.analysis.difference.sides import Side, is_json, read_side
+from ampmem.cli.options import (
+    ScriptCommand,
+    ScriptOptions,
+    choices,
+    schema_option,
+    settled,
+    shared_options,
+    simulated_gpu,
+)
+from ampmem.cli.processes.children import ProgressLine, misplaced, profile_arguments, run_child
+from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.show import is_sound
-from ampmem.errors import UsageError
-from ampmem.output.terminal import Terminal
-from ampmem.recording import without_journals
-from ampmem.reporters.export.github import harmless
+from ampmem.errors import AmpmemError, UsageError
+from ampmem.failure import FailureKind
+from ampmem.output import Terminal, check_output, open_output, replaced, sized
+from ampmem.recording import SUFFIX, rank_file, read, taken_for_script, without_journals
+from ampmem.reporters.export.github import commands, harmless, markdown
 from ampmem.reporters.text.check import render_checks
 from ampmem.reporters.text.common.layout import layout_for
+from ampmem.units import format_apart, format_peak
 from ampmem.vocabulary import Arm, SourceKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One run that is to be judged, or why it cannot be; ``script`` is what ran, where that is known."""
+
+    path: Path
+    label: str
+    script: str | None = None
+    run: JudgedRun | None = None
+    problem: str | None = None
+
+
+def is_recorded(path: Path) -> bool:
+    """Whether ``path`` is to be judged as it is, and not to be run: a recording or the JSON of a summary."""
+    if path.suffix in (SUFFIX, ".json"):
+        return True
+    return path.is_file() and taken_for_script(path) is not None
+
+
+def subject_at(path: Path, label: str | None = None) -> Subject:
+    """The run in the file at ``path``. What is wrong with that is its :attr:`Subject.problem`."""
+    name = label or path.name
+    try:
+        if is_json(path):
+            return Subject(path=path, label=name, run=read_run(path, name))
+        recording = read(path)
+        run = run_of(recording, name)
+        return Subject(path=path, label=name, script=recording.run.script, run=run)
+    except AmpmemError as error:
+        if error.exit_code != 1:
+            raise
+        return Subject(path=path, label=name, problem=str(error))
+
+
+_JSON = ".json"
+
+
+def baseline_of(path: Path, subject: Subject, subjects: Sequence[Subject]) -> Path:
+    """The file in which the baseline of ``subject`` is; of one of several ranks that of the same rank.
+
+    Raises :class:`UsageError` where one rank's file is to be that of several.
+    """
+    ranks = {each.run.summary.rank for each in subjects if each.run is not None}
+    if subject.run is None or len(ranks) < 2:
+        return path
+    summary = subject.run.summary
+    if path.exists() or path.suffix == _JSON:
+        raise UsageError(
+            f"--baseline {path} is one run, and several ranks are judged: give the job's name, such as main.ampmem, "
+            f"beside which the ranks' files are, such as {rank_file(Path('main'), summary.rank, summary.world_size)}"
+        )
+    return rank_file(path, summary.rank, summary.world_size)
+
+
+def read_baseline(path: Path) -> Side:
+    """The baseline at ``path``. Raises :class:`UsageError` where there is none, or none that can be compared with."""
+    if not path.exists():
+        raise UsageError(f"the baseline {path} does not exist; --update-baseline makes it of this run")
+    try:
+        return read_side(path)
+    except UsageError:
+        raise
+    except AmpmemError as error:
+        raise UsageError(f"the baseline cannot be compared with: {error}") from error
+
+
+def read_if_there(path: Path) -> Side | None:
+    """The baseline that is to be written anew; ``None`` where there is none yet, or none that can be read."""
+    try:
+        return read_side(path) if path.exists() else None
+    except AmpmemError:
+        return None
+
+
+def update(path: Path, subject: Subject) -> str:
+    """Write the baseline of ``subject`` to ``path``, unless it is the same already; says what was done.
+
+    Folders that are missing are made.
+
+    Raises :class:`UsageError` where that cannot be written, or is another file than a baseline, and for a summary that
+    is to become a recording.
+    """
+    assert subject.run is not None
+    require_replaceable(path)
+    side, before = subject.run.side, read_if_there(path)
+    if before is not None and is_same(before, side):
+        return f"{path} is as it was: nothing has changed"
+    if path.suffix != _JSON and side.groups is None:
+        raise UsageError(f"{subject.path} is a summary, of which no recording can be made; call the baseline main.json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    if path.suffix == _JSON:
+        with open_output(path, force=True) as stream:
+            stream.write(f"{side.summary.to_json()}\n")
+    else:
+        with replaced(path, force=True) as file:
+            shutil.copyfile(subject.path, file)
+    return f"wrote {sized(path)}{_changes(before, side)}"
+
+
+def _changes(before: Side | None, after: Side) -> str:
+    """``: peak 1.2 GiB, was 1.0 GiB``."""
+    if before is None:
+        return f": peak {format_peak(after.summary.whole.bytes)}"
+    sizes = {key: (of_summary(before.summary, key), of_summary(after.summary, key)) for key in OF_SUMMARY}
+    said = [_was(key, *pair) for key, pair in sizes.items() if pair[0] != pair[1]]
+    return f": {'; '.join(said)}" if said else ": all sizes are as they were"
+
+
+def _was(key: str, before: int, after: int) -> str:
+    old, new = format_apart(before, after)
+    return f"{key} {new}, was {old}"
+
+
+def on_github() -> bool:
+    """Whether this is a step of a workflow."""
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def tell_github(results: Sequence[CheckResult]) -> None:
+    """Append the table to the summary, and print the annotations on standard error; elsewhere nothing."""
+    if not on_github():
+        return
+    terminal = Terminal(sys.stderr)
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    workspace = Path(os.environ.get("GITHUB_WORKSPACE") or Path.cwd())
+    if summary:
+        try:
+            with Path(summary).open("a", encoding="utf-8") as stream:
+                stream.write(f"{markdown(results, workspace)}\n")
+        except OSError as error:  # the check itself is done
+            terminal.say(f"cannot write the summary of the job, {summary}: {error.strerror}")
+    for command in commands(results, workspace):
+        terminal.show(command)
+
+
+SIGNALLED = 128
+"""What a shell adds to the number of the signal that killed a command."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptRun:
+    """What is left of a script: its recordings, one for each rank, and how it ended.
+
+    ``exit_code`` is the script's own where it failed, and ampmem's where that could not record it; ``failure`` says
+    why, in one line.
+    """
+
+    paths: tuple[Path, ...]
+    exit_code: int
+    failure: str | None
+
+
+@contextmanager
+def recorded(script: ScriptOptions, arm: Arm, seed: int, output: Path | None) -> Iterator[ScriptRun]:
+    """Run ``script`` and record it at ``output``, or where the recording is removed when the block ends.
+
+    What it prints is not shown, but for the last lines of one that fails. Raises :class:`UsageError` for what cannot
+    be run or written.
+    """
+    if script.dtype is not None and not arm.autocast:
+        raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
+    script = settled(script)
+    check_processes(script)
+    title = script.find().title
+    if output is not None:
+        check_output(output, force=script.force)
+    with nullcontext() if output is not None else TemporaryDirectory(prefix="ampmem-check-") as folder:
+        path = output if output is not None else Path(str(folder)) / f"{title}{SUFFIX}"
+        yield _run(script, arm, seed, path)
+
+
+def _run(script: ScriptOptions, arm: Arm, seed: int, path: Path) -> ScriptRun:
+    count = script.nproc_per_node or 1
+    files = [path] if count == 1 else [rank_file(path, rank, count) for rank in range(count)]
+    with ProgressLine() as progress:
+        progress.now(f"{script.name}: starting")
+        ended = run_child(
+            profile_arguments(script, arm, seed, "--quiet", "-o", str(path)),
+            lambda step: progress.now(f"{script.name}: step {step.done} of {step.wanted}"),
+        )
+        failure = None if ended.failure is None else f"{ended.failure}{misplaced(script, ended)}"
+        if failure is not None:
+            refused = ended.said is not None and ended.said.kind is FailureKind.REFUSED
+            said = failure if refused else f"{script.name} failed: {failure}"
+            progress.stay(f"ampmem: {said}", tail=() if refused else ended.tail)
+    code = ended.code if ended.code >= 0 else SIGNALLED - ended.code
+    return ScriptRun(paths=tuple(file for file in files if file.exists()), exit_code=code, failure=failure)
+
 
 _GIVE = "; give --budget peak=20GiB, or --baseline FILE, or write [tool.ampmem.budgets] in the script's pyproject.toml"
 _OF_FILES = {"budgets", "baseline", "allow", "update_baseline", "as_json", "script_or_module", "arguments"}
@@ -74,7 +288,9 @@ class CheckCommand(ScriptCommand):
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; several files give an array.")
 @schema_option(check_schema)
 @click.option(
+    "--precision",
     "--arm",
+    "arm",
     type=click.Choice(choices(Arm)),
     default=Arm.AS_IS.value,
     show_default=True,
@@ -235,7 +451,7 @@ def _instead(options: ScriptOptions) -> str:
     return f"; what follows it is its own: write {behind[0]} before it: ampmem check {behind[0]} … {options.name}"
 
 
-def _subjects(run: Recorded, options: ScriptOptions, script: str) -> list[Subject]:
+def _subjects(run: ScriptRun, options: ScriptOptions, script: str) -> list[Subject]:
     """What the script has left, called by its name; one for each rank."""
     ranks = len(run.paths) > 1
     labels = [f"{options.name}, rank {rank}" if ranks else options.name for rank in range(len(run.paths))]
@@ -282,7 +498,7 @@ def _result(asked: _Asked, subject: Subject, subjects: Sequence[Subject]) -> Che
 
 
 def _update(baseline: Path, subject: Subject, result: CheckResult, subjects: Sequence[Subject]) -> None:
-    """A run that could not be judged is no baseline; one over a budget is, as that is another limit."""
+    """A run that could not be judged is not a baseline; one over a budget is, as that is another limit."""
     terminal, path = Terminal(sys.stderr), baseline_of(baseline, subject, subjects)
     if result.problems:
         terminal.say(f"{path} is left as it is: {result.label} could not be judged")

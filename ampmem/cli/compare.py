@@ -1,4 +1,4 @@
-"""``ampmem compare``: record a script in each precision arm, one process after the other, and lay them side by side."""
+"""``ampmem compare``: record a script in each precision, one process after the other, and lay them side by side."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from ampmem.analysis.comparison import Entry, entry_of
 from ampmem.analysis.comparison import compare as compare_entries
 from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge_all
-from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, settled, shared_options
-from ampmem.cli.processes import launch
-from ampmem.cli.processes.children import chosen_arms, misplaced, profile_arguments
-from ampmem.cli.processes.progress import Course, Progress
-from ampmem.cli.ranks.launcher import check_processes
+from ampmem.cli.options import ScriptCommand, ScriptOptions, settled, shared_options
+from ampmem.cli.processes.children import ProgressLine, TimeLeft, chosen_arms, misplaced, profile_arguments, run_child
+from ampmem.cli.processes.launcher import check_processes
 from ampmem.errors import NothingRecorded, RecordingError
-from ampmem.output.files import check_output, claim, remove, remove_empty, say_written, sized
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal, check_output, claim, remove, remove_empty, say_written, sized
 from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.compare import render
@@ -32,7 +29,10 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 @click.command("compare", cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
+    "--precision",
+    "--arm",
     "--arms",
+    "arms",
     default=",".join(FORCED_ARMS),
     show_default=True,
     metavar="PRECISION,...",
@@ -58,7 +58,7 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
 
     \b
     ampmem compare train.py --epochs 1
-    ampmem compare --arms fp32,amp --dtype fp16 -o run -m my_package.train
+    ampmem compare --precision fp32,amp --dtype fp16 -o run -m my_package.train
     """
     chosen = chosen_arms(arms, options.dtype)
     options = settled(options)
@@ -71,7 +71,7 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
         check_output(path, force=options.force or numbered)
     if html is not None:
         check_output(html, force=options.force)
-    with _numbered(plan) if numbered else nullcontext(plan) as named, Progress() as progress:
+    with _numbered(plan) if numbered else nullcontext(plan) as named, ProgressLine() as progress:
         outcomes = _run_all(named, progress)
     recorded = [
         path for outcome in outcomes if outcome.entry.summary is not None for path in _there(named, outcome.arm)
@@ -137,10 +137,10 @@ class _Outcome:
     worked: bool
 
 
-def _run_all(plan: _Plan, progress: Progress) -> list[_Outcome]:
+def _run_all(plan: _Plan, progress: ProgressLine) -> list[_Outcome]:
     """Run the arms one after the other."""
     outcomes: list[_Outcome] = []
-    course = Course(len(plan.arms))
+    course = TimeLeft(len(plan.arms))
     try:
         for arm in plan.arms:
             outcomes.append(_run(plan, arm, course, progress))
@@ -153,7 +153,7 @@ def _run_all(plan: _Plan, progress: Progress) -> list[_Outcome]:
     return outcomes
 
 
-def _run(plan: _Plan, arm: Arm, course: Course, progress: Progress) -> _Outcome:
+def _run(plan: _Plan, arm: Arm, course: TimeLeft, progress: ProgressLine) -> _Outcome:
     """Record ``arm``, then time it."""
     path = plan.path(arm)
     for file in plan.files(arm) if plan.script.force else ():
@@ -161,14 +161,14 @@ def _run(plan: _Plan, arm: Arm, course: Course, progress: Progress) -> _Outcome:
     script = replace(plan.script, force=plan.script.force or plan.claimed)
     name = f"{course.begin()}: {arm}"
     progress.now(f"{name}: starting{course.left()}")
-    ended = launch.run(
+    ended = run_child(
         profile_arguments(script, arm, plan.seed, "--quiet", "-o", str(path)),
         lambda step: progress.now(f"{name}: step {step.done} of {step.wanted}{course.left()}"),
     )
     timed = None
     if ended.failure is None and plan.times and script.device is not Device.SIMULATED:
         progress.now(f"{name}: timing{course.left()}")
-        timed = launch.run(profile_arguments(script, arm, plan.seed, "--times-into", str(path)))
+        timed = run_child(profile_arguments(script, arm, plan.seed, "--times-into", str(path)))
     if plan.claimed:
         remove_empty(plan.files(arm))
     course.end()

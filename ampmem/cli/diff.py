@@ -10,10 +10,9 @@ import click
 from ampmem.analysis.difference.difference import difference, difference_schema
 from ampmem.analysis.difference.sides import read_side
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.cli.options.schema import schema_option
+from ampmem.cli.options import schema_option
 from ampmem.errors import UsageError
-from ampmem.output.files import check_output, sized
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal, check_output, sized
 from ampmem.recording import without_journals
 from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.difference import CHANGES, render_difference

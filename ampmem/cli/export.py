@@ -10,7 +10,7 @@ import click
 
 from ampmem.analysis.analyse import analyse
 from ampmem.errors import RecordingError, UsageError
-from ampmem.output.files import check_output, say_written
+from ampmem.output import check_output, say_written
 from ampmem.recording import check_recording, read, without_journals
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.figure import write_figure

@@ -3,27 +3,301 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import TypeAlias
 
 import click
 
 from ampmem.allocator.gpus import GpuSpec, gpu_to_simulate
-from ampmem.analysis.fit import FitResult, arm_fits, break_evens, document, fit_schema, remaining, wanted
-from ampmem.cli.options.schema import schema_option
-from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, settled, shared_options
-from ampmem.cli.options.vary import OPTION, varied_arguments
-from ampmem.cli.processes.children import chosen_arms
-from ampmem.cli.processes.points import RunPlan, run_points
-from ampmem.errors import UsageError
+from ampmem.analysis.fit import (
+    FitResult,
+    Memory,
+    Vary,
+    arm_fits,
+    break_evens,
+    document,
+    fit_schema,
+    memory_of,
+    remaining,
+    wanted,
+)
+from ampmem.cli.options import ScriptCommand, ScriptOptions, schema_option, settled, shared_options
+from ampmem.cli.processes.children import ChildEnd, ProgressLine, chosen_arms, misplaced, profile_arguments, run_child
+from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.names import warning
-from ampmem.output.files import check_output, say_written
+from ampmem.output import check_output, say_written
+from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.fit import left, render
+from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
+
+OPTION = "--vary"
+
+_SPEC = re.compile(r"(?P<name>[^\s=]+)(?P<separator>=|\s+)(?P<range>\S*)")
+_POSITIONAL = re.compile(r"(?P<name>)(?P<range>\d+:\d*)", re.ASCII)
+_RANGE = re.compile(r"(?P<low>\d{1,15}):(?P<high>\d{0,15})", re.ASCII)
+_FORMS = (
+    f"such as {OPTION} --batch-size=1:64, or --batch-size=1: to raise it until it does not fit, or {OPTION} 1:64 for "
+    "a positional argument"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariedArguments:
+    """The script's arguments, with a gap for the one that differs."""
+
+    vary: Vary
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    def at(self, value: int) -> tuple[str, ...]:
+        """All arguments of a run with ``value``."""
+        return (*self.before, *self.vary.words(value), *self.after)
+
+
+def varied_arguments(options: Sequence[str], arguments: Sequence[str]) -> VariedArguments:
+    """Find the argument to vary in ampmem's own ``options`` or among the script's ``arguments``.
+
+    Given among ampmem's options, it comes last. A positional argument stands where the option stands. Raises
+    :class:`UsageError`.
+    """
+    specs, before, after = list(options), tuple(arguments), tuple[str, ...]()
+    for i, argument in enumerate(arguments):
+        if argument == OPTION:
+            specs.append(arguments[i + 1] if i + 1 < len(arguments) else "")
+            before, after = tuple(arguments[:i]), tuple(arguments[i + 2 :])
+            break
+        if argument.startswith(f"{OPTION}="):
+            specs.append(argument.removeprefix(f"{OPTION}="))
+            before, after = tuple(arguments[:i]), tuple(arguments[i + 1 :])
+            break
+    if not specs:
+        raise UsageError(f"say which argument of the script to vary, {_FORMS}")
+    if len(specs) > 1 or any(each == OPTION or each.startswith(f"{OPTION}=") for each in after):
+        raise UsageError(f"one argument can be varied; {OPTION} is there more than once")
+    vary = _parse(specs[0], len(before) + 1)
+    for argument in (*before, *after):
+        if argument == vary.name or argument.startswith(f"{vary.name}="):
+            raise UsageError(f"{vary.name} is given twice: remove {argument} from the script's arguments")
+    return VariedArguments(vary=vary, before=before, after=after)
+
+
+def _parse(spec: str, position: int) -> Vary:
+    """``spec`` taken apart; ``position`` is which of the script's arguments it is where it has no name, from 1 on."""
+    found = _POSITIONAL.fullmatch(spec.strip()) or _SPEC.fullmatch(spec.strip())
+    if found is None:
+        raise UsageError(f"{OPTION} needs an argument of the script with the values to try, {_FORMS}; not {spec!r}")
+    numbers = _RANGE.fullmatch(found["range"])
+    if numbers is None:
+        raise UsageError(f"{OPTION}: the values are whole numbers LOW:HIGH, {_FORMS}; not {found['range']!r}")
+    low, high = int(numbers["low"]), int(numbers["high"]) if numbers["high"] else None
+    if low < 1:
+        raise UsageError(f"{OPTION}: the smallest value is 1, not {low}")
+    if high is not None and high < low:
+        raise UsageError(f"{OPTION}: there is nothing from {low} to {high}; the smaller value comes first")
+    if not found["name"]:
+        return Vary(name=f"argument {position}", separator="", low=low, high=high)
+    separator = "=" if found["separator"] == "=" else " "
+    return Vary(name=found["name"], separator=separator, low=low, high=high)
+
+
+LAST_WORDS_S = 5.0
+"""How long runs that are interrupted may take to end by themselves."""
+
+Run: TypeAlias = tuple[Arm, int]
+"""An arm and a value."""
+
+Found: TypeAlias = Mapping[Arm, Mapping[int, Memory | None]]
+"""What came of the runs so far."""
+
+
+class RunFailed(AmpmemError):
+    """A run ended by itself, and not because the device was full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What a run is made of, but for its arm and its value; ``jobs`` of them are made at once."""
+
+    script: ScriptOptions
+    varied: VariedArguments
+    seed: int
+    jobs: int
+
+    def arguments(self, run: Run, path: Path) -> list[str]:
+        """The arguments of ``ampmem profile`` that make ``run`` and record it at ``path``."""
+        arm, value = run
+        script = replace(self.script, arguments=self.varied.at(value))
+        return profile_arguments(script, arm, self.seed, "--quiet", "-o", str(path))
+
+    def name(self, run: Run) -> str:
+        """``amp --batch-size=8``."""
+        arm, value = run
+        return f"{arm} {self.varied.vary.shown(value)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Point:
+    """``memory`` is ``None`` where it ran out; ``failure`` is another reason why there is none."""
+
+    memory: Memory | None
+    notes: tuple[str, ...]
+    failure: str | None
+    ended: ChildEnd
+
+
+def run_points(
+    plan: RunPlan, arms: Sequence[Arm], wanted: Callable[[Found], list[Run]], left: Callable[[Found], str]
+) -> tuple[dict[Arm, dict[int, Memory | None]], tuple[str, ...], bool]:
+    """Run what is ``wanted``, given what there is, until that is nothing; the points of each arm, and all notes.
+
+    The last of the three says whether Ctrl-C ended it before: the runs that had ended are there. ``left`` has words for
+    what is left to do. Raises :class:`RunFailed` when a script fails for another reason than memory. No run is left
+    behind, however it ends.
+    """
+    points: dict[Arm, dict[int, Memory | None]] = {arm: {} for arm in arms}
+    notes: dict[str, None] = {}
+    with (
+        TemporaryDirectory(prefix="ampmem-fit-") as folder,
+        _Counted(plan.script, left) as progress,
+        ThreadPoolExecutor(plan.jobs) as pool,
+    ):
+        children = _Children()
+        running: dict[Future[_Point], Run] = {}
+        try:
+            while True:
+                for run in wanted(points):
+                    if len(running) < plan.jobs and run not in running.values():
+                        running[pool.submit(_make, plan, Path(folder), children, progress, run)] = run
+                if not running:
+                    return points, tuple(notes), False
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    run, outcome = running.pop(future), future.result()
+                    points[run[0]][run[1]] = outcome.memory
+                    progress.ended(plan.name(run), outcome, points)
+                    notes |= dict.fromkeys(outcome.notes)
+        except KeyboardInterrupt:
+            children.end(running)
+            return points, tuple(notes), True
+        except BaseException:
+            children.end(running)
+            raise
+
+
+class _Children:
+    """The processes that run, to be ended before their time."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._living: set[subprocess.Popen[bytes]] = set()
+        self._ended = False
+
+    def started(self, child: subprocess.Popen[bytes]) -> None:
+        """``child`` runs from now on."""
+        with self._lock:
+            self._living = {each for each in self._living if each.returncode is None} | {child}
+            if self._ended:
+                child.kill()
+
+    def end(self, running: Mapping[Future[_Point], Run]) -> None:
+        """Interrupt them all, and kill those that do not mind."""
+        with self._lock:
+            self._ended = True
+            living = [child for child in self._living if child.returncode is None]
+        try:
+            for child in living:
+                _signal(child, signal.SIGINT)
+            wait(running, timeout=LAST_WORDS_S)
+        finally:
+            for child in living:
+                _signal(child, signal.SIGKILL)
+
+
+class _Counted(ProgressLine):
+    """The runs are counted as they end; how many there will be is not known before."""
+
+    def __init__(self, script: ScriptOptions, left: Callable[[Found], str]) -> None:
+        super().__init__()
+        self._script = script
+        self._left = left
+        self._count = 0
+        self._rest = ""
+
+    def doing(self, what: str) -> None:
+        """How far one of those has got that run."""
+        made = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
+        self.now(f"{made}{what}{self._rest}")
+
+    def ended(self, name: str, outcome: _Point, found: Found) -> None:
+        """One line for a run that ended. Raises :class:`RunFailed`."""
+        self._count += 1
+        if outcome.failure is not None:
+            why = f"{outcome.failure}{misplaced(self._script, outcome.ended)}"
+            self.stay(f"run {self._count}: {name}: failed: {why}", tail=outcome.ended.tail)
+            raise RunFailed(f"{name} failed, and not for want of memory, so it cannot be said what fits")
+        self._rest = self._left(found)
+        self.stay(f"run {self._count}: {name}: {_said(outcome.memory)}", self._rest)
+
+
+def _said(memory: Memory | None) -> str:
+    if memory is None:
+        return "does not fit"
+    fits = "fits" if memory.surely else "may not fit"
+    return f"{fits}, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
+
+
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        child.send_signal(number)
+
+
+def _make(plan: RunPlan, folder: Path, children: _Children, progress: _Counted, run: Run) -> _Point:
+    """Make one run, in a thread."""
+    name = plan.name(run)
+    path = folder / f"{'.'.join(map(str, run))}{SUFFIX}"
+    progress.doing(f"{name}: starting")
+    ended = run_child(
+        plan.arguments(run, path),
+        lambda step: progress.doing(f"{name}: step {step.done} of {step.wanted}"),
+        children.started,
+    )
+    try:
+        return _outcome(path, ended, plan.script.steps)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
+    memory, failure = None, ended.failure
+    notes: tuple[str, ...] = ()
+    if path.exists():
+        try:
+            recording = read(path)
+            notes = recording.remarks
+            ended_steps = sum(step.finished for step in recording.steps)
+            if recording.ooms:
+                failure = None  # whatever the script made of it
+            elif ended_steps >= steps:
+                failure = None  # of a script that caught the stop, and went on without what it missed
+                memory = memory_of(recording)
+            elif failure is None:
+                failure = f"it ended after {ended_steps} of {steps} steps; let it train for longer"
+        except RecordingError as error:
+            failure = failure or str(error)
+    return _Point(memory=memory, notes=notes, failure=failure, ended=ended)
+
 
 STEPS = 2
 """The optimizer's state is there from the end of the first step on."""
@@ -47,7 +321,10 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
     "LOW:HIGH alone stands for a positional argument.",
 )
 @click.option(
+    "--precision",
+    "--arm",
     "--arms",
+    "arms",
     default=",".join((*FORCED_ARMS, Arm.AS_IS)),
     show_default=True,
     metavar="PRECISION,...",
@@ -87,8 +364,8 @@ def fit(
     """Find the largest value of a script's argument, such as its batch size, that fits on a GPU.
 
     Every value that is tried is a run of the unmodified script on a simulated GPU, in a process of its own:
-    no GPU is needed. Nothing is said of a value that was not run. With fp32 among the arms, the value is found
-    too from which on each other arm allocates less. The tables go to stdout, a line for each run to stderr.
+    no GPU is needed. Nothing is said of a value that was not run. With fp32 among the precisions, the value is
+    found too from which on each other precision allocates less. The tables go to stdout, a line for each run to stderr.
 
     The argument is whatever sets the size. --batch-size=1:64 is passed on as --batch-size=8,
     "--batch-size 1:64" as two arguments, batch_size=1:64 as batch_size=8, and 1:64 as 8, a positional argument.

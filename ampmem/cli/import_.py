@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from ampmem.importer.recording import import_snapshot
-from ampmem.output.files import say_written
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal, say_written
 
 
 @click.command("import", short_help="Turn a memory snapshot of PyTorch's into a recording.")

@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from ampmem.errors import AmpmemError
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal
 from ampmem.version import __version__
 
 PROGRAM = "ampmem"
@@ -33,7 +33,7 @@ INTERRUPTED = 130
 
 SUBCOMMANDS = {
     "profile": "Record where the memory of a training script goes.",
-    "compare": "Record a script in each precision arm, and lay them side by side.",
+    "compare": "Record a script in each precision, and lay them side by side.",
     "fit": "Find the largest batch size that fits on a GPU, without one.",
     "check": "Fail where a run takes more memory than its budgets or its baseline.",
     "show": "Print recordings as tables, or as JSON.",
@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
 
 
 def _meant(word: str) -> str:
-    """What may have been meant by ``word``, which is no command."""
+    """What may have been meant by ``word``, which is not a command."""
     if word.endswith(".py"):
         return f" Did you mean '{PROGRAM} profile {word}'?"
     if word.endswith(".ampmem"):

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from ampmem.cli.options.shared import ScriptCommand, ScriptOptions, choices, settled, shared_options
+from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, settled, shared_options
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.children import misplaced_option
 from ampmem.cli.processes.guest import end_as, run_script, stop_of_simulation, usage_error
-from ampmem.cli.processes.messages import Audience, Parent, Person, StepEnded
-from ampmem.cli.processes.plan import Plan
-from ampmem.cli.processes.rank_ends import OfRank, exit_of_rank
-from ampmem.cli.processes.rank_names import beside, left, tell_name
-from ampmem.cli.ranks.launcher import check_ranks, launch_ranks, launches
-from ampmem.cli.ranks.spawned import Spawner, may_spawn
+from ampmem.cli.processes.launcher import check_ranks, launch_ranks, launches
+from ampmem.cli.processes.messages import Audience, OfRank, Parent, Person, StepEnded, exit_of_rank
+from ampmem.cli.processes.plan import Plan, beside, left, tell_name
+from ampmem.cli.processes.spawned import Spawner, may_spawn
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.failure import FailureKind, FailureRecord, failure_of
-from ampmem.output.files import check_output, remove_empty, sized
+from ampmem.output import check_output, remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read, remove_claim
@@ -38,7 +36,9 @@ if TYPE_CHECKING:
 
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
+    "--precision",
     "--arm",
+    "arm",
     type=click.Choice(choices(Arm)),
     default=Arm.AS_IS.value,
     show_default=True,
@@ -136,7 +136,9 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
     plan = replace(plan, script=settled(plan.script))
     script = plan.script
     if script.dtype is not None and not plan.arm.autocast:
-        raise UsageError(f"--dtype is what autocast casts to, so it needs --arm amp or amp-nocache, not {plan.arm}")
+        raise UsageError(
+            f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {plan.arm}"
+        )
     check_ranks(plan)
     if launches(script):
         launch_ranks(plan)
@@ -189,7 +191,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         )
         # The script may change the directory.
         page, snapshot = (None if output is None else output.absolute() for output in (plan.html, plan.snapshot))
-        run = _Run(
+        run = _RecordedScript(
             plan=plan,
             path=path,
             target=target,
@@ -243,7 +245,7 @@ def _in_words(trouble: BaseException) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
+class _RecordedScript:
     """A script that was recorded, at ``path``."""
 
     plan: Plan

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from ampmem.output.files import claim, remove_empty, sized
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal, claim, remove_empty, sized
 from ampmem.recording import without_journals
 
 SUFFIX = ".html"

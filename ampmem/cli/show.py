@@ -18,7 +18,7 @@ from ampmem.analysis.ranks.merge import Jobs, merge_all
 from ampmem.analysis.ranks.ranks import Ranks, ranks_schema
 from ampmem.analysis.soundness import faults, soundness
 from ampmem.analysis.summary import Summary, summary_schema
-from ampmem.cli.options.schema import schema_option
+from ampmem.cli.options import schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
 from ampmem.reporters.base import Report
@@ -205,7 +205,7 @@ def report_of(path: Path) -> Report:
 def what_ifs(path: Path, settings: Sequence[str]) -> list[tuple[str, WhatIf]]:
     """What each of ``settings`` would change in the recording at ``path``.
 
-    Raises :class:`UsageError` for a setting that is none, and for a recording of another allocator.
+    Raises :class:`UsageError` for an unknown setting, and for a recording of another allocator.
     """
     asked = [parse_settings(_as_configured(setting)) for setting in settings]
     recording = read(path)

@@ -2,20 +2,521 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from ampmem.events import Fact, Phase
-from ampmem.importer.casts import casts_of, copies_in_low_precision, names_in_turn
-from ampmem.importer.claims import Claim, Conclusions, Parameter
-from ampmem.importer.frames import Purpose, Reading
-from ampmem.importer.parameters import new_states, parameters_of
-from ampmem.importer.phases import Course
 from ampmem.importer.replay import ALIVE, BEFORE, TracedBlocks
-from ampmem.importer.trace import Trace
-from ampmem.importer.workspaces import earlier_workspaces, workspace_claims, workspaces_by_size
-from ampmem.names import StateName
+from ampmem.importer.trace import BlockTrace, Course, Purpose, StackReading
+from ampmem.names import CASTS_OPEN, LEFT_OVER, TAKEN_FOR_PARAMETERS, StateName
+from ampmem.units import format_bytes, format_count
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A fact about an allocation; ``seen`` when a frame says it and nothing had to be concluded.
+
+    ``at_death`` says that it was seen when the allocation was freed, not when it was made.
+    """
+
+    allocation: int
+    fact: Fact
+    name: str
+    seen: bool
+    at_death: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A tensor that is taken for a parameter; an update may put a new block in the place of its first one."""
+
+    blocks: tuple[int, ...]
+    name: str
+    bytes: int
+    trained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclusions:
+    """All claims, and the parameters. ``half`` says that half-size casts show the parameters to be float32.
+
+    ``from_forward`` are the allocations from before the trace that a forward has made.
+    """
+
+    claims: tuple[Claim, ...]
+    parameters: tuple[Parameter, ...]
+    notes: tuple[str, ...]
+    half: bool
+    from_forward: frozenset[int]
+
+
+_MOST_STATES: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The parameters, largest first, and the states from before the first update; both as allocations."""
+
+    parameters: tuple[Parameter, ...]
+    states: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidates:
+    """The blocks of one size, the rather a parameter the earlier, but for those ``made`` by an optimizer's own code.
+
+    ``earlier`` are those from before the trace, ``trained`` is how many gradients of the size there are at once.
+    """
+
+    size: int
+    blocks: tuple[int, ...]
+    made: tuple[int, ...]
+    earlier: frozenset[int]
+    count: int
+    trained: int | None
+
+
+def parameters_of(trace: BlockTrace, gradients: Sequence[int], casts: Sequence[int], known: Set[int]) -> Found:
+    """As many blocks of each size as there are gradients of it at once; without gradients, those of a cast's size.
+
+    Of what is ``known`` to be something else, such as workspaces, none is a parameter.
+    """
+    standing = {size: [index for index in blocks if index not in known] for size, blocks in trace.standing.items()}
+    trained = trace.most_at_once(gradients)
+    cast = {2 * size: count for size, count in trace.most_in_a_step(casts).items()}
+    sizes = sorted((size for size in {*trained, *cast} if standing.get(size)), reverse=True)
+    if not sizes:
+        return _without_evidence(trace, standing)
+    heirs = _Heirs(trace)
+    found = [_candidates(trace, heirs, standing[size], size, trained.get(size), cast.get(size, 0)) for size in sizes]
+    states = [index for each in found for index in each.made]
+    copies = 0 if states else _copies_of_each(trace, found)
+    optimized = trace.optimized()
+    parameters: list[Parameter] = []
+    unclear = False
+    for each in found:
+        # Without gradients to count, one that no op cast (an embedding) is told by its size alone.
+        most = len(each.blocks) if each.trained is None else each.trained
+        count = min(max(len(each.blocks) // (1 + copies), 1), most)
+        for number, index in enumerate(each.blocks[:count], start=1):
+            updated = not trained or number <= (each.trained or 0)
+            parameters.append(Parameter(heirs.line(index), _name(each.size, number), each.size, updated))
+        rest = each.blocks[count:]
+        # Without an optimizer, what is as large as the parameters may be a frozen twin.
+        kept = [index for index in rest if index in each.earlier][: count * copies] if optimized else []
+        unclear |= bool(kept)
+        states += {*kept, *(index for index in rest if trace.replaced(trace.allocations[index]))}
+    taken = {*chain.from_iterable(parameter.blocks for parameter in parameters), *states}
+    notes = [*([_which_is_which(copies)] if unclear else []), *_left_over(trace, standing, taken)]
+    return Found(parameters=tuple(parameters), states=tuple(sorted(states)), notes=tuple(notes))
+
+
+def _candidates(
+    trace: BlockTrace, heirs: _Heirs, standing: Sequence[int], size: int, trained: int | None, cast: int
+) -> _Candidates:
+    ordered = sorted(standing, key=lambda index: _doubts(trace, heirs, index))
+    count = trained or cast
+    # What is called "optim" need not be an optimizer: there are as many parameters as gradients.
+    own = max(sum(not trace.made_by_optimizer(trace.allocations[index]) for index in ordered), count)
+    return _Candidates(
+        size=size,
+        blocks=tuple(ordered[:own]),
+        made=tuple(ordered[own:]),
+        earlier=frozenset(index for index in ordered[:own] if trace.step_of(index) < 0),
+        count=count,
+        trained=trained,
+    )
+
+
+def new_states(trace: BlockTrace, parameters: Sequence[Parameter]) -> list[int]:
+    """What an update made and left behind, but for the parameters that it made anew."""
+    taken = set(chain.from_iterable(parameter.blocks for parameter in parameters))
+    return [index for index in _left_by_updates(trace) if index not in taken]
+
+
+def _left_by_updates(trace: BlockTrace) -> list[int]:
+    return [index for index, allocation in trace.born_in(Phase.OPTIMIZER) if trace.leaves(allocation, Phase.OPTIMIZER)]
+
+
+def _doubts(trace: BlockTrace, heirs: _Heirs, index: int) -> tuple[bool, bool, bool, int]:
+    """The smaller, the rather is it a parameter: one is rarely replaced, and then at once by what it is set to."""
+    allocation = trace.allocations[index]
+    replaced = trace.replaced(allocation)
+    return trace.made_by_optimizer(allocation), replaced and heirs.of(index) is None, replaced, index
+
+
+class _Heirs:
+    """Which block an update has put in the place of another.
+
+    ``p.data = new`` frees the old block right where the new one, of the same size, was asked for.
+    """
+
+    def __init__(self, trace: BlockTrace) -> None:
+        self._trace = trace
+        self._born: dict[tuple[int, int], list[int]] = {}
+        for index, allocation in trace.born_in(Phase.OPTIMIZER):
+            self._born.setdefault((trace.step_of(index), allocation.bytes), []).append(index)
+
+    def of(self, index: int) -> int | None:
+        """The heir of an allocation that an update freed."""
+        trace, old = self._trace, self._trace.allocations[index]
+        place = trace.death(old).text
+        born = self._born.get((trace.course.step[old.died], old.bytes), [])
+        for heir in reversed(born[: bisect_left(born, old.died, key=lambda each: trace.allocations[each].born)]):
+            new = trace.allocations[heir]
+            if heir > index and (new.died == ALIVE or new.died >= old.died):
+                return heir if trace.birth(new).text == place else None
+        return None
+
+    def line(self, index: int) -> tuple[int, ...]:
+        """An allocation, its heir, that one's, and so on."""
+        blocks = [index]
+        while self._trace.replaced(self._trace.allocations[blocks[-1]]):
+            heir = self.of(blocks[-1])
+            if heir is None:
+                break
+            blocks.append(heir)
+        return tuple(blocks)
+
+
+def _copies_of_each(trace: BlockTrace, candidates: Sequence[_Candidates]) -> int:
+    """How many blocks from before the trace there are beside each parameter, by what most bytes say.
+
+    None where an update of the trace made as much state as there are parameters.
+    """
+    made = sum(trace.allocations[index].bytes for index in _left_by_updates(trace))
+    if 2 * made >= sum(each.size * each.count for each in candidates):
+        return 0
+    votes: Counter[int] = Counter()
+    for each in candidates:
+        votes[min(max(len(each.earlier) // each.count - 1, 0), _MOST_STATES)] += each.size * each.count
+    return votes.most_common(1)[0][0]
+
+
+def _without_evidence(trace: BlockTrace, standing: Mapping[int, Sequence[int]]) -> Found:
+    """Where there is a forward and no backward and no cast to go by, all that is always there."""
+    phases = set(trace.course.phase)
+    if Phase.FORWARD not in phases or Phase.BACKWARD in phases or not any(standing.values()):
+        note = "nothing in the trace tells the parameters from other blocks: those alive throughout are in other"
+        return Found(parameters=(), states=(), notes=(note,))
+    parameters = tuple(
+        Parameter((index,), _name(size, number), size, True)
+        for size in sorted(standing, reverse=True)
+        for number, index in enumerate(standing[size], start=1)
+    )
+    note = f"the trace has neither gradients nor casts: all {len(parameters)} blocks {TAKEN_FOR_PARAMETERS}"
+    return Found(parameters=parameters, states=(), notes=(note,))
+
+
+def _which_is_which(copies: int) -> str:
+    return (
+        f"the optimizer's state was made before the trace: which {copies + 1} of the equal blocks belong together, "
+        "and which of them is the parameter, is not known; their sums are"
+    )
+
+
+def _left_over(trace: BlockTrace, standing: Mapping[int, Sequence[int]], taken: set[int]) -> list[str]:
+    """Blocks that are always there and that nothing is known of."""
+    left = [
+        index
+        for blocks in standing.values()
+        for index in blocks
+        if index not in taken and not trace.replaced(trace.allocations[index])
+    ]
+    if not left:
+        return []
+    total = format_bytes(sum(trace.allocations[index].bytes for index in left))
+    return [f"{len(left)} blocks of {total} {LEFT_OVER}"]
+
+
+def _name(size: int, number: int) -> str:
+    # Neither a dot nor " of ", which elsewhere part modules and the states of an optimizer from parameters.
+    return f"parameter {size} B #{number}"
+
+
+_CALL: Final = "_call_impl"
+_CONCLUDED: Final = (
+    "blocks of half a parameter's size that forwards make right before an op's result were taken for autocast's copies "
+    "of parameters; copies of other tensors cannot be recognised without C++ frames"
+)
+_SIZES: Final = 2
+_SHARE: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CastBlocks:
+    """The copies of parameters, and of anything else, as allocations."""
+
+    of_parameters: tuple[int, ...]
+    others: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+def copies_in_low_precision(trace: BlockTrace, there: Mapping[int, int]) -> list[int]:
+    """What autocast made for the ops that run in low precision, of whatever.
+
+    Without C++ frames to say so, what sizes show to be copies of parameters, of which ``there`` are so many of a size.
+    """
+    if not trace.native:
+        return _by_their_sizes(trace, there)
+    return [index for index in _made(trace) if trace.birth(trace.allocations[index]).purpose is Purpose.CAST]
+
+
+def _by_their_sizes(trace: BlockTrace, there: Mapping[int, int]) -> list[int]:
+    """The blocks of forward that have half a parameter's size, where it is autocast that makes them.
+
+    Autocast makes one copy of each weight in a pass, and then, for the same line of Python, the result of the op. A
+    size fits where a pass makes no more such blocks than there are parameters, makes them for half of those at least,
+    and each is followed by a result. Activations may do so by chance in one size, but hardly in two, with a quarter of
+    the parameters' bytes. One size is enough where autocast's own code is in the stacks.
+    """
+    on_the_way: list[int] = []
+    results: set[int] = set()
+    for index, allocation in trace.born_in(Phase.FORWARD):
+        if 2 * allocation.bytes in there:
+            if _before_a_result(trace, index):
+                on_the_way.append(index)
+            else:
+                results.add(allocation.bytes)
+    fitting = {
+        size
+        for size, counts in _in_each_pass(trace, on_the_way).items()
+        if size not in results and there[2 * size] <= 2 * max(counts.values()) <= 2 * there[2 * size]
+    }
+    fit = sum(2 * size * there[2 * size] for size in fitting)
+    if len(fitting) < (1 if trace.autocast else _SIZES) or _SHARE * fit < sum(
+        size * count for size, count in there.items()
+    ):
+        return []
+    codes = {_code(trace, index) for index in on_the_way if trace.allocations[index].bytes in fitting}
+    return [index for index in on_the_way if trace.allocations[index].bytes in fitting or _code(trace, index) in codes]
+
+
+def _before_a_result(trace: BlockTrace, index: int) -> bool:
+    """Whether the same line allocates once more, right after this."""
+    after = trace.allocations[index + 1 : index + 2]
+    return bool(after) and after[0].born != BEFORE and _text(trace, index) == trace.birth(after[0]).text != ""
+
+
+def _made(trace: BlockTrace) -> Iterator[int]:
+    """What C++ frames say that autocast made."""
+    for index, allocation in enumerate(trace.allocations):
+        if allocation.born != BEFORE and trace.birth(allocation).purpose in (Purpose.CAST, Purpose.PROMOTION):
+            yield index
+
+
+def casts_of(trace: BlockTrace, low: Sequence[int], there: Mapping[int, int]) -> CastBlocks:
+    """Half-size copies are the parameters' where a pass has no more of a size than ``there`` are parameters.
+
+    Where it has more, something else of that size was cast as well. Then the code counts: code that casts
+    parameters of other sizes casts one in each call.
+    """
+    fitting = [index for index in low if 2 * trace.allocations[index].bytes in there]
+    calls = list(_calls(trace, low))
+    cached = {index for index in fitting if trace.held_by_cache(trace.allocations[index])}
+    counts = _in_each_pass(trace, fitting)
+    over = {size for size in counts if counts[size].most_common(1)[0][1] > there[2 * size]}
+    if _cast_again(trace, calls, counts, over, there):
+        over = set()
+    mine = cached | {index for index in fitting if trace.allocations[index].bytes not in over}
+    notes = [_CONCLUDED] if low and not trace.native else []
+    if over:
+        chosen = cached | _by_their_code(trace, calls, mine, set(fitting) - mine)
+        of_sizes = _in_each_pass(trace, sorted(chosen))
+        for size in sorted(over, reverse=True):
+            counted = of_sizes.get(size, Counter())
+            which, count = counts[size].most_common(1)[0]
+            if any(each > there[2 * size] for each in counted.values()):
+                chosen = {index for index in chosen if trace.allocations[index].bytes != size or index in cached}
+            sure = sum(trace.pass_of(index) == which and trace.allocations[index].bytes == size for index in chosen)
+            notes.append(_over(trace, size, count, there[2 * size], sure))
+        mine |= chosen
+    others = tuple(index for index in _made(trace) if index not in mine)
+    mine.update(_earlier(trace, there))
+    return CastBlocks(of_parameters=tuple(sorted(mine)), others=others, notes=tuple(notes))
+
+
+def _earlier(trace: BlockTrace, there: Mapping[int, int]) -> Iterator[int]:
+    """Copies from before the trace.
+
+    Autocast's cache held them until a region was left, and holds nothing else. Or backward frees them, and makes as
+    many gradients of twice their size in the backward of casts; one of those may lie before the trace, too.
+    """
+    for index, allocation in enumerate(trace.allocations):
+        if allocation.born == BEFORE and 2 * allocation.bytes in there and trace.held_by_cache(allocation):
+            yield index
+    born = Counter(each.bytes for _, each in trace.born_in(Phase.BACKWARD) if trace.birth(each).casting_back)
+    freed: dict[int, list[int]] = defaultdict(list)
+    for index in trace.freed_by_first_backward():
+        freed[2 * trace.allocations[index].bytes].append(index)
+    for size, copies in freed.items():
+        if size in there and size in born and len(copies) <= min(born[size] + 1, there[size]):
+            yield from copies
+
+
+def _in_each_pass(trace: BlockTrace, casts: Sequence[int]) -> dict[int, Counter[int]]:
+    """By size, how many of ``casts`` each pass has made."""
+    counts: dict[int, Counter[int]] = defaultdict(Counter)
+    for index in casts:
+        counts[trace.allocations[index].bytes][trace.pass_of(index)] += 1
+    return counts
+
+
+def _cast_again(
+    trace: BlockTrace,
+    calls: Sequence[Sequence[int]],
+    counts: Mapping[int, Counter[int]],
+    over: set[int],
+    there: Mapping[int, int],
+) -> bool:
+    """Whether a pass casts all parameters as often, as several forwards do, and never two of a size in one call.
+
+    One size alone may be as frequent by chance.
+    """
+    times = {divmod(count, there[2 * size]) for size in over for count in counts[size].values()}
+    if len(over) < 2 or len(times) != 1 or any(rest for _, rest in times):
+        return False
+    return not any(sum(trace.allocations[index].bytes == size for index in call) > 1 for call in calls for size in over)
+
+
+def _by_their_code(
+    trace: BlockTrace, calls: Sequence[Sequence[int]], settled: set[int], candidates: set[int]
+) -> set[int]:
+    """Of the ``candidates``, those that are cast where the ``settled`` copies of parameters are, one in each call."""
+    by_code: dict[str, list[Sequence[int]]] = defaultdict(list)
+    for call in calls:
+        by_code[_code(trace, call[0])].append(call)
+    chosen: set[int] = set()
+    for alike in by_code.values():
+        known = [[index in settled for index in call] for call in alike]
+        parameters = max(map(sum, known))
+        last = sum(flags[-1] for flags in known if any(flags)) * 2 > sum(map(any, known))
+        for call, flags in zip(alike, known, strict=True):
+            left = [index for index in call if index in candidates]
+            count = max(parameters - sum(flags), 0)
+            chosen.update((left[::-1] if last else left)[:count])
+    return chosen
+
+
+def _calls(trace: BlockTrace, low: Sequence[int]) -> Iterator[list[int]]:
+    """The casts of one call of an op: nothing else was allocated between them, and the same code asked."""
+    call: list[int] = []
+    for index in low:
+        if call and not (index == call[-1] + 1 and _text(trace, index) == _text(trace, call[-1])):
+            yield call
+            call = []
+        call.append(index)
+    if call:
+        yield call
+
+
+def _text(trace: BlockTrace, index: int) -> str:
+    return trace.birth(trace.allocations[index]).text
+
+
+def _code(trace: BlockTrace, index: int) -> str:
+    """The innermost module's own lines, which all modules of its class share."""
+    lines: list[str] = []
+    for line in reversed(_text(trace, index).splitlines()):
+        if line.endswith(_CALL):
+            break
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _over(trace: BlockTrace, size: int, count: int, there: int, counted: int) -> str:
+    """What is to be said where a pass has more casts of ``size`` than parameters twice as large."""
+    what, made = ("casts", "cast") if trace.native else ("blocks", "made")
+    told = (
+        f"{format_count(count)} {what} of a pass have half the size of the {format_count(there)} parameters of "
+        f"{format_bytes(2 * size)}, so other tensors of that size were {made} as well: by the code that asked, "
+    )
+    if counted == there:
+        return f"{told}{format_count(counted)} are of parameters"
+    which = f"{format_count(counted)} are" if counted else "none is surely"
+    most = f"{format_count(there)} ({format_bytes(there * size)}), where each parameter is cast once"
+    return f"{told}{which} of parameters; there may be up to {most}; {CASTS_OPEN}"
+
+
+def names_in_turn(
+    trace: BlockTrace, blocks: Sequence[int], names: Mapping[int, Sequence[str]], scale: int
+) -> Iterator[tuple[int, str]]:
+    """Give the blocks of one size the names of the parameters ``scale`` times as large, in turn in each step."""
+    turns: Counter[tuple[int, int]] = Counter()
+    for index in blocks:
+        size = trace.allocations[index].bytes
+        known = names.get(scale * size, ())
+        turn = (trace.step_of(index), size)
+        yield index, known[turns[turn] % len(known)] if known else ""
+        turns[turn] += 1
+
+
+CUBLAS_WORKSPACE: Final = 8_519_680
+"""What cuBLAS asks for by default on GPUs older than sm_90; nothing else happens to have this size."""
+
+LARGE_CUBLAS_WORKSPACE: Final = 33_554_432
+"""What it asks for from sm_90 on; a weight may have this size, too."""
+
+_PRODUCTS: Final = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"})
+
+
+def earlier_workspaces(trace: BlockTrace, gradients: Sequence[int]) -> list[int]:
+    """Those of cuBLAS from before the trace: by a size of their own, or since a product of the trace needs one."""
+    sure = _throughout(trace, CUBLAS_WORKSPACE)
+    if sure:
+        return sure
+    blocks = _throughout(trace, LARGE_CUBLAS_WORKSPACE)
+    # What has a gradient is a parameter.
+    spare = len(blocks) - trace.most_at_once(gradients).get(LARGE_CUBLAS_WORKSPACE, 0)
+    missing = sum(_multiplies_with_an_earlier_one(trace, engine) for engine in (False, True))
+    return blocks[len(blocks) - max(min(spare, missing), 0) :]
+
+
+def workspaces_by_size(trace: BlockTrace) -> list[int]:
+    """Those of cuBLAS that the trace has made without C++ frames to say so: each thread makes one, and keeps it."""
+    if trace.native:
+        return []
+    kept = [index for index, each in enumerate(trace.allocations) if each.born != BEFORE and each.died == ALIVE]
+    sure = [index for index in kept if trace.allocations[index].bytes == CUBLAS_WORKSPACE]
+    if sure or LARGE_CUBLAS_WORKSPACE in trace.standing:
+        return sure
+    large = [index for index in kept if trace.allocations[index].bytes == LARGE_CUBLAS_WORKSPACE]
+    phases = [trace.course.phase[trace.allocations[index].born] for index in large]
+    # More than one in a thread are something else.
+    alone = len(set(phases)) == len(phases) and {*phases} <= {Phase.FORWARD, Phase.BACKWARD}
+    return large if alone else []
+
+
+def workspace_claims(trace: BlockTrace, concluded: Sequence[int]) -> Iterator[Claim]:
+    """Those that a frame names, and the ``concluded`` ones."""
+    for index, allocation in enumerate(trace.allocations):
+        if allocation.born != BEFORE and trace.birth(allocation).purpose is Purpose.WORKSPACE:
+            yield Claim(index, Fact.WORKSPACE, "", True)
+    for index in concluded:
+        yield Claim(index, Fact.WORKSPACE, "", False)
+
+
+def _throughout(trace: BlockTrace, size: int) -> list[int]:
+    return [index for index in trace.standing.get(size, ()) if trace.allocations[index].throughout]
+
+
+def _multiplies_with_an_earlier_one(trace: BlockTrace, engine: bool) -> bool:
+    """Whether a thread multiplies matrices and makes no workspace that stays; each thread has one of its own."""
+    multiplies = False
+    for allocation in trace.allocations:
+        if allocation.born == BEFORE or (trace.course.phase[allocation.born] == Phase.BACKWARD) != engine:
+            continue
+        birth = trace.birth(allocation)
+        if birth.purpose is Purpose.WORKSPACE and allocation.died == ALIVE:
+            return False
+        multiplies |= birth.op in _PRODUCTS
+    return multiplies
+
 
 _STATE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "Adam": ("exp_avg", "exp_avg_sq"),
@@ -24,9 +525,9 @@ _STATE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def conclude(replay: TracedBlocks, readings: Sequence[Reading], course: Course) -> Conclusions:
+def conclude(replay: TracedBlocks, readings: Sequence[StackReading], course: Course) -> Conclusions:
     """Say of every block what can be said of it."""
-    trace = Trace(replay, readings, course)
+    trace = BlockTrace(replay, readings, course)
     made = workspaces_by_size(trace)
     gradients = list(_gradients(trace, frozenset(made)))
     low = copies_in_low_precision(trace, _parameters_there(trace, gradients))
@@ -57,7 +558,7 @@ def conclude(replay: TracedBlocks, readings: Sequence[Reading], course: Course) 
     )
 
 
-def _gradients(trace: Trace, workspaces: Set[int]) -> Iterator[int]:
+def _gradients(trace: BlockTrace, workspaces: Set[int]) -> Iterator[int]:
     """Born in backward, as large as a block that is always there, and left by it; or freed by ``zero_grad``."""
     for index, allocation in enumerate(trace.allocations):
         if allocation.born == BEFORE and allocation.bytes in trace.standing and trace.zeroed(allocation):
@@ -70,12 +571,12 @@ def _gradients(trace: Trace, workspaces: Set[int]) -> Iterator[int]:
             yield index
 
 
-def _parameters_there(trace: Trace, gradients: Sequence[int]) -> Mapping[int, int]:
+def _parameters_there(trace: BlockTrace, gradients: Sequence[int]) -> Mapping[int, int]:
     """How many parameters of each size there may be: as many as gradients, or blocks that are always there."""
     return trace.most_at_once(gradients) or {size: len(blocks) for size, blocks in trace.standing.items()}
 
 
-def _held_by_cache(trace: Trace, copies: Sequence[int]) -> Iterator[int]:
+def _held_by_cache(trace: BlockTrace, copies: Sequence[int]) -> Iterator[int]:
     return (index for index in copies if trace.held_by_cache(trace.allocations[index]))
 
 
@@ -86,14 +587,14 @@ def _names(parameters: Sequence[Parameter]) -> dict[int, list[str]]:
     return names
 
 
-def _gradient_claims(trace: Trace, blocks: Sequence[int], names: Mapping[int, Sequence[str]]) -> Iterator[Claim]:
+def _gradient_claims(trace: BlockTrace, blocks: Sequence[int], names: Mapping[int, Sequence[str]]) -> Iterator[Claim]:
     for index, name in names_in_turn(trace, blocks, names, 1):
         allocation = trace.allocations[index]
         seen = allocation.born != BEFORE and trace.birth(allocation).purpose is Purpose.GRADIENT
         yield Claim(index, Fact.GRADIENT, name, seen)
 
 
-def _state_claims(trace: Trace, states: Sequence[int], names: Mapping[int, Sequence[str]]) -> Iterator[Claim]:
+def _state_claims(trace: BlockTrace, states: Sequence[int], names: Mapping[int, Sequence[str]]) -> Iterator[Claim]:
     """Each parameter gets as many states of its own size as a step makes, in turn; an update may make them anew."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index in states:
@@ -108,7 +609,7 @@ def _state_claims(trace: Trace, states: Sequence[int], names: Mapping[int, Seque
             yield Claim(index, Fact.OPTIMIZER_STATE, str(name), False)
 
 
-def _outputs(trace: Trace, settled: set[int], from_forward: Sequence[int]) -> Iterator[Claim]:
+def _outputs(trace: BlockTrace, settled: set[int], from_forward: Sequence[int]) -> Iterator[Claim]:
     """What forward left behind is what its ops returned; kept for a backward, where the trace ends before one."""
     backward = [at for at, phase in enumerate(trace.course.phase) if phase == Phase.BACKWARD]
     last = backward[-1] if backward else -1
@@ -125,7 +626,7 @@ def _outputs(trace: Trace, settled: set[int], from_forward: Sequence[int]) -> It
             yield Claim(index, Fact.SAVED, "", False)
 
 
-def _earlier_results(trace: Trace, gradients: Sequence[int], low: Sequence[int]) -> list[int]:
+def _earlier_results(trace: BlockTrace, gradients: Sequence[int], low: Sequence[int]) -> list[int]:
     """Blocks from before the trace that are what an earlier forward returned, such as logits that a variable holds.
 
     The trace's own forwards make a block of that size that outlives its backward. The script gives the older one up

@@ -1,25 +1,370 @@
-"""The allocations of a trace with what is known of their birth and their death."""
+"""What the stacks of a trace say of its events: who asked, in which phase and step, and what lived meanwhile."""
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate, pairwise, takewhile
 from typing import Final
 
-from ampmem.allocator.snapshot import ALLOC
+from ampmem.allocator.snapshot import ALLOC, Frame, Span
 from ampmem.events import Phase
-from ampmem.importer.frames import Reading
-from ampmem.importer.phases import Course
 from ampmem.importer.replay import ALIVE, BEFORE, Allocation, TracedBlocks
+
+
+class CallSite(Enum):
+    """Where in a training script a stack is; what else a script does has no place."""
+
+    DATA = Phase.DATA
+    FORWARD = Phase.FORWARD
+    BACKWARD = Phase.BACKWARD
+    OPTIMIZER = Phase.OPTIMIZER
+    BETWEEN = Phase.BETWEEN
+
+    @property
+    def phase(self) -> Phase:
+        """The phase that such a stack belongs to."""
+        phase: Phase = self.value
+        return phase
+
+
+class Purpose(Enum):
+    """What memory is for, where a C++ function's name alone says so."""
+
+    CAST = "a copy in low precision that autocast makes"
+    PROMOTION = "a copy in full precision that autocast makes"
+    WORKSPACE = "a workspace of a library"
+    REDUCTION = "scratch of a reduction"
+    GRADIENT = "a gradient"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackReading:
+    """One stack, read. ``text`` has its Python frames as ``file:line function``, outermost first.
+
+    ``op`` is the torch op that asked (``aten::bmm``), ``implementation`` how the optimizer runs, where it is
+    one of torch's, and ``optimizing`` whether the innermost Python code is an optimizer's. ``leaving_autocast`` says
+    that a region of autocast is being left, ``autocast`` that code of autocast called it, which does not say whether
+    autocast was on, ``scaling`` that a GradScaler asked, ``known`` that there is a stack at all, ``native`` that it has
+    C++ frames, ``casting_back`` that it is the backward of a cast. ``multiplies`` is the type in which cuBLAS
+    multiplies matrices (``bfloat16``), where a name says so.
+    """
+
+    place: CallSite | None
+    purpose: Purpose | None
+    op: str
+    text: str
+    zeroing: bool
+    optimizing: bool
+    leaving_autocast: bool
+    autocast: bool
+    scaling: bool
+    multiplies: str
+    casting_back: bool
+    implementation: str
+    known: bool
+    native: bool
+
+
+_PYTHON: Final = (".py", ">")
+_MAX_LINES: Final = 64
+_MAX_NAME: Final = 300
+_MAX_OP: Final = 100
+
+_MODULE_CALLS: Final = frozenset({"_call_impl", "_wrapped_call_impl"})
+_PURPOSES: Final = (
+    ("getNewWorkspace", Purpose.WORKSPACE),
+    ("getCUDABlasLtWorkspace", Purpose.WORKSPACE),
+    ("AccumulateGrad::", Purpose.GRADIENT),
+    ("gpu_reduce_kernel", Purpose.REDUCTION),
+)
+_ASKS_FOR_A_WORKSPACE: Final = ("run_conv_plan", "run_fused_conv", "raw_cudnn_convolution", "gemm_and_bias")
+"""Functions that ask for a workspace of cuDNN or cuBLASLt by themselves; tensors are asked for through an op."""
+_CACHED_CAST: Final = "at::autocast::cached_cast"
+_POLICY: Final = re.compile(r"\(at::autocast::CastPolicy\)([1-9])")
+"""The policies of autocast but for the first, which is that of ops that run in low precision."""
+_ENGINE: Final = "torch::autograd::Engine::"
+_IMPLEMENTATIONS: Final = (("_multi_tensor_", "foreach"), ("_fused_", "fused"), ("_single_tensor_", "for-loop"))
+
+_AUTOCAST: Final = "torch/amp/autocast_mode.py"
+_CAST_BACKWARD: Final = "::ToCopyBackward"
+_SCALER: Final = "/amp/grad_scaler.py"
+_TYPES: Final = {"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
+_PRODUCT: Final = re.compile(r"\bat::cuda::blas::\w*gemm\w*<(float|double|c10::BFloat16|c10::Half)\b")
+
+_OP: Final = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)")
+# An overload is joined to its op by an underscore; these are those that are no part of a name.
+_OVERLOAD: Final = re.compile(
+    r"_(?:[A-Z]\w*|dim(?:_\w+)?|out|int|names|memory_format|source|self|dtype(?:_\w+)?|correction(?:_\w+)?|device|"
+    r"other|default|start(?:_\w+)?|using_ints)$"
+)
+_MAKERS: Final = frozenset(
+    {"empty", "empty_strided", "resize", "resize_", "empty_like", "new_empty", "new_empty_strided"}
+)
+"""Ops that only fetch memory for another op, which is the one to name."""
+
+
+def read_stack(stack: tuple[Frame, ...]) -> StackReading:
+    """Read a stack, innermost frame first."""
+    names = [frame.name for frame in stack]
+    python = [frame for frame in stack if frame.filename.endswith(_PYTHON)]
+    purpose = _purpose(names)
+    op = _op(names)
+    if purpose is Purpose.REDUCTION:
+        op = f"{op} (scratch)" if op else op
+    return StackReading(
+        place=_place(names, python),
+        purpose=purpose,
+        op=op,
+        text="\n".join(reversed([_line(frame) for frame in python[:_MAX_LINES]])),
+        zeroing=any(frame.name == "zero_grad" for frame in python),
+        optimizing=bool(python) and "optim" in python[0].filename.lower(),
+        leaving_autocast=bool(python) and _leaves_autocast(python[0]),
+        autocast=any(frame.filename.endswith(_AUTOCAST) for frame in python),
+        scaling=any(frame.filename.endswith(_SCALER) for frame in python),
+        multiplies=next((_TYPES[match[1]] for match in map(_PRODUCT.search, names) if match), ""),
+        casting_back=any(_CAST_BACKWARD in name for name in names),
+        implementation=next(
+            (word for mark, word in _IMPLEMENTATIONS if any(frame.name.startswith(mark) for frame in python)), ""
+        ),
+        known=bool(stack),
+        native=len(python) < len(stack),
+    )
+
+
+def _line(frame: Frame) -> str:
+    return f"{frame.filename[-_MAX_NAME:]}:{frame.line} {frame.name[:_MAX_NAME]}"
+
+
+def _purpose(names: list[str]) -> Purpose | None:
+    own = takewhile(lambda name: _OP.search(name) is None, names)
+    if any(mark in name for name in own for mark in _ASKS_FOR_A_WORKSPACE):
+        return Purpose.WORKSPACE
+    if any(_CACHED_CAST in name for name in names):
+        return Purpose.PROMOTION if any(_POLICY.search(name) for name in names) else Purpose.CAST
+    return next((purpose for mark, purpose in _PURPOSES if any(mark in name for name in names)), None)
+
+
+def _op(names: list[str]) -> str:
+    """The innermost op that does more than fetch memory; what autocast copies is a copy whoever needs it."""
+    found = ""
+    for name in names:
+        match = _OP.search(name)
+        if match is None:
+            continue
+        op = _OVERLOAD.sub("", match[1][:_MAX_OP])
+        if op not in _MAKERS:
+            return f"aten::{op}"
+        found = found or f"aten::{op}"
+    return found
+
+
+def _place(names: list[str], python: list[Frame]) -> CallSite | None:
+    """The engine runs on a thread of its own, so it is asked for first; then the outermost layers of a step."""
+    if any(_ENGINE in name for name in names):
+        return CallSite.BACKWARD
+    if any(frame.name == "zero_grad" for frame in python):
+        return CallSite.BETWEEN
+    for applies, place in _PLACES:
+        if any(applies(frame) for frame in python):
+            return place
+    return None
+
+
+def _steps(frame: Frame) -> bool:
+    if frame.filename.endswith("torch/optim/optimizer.py"):
+        return frame.name in ("wrapper", "profile_hook_step", "_use_grad")
+    return frame.name == "step" and "optim" in frame.filename.lower() and "lr_scheduler" not in frame.filename
+
+
+def _leaves_autocast(frame: Frame) -> bool:
+    return frame.name == "__exit__" and frame.filename.endswith(_AUTOCAST)
+
+
+def _goes_back(frame: Frame) -> bool:
+    engine = frame.filename.endswith(("torch/_tensor.py", "torch/autograd/__init__.py"))
+    return engine and frame.name in ("backward", "grad")
+
+
+def _calls_module(frame: Frame) -> bool:
+    return frame.name == "forward" or (
+        frame.name in _MODULE_CALLS and frame.filename.endswith("torch/nn/modules/module.py")
+    )
+
+
+def _loads(frame: Frame) -> bool:
+    return "torch/utils/data/" in frame.filename
+
+
+_PLACES: Final = (
+    (_steps, CallSite.OPTIMIZER),
+    (_goes_back, CallSite.BACKWARD),
+    (_calls_module, CallSite.FORWARD),
+    (_loads, CallSite.DATA),
+)
+
+
+_STEP: Final = "Optimizer.step#"
+_LONGEST_NAME: Final = 100
+_AFTER: Final = {Phase.BACKWARD: Phase.BETWEEN, Phase.OPTIMIZER: Phase.BETWEEN, Phase.DATA: Phase.BETWEEN}
+"""What a script that is in none of the places does after it was in one; a loss is computed after forward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """From ``start_ns`` until the next one the script was in ``phase`` of ``step``."""
+
+    start_ns: int
+    phase: Phase
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpan:
+    """A step; the last one of a trace may have ended without an ``update``."""
+
+    index: int
+    start_ns: int
+    end_ns: int
+    update: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """``phase`` and ``step`` have one entry per event of the replay."""
+
+    phase: tuple[Phase, ...]
+    step: tuple[int, ...]
+    stretches: tuple[Stretch, ...]
+    steps: tuple[StepSpan, ...]
+    optimizer_names: tuple[str, ...]
+
+
+def course_of(replay: TracedBlocks, readings: Sequence[StackReading], spans: Sequence[Span]) -> Course:
+    """Follow the script through the trace."""
+    updates = [span for span in spans if span.name.startswith(_STEP)]
+    phases = _phases(replay, readings, updates)
+    stretches = _with_updates(_stretches(replay, phases), updates, replay)
+    start = replay.events[0].time_ns if replay.events else 0
+    end = replay.events[-1].time_ns + 1 if replay.events else 1
+    steps = _step_spans(stretches, start, end)
+    ends = [step.end_ns for step in steps]
+    return Course(
+        phase=tuple(phases),
+        step=tuple(_step_at(ends, event.time_ns) for event in replay.events),
+        stretches=tuple(Stretch(start_ns=at, phase=phase, step=_step_at(ends, at)) for at, phase in stretches),
+        steps=steps,
+        optimizer_names=tuple(dict.fromkeys(_class_of(span) for span in updates)),
+    )
+
+
+def _class_of(span: Span) -> str:
+    """``AdamW`` for ``Optimizer.step#AdamW.step``."""
+    return span.name.removeprefix(_STEP).removesuffix(".step")[:_LONGEST_NAME]
+
+
+def _phases(replay: TracedBlocks, readings: Sequence[StackReading], updates: Sequence[Span]) -> list[Phase]:
+    """One phase per event. Frees often have no stack, and then go with what is before them.
+
+    The engine's thread has no Python frames: where other events have them, an alloc without any is its.
+    """
+    traced = any(readings[event.stack].text for event in replay.events)
+    now = Phase.BETWEEN
+    found: list[Phase] = []
+    pending = iter(updates)
+    update = next(pending, None)
+    for event in replay.events:
+        reading = readings[event.stack]
+        while update is not None and update.end_ns < event.time_ns:
+            update = next(pending, None)
+        if reading.place is CallSite.BACKWARD:
+            now = Phase.BACKWARD
+        elif update is not None and update.start_ns <= event.time_ns:
+            now = Phase.OPTIMIZER
+        elif reading.place is not None:
+            now = reading.place.phase
+        elif reading.known and (reading.text or not traced):
+            now = _AFTER.get(now, now)
+        elif event.action == ALLOC and traced:
+            now = Phase.BACKWARD
+        found.append(now)
+    return found
+
+
+def _stretches(replay: TracedBlocks, phases: Sequence[Phase]) -> list[tuple[int, Phase]]:
+    stretches: list[tuple[int, Phase]] = []
+    before = 0
+    for event, phase in zip(replay.events, phases, strict=True):
+        if not stretches or stretches[-1][1] != phase:
+            # An update is over right after what it did last, before anything else is freed.
+            updated = bool(stretches) and stretches[-1][1] == Phase.OPTIMIZER
+            stretches.append((min(before + 1, event.time_ns) if updated else event.time_ns, phase))
+        before = event.time_ns
+    return stretches
+
+
+def _with_updates(
+    stretches: list[tuple[int, Phase]], updates: Sequence[Span], replay: TracedBlocks
+) -> list[tuple[int, Phase]]:
+    """An update that allocates nothing has left no event, but the profiler has named its time."""
+    if not replay.events:
+        return stretches
+    last = replay.events[-1].time_ns
+    first = replay.events[0].time_ns
+    for span in updates:
+        if not first <= span.start_ns <= last or any(
+            phase == Phase.OPTIMIZER and span.start_ns <= at <= span.end_ns for at, phase in stretches
+        ):
+            continue
+        before = [phase for at, phase in stretches if at <= span.start_ns]
+        inside = [(at, phase) for at, phase in stretches if span.start_ns < at <= span.end_ns]
+        if not inside:
+            after = _AFTER.get(before[-1], before[-1]) if before else Phase.BETWEEN
+            stretches = sorted([*stretches, (span.start_ns, Phase.OPTIMIZER), (span.end_ns + 1, after)])
+    return stretches
+
+
+def _step_spans(stretches: Sequence[tuple[int, Phase]], start: int, end: int) -> tuple[StepSpan, ...]:
+    """A step ends with the last update before work starts anew; what follows the last update is one more."""
+    ends: list[int] = []
+    updated = False
+    for index, (_, phase) in enumerate(stretches):
+        if phase in (Phase.FORWARD, Phase.DATA, Phase.BACKWARD):
+            updated = False
+        elif phase == Phase.OPTIMIZER:
+            after = stretches[index + 1][0] if index + 1 < len(stretches) else end
+            if updated:
+                ends[-1] = after
+            else:
+                ends.append(after)
+            updated = True
+    bounds = [start, *ends]
+    steps = [
+        StepSpan(index=index, start_ns=bounds[index], end_ns=bounds[index + 1], update=True)
+        for index in range(len(ends))
+    ]
+    working = (Phase.FORWARD, Phase.BACKWARD)
+    if not steps or any(at >= bounds[-1] and phase in working for at, phase in stretches):
+        steps.append(StepSpan(index=len(steps), start_ns=bounds[-1], end_ns=max(end, bounds[-1] + 1), update=False))
+    return tuple(steps)
+
+
+def _step_at(ends: Sequence[int], instant_ns: int) -> int:
+    """The step that ``instant_ns`` is in; what follows the last step belongs to one that is not there."""
+    return bisect_right(ends, instant_ns)
+
 
 _WORK: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
-class Trace:
+class BlockTrace:
     """What the rules look at."""
 
-    def __init__(self, replay: TracedBlocks, readings: Sequence[Reading], course: Course) -> None:
+    def __init__(self, replay: TracedBlocks, readings: Sequence[StackReading], course: Course) -> None:
         self.allocations = replay.allocations
         self.course = course
         self._replay = replay
@@ -49,11 +394,11 @@ class Trace:
             if allocation.born != BEFORE and self.course.phase[allocation.born] == phase:
                 yield index, allocation
 
-    def birth(self, allocation: Allocation) -> Reading:
+    def birth(self, allocation: Allocation) -> StackReading:
         """The stack that asked for it."""
         return self._readings[self._replay.events[allocation.born].stack]
 
-    def death(self, allocation: Allocation) -> Reading:
+    def death(self, allocation: Allocation) -> StackReading:
         """The stack that freed it."""
         return self._readings[self._replay.events[allocation.died].stack]
 

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ampmem.errors import UsageError
-from ampmem.integrations.training.few_steps import Wanted, going_on
-from ampmem.integrations.training.loggers import Logger, logger_of, loggers_of
-from ampmem.integrations.training.loops import few_steps_of_loop
+from ampmem.integrations.loggers import Logger, logger_of, loggers_of
+from ampmem.integrations.training import Wanted, few_steps_of_loop, going_on
 
 try:
     from accelerate.tracking import GeneralTracker
 except ImportError as error:
-    raise UsageError("accelerate is not there: pip install 'ampmem[accelerate]'") from error
+    raise UsageError("the package accelerate is not installed: pip install accelerate") from error
 
 
 @contextmanager
@@ -61,7 +60,7 @@ class AmpmemTracker(GeneralTracker):  # type: ignore[misc]
     accelerate begins trackers on the main process alone: of many ranks only that one is recorded.
 
     Raises:
-        UsageError: ``log_to`` has something that is no logger, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
     """
 
     name = "ampmem"

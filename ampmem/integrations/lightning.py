@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ampmem.errors import UsageError
-from ampmem.integrations.training.callback import FewStepsCallback
-from ampmem.integrations.training.few_steps import Recorded, going_on
-from ampmem.integrations.training.loggers import keep_in_wandb
-from ampmem.integrations.training.loops import tell
+from ampmem.integrations.loggers import keep_in_wandb
+from ampmem.integrations.training import FewStepsCallback, Recorded, going_on, tell
 
 _HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
@@ -26,7 +24,7 @@ def _callbacks() -> tuple[type, ...]:
             return (import_module(name).Callback,)
         except ImportError:
             continue
-    raise UsageError("lightning is not there: pip install 'ampmem[lightning]'")
+    raise UsageError("the package lightning is not installed: pip install lightning")
 
 
 class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
@@ -36,8 +34,10 @@ class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
     steps pass first, then ``steps`` are recorded; ``log_to`` are loggers beside the Trainer's own, as for
     :func:`ampmem.log_to`.
 
+    ``page``, ``stacks`` and ``device`` are those of :func:`ampmem.log_to`.
+
     Raises:
-        UsageError: ``log_to`` has something that is no logger, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
     """
 
     def _start_over(self) -> None:

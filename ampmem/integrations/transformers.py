@@ -11,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ampmem.errors import UsageError
-from ampmem.integrations.training.callback import FewStepsCallback
-from ampmem.integrations.training.few_steps import Recorded, going_on
-from ampmem.integrations.training.loggers import keep_in_wandb
-from ampmem.integrations.training.loops import tell
+from ampmem.integrations.loggers import keep_in_wandb
+from ampmem.integrations.training import FewStepsCallback, Recorded, going_on, tell
 from ampmem.patching import Undo, patch
 
 try:
     from transformers import Trainer, TrainerCallback
     from transformers.integrations import get_reporting_integration_callbacks
 except ImportError as error:
-    raise UsageError("transformers is not there: pip install 'ampmem[transformers]'") from error
+    raise UsageError("the package transformers is not installed: pip install transformers accelerate") from error
 
 
 class AmpmemCallback(FewStepsCallback, TrainerCallback):  # type: ignore[misc]
@@ -30,8 +28,10 @@ class AmpmemCallback(FewStepsCallback, TrainerCallback):  # type: ignore[misc]
     The recording and the page go to ``output_dir``. ``skip`` steps pass first, then ``steps`` are recorded;
     ``log_to`` are loggers beside the Trainer's own, as for :func:`ampmem.log_to`.
 
+    ``page``, ``stacks`` and ``device`` are those of :func:`ampmem.log_to`.
+
     Raises:
-        UsageError: ``log_to`` has something that is no logger, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
     """
 
     def _start_over(self) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from ampmem.allocator.gpus import gpu_to_simulate
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal
 from ampmem.recorder.process.active import check_none
 from ampmem.recorder.sources.choose import meant_device
 from ampmem.recorder.sources.simulated import SimulatedSource

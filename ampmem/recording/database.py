@@ -40,7 +40,7 @@ from ampmem.events import (
     SegmentColumns,
     StepRecord,
 )
-from ampmem.output.files import being_written
+from ampmem.output import being_written
 from ampmem.recording.bounds import MOST_ROWS
 
 FORMAT_VERSION = 3

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampmem.output.files import half_written, lock_file
+from ampmem.output import half_written, lock_file
 from ampmem.recording.database import SUFFIX
 
 _CLAIM = "the recording of a rank begins here: "

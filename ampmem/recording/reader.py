@@ -34,7 +34,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord, failure_in
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
-from ampmem.output.files import being_written
+from ampmem.output import being_written
 from ampmem.recording.bounds import DIMENSIONS, INT64, ITEMS, MOST, NAME, STATE, TEXT, check, integers_of
 from ampmem.recording.database import ENDED, MESH, ROWS, SUFFIX, UNCOUNTED, Database, is_written_here, opened
 from ampmem.recording.rank_files import claimed_for

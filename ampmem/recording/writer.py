@@ -43,7 +43,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord
 from ampmem.names import NOT_ENDED
-from ampmem.output.files import half_written, lock_file, lock_output, remove_empty
+from ampmem.output import half_written, lock_file, lock_output, remove_empty
 from ampmem.recording.database import (
     COLUMN_TABLES,
     ENDED,

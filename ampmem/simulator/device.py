@@ -21,7 +21,7 @@ from ampmem.allocator.settings import Settings, parse_settings, settings_of_envi
 from ampmem.errors import UsageError
 from ampmem.events import Action, PredictionRecord
 from ampmem.names import warning
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal
 from ampmem.simulator.memory.order import Reached, StreamOrder
 from ampmem.simulator.memory.peaks import Highest, Peaks, prediction
 from ampmem.simulator.private.general import running_node

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal
 from ampmem.own_code import script_line
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice

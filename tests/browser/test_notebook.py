@@ -13,7 +13,7 @@ from pages import WAIT_MS, wait_until
 from story import long_run
 
 import ampmem
-from ampmem.integrations.notebook.output import bundle
+from ampmem.integrations.notebook.recorded import framed_bundle
 from ampmem.reporters.html.notebook.frame import frame
 
 pytestmark = pytest.mark.browser
@@ -34,7 +34,7 @@ def host(request: pytest.FixtureRequest, browser: Any, tmp_path_factory: pytest.
     folder = tmp_path_factory.mktemp("host")
     path = write_recording(folder / "a.ampmem", long_run(steps=2))
     recording = ampmem.load(path)
-    shown = bundle(["All 2 steps of In [1] were recorded."], [path], recording._repr_mimebundle_())
+    shown = framed_bundle(["All 2 steps of In [1] were recorded."], [path], recording._repr_mimebundle_())
     table = small_run().recording()._repr_mimebundle_()
     page = folder / "host.html"
     dark = "background: #111; color: #eee" if request.param == "dark" else ""

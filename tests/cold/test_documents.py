@@ -50,17 +50,17 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
     ),
     "ampmem fit --gpu 24GiB train.py --vary --batch-size=1:512": NotAsItStands(
         why="minutes for all precisions and the curve; here one precision and no curve",
-        instead="ampmem fit --gpu 24GiB --arms amp --points 0 train.py --vary --batch-size=1:512",
+        instead="ampmem fit --gpu 24GiB --precision amp --points 0 train.py --vary --batch-size=1:512",
     ),
     "ampmem fit --gpu h100 train.py --vary --batch-size=1:512": NotAsItStands(
         why="minutes for all precisions and the curve; here one precision and no curve",
-        instead="ampmem fit --gpu h100 --arms as-is --points 0 train.py --vary --batch-size=1:64",
+        instead="ampmem fit --gpu h100 --precision as-is --points 0 train.py --vary --batch-size=1:64",
     ),
     "ampmem compare --nproc-per-node 2 train.py": NotAsItStands(
         why=_TIMES, instead="ampmem compare --no-times --nproc-per-node 2 train.py"
     ),
-    "ampmem compare --arms fp32,amp --dtype fp16 -o run train.py": NotAsItStands(
-        why=_TIMES, instead="ampmem compare --no-times --arms fp32,amp --dtype fp16 -o run train.py"
+    "ampmem compare --precision fp32,amp --dtype fp16 -o run train.py": NotAsItStands(
+        why=_TIMES, instead="ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py"
     ),
     "ampmem check --device sim --gpu h100 train.py": NotAsItStands(
         why="it shows what is said of a misspelled table, and ends with 1",
@@ -92,12 +92,14 @@ MENTIONS: Mapping[str, tuple[str, str]] = {
 }
 """What a reader adds to a command that a sentence names without its files: options before, files behind."""
 
+_OUT_OF_MEMORY = "ampmem profile --device sim --gpu 1GiB -m ampmem.workloads.gpt --device cuda --batch-size 24"
 EXITS: Mapping[str, tuple[int, str]] = {
+    _OUT_OF_MEMORY: (1, ""),
     "pytest --ampmem": (1, "1 failed, 3 passed"),
     "pytest --ampmem-baseline memory --ampmem-update": (1, "1 failed, 3 passed"),
     "pytest --ampmem-baseline memory": (1, "growth 256.0 KiB in each step"),
 }
-"""Commands that are not to end with 0: one test of the page is to fail. Their exit code, and what they print."""
+"""Commands that are not to end with 0, since a script or a test is to fail. Their exit code, and what they print."""
 
 BARE = frozenset(
     {
@@ -312,7 +314,14 @@ def check(done: subprocess.CompletedProcess[str], what: str, expected: tuple[int
     code, text = expected
     assert done.returncode == code, printed
     assert text in done.stdout, printed
-    assert "Traceback (most recent call last)" not in done.stderr, printed
+    assert code or "Traceback (most recent call last)" not in done.stderr, printed
+
+
+def transcript_of(page: str, line: str) -> list[str]:
+    """What ``page`` shows below ``$ line``; ``…`` stands for lines that it leaves out."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = (block.text.partition(f"$ {line}\n")[2] for block in blocks(text) if not block.language)
+    return [shown for each in found for shown in each.splitlines() if shown not in ("", "…")]
 
 
 @pytest.mark.parametrize("command", list(tried()), ids=str)
@@ -328,6 +337,9 @@ def test_commands_of_the_pages(cold: Cold, tmp_path: Path, command: Tried) -> No
             cold.run(tmp_path, f"{command.line} --ampmem-update", extras=extras_for("pytest"))
     done = cold.run(tmp_path, command.line, extras=extras_for(command.line), ready=not is_bare(command.line))
     check(done, command.line, EXITS.get(command.line, (0, "")))
+    if command.page == "README.md":
+        printed = {each.rstrip() for each in (done.stdout + done.stderr).splitlines()}
+        assert [shown for shown in transcript_of(command.page, command.line) if shown not in printed] == []
     if not command.line.startswith("eval"):
         assert done.stdout or done.stderr
     missing = [

@@ -56,6 +56,10 @@ OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         ({"assume": 3}, "assume must be a list of strings such as 'nonzero=0.5', not 3"),
         ({"assume": [3]}, "assume must be a list of strings such as 'nonzero=0.5', not list"),
         ({"assume": ["nonzero=2"]}, "assume=nonzero=2: it takes a fraction of the elements, from 0 to 1, such as "),
+        ({"precision": "half"}, "unknown precision 'half'; there are as-is, fp32, amp, amp-nocache"),
+        ({"precision": "amp", "dtype": "fp8"}, "unknown dtype 'fp8'; there are bf16, fp16"),
+        ({"dtype": "fp16"}, "dtype is what autocast casts to, so it needs precision='amp' or 'amp-nocache', not as-is"),
+        ({"seed": "0"}, "seed must be a whole number, not '0'"),
         ({"output": 7}, "output must be a path, not 7"),
         ({"output": "x" * 300}, f"output cannot be the name of a file (File name too long): '{'x' * 40}'"),
         ({"output": "a\0b"}, "output cannot be the name of a file ("),
@@ -97,6 +101,19 @@ def test_a_profile_makes_one_recording_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"exists already; give another name with path=, or force=True"):
         prof.report(prof.path)
     assert len(prof.summary().steps) == 1
+
+
+def test_a_profile_forces_a_precision_and_seeds_as_the_command_does() -> None:
+    drawn, types = set(), set()
+    for _ in range(2):
+        with ampmem.profile(MODEL, precision="amp", dtype="bf16", seed=3) as prof:
+            drawn.add(torch.rand(1).item())
+            result = MODEL(torch.ones(1, 2))
+            types.add(result.dtype)
+            result.sum().backward()
+            prof.step()
+    arm = prof.recording().arm
+    assert (arm.name, arm.dtype, types, len(drawn)) == ("amp", "bfloat16", {torch.bfloat16}, 1)
 
 
 def test_a_profile_is_taken_where_a_recording_is() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import click
 import pytest
 from documents import PAGES, ROOT, code_in, commands, name_of, prose_of
 
+from ampmem import __all__ as public_names
+from ampmem import __version__, errors
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.cli.main import SUBCOMMANDS, group
 
@@ -82,7 +86,12 @@ def test_the_checks_find_what_is_wrong(tmp_path: Path) -> None:
     page.write_text("# A title\n[a](#a-title) [b](#b) [c](nowhere.md) [d](https://example.org)\n")
     assert list(broken_links(page)) == ["#b: there is no such heading", "nowhere.md: there is no such file"]
     assert refused("ampmem profile --steps 3 train.py --batch-size 8  # a remark") is None
-    for wrong in ("ampmem prof x.py", "ampmem show --no-such x", "ampmem profile --arm half x.py", "ampmem report -o"):
+    for wrong in (
+        "ampmem prof x.py",
+        "ampmem show --no-such x",
+        "ampmem profile --precision half x.py",
+        "ampmem report -o",
+    ):
         assert refused(wrong)
 
 
@@ -130,6 +139,25 @@ def test_every_document_is_reached_from_the_readme() -> None:
 def test_nothing_is_left_to_be_filled_in() -> None:
     gaps = {page.name: re.findall(r"\b[A-Z]{5,}$", prose_of(page.read_text()), re.MULTILINE) for page in PAGES}
     assert {name: words for name, words in gaps.items() if words} == {}
+
+
+def test_the_page_of_the_python_api_is_as_the_docstrings_are() -> None:
+    done = subprocess.run([sys.executable, "docs/make_api.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_the_page_of_the_python_api_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    missing = [name for name in public_names if f"`ampmem.{name}" not in text]
+    assert missing == ["__version__"]
+    undocumented = [name for name in vars(errors) if name[0].isupper() and f"| `{name}` |" not in text]
+    assert undocumented == []
+
+
+def test_a_version_that_is_not_released_says_so() -> None:
+    newest = re.findall(r"^## \[?([\w.]+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[0]
+    assert (".dev" in __version__) == (newest == "Unreleased")
+    assert newest in ("Unreleased", __version__)
 
 
 def test_the_readme_is_short() -> None:

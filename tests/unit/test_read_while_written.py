@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from build import RUN, as_batches, described, small_run, write
 
+from ampmem import output as files
 from ampmem.analysis.summary import require_training
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import Recording
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
-from ampmem.output import files
 from ampmem.recording import RecordingWriter, database, job_of, read
 from ampmem.recording import writer as writing
 

@@ -51,7 +51,7 @@ from ampmem.analysis.modules import ROOT
 from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Category
 from ampmem.names import CUDNN_TRIALS
-from ampmem.output.shown import Shown
+from ampmem.output import Shown
 from ampmem.recording import rank_of
 from ampmem.units import format_bytes, format_peak
 from ampmem.version import __version__

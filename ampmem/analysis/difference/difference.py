@@ -19,7 +19,7 @@ from ampmem.analysis.summary import PLACES, PeakPlace, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column
-from ampmem.output.shown import Shown
+from ampmem.output import Shown
 from ampmem.units import format_peak
 from ampmem.vocabulary import Arm, SourceKind
 

@@ -15,7 +15,7 @@ from ampmem.analysis.summary import ArmSummary, DeviceSummary, Optimizer, WholeP
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName
 from ampmem.events import MeshAxis
-from ampmem.output.shown import Shown
+from ampmem.output import Shown
 from ampmem.units import format_peak
 from ampmem.vocabulary import SourceKind
 

@@ -18,7 +18,7 @@ from ampmem.analysis.timeline.classify import Classes
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Lifetimes, clock
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.events import Column, EventColumns, Fact, ParameterRecord, Phase, Recording, StepRecord
-from ampmem.output.shown import Shown
+from ampmem.output import Shown
 from ampmem.vocabulary import Communication
 
 PHASES: tuple[str, ...] = tuple(phase.name.lower() for phase in Phase)

@@ -1,26 +1,240 @@
-"""What the commands share that run a script in child processes: the arms, and each child's arguments."""
+"""Runs ``ampmem profile`` in fresh processes and follows them, for the commands that compare, fit and check."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryFile
+from threading import Lock
+from types import TracebackType
+from typing import IO, Self
+
 import click
 
-from ampmem.cli.options.shared import ScriptOptions
-from ampmem.cli.processes.launch import Ended
+from ampmem.cli.options import ScriptOptions
+from ampmem.cli.processes.messages import Inbox, StepEnded
 from ampmem.errors import UsageError
+from ampmem.failure import FailureKind, FailureRecord
+from ampmem.output import Terminal, printable
+from ampmem.recorder.script import STDIN, standard_input
+from ampmem.reporters.text.common.plain_text import shorten
 from ampmem.vocabulary import Arm
+
+
+class ProgressLine:
+    """On a terminal one line that changes, gone at the end, below lines that stay; elsewhere these alone.
+
+    Runs may be followed by threads.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = Terminal(sys.stderr)
+        self._lock = Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.now("")
+
+    def now(self, text: str) -> None:
+        """What is being done."""
+        with self._lock:
+            self._terminal.replace(shorten(text, shutil.get_terminal_size().columns - 1))
+
+    def stay(self, text: str, left: str = "", *, tail: Sequence[str] = ()) -> None:
+        """A line that stays, and below it the last lines that a child printed.
+
+        What is ``left`` to do is said with it where there is no line that changes.
+        """
+        said = text if self._terminal.is_screen() else text + left
+        lines = [
+            *self._terminal.broken(printable(said)),
+            *(f"    {shorten(line.expandtabs(), len(line) * 8)}" for line in tail),
+        ]
+        with self._lock:
+            self._terminal.replace("")
+            self._terminal.show("\n".join(lines))
+
+
+class TimeLeft:
+    """How far ``count`` runs have got that are made one after the other, and when they will have been made.
+
+    That goes by the runs before: each is of the same script. ``clock`` gives seconds.
+    """
+
+    def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._count = count
+        self._clock = clock
+        self._taken: list[float] = []
+        self._begun = 0.0
+
+    def begin(self) -> str:
+        """The next run starts: ``2 of 3``."""
+        self._begun = self._clock()
+        return f"{len(self._taken) + 1} of {self._count}"
+
+    def end(self) -> None:
+        """It has ended."""
+        self._taken.append(self._clock() - self._begun)
+        self._begun = self._clock()
+
+    def left(self) -> str:
+        """``, about 40 s left``; empty before a run has ended, and where less than a second seems to be left."""
+        if not self._taken:
+            return ""
+        each = sum(self._taken) / len(self._taken)
+        running = min(each, self._clock() - self._begun)
+        seconds = each * (self._count - len(self._taken)) - running
+        if seconds < 1:
+            return ""
+        return f", about {seconds / 60:.0f} min left" if seconds >= 90 else f", about {seconds:.0f} s left"
+
+
+LINES = 10
+"""How many of the last lines of a child's output are kept for people to read."""
+
+_ROOT = str(Path(__file__).absolute().parents[3])
+_LONGEST = 2000
+_TAIL_BYTES = 65536
+_POLL_S = 0.1
+"""How often a child's messages are looked at."""
+
+# Not ``-m ampmem``: that puts the current directory first on the path, where a user's ``random.py`` or
+# ``click.py`` would be imported for the standard library's or click's. The first entry is what the
+# recorder replaces by the script's own directory (but where Python adds none); nothing can be in /dev/null.
+_START = f"""
+import sys
+root, safe = sys.argv.pop(1), sys.flags.safe_path
+sys.path[: not safe] = [root] if root not in sys.path else [{os.devnull!r}] * (not safe)
+from ampmem.cli.main import main
+main()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildEnd:
+    """How a child ended.
+
+    ``code`` is its exit code, negative for the signal that killed it; ``said`` is what it gave as the reason of its
+    failure, if it came to that; ``tail`` are the last :data:`LINES` lines that were printed, standard output first.
+    """
+
+    code: int
+    said: FailureRecord | None
+    tail: tuple[str, ...]
+
+    @property
+    def failure(self) -> str | None:
+        """What went wrong, in one line: ``RuntimeError: out of memory``, ``killed by SIGKILL``, ``exit code 3``."""
+        if self.code == 0:
+            return None
+        if self.code < 0:
+            return f"killed by {_signal_name(-self.code)}"
+        if self.said is None or self.said.kind is FailureKind.EXITED:
+            return f"exit code {self.code}"
+        return self.said.traceback_line[:_LONGEST]
+
+
+def run_child(
+    arguments: Sequence[str],
+    on_step: Callable[[StepEnded], None] = lambda ended: None,
+    on_start: Callable[[subprocess.Popen[bytes]], None] = lambda child: None,
+) -> ChildEnd:
+    """Run ``ampmem profile`` with ``arguments`` and wait for it; ``on_step`` is told of each step that ends.
+
+    ``on_start`` is given the process, so that another thread can end it.
+    The child reads nothing but a script from standard input, and hashes as every other child does. Ctrl-C reaches it
+    too, as it is in the same process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C
+    kills it.
+    """
+    with (
+        TemporaryFile() as given,
+        TemporaryFile() as output,
+        TemporaryFile() as errors,
+        NamedTemporaryFile(prefix="ampmem-") as messages,
+        Inbox(Path(messages.name)) as inbox,
+    ):
+        if "--" in arguments and arguments[arguments.index("--") + 1] == STDIN:
+            given.write(standard_input())
+            given.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-c", _START, _ROOT, "profile", "--report-to", messages.name, *arguments],
+            env={"PYTHONHASHSEED": "0"} | os.environ,
+            stdin=given,
+            stdout=output,
+            stderr=errors,
+        )
+        on_start(child)
+        _wait(child, inbox, on_step)
+        tail = (*_last_lines(output), *_last_lines(errors))[-LINES:]
+        return ChildEnd(code=child.returncode, said=inbox.failure, tail=tail)
+
+
+def worker_command(script: str, arguments: Sequence[str]) -> list[str]:
+    """What runs ``ampmem profile`` with ``arguments`` in a process of a launcher's, as torchrun would run ``script``.
+
+    In its messages torchrun calls a process by the first argument that is not an option.
+    """
+    start = f"import sys\ndel sys.argv[1]{_START}"
+    return [sys.executable, "-u", f"-c{start}", script, _ROOT, "profile", *arguments]
+
+
+def _wait(child: subprocess.Popen[bytes], inbox: Inbox, on_step: Callable[[StepEnded], None]) -> None:
+    """Wait for ``child``, and pass on what it says meanwhile."""
+    try:
+        while child.returncode is None:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_POLL_S)
+            for ended in inbox.steps():
+                with suppress(OSError):  # a terminal that is gone is no reason to stop
+                    on_step(ended)
+    except KeyboardInterrupt:
+        try:
+            child.wait()
+        except KeyboardInterrupt:
+            child.kill()
+            child.wait()
+        raise
+
+
+def _last_lines(output: IO[bytes]) -> list[str]:
+    """The end of what the child wrote to ``output``."""
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - _TAIL_BYTES))
+    lines = output.read().decode("utf-8", errors="replace").splitlines()
+    return [line.rstrip()[:_LONGEST] for line in lines if line.strip()][-LINES:]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
 
 USAGE = 2
 """The exit code of a command line that was used wrongly."""
 
 
 def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
-    """The arms that ``--arms`` lists. Raises :class:`UsageError`, also for a ``dtype`` that none of them uses."""
+    """The precisions that ``--precision`` lists. Raises :class:`UsageError`, also for a ``dtype`` that none uses."""
     names = tuple(name.strip() for name in text.split(","))
     for i, name in enumerate(names):
         if name not in tuple(Arm):
-            raise UsageError(f"--arms: unknown precision {name!r}; there are {', '.join(Arm)}")
+            raise UsageError(f"--precision: unknown precision {name!r}; there are {', '.join(Arm)}")
         if name in names[:i]:
-            raise UsageError(f"--arms: {name} is there twice")
+            raise UsageError(f"--precision: {name} is there twice")
     arms = tuple(map(Arm, names))
     if dtype is not None and not any(arm.autocast for arm in arms):
         raise UsageError(f"--dtype is what autocast casts to, so it needs amp or amp-nocache, not {text}")
@@ -29,7 +243,7 @@ def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
 
 def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *options: str) -> list[str]:
     """The arguments of ``ampmem profile`` that run ``script`` in ``arm``; ``options`` are further ones."""
-    arguments = [*options, "--arm", arm, "--steps", str(script.steps), "--skip", str(script.skip)]
+    arguments = [*options, "--precision", arm, "--steps", str(script.steps), "--skip", str(script.skip)]
     if seed is not None:
         arguments += ["--seed", str(seed)]
     if script.nproc_per_node is not None:
@@ -57,13 +271,13 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *option
     return [*arguments, "--", script.script_or_module, *script.arguments]
 
 
-def misplaced(script: ScriptOptions, ended: Ended) -> str:
+def misplaced(script: ScriptOptions, ended: ChildEnd) -> str:
     """As :func:`misplaced_option` says it of a child that ended with 2; the last line that it printed is the reason."""
     return misplaced_option(script, ended.tail[-1]) if ended.code == USAGE and ended.tail else ""
 
 
 def misplaced_option(script: ScriptOptions, reason: str) -> str:
-    """``; --arms is an option of ampmem's: write it before train.py``, where the script ended for not knowing it.
+    """``; --precision is an option of ampmem's: write it before train.py``, where the script ended for not knowing it.
 
     ``reason`` is why the script ended, in its own words: they name an option of the command that is running, and which
     is among the script's arguments. Empty where that is not so.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class ScriptEnd:
     """How a run of the script ended.
 
     ``failure`` is what ended the script, unless that was its end or our stop. ``trouble`` is what ampmem itself has
@@ -45,7 +45,7 @@ def run_script(
     audience: Audience,
     greeting: str,
     on_end: Callable[[], None] = lambda: None,
-) -> Ended:
+) -> ScriptEnd:
     """Run the script under ``session``, which is started before and closed after it, come what may.
 
     ``greeting`` is said once all is in place, ``on_end`` called where the script has ended well. Raises what keeps the
@@ -70,14 +70,14 @@ def run_script(
     except BaseException as trouble:
         if not started:
             raise
-        ended = Ended(failure=_told(failure), trouble=trouble)
+        ended = ScriptEnd(failure=_told(failure), trouble=trouble)
     else:
-        ended = Ended(failure=_told(failure))
+        ended = ScriptEnd(failure=_told(failure))
     return ended
 
 
 def run_plainly(target: Target, arguments: tuple[str, ...]) -> BaseException | None:
-    """Run what is no script to record, such as a launcher; what is to end the process, as :func:`end_as` does it."""
+    """Run a script that is not recorded, such as a launcher; what is to end the process, as :func:`end_as` does it."""
     main = script.prepare(target, arguments)
     try:
         script.execute(target.code, main)

@@ -1,4 +1,4 @@
-"""What ``ampmem profile`` says of itself: to a person, or as lines of JSON in a file to the ampmem that started it."""
+"""Whom ``ampmem profile`` speaks to: a person, a rank's terminal, or a file of JSON lines that ampmem itself reads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
+import click
+
+from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.failure import FailureKind, FailureRecord
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal
+from ampmem.recorder.ranks.environment import Launched
 
 # Taken now: a script may put others in their place.
 _open, _write, _close, _dumps = os.open, os.write, os.close, json.dumps
@@ -149,3 +153,38 @@ class Inbox:
             else:
                 failure = message["failure"]
                 self.failure = FailureRecord(**failure | {"kind": FailureKind(failure["kind"])})
+
+
+class OfRank(Person):
+    """Standard error, for one rank: rank 0 speaks as a process alone does, the others complain only."""
+
+    def __init__(self, launched: Launched) -> None:
+        super().__init__()
+        self._launched = launched
+
+    def say(self, message: str) -> None:
+        """A line of its own, if this is rank 0."""
+        if self._launched.place.rank == 0:
+            super().say(message)
+
+    def complain(self, message: str) -> None:
+        """A line of its own, which says whose it is."""
+        super().say(f"rank {self._launched.place.rank}: {message}")
+
+    def show(self, text: str) -> None:
+        """Nothing: so many tables would be in each other."""
+
+    def failed(self, failure: FailureRecord) -> None:
+        """Nothing: a person has the traceback, or the complaint."""
+
+    def refused(self, error: AmpmemError) -> None:
+        """Why this rank is not recorded: what all ranks were told wrongly, the first of each machine says."""
+        if not isinstance(error, UsageError):
+            self.complain(str(error))
+        elif self._launched.place.rank == self._launched.here[0]:
+            Person.say(self, str(error))
+
+
+def exit_of_rank(error: AmpmemError) -> click.exceptions.Exit:
+    """How a rank ends: one that had nothing to show has a script that ended well, and must not end the others'."""
+    return click.exceptions.Exit(0 if isinstance(error, NothingRecorded) else error.exit_code)

@@ -1,24 +1,171 @@
-"""What the command line of ``ampmem profile`` asks for."""
+"""What the command line of ``ampmem profile`` asks for, and the names of the files that it records to.
+
+All ranks of a job record under one name, each with its own rank in it, and find it without asking each other: a rank
+claims the name of its own file alone. It takes the first number at which a file of its job is there already, or no file
+of the machine's ranks at all. One rank of a machine after the other looks and claims, since the folder is locked
+meanwhile; so two ranks of a job cannot take different numbers, nor two jobs the same.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampmem.cli.options.assume import assumed_data
-from ampmem.cli.options.shared import ScriptOptions, simulated_gpu
-from ampmem.cli.processes.rank_names import place_rank
+from ampmem.cli.options import ScriptOptions, assumed_data, simulated_gpu
+from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
-from ampmem.output.files import claim
+from ampmem.output import check_output, claim, lock_file
 from ampmem.recorder.ranks.environment import Launched
-from ampmem.recording import SUFFIX, rank_file, rank_of
+from ampmem.recording import (
+    SUFFIX,
+    claimed_for,
+    job_of,
+    make_claim,
+    rank_file,
+    rank_of,
+    rank_pattern,
+    remove_claim,
+    remove_left_over,
+)
 from ampmem.vocabulary import Arm
 
 if TYPE_CHECKING:
     from ampmem.recorder.options import Options
     from ampmem.simulator.start import Simulation
+
+_PATIENCE_S = 30.0
+"""How long a rank waits for those that look for their names before it; each takes milliseconds."""
+
+
+def place_rank(job: Callable[[int], Path], launched: Launched, *, numbered: bool, force: bool) -> tuple[Path, str]:
+    """The file of this rank, and a line that says so; it is there from now on, unless ``force`` is to replace it."""
+    place = launched.place
+    if force:
+        own, number = rank_file(job(1), place.rank, place.world_size), 1
+    else:
+        own, number = claim_rank(job, launched, only=not numbered)
+    first = rank_file(job(1), place.rank, place.world_size)
+    taken = f"; {first} exists already (--force replaces it)" if number > 1 else ""
+    return own, f"recording to {own}{taken}"
+
+
+def all_ranks(own: Path, world_size: int) -> str:
+    """What a shell takes for the files of all ranks, where ``own`` is one."""
+    found = rank_of(own)
+    return rank_pattern(own if found is None else found.job, world_size)
+
+
+def beside(own: Path, launched: Launched) -> str:
+    """How to look at the recordings of this job, ``own`` among them; empty where no other is seen from here."""
+    found, size = rank_of(own), launched.place.world_size
+    if found is None:
+        return ""
+    names = [rank_file(found.job, rank, size) for rank in launched.here]
+    count = sum(name == own or (name.exists() and job_of(name) == launched.place.job) for name in names)
+    if count < 2:
+        return ""
+    whose = "all ranks" if count == size else f"{count} of {size} ranks"
+    return f"; the files of {whose}: ampmem show {all_ranks(own, size)}"
+
+
+def tell_name(file: Path, name: Path) -> None:
+    """Tell whoever reads ``file`` that a rank records to ``name``."""
+    line = json.dumps(str(name.absolute())) + "\n"
+    with suppress(OSError), file.open("a", encoding="utf-8") as stream:
+        stream.write(line)
+
+
+def names_in(file: Path) -> list[Path]:
+    """Where ranks record that were told to ``file``, in their order; what they had taken and not begun is removed."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    found = {Path(json.loads(line)) for line in lines}
+    for path in found:
+        remove_claim(path)
+    names = [_near(path) for path in found]
+    return sorted(names, key=lambda name: (0 if (rank := rank_of(name)) is None else rank.rank, name))
+
+
+def _near(path: Path) -> Path:
+    """``path`` as it is named from here."""
+    with suppress(OSError, ValueError):
+        return path.relative_to(Path.cwd())
+    return path
+
+
+def left(names: Sequence[Path]) -> list[str]:
+    """What is left of the ranks that recorded to ``names``, and how to look at it."""
+    there = [name for name in names if name.exists()]
+    lines = [f"{name} is not there: that rank left no recording" for name in names if name not in there]
+    found = rank_of(there[0]) if there else None
+    if found is not None:
+        lines.append(f"{len(there)} of {len(names)} ranks: ampmem show {all_ranks(there[0], found.world_size)}")
+    return lines
+
+
+def claim_rank(job: Callable[[int], Path], launched: Launched, *, only: bool = False) -> tuple[Path, int]:
+    """The file of this rank, which is there from now on, and its number, which is the same for all ranks.
+
+    ``job`` gives for each number from 1 on what a process alone would write; ``only`` the first will do. Raises
+    :class:`UsageError` when that is taken, and when a file cannot be made.
+    """
+    place = launched.place
+    with _alone_in(job(1).absolute().parent):
+        for number in count(1):
+            names = [rank_file(job(number), rank, place.world_size) for rank in launched.here]
+            own = rank_file(job(number), place.rank, place.world_size)
+            check_output(own, force=True)
+            try:
+                taken = _take(names, own, place.job)
+            except OSError as error:
+                raise UsageError(f"cannot write {own}: {error.strerror}") from error
+            if taken:
+                return own, number
+            if only:
+                there = next((name for name in names if name.exists()), own)
+                raise UsageError(f"{there} exists already; give another name with -o, or --force to replace it")
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """No other rank looks for its name in ``folder`` meanwhile; where folders cannot be locked, one may."""
+    descriptor = None
+    with suppress(OSError):  # of a folder that is not there, more is said where the file is made
+        descriptor = os.open(folder, os.O_RDONLY)
+        lock_file(descriptor, wait_s=_PATIENCE_S)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _take(names: Sequence[Path], own: Path, job: str) -> bool:
+    """Claim ``own``, unless one of ``names`` is another job's alone, or this rank has recorded there already.
+
+    Claims whose ranks are dead keep nobody from the names: they are removed.
+    """
+    ours = bool(job) and any(_job_in(name) == job for name in names if name.exists())
+    for name in names:
+        remove_left_over(name)
+    if not ours and any(name.exists() for name in names):
+        return False
+    return make_claim(own, job)
+
+
+def _job_in(path: Path) -> str:
+    """The job whose file is at ``path``, claimed or recorded; empty where none is known."""
+    return claimed_for(path) or job_of(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,3 +267,30 @@ class Plan:
             place=place or self.place_known,
             assume=script.assume,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """What a spawned process is told: the command line, the name of what is run, and a ``folder`` to talk through."""
+
+    plan: Plan
+    title: str
+    job: str
+    folder: Path
+    directory: Path
+    """Where the recordings are written; the script may change its own."""
+
+    @property
+    def names(self) -> Path:
+        """The file in which each rank says where it records."""
+        return self.folder / "names"
+
+    @property
+    def joining(self) -> Path:
+        """There while the script's own process waits for the ends of those that it spawned, and for nothing else."""
+        return self.folder / "joining"
+
+    @property
+    def stopped(self) -> Path:
+        """There once ranks were stopped."""
+        return self.folder / "stopped"

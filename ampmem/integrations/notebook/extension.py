@@ -8,11 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.integrations.notebook.cell import RecordedCell
-from ampmem.integrations.notebook.compared import Notebook, compare_cell
-from ampmem.integrations.notebook.options import CellOptions, help_text, parse
+from ampmem.integrations.notebook.recorded import CellOptions, Notebook, RecordedCell, compare_cell, help_text, parse
 from ampmem.integrations.notebook.shell import Shell, display, usage_error
-from ampmem.output.shown import Bundle
+from ampmem.output import Bundle
 
 MAGIC = "ampmem"
 LAST = "_ampmem"
@@ -73,7 +71,7 @@ class Extension:
             return lines
         if options.compare:
             return lines
-        # These are no recording, so the cell is not to run; nor would IPython have them without one.
+        # These record nothing, so the cell is not to run; nor would IPython have them without one.
         return [f"%ampmem{found[1]}", *([] if options.help or options.last else lines[1:])]
 
     # In a terminal a cell magic goes on until an empty line: whether it is whole is to be asked of the cell as written.
@@ -89,7 +87,7 @@ class Extension:
     def cell_magic(self, line: str, code: str) -> None:
         """Record the steps of this cell, or compare it in every precision; ``%%ampmem --help`` says how."""
         try:
-            self._compare(parse(line), code)  # what is no comparison does not come here, unless it is wrong
+            self._compare(parse(line), code)  # only a comparison comes here, unless it is wrong
         except AmpmemError as error:
             raise usage_error(str(error)) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ampmem.output.shown import Bundle
+from ampmem.output import Bundle
 
 
 class Events(Protocol):

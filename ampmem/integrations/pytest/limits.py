@@ -1,4 +1,4 @@
-"""What the marks of a test say."""
+"""What the marks of a test say; read when tests are collected, so apart from what records and judges them."""
 
 from __future__ import annotations
 

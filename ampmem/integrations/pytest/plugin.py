@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from ampmem.integrations.pytest.baselines import Baselines
+    from ampmem.integrations.pytest.judging import Baselines, BlockRow, Judgement, Recorder
     from ampmem.integrations.pytest.limits import Limits
-    from ampmem.integrations.pytest.recorder import Recorder
-    from ampmem.integrations.pytest.verdict import Judgement, Row
 
 FIXTURE = "ampmem"
 MARK = "ampmem"
@@ -43,7 +41,7 @@ _recorder: pytest.StashKey[Recorder] = pytest.StashKey()
 _over: pytest.StashKey[bool] = pytest.StashKey()
 _failed: pytest.StashKey[bool] = pytest.StashKey()
 _baselines: pytest.StashKey[Baselines | None] = pytest.StashKey()
-_rows: pytest.StashKey[list[Row]] = pytest.StashKey()
+_rows: pytest.StashKey[list[BlockRow]] = pytest.StashKey()
 _reports: pytest.StashKey[_Reports] = pytest.StashKey()
 
 
@@ -84,7 +82,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _open(folder: Path, allow: str, *, update: bool) -> Baselines:
     from ampmem.errors import UsageError
-    from ampmem.integrations.pytest.baselines import Baselines
+    from ampmem.integrations.pytest.judging import Baselines
 
     try:
         return Baselines(folder.absolute(), named=folder, allow=allow, update=update)
@@ -153,8 +151,8 @@ def _refuse_mixed_up(item: pytest.Function, names: set[str]) -> None:
 @pytest.fixture(name=FIXTURE)
 def _recorder_of(request: pytest.FixtureRequest) -> Iterator[Recorder]:
     """Records a block of the test: ``with ampmem.profile(model) as prof: ...``, then ``prof.summary()``."""
+    from ampmem.integrations.pytest.judging import Recorder
     from ampmem.integrations.pytest.limits import NO_LIMITS
-    from ampmem.integrations.pytest.recorder import Recorder
 
     recorder = request.node.stash[_recorder] = Recorder(request.node.stash.get(_limits, NO_LIMITS))
     yield recorder
@@ -186,7 +184,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     if _limits not in item.stash or FIXTURE in getattr(item, "fixturenames", ()):
         return (yield)
     from ampmem.errors import UsageError
-    from ampmem.integrations.pytest.recorder import Recorder
+    from ampmem.integrations.pytest.judging import Recorder
 
     recorder = item.stash[_recorder] = Recorder(item.stash[_limits])
     block, why = None, ""
@@ -227,7 +225,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def _judged(item: pytest.Item, *, failed: bool = False) -> list[Judgement]:
     """What came of the blocks. A test that ``failed`` by itself may have made less: its baseline is left alone."""
-    from ampmem.integrations.pytest.verdict import judge
+    from ampmem.integrations.pytest.judging import judge
 
     baselines, width = None if failed else item.config.stash[_baselines], _width(item.config)
     return judge(item.nodeid, str(item.path), item.stash[_recorder], baselines, width, failed=failed)
@@ -253,7 +251,7 @@ class _Reports:
     """What came with the reports of this process, and of xdist's workers: by test, the last run of each."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, list[Row]] = {}
+        self.rows: dict[str, list[BlockRow]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take it."""
@@ -268,7 +266,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     wanted, baselines = config.getoption("--ampmem"), config.stash[_baselines]
     if not (wanted or baselines):
         return
-    from ampmem.integrations.pytest.report import lines
+    from ampmem.integrations.pytest.judging import lines
 
     terminalreporter.write_sep("=", "memory")
     for line in lines(rows, baselines, _width(config), all_tests=wanted):

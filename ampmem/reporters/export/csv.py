@@ -17,7 +17,7 @@ from ampmem.analysis.ops import user_frame
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Phase
-from ampmem.output.files import open_output
+from ampmem.output import open_output
 
 HEADER = (
     "born_ns",

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES
-from ampmem.output.files import open_output
+from ampmem.output import open_output
 from ampmem.reporters.html.palette import FILLS, label
 from ampmem.reporters.html.stream.reduce import extreme_positions
 

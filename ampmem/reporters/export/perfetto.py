@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.events import Column, Phase
-from ampmem.output.files import open_output
+from ampmem.output import open_output
 from ampmem.reporters.export.protobuf import field, key, message, varints, width_of
 
 _Series: TypeAlias = "dict[str, Column]"

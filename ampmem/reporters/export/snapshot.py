@@ -25,7 +25,7 @@ from ampmem.analysis.layers import SegmentMap, SegmentPiece, address_map, segmen
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Action, Column, SegmentAction
-from ampmem.output.files import open_output
+from ampmem.output import open_output
 from ampmem.recording import pack
 from ampmem.reporters.export.pickling import Item, Once, PickleWriter
 

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal
 from ampmem.reporters.text.common.plain_text import shorten
 
 PATIENCE_S = 1.0

@@ -13,7 +13,7 @@ from ampmem.analysis.difference.difference import Difference
 from ampmem.analysis.difference.sides import Side
 from ampmem.analysis.ranks.jobs import are_ranks, read_runs
 from ampmem.errors import UsageError
-from ampmem.output.files import check_output, open_output
+from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
 from ampmem.reporters.html.columns import column
 from ampmem.reporters.html.data import RunView

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ampmem.output.terminal import printable
+from ampmem.output import printable
 from ampmem.reporters.text.common.layout import Layout
 
 

@@ -13,7 +13,7 @@ from ampmem.analysis.parameters import Parameters
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import layers, of_all_layers, shape_text
-from ampmem.output.terminal import printable
+from ampmem.output import printable
 from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.common.shortage import asked, asked_by, device, free_blocks, lacking, left, to_come

@@ -15,7 +15,7 @@ from ready_python import ready_python
 from torch import nn
 
 import ampmem
-from ampmem.integrations.pytest import plugin, report, verdict  # noqa: F401 - an inner run forgets what it imports
+from ampmem.integrations.pytest import judging, plugin  # noqa: F401 - an inner run forgets what it imports
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from failures import ended, in_backward, in_forward, oom_at
 from ampmem.allocator.oom import Reason
 from ampmem.analysis.out_of_memory import FailedRequest, ToCome
 from ampmem.analysis.summary import Summary, summarize
-from ampmem.cli.options.vary import varied_arguments
+from ampmem.cli.fit import varied_arguments
 from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording
 from ampmem.reporters.html.views.run import headlines
 from ampmem.reporters.text.common.layout import Layout

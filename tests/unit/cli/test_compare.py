@@ -10,19 +10,19 @@ import pytest
 from build import ARM, small_run, write
 from command_line import ampmem_here
 
-from ampmem.cli.processes.launch import Ended
+from ampmem.cli.processes.children import ChildEnd
 from ampmem.cli.processes.messages import StepEnded
 from ampmem.units import format_bytes
 
-FAILED = Ended(code=3, said=None, tail=("its last line",))
+FAILED = ChildEnd(code=3, said=None, tail=("its last line",))
 
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a script; what ``ampmem compare`` starts there only writes a recording, or fails for ``amp``."""
 
-    def run(arguments: Sequence[str], on_step: Callable[[StepEnded], None]) -> Ended:
-        path, arm = Path(arguments[arguments.index("-o") + 1]), arguments[arguments.index("--arm") + 1]
+    def run(arguments: Sequence[str], on_step: Callable[[StepEnded], None]) -> ChildEnd:
+        path, arm = Path(arguments[arguments.index("-o") + 1]), arguments[arguments.index("--precision") + 1]
         if path.exists():  # it was claimed, for this run to replace
             assert path.read_bytes() == b"" and "--force" in arguments
         if arm == "amp":
@@ -30,9 +30,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.unlink(missing_ok=True)
         write(path, replace(small_run().recording(), arm=replace(ARM, name=arm)))
         on_step(StepEnded(done=1, wanted=1))
-        return Ended(code=0, said=None, tail=())
+        return ChildEnd(code=0, said=None, tail=())
 
-    monkeypatch.setattr("ampmem.cli.processes.launch.run", run)
+    monkeypatch.setattr("ampmem.cli.compare.run_child", run)
     (tmp_path / "train.py").write_text("raise AssertionError('it ran')")
     return tmp_path
 
@@ -71,11 +71,11 @@ def test_a_run_that_fails_leaves_no_empty_recording(here: Path) -> None:
 
 
 def test_an_interrupted_comparison_leaves_no_empty_recording(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> Ended:
+    def interrupted(*_: object) -> ChildEnd:
         assert names(here) == {"train.fp32.ampmem", "train.amp.ampmem"}
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ampmem.cli.processes.launch.run", interrupted)
+    monkeypatch.setattr("ampmem.cli.compare.run_child", interrupted)
     code, said = compare(here, "--arms", "fp32,amp")
     assert (code, said) == (130, ["ampmem: recordings that are there: none", "ampmem: interrupted"])
     assert names(here) == set()
@@ -99,8 +99,8 @@ def test_an_interrupted_comparison_leaves_no_empty_recording(here: Path, monkeyp
 def test_an_option_of_ampmems_among_the_scripts_is_told(
     here: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: int, last: str, hint: str | None
 ) -> None:
-    ended = Ended(code=code, said=None, tail=("usage: train.py [--seed SEED]", last))
-    monkeypatch.setattr("ampmem.cli.processes.launch.run", lambda *_: ended)
+    ended = ChildEnd(code=code, said=None, tail=("usage: train.py [--seed SEED]", last))
+    monkeypatch.setattr(f"ampmem.cli.{command.partition(' ')[0]}.run_child", lambda *_: ended)
     _, _, said = ampmem_here(here, *command.split())
     (first,) = said.splitlines()[:1]
     assert f"failed: exit code {code}" in first

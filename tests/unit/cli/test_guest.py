@@ -12,7 +12,7 @@ from typing import cast
 import click
 import pytest
 
-from ampmem.cli.processes.guest import Ended, run_script, usage_error
+from ampmem.cli.processes.guest import ScriptEnd, run_script, usage_error
 from ampmem.cli.processes.messages import StepEnded
 from ampmem.errors import UsageError
 from ampmem.failure import FailureRecord
@@ -74,7 +74,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         vars(sys).pop(name, None)
 
 
-def run(folder: Path, source: str, recorder: Recorder) -> Ended:
+def run(folder: Path, source: str, recorder: Recorder) -> ScriptEnd:
     script = folder / "script.py"
     script.write_text(source)
     return run_script(find_script(str(script)), (), cast(Session, recorder), Stopper(), recorder, "recording")
@@ -103,7 +103,7 @@ def test_a_script_that_ends_well_has_no_failure_whatever_ampmem_meets(tmp_path: 
 
 def test_nothing_happens_to_a_run_without_trouble(tmp_path: Path) -> None:
     recorder = Recorder("nowhere", Boom())
-    assert run(tmp_path, "pass", recorder) == Ended(failure=None)
+    assert run(tmp_path, "pass", recorder) == ScriptEnd(failure=None)
     assert recorder.calls == ["start", "say", "close"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampmem.cli.processes.launch import Ended
+from ampmem.cli.processes.children import ChildEnd
 from ampmem.cli.processes.messages import Inbox, Parent, Person, StepEnded
 from ampmem.failure import FailureKind, FailureRecord, failure_of
 
@@ -33,7 +33,7 @@ OUT_OF_MEMORY = FailureRecord(kind=FailureKind.RAISED, error="torch.OutOfMemoryE
     ],
 )
 def test_a_childs_end_in_one_line(code: int, said: FailureRecord | None, failure: str | None) -> None:
-    assert Ended(code=code, said=said, tail=()).failure == failure
+    assert ChildEnd(code=code, said=said, tail=()).failure == failure
 
 
 def test_what_a_child_says_is_read_as_it_comes(tmp_path: Path) -> None:

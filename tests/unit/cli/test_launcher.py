@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 
 from command_line import refused
 
-from ampmem.cli.ranks.launcher import TORCHRUN, CommandLine, split
+from ampmem.cli.processes.launcher import TORCHRUN, CommandLine, split
 from ampmem.errors import UsageError
 
 

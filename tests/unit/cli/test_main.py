@@ -15,27 +15,33 @@ from command_line import ampmem_here, refused
 
 from ampmem import __all__ as public_names
 from ampmem import __version__
-from ampmem.cli.main import LazyGroup, group, main
+from ampmem.cli.main import SUBCOMMANDS, LazyGroup, group, main
 from ampmem.errors import AmpmemError, RecordingError, UsageError
-
-SUBCOMMANDS = (
-    "profile",
-    "compare",
-    "fit",
-    "check",
-    "show",
-    "diff",
-    "report",
-    "model",
-    "import",
-    "export",
-    "completion",
-)
 
 
 def ampmem(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ampmem", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "older"),
+    [
+        ("profile", "amp", ["--arm"]),
+        ("check", "amp", ["--arm"]),
+        ("compare", "fp32,amp", ["--arm", "--arms"]),
+        ("fit", "fp32,amp", ["--arm", "--arms"]),
+    ],
+)
+def test_every_command_calls_it_precision_and_takes_the_older_names(name: str, given: str, older: list[str]) -> None:
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    option = next(param for param in command.params if "--precision" in param.opts)
+    assert option.opts == ["--precision", *older]
+    for each in option.opts:
+        found, *_ = command.make_parser(click.Context(command)).parse_args([each, given, "train.py"])
+        assert found[option.name] == given
+    assert "--arm" not in (command.help or "")
 
 
 def test_help_lists_the_subcommands(tmp_path: Path) -> None:

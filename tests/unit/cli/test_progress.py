@@ -6,7 +6,7 @@ from io import StringIO
 
 import pytest
 
-from ampmem.cli.processes.progress import Course, Progress
+from ampmem.cli.processes.children import ProgressLine, TimeLeft
 
 
 class Screen(StringIO):
@@ -18,7 +18,7 @@ class Screen(StringIO):
 
 def show(stream: StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr("sys.stderr", stream)
-    with pytest.raises(KeyboardInterrupt), Progress() as progress:
+    with pytest.raises(KeyboardInterrupt), ProgressLine() as progress:
         progress.now("1 of 2: starting")
         progress.stay("1 of 2: failed", ", about 9 s left", tail=["why\tit\x1b did", "twice"])
         progress.now("2 of 2: starting\x07")
@@ -39,7 +39,7 @@ def test_a_line_that_changes_is_no_longer_than_the_terminal_is_wide(monkeypatch:
     monkeypatch.setenv("COLUMNS", "40")
     screen = Screen()
     monkeypatch.setattr("sys.stderr", screen)
-    with Progress() as progress:
+    with ProgressLine() as progress:
         progress.now("x" * 100)
     (line,) = filter(None, screen.getvalue().split("\r\x1b[K"))
     assert len(line) == 39
@@ -47,7 +47,7 @@ def test_a_line_that_changes_is_no_longer_than_the_terminal_is_wide(monkeypatch:
 
 def test_what_is_left_goes_by_the_runs_before() -> None:
     now = [100.0]
-    course = Course(3, clock=lambda: now[0])
+    course = TimeLeft(3, clock=lambda: now[0])
     assert (course.begin(), course.left()) == ("1 of 3", "")
     now[0] += 60
     assert course.left() == ""  # of the first run nobody knows how long it takes

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from build import RUN, small_run, write
 
-from ampmem.cli.processes.rank_names import beside, claim_rank, left, names_in, place_rank, tell_name
+from ampmem.cli.processes.plan import beside, claim_rank, left, names_in, place_rank, tell_name
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
 from ampmem.recorder.ranks.environment import Launched

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from ampmem.cli.processes import rank_names
-from ampmem.cli.processes.rank_names import claim_rank
+from ampmem import output as files
+from ampmem.cli.processes import plan as rank_names
+from ampmem.cli.processes.plan import claim_rank
 from ampmem.events import PlaceRecord
-from ampmem.output import files
 from ampmem.recorder.ranks.environment import Launched
 from ampmem.recording import rank_files
 from ampmem.recording.rank_files import claimed_for, lock_of_claim, rank_of, remove_claim

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.cli.ranks.spawned import may_spawn
+from ampmem.cli.processes.spawned import may_spawn
 
 
 @pytest.mark.parametrize(

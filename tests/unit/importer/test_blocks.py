@@ -11,8 +11,8 @@ from snapshots import ENGINE, FORWARD, KIB, MIB, Story, imported, op, real
 from ampmem.allocator.settings import Settings
 from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import analyse
-from ampmem.importer.blocks import block_sizes
 from ampmem.importer.recording import recording_of
+from ampmem.importer.replay import block_sizes
 from ampmem.importer.unpickle import load
 
 START = 1 << 40

@@ -39,8 +39,8 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.summary import summarize, summary_of, summary_schema
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.events import Fact, Phase
-from ampmem.importer.frames import CallSite, Purpose, Reading, read_stack
-from ampmem.importer.workspaces import CUBLAS_WORKSPACE, LARGE_CUBLAS_WORKSPACE
+from ampmem.importer.infer import CUBLAS_WORKSPACE, LARGE_CUBLAS_WORKSPACE
+from ampmem.importer.trace import CallSite, Purpose, StackReading, read_stack
 from ampmem.names import LEFT_OVER
 from ampmem.reporters.text.common.describe import (
     describe_allocator,
@@ -306,7 +306,7 @@ def test_python_stacks_alone_show_backward_by_its_lack_of_frames(tmp_path: Path)
     assert any("has no C++ frames" in note for note in analysis.recording.notes)
 
 
-def read_frames(frames: Frames) -> Reading:
+def read_frames(frames: Frames) -> StackReading:
     return read_stack(tuple(Frame(frame["name"], frame["filename"], frame["line"]) for frame in frames))
 
 

@@ -26,7 +26,7 @@ from snapshots import (
 
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import Breakdown, Category
-from ampmem.importer.workspaces import CUBLAS_WORKSPACE, LARGE_CUBLAS_WORKSPACE
+from ampmem.importer.infer import CUBLAS_WORKSPACE, LARGE_CUBLAS_WORKSPACE
 from ampmem.names import LEFT_OVER
 
 MODEL: Frames = [op("empty_memory_format"), python("__init__", "/home/net.py", 5), SCRIPT]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampmem.errors import UsageError
-from ampmem.integrations.pytest.baselines import Baselines, file_of
+from ampmem.integrations.pytest.judging import Baselines, file_of
 
 HOSTILE = (
     "a/test_a.py::test_a[../../etc/passwd]",

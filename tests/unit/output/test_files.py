@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ampmem.errors import UsageError
-from ampmem.output.files import (
+from ampmem.output import (
     being_written,
     claim,
     lock_output,
@@ -131,7 +131,7 @@ def test_a_file_that_is_being_written_is_neither_replaced_nor_removed(
 
 def test_a_file_that_appears_meanwhile_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.ampmem"
-    monkeypatch.setattr("ampmem.output.files.check_output", lambda *_, **__: path.write_text("somebody else's"))
+    monkeypatch.setattr("ampmem.output.check_output", lambda *_, **__: path.write_text("somebody else's"))
     with pytest.raises(UsageError, match="--force"):
         lock_output(path, force=False)
     assert path.read_text() == "somebody else's"

@@ -15,10 +15,10 @@ from build import write as save
 from jobs import rank_recording
 
 import ampmem
+from ampmem import output as shown
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
 from ampmem.errors import UsageError
-from ampmem.output import shown
 from ampmem.units import format_bytes
 
 ELEMENTS = {"div", "table", "caption", "thead", "tbody", "tr", "th", "td", "span", "b"}

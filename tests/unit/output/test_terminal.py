@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ampmem.output.terminal import Terminal, printable
+from ampmem.output import Terminal, printable
 
 
 def test_a_character_that_a_terminal_acts_on_is_a_question_mark() -> None:

@@ -24,7 +24,7 @@ from torch_version import older_than  # noqa: E402
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import MIB, Settings  # noqa: E402
 from ampmem.analysis.estimate import Fit, prediction_of  # noqa: E402
-from ampmem.cli.options.shared import ScriptOptions, settled, simulated_gpu  # noqa: E402
+from ampmem.cli.options import ScriptOptions, settled, simulated_gpu  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
 from ampmem.events import Action, TermsRecord  # noqa: E402
 from ampmem.recorder.sources import choose as choose_source  # noqa: E402

@@ -9,7 +9,7 @@ from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.summary import Summary
 from ampmem.errors import AmpmemError
 from ampmem.events import Recording
-from ampmem.output.shown import Bundle, one_line
+from ampmem.output import Bundle, one_line
 from ampmem.reporters.html.notebook.cards import Card, comparison_card, html_of, ranks_card, summary_card
 from ampmem.reporters.html.notebook.changes import check_card, difference_card
 from ampmem.reporters.text.check import render_check

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ampmem.analysis.fit import ArmFit, FitResult, SavingVerdict
 from ampmem.analysis.timeline.categories import Category
-from ampmem.output.files import open_output
+from ampmem.output import open_output
 from ampmem.reporters.html.page.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS, Fill
 from ampmem.reporters.text.fit import (

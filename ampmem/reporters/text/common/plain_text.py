@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 
-from ampmem.output.terminal import printable
+from ampmem.output import printable
 
 WIDTH = 100
 """No line of a text report is longer where nothing says how wide it may be."""

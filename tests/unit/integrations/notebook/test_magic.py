@@ -15,8 +15,8 @@ from build import write
 from checked import run as trained_recording
 
 import ampmem
-from ampmem.integrations.notebook import compared, output
-from ampmem.integrations.notebook.options import CellOptions
+from ampmem.integrations.notebook import recorded
+from ampmem.integrations.notebook.recorded import CellOptions
 from ampmem.vocabulary import FORCED_ARMS
 
 pytest.importorskip("IPython", reason="IPython is not installed")
@@ -196,7 +196,7 @@ def test_after_a_comparison_that_is_the_last(notebook: Notebook, monkeypatch: py
         (folder / "reached").write_text("0")
         return ""
 
-    monkeypatch.setattr(compared, "_run", run)
+    monkeypatch.setattr(recorded, "_run", run)
     shown = notebook.run("%%ampmem --compare", "pass").shown
     assert isinstance(notebook["_ampmem"], ampmem.Comparison)
     assert "Each precision ran" in shown[0]["text/plain"]
@@ -284,12 +284,12 @@ def test_what_ends_a_step_can_be_named(notebook: Notebook) -> None:
 
 
 def test_a_page_that_is_too_large_is_a_table_and_says_so(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampmem.integrations.notebook.output.frame", lambda *_: None)
+    monkeypatch.setattr("ampmem.integrations.notebook.recorded.frame", lambda *_: None)
     (shown,) = notebook.run("%%ampmem", train()).shown
     assert "<iframe" not in shown["text/html"]
     assert "The page is larger than" in shown["text/html"]
     assert "<table" in shown["text/html"]
-    assert output.MOST == 2_000_000
+    assert recorded.MOST == 2_000_000
 
 
 def test_unloading_in_a_recorded_cell_ends_the_recording(notebook: Notebook) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.integrations.notebook.names import names_of
+from ampmem.integrations.notebook.cells import names_of
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.integrations.notebook.needed import Needed, needed, untold
+from ampmem.integrations.notebook.cells import Needed, needed, untold
 
 CELLS = {
     1: "import torch\nfrom torch import nn",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampmem.errors import UsageError
-from ampmem.integrations.notebook.options import STEPS, CellOptions, help_text, parse
+from ampmem.integrations.notebook.recorded import STEPS, CellOptions, help_text, parse
 
 PLAIN = CellOptions(
     device="auto",

@@ -10,8 +10,8 @@ from ready_python import ready_python
 
 import ampmem
 from ampmem.errors import UsageError
-from ampmem.integrations.notebook.compared import _check_steps, _once
-from ampmem.integrations.notebook.script import script_of
+from ampmem.integrations.notebook.cells import script_of
+from ampmem.integrations.notebook.recorded import _check_steps, _once
 
 
 def ran(folder: Path, script: str) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,9 @@ from torch import nn
 import ampmem
 from ampmem import patching
 from ampmem.errors import UsageError
-from ampmem.integrations.training import few_steps
-from ampmem.integrations.training.few_steps import FewSteps, Recorded, Wanted
-from ampmem.integrations.training.scalars import PEAK
+from ampmem.integrations import training as few_steps
+from ampmem.integrations.loggers import PEAK
+from ampmem.integrations.training import FewSteps, Recorded, Wanted
 
 WANTED = Wanted(skip=2, steps=2, page=False)
 
@@ -207,3 +209,18 @@ def test_options_of_the_command_line_are_told_as_arguments(capfd: pytest.Capture
     few_steps.say("torch sees none; record on the CPU with --device cpu (device='cpu' in Python), and --skip less")
     said = "ampmem: torch sees none; record on the CPU with device='cpu', and skip less\n"
     assert capfd.readouterr().err == said
+
+
+@pytest.mark.parametrize(
+    ("host", "install"),
+    [("accelerate", "accelerate"), ("lightning", "lightning"), ("transformers", "transformers accelerate")],
+)
+def test_a_host_that_is_missing_is_named_with_what_installs_it(
+    host: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, f"ampmem.integrations.{host}", raising=False)
+    for name in (host, f"{host}.tracking", "lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError) as raised:
+        import_module(f"ampmem.integrations.{host}")
+    assert str(raised.value) == f"the package {host} is not installed: pip install {install}"

@@ -11,12 +11,10 @@ from build import small_run
 
 from ampmem.analysis.summary import summarize
 from ampmem.errors import UsageError
-from ampmem.integrations.training.few_steps import Recorded
-from ampmem.integrations.training.loggers import logger_of, loggers_of
-from ampmem.integrations.training.loops import tell
-from ampmem.integrations.training.scalars import PEAK, Row
+from ampmem.integrations.loggers import PEAK, LoggedRow, logger_of, loggers_of
+from ampmem.integrations.training import Recorded, tell
 
-ROWS = (Row(step=3, values={PEAK: 10, "x": 1}), Row(step=4, values={PEAK: 20, "x": 2}))
+ROWS = (LoggedRow(step=3, values={PEAK: 10, "x": 1}), LoggedRow(step=4, values={PEAK: 20, "x": 2}))
 
 
 class Calls(list[Any]):

@@ -12,7 +12,7 @@ from torch import nn
 
 import ampmem
 from ampmem.errors import UsageError
-from ampmem.integrations.training.scalars import PEAK
+from ampmem.integrations.loggers import PEAK
 
 
 class Writer:

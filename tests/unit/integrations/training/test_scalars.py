@@ -9,7 +9,7 @@ from build import ARM, FP32, Story, gpu_run, small_run
 
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Phase
-from ampmem.integrations.training.scalars import PEAK, REQUESTED, Row, largest_row, rows
+from ampmem.integrations.loggers import PEAK, REQUESTED, LoggedRow, largest_row, rows
 
 
 def steps_of(*sizes: int) -> Summary:
@@ -71,5 +71,5 @@ def test_sums_that_are_wrong_are_told_nobody() -> None:
 
 
 def test_one_row_for_all_is_that_of_the_largest_peak() -> None:
-    given = [Row(step=1, values={PEAK: 9, "a": 1}), Row(step=2, values={PEAK: 5, "a": 2, "static": 16.0})]
-    assert largest_row(given) == Row(step=1, values={PEAK: 9, "a": 1, "static": 16.0})
+    given = [LoggedRow(step=1, values={PEAK: 9, "a": 1}), LoggedRow(step=2, values={PEAK: 5, "a": 2, "static": 16.0})]
+    assert largest_row(given) == LoggedRow(step=1, values={PEAK: 9, "a": 1, "static": 16.0})

@@ -23,7 +23,7 @@ from golden_texts import encoder, three
 from ampmem.analysis.comparison import compare, distinct, entry_of
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Fact, Phase
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal
 from ampmem.reporters.text.common.layout import (
     NARROWEST,
     PLAIN,

@@ -1,6 +1,6 @@
 """What is sent along with a process that a script spawns, and has it begin here.
 
-Imports little: most such processes are no ranks.
+Imports little: most such processes are not ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BOARD = """
 import sys
 sys.path.append({root!r})
 try:
-    from ampmem.cli.ranks.passenger import board
+    from ampmem.cli.processes.passenger import board
     board({root!r}, {state!r})
 except Exception:
     pass
@@ -59,7 +59,7 @@ def _recorded(run: Any, root: str, state: bytes) -> Any:
     try:
         if root not in sys.path:
             sys.path.append(root)
-        from ampmem.cli.ranks.spawned_rank import SpawnedRank
+        from ampmem.cli.processes.spawned_rank import SpawnedRank
 
         return SpawnedRank(pickle.loads(state)).around(run)
     except Exception:  # whatever it is, it is none of the script's

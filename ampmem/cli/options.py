@@ -1,7 +1,8 @@
-"""Options that the commands share which run a script."""
+"""Options that several commands have: the script to run and how to record it, and ``--schema``."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -9,20 +10,60 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from ampmem.allocator.gpus import DEFAULT_GPU, GPUS, GpuSpec, gpu_to_simulate
-from ampmem.cli.options.assume import assumed_data
+from ampmem.analysis.jsonable import Json
 from ampmem.errors import UsageError
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal
 from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
 from ampmem.recording import rank_file, taken_for_script
 from ampmem.vocabulary import ASSUMABLE, AutocastDtype, Device
+
+if TYPE_CHECKING:
+    from ampmem.simulator.assumed import Assumed
+
+
+def assumed_data(device: Device, assume: tuple[str, ...]) -> Assumed | None:
+    """What each ``--assume`` says; ``None`` for a real device. Raises :class:`UsageError` for what cannot be meant."""
+    if device != Device.SIMULATED:
+        if assume:
+            raise UsageError(
+                "--assume says what a simulated device takes for granted, so it needs --device sim or --gpu"
+            )
+        return None
+    from ampmem.simulator.assumed import OPTION, assumed_of
+
+    return assumed_of(assume, OPTION)
+
+
+_Command = TypeVar("_Command", bound=Callable[..., object])
+
+
+def schema_option(
+    schema: Callable[[], dict[str, Json]], name: str = "--schema", *, of: str = "--json"
+) -> Callable[[_Command], _Command]:
+    """A flag that prints ``schema``, of what the options ``of`` print, and ends the command, whatever it lacks."""
+
+    def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+        if wanted:
+            click.echo(json.dumps(schema(), indent=2))
+            context.exit()
+
+    return click.option(
+        name,
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help=f"Print the JSON Schema of what {of} prints, and nothing else.",
+    )
+
 
 _DEVICES = (Device.AUTO, Device.CUDA, Device.CPU, Device.SIMULATED)
 
@@ -69,7 +110,11 @@ _GROUPS = (
     _group("Search", "specs points jobs", "--points 9 --jobs 2"),
     _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
     _group(
-        "Script and precision", "as_module arm arms dtype seed", "--arm amp --dtype fp16", "--arms fp32,amp --seed 1"
+        "Script and precision",
+        "as_module arm arms dtype seed",
+        "--precision fp32,amp --times",
+        "--precision fp32,amp --points 9",
+        "--precision amp --dtype fp16",
     ),
     _group("GPU", "device gpu assume", "--gpu h100"),
     _group("Steps", "steps skip step_on synchronize stacks run_to_end times", "--steps 5 --skip 2"),

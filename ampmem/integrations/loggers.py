@@ -1,17 +1,95 @@
-"""Experiment loggers of all kinds behind one face: which kind one is, is seen by what it has.
+"""Experiment loggers of all kinds behind one face, and what a recording comes to as the numbers that they take.
 
-None of their packages is imported here.
+Which kind a logger is, is seen by what it has: none of their packages is imported here.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from ampmem.analysis.static_model.verdict import TOTAL
+from ampmem.analysis.summary import Step, Summary
+from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.errors import UsageError
-from ampmem.integrations.training.scalars import Row, largest_row
+from ampmem.vocabulary import Mark
+
+PEAK = f"ampmem/peak/{TOTAL}"
+REQUESTED = "ampmem/peak/requested"
+"""What of the peak was asked for, which the categories add up to; where the peak has the rounding of blocks, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedRow:
+    """The values of one of the training's steps, which its loggers count as ``step``.
+
+    Sizes are whole bytes; those whose name says so are bytes per parameter.
+    """
+
+    step: int
+    values: Mapping[str, float]
+
+
+def rows(summary: Summary, numbers: Mapping[int, int]) -> tuple[LoggedRow, ...]:
+    """A row for each step of the training; ``numbers`` has that step's number by the index of a recorded one.
+
+    Where several recorded steps are one of the training's, the one with the largest peak speaks for it. The last row
+    has what is known of the whole run besides. A recording whose sums are wrong gives no rows.
+    """
+    if summary.conservation.breach is not None:
+        return ()
+    largest: dict[int, Step] = {}
+    for step in summary.steps:
+        number = numbers.get(step.index)
+        if step.finished and number is not None:
+            largest[number] = max(step, largest.get(number, step), key=lambda each: each.peak.said)
+    found = [
+        LoggedRow(step=number, values=_of_step(step, largest.values())) for number, step in sorted(largest.items())
+    ]
+    if found:
+        found[-1] = replace(found[-1], values={**found[-1].values, **_of_run(summary)})
+    return tuple(found)
+
+
+def largest_row(found: Sequence[LoggedRow]) -> LoggedRow:
+    """One row for all, of which there is one at least: that with the largest peak, and what is known of the run."""
+    top = max(found, key=lambda row: row.values[PEAK])
+    return replace(top, values={**found[-1].values, **top.values})
+
+
+def _of_step(step: Step, steps: Collection[Step]) -> dict[str, float]:
+    """Each category that any of ``steps`` has at its peak is in each row: a logger draws no lines through gaps."""
+    there = [category for category in CATEGORIES if any(each.peak.categories[category] for each in steps)]
+    values: dict[str, float] = {PEAK: step.peak.said}
+    if step.peak.allocated is not None:
+        values[REQUESTED] = step.peak.bytes
+    values |= {f"ampmem/peak/{category}": step.peak.categories[category] for category in there}
+    if step.peak_reserved is not None:
+        values["ampmem/reserved"] = step.peak_reserved
+    return values
+
+
+def _of_run(summary: Summary) -> dict[str, float]:
+    most = {f"ampmem/most/{category}": size for category, size in summary.most.items() if size}
+    return {**most, **_static_model(summary)}
+
+
+def _static_model(summary: Summary) -> dict[str, float]:
+    """What there is after backward, where all of the model holds."""
+    parts = [part for part in summary.static_model if part.mark == Mark.AFTER_BACKWARD]
+    total = next((part for part in parts if part.component == TOTAL), None)
+    recipe = summary.static_recipe
+    if recipe is None or total is None or summary.static_problem or not all(part.holds for part in parts):
+        return {}
+    return {
+        "ampmem/static/total": total.measured_bytes,
+        "ampmem/static/bytes_per_parameter": total.measured_bytes_per_param,
+        "ampmem/static/rule_bytes_per_parameter": recipe.bytes_per_param,
+    }
+
 
 STEP = "ampmem/step"
 """The step that a row is of, for a logger that counts steps by itself."""
@@ -20,7 +98,7 @@ STEP = "ampmem/step"
 class Logger(Protocol):
     """Where values go."""
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         """Each row, at its step."""
 
     def keep(self, file: Path) -> None:
@@ -54,7 +132,7 @@ def logger_of(writer: Any) -> Logger:
 def loggers_of(writers: Any) -> list[Logger]:
     """The loggers that ``writers`` are: one, or several in a tuple or a list.
 
-    Raises :class:`UsageError` when one of them is none.
+    Raises :class:`UsageError` when one of them is not a logger.
     """
     return [logger_of(writer) for writer in (writers if isinstance(writers, tuple | list) else (writers,))]
 
@@ -65,7 +143,7 @@ class _Scalars:
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         for row in rows:
             for name, value in row.values.items():
                 self._writer.add_scalar(name, value, row.step)
@@ -86,7 +164,7 @@ class _Wandb:
     def __init__(self, run: Any) -> None:
         self._run = run
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         if rows:
             row = largest_row(rows)
             self._run.log({**row.values, STEP: row.step}, commit=False)
@@ -101,7 +179,7 @@ class _Metrics:
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         for row in rows:
             self._writer.log_metrics(dict(row.values), step=row.step)
 
@@ -115,7 +193,7 @@ class _Mlflow(_Metrics):
     Raises :class:`UsageError` where no run is open.
     """
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         if self._writer.active_run() is None:
             raise UsageError("nothing is logged to mlflow, where no run is open: begin one with mlflow.start_run()")
         super().log(rows)
@@ -127,7 +205,7 @@ class _SingleMetrics:
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         for row in rows:
             for name, value in row.values.items():
                 self._writer.log_metric(name, value, step=row.step)
@@ -143,7 +221,7 @@ class _Values:
         self._writer = writer
         self._takes_step = "step" in _parameters(writer.log)
 
-    def log(self, rows: Sequence[Row]) -> None:
+    def log(self, rows: Sequence[LoggedRow]) -> None:
         for row in rows:
             if self._takes_step:
                 self._writer.log(dict(row.values), step=row.step)

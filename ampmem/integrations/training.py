@@ -1,23 +1,23 @@
-"""Records a few steps of a training that others run: whatever fails here, the training goes on."""
+"""A few steps of a training, recorded while it goes on whatever fails here: of a loop, or by a Trainer's callback."""
 
 from __future__ import annotations
 
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
+from typing import Any
 
 from ampmem.analysis.summary import PLACES, PeakPlace, Summary, summarize
 from ampmem.api import Profile
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.events import Recording
-from ampmem.integrations.training.scalars import Row, rows
-from ampmem.output.files import sized
-from ampmem.output.terminal import Terminal
+from ampmem.integrations.loggers import LoggedRow, Logger, logger_of, loggers_of, rows
+from ampmem.output import Terminal, sized
 from ampmem.recording import SUFFIX, rank_file, rank_of
 from ampmem.units import format_peak
 
@@ -53,11 +53,11 @@ class Recorded:
     file: Path
     page: Path | None
     summary: Summary
-    rows: tuple[Row, ...]
+    rows: tuple[LoggedRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class JobRank:
     """Which process of a job this is."""
 
     rank: int = 0
@@ -190,14 +190,14 @@ def finish(
     publish(Recorded(file=recorder.path, page=page, summary=summary, rows=found))
 
 
-def rank() -> Rank:
+def rank() -> JobRank:
     """Which process of a job this is, as torch.distributed or else the launcher says."""
     from ampmem.recorder.ranks.environment import launched
     from ampmem.recorder.ranks.places import Places
 
     known = launched()
     place = Places(None if known is None else known.place).now()
-    return Rank() if place is None else Rank(rank=place.rank, world_size=place.world_size)
+    return JobRank() if place is None else JobRank(rank=place.rank, world_size=place.world_size)
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def going_on() -> Iterator[None]:
 
 def say(message: str) -> None:
     """One line on standard error; of a rank that does not log, with its number."""
-    place = Rank()
+    place = JobRank()
     with suppress(Exception):  # there is something to say in any case
         place = rank()
     lead = "" if place.speaks else f"rank {place.rank}: "
@@ -263,3 +263,110 @@ def _renumbered(numbers: Mapping[int, int]) -> str:
         return ""
     recorded, hosts = (", ".join(map(str, each)) for each in (numbers, numbers.values()))
     return f"; its steps {recorded} are those that the training counts as {hosts}"
+
+
+class FewStepsCallback:
+    """To be named before the host's own class of callbacks."""
+
+    def __init__(
+        self,
+        *,
+        skip: int = 2,
+        steps: int = 3,
+        page: bool = True,
+        stacks: bool = True,
+        device: str = "auto",
+        log_to: Any = (),
+    ) -> None:
+        super().__init__()
+        self.wanted = Wanted(skip=skip, steps=steps, page=page, stacks=stacks, device=device)
+        self.other_loggers = loggers_of(log_to)
+        self._start_over()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was asked for: a recording stays in its process."""
+        return {"wanted": self.wanted, "other_loggers": self.other_loggers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.wanted, self.other_loggers = state["wanted"], state["other_loggers"]
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self.few_steps = FewSteps(self.wanted, self._publish)
+        self.trainer: Any = None
+
+    def _publish(self, recorded: Recorded) -> None:
+        """Give the host's loggers what the steps came to."""
+        raise NotImplementedError
+
+
+@contextmanager
+def log_to(
+    *writers: Any,
+    folder: str | Path = ".",
+    skip: int = 2,
+    steps: int = 3,
+    first_step: int = 0,
+    page: bool = True,
+    stacks: bool = True,
+    device: str = "auto",
+) -> Iterator[None]:
+    """Record a few steps of the training loop in the ``with`` block, and log what they came to when it ends.
+
+    Whatever fails of that is said in one line on standard error, and the loop goes on.
+
+    Args:
+        writers: TensorBoard's ``SummaryWriter``, a run of wandb, ``mlflow``, or any object with ``add_scalar``,
+            ``log_metrics``, ``log_metric`` or ``log``.
+        folder: where the recording and the page go: ``memory-step2.ampmem`` and ``memory-step2.html``.
+        skip: let this many steps pass first.
+        steps: record this many.
+        first_step: the number that the loop gives its first step.
+        page: whether to write the page.
+        stacks: record the Python stack of every op of the forward pass.
+        device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one.
+
+    Raises:
+        UsageError: on entering, when a writer is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
+    """
+    loggers = [logger_of(writer) for writer in writers]
+    wanted = Wanted(skip=skip, steps=steps, page=page, stacks=stacks, device=device)
+    with few_steps_of_loop(wanted, Path(folder), first_step, loggers):
+        yield
+
+
+@contextmanager
+def few_steps_of_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Sequence[Logger]) -> Iterator[None]:
+    """Record the loop in the block, whose steps ampmem finds; they are counted from ``first_step``."""
+    recorder: Profile | None = None
+    with going_on():
+        recorder = begin(wanted, folder, first_step, counted=True)
+    try:
+        yield
+    except BaseException as error:
+        _end(recorder, error, wanted, loggers)
+        raise
+    _end(recorder, None, wanted, loggers)
+
+
+def _end(
+    recorder: Profile | None,
+    error: BaseException | None,
+    wanted: Wanted,
+    loggers: Sequence[Logger],
+) -> None:
+    def numbers(recording: Recording) -> dict[int, int]:
+        return {step.index: step.index for step in recording.steps}
+
+    with going_on():
+        if recorder is not None:
+            finish(recorder, error, wanted, numbers, lambda recorded: tell(loggers, recorded))
+
+
+def tell(loggers: Sequence[Logger], recorded: Recorded) -> None:
+    """Give ``loggers`` the rows and the page; what fails with one is no reason to leave out the next."""
+    for logger in loggers:
+        with going_on():
+            logger.log(recorded.rows)
+            if recorded.page is not None:
+                logger.keep(recorded.page)

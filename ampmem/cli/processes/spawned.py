@@ -17,10 +17,8 @@ from tempfile import TemporaryDirectory
 from types import CodeType
 from typing import Any
 
-from ampmem.cli.processes.plan import Plan
-from ampmem.cli.processes.rank_names import names_in
-from ampmem.cli.ranks.crew import Crew
-from ampmem.cli.ranks.passenger import Passenger
+from ampmem.cli.processes.passenger import Passenger
+from ampmem.cli.processes.plan import Crew, Plan, names_in
 from ampmem.patching import Undo, patch
 from ampmem.recorder.hooks.children import loads_data
 from ampmem.recorder.ranks.environment import identity, start_of

@@ -1,20 +1,127 @@
-"""The one way to write a file for a user: find it a name, refuse, write beside it, rename into place, and say so."""
+"""How ampmem says something of its own: a line on a terminal, a file for a user, a value that shows itself.
+
+Recordings and summaries are values of the lower layers, and what puts them into words lies above those. So a value asks
+here for its tables, and the layer above has said who makes them. Where nobody has, the line is all there is.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
+import select
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from time import monotonic, sleep  # taken now: a script may put others in their place
-from typing import TextIO
+from typing import Any, TextIO, TypeAlias
 
 from ampmem.errors import UsageError
-from ampmem.output.terminal import Terminal
 from ampmem.units import format_bytes
+
+# Taken now: a script may put others in their place.
+_write, _poll, _size_of, _wrap = os.write, select.poll, os.get_terminal_size, textwrap.wrap
+
+_STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
+"""What makes the text after it bold or coloured, or plain again, and nothing else."""
+
+
+def printable(text: str) -> str:
+    """``text`` with a question mark for each character that a terminal might act on, or that has no bytes."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
+
+
+class Terminal:
+    """Speaks on ``stream``, which is ``None`` where Python has found the descriptor closed.
+
+    A line that cannot be said is not an error, and stays in no buffer: Python would try it again at its end, fail, and
+    exit with 120.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def say(self, message: str) -> None:
+        """One line, whose beginning says that it is ampmem's; on a screen it is :meth:`broken`."""
+        self.write("\n".join(self.broken(f"ampmem: {printable(message)}")) + "\n")
+
+    def broken(self, line: str) -> list[str]:
+        """``line`` in lines that the screen has room for, as it would break numbers itself; elsewhere whole."""
+        width = self._columns()
+        if not width or len(line) <= width:
+            return [line]
+        return _wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+    def _columns(self) -> int:
+        """How wide the screen is; 0 where that is not known, or where there is no screen."""
+        try:
+            return _size_of(self._stream.fileno()).columns if self._stream is not None and self.is_screen() else 0
+        except (OSError, ValueError):
+            return 0
+
+    def show(self, text: str) -> None:
+        """Lines that need no name before them."""
+        self.write(_printable_lines(text) + "\n")
+
+    def show_styled(self, text: str) -> None:
+        """The same for a text of ampmem's own making, whose styles are kept."""
+        parts = _STYLE.split(text)  # every other one is a style
+        self.write("".join(part if i % 2 else _printable_lines(part) for i, part in enumerate(parts)) + "\n")
+
+    def step(self, message: str, *, last: bool) -> None:
+        """Over the line before, where there is a screen."""
+        if self.is_screen():
+            self.write(f"\rampmem: {printable(message)}" + "\n" * last)
+
+    def replace(self, text: str) -> None:
+        """On a screen, ``text`` in place of the line that the cursor is on; it is for the next text to go on or not."""
+        if self.is_screen():
+            self.write(f"\r\x1b[K{printable(text)}")
+
+    def is_screen(self) -> bool:
+        """Whether what is written can be written over."""
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except (OSError, ValueError):  # it is closed
+            return False
+
+    def write(self, text: str) -> None:
+        """``text`` as it is, after all that is on its way there already."""
+        stream = self._stream
+        if stream is None:
+            return
+        with suppress(OSError, ValueError):
+            stream.flush()
+            if _has_descriptor(stream):
+                _write_all(stream.fileno(), text.encode(stream.encoding, "backslashreplace"))
+            else:
+                stream.write(text)
+
+
+def _has_descriptor(stream: TextIO) -> bool:
+    try:
+        stream.fileno()
+    except OSError:  # a stream in memory; ValueError says that it is closed
+        return False
+    return True
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        # Asked first: where the script has SIGPIPE end it, writing for a reader that is gone would.
+        asked = _poll()
+        asked.register(descriptor, select.POLLOUT)
+        if any(state & (select.POLLERR | select.POLLNVAL) for _, state in asked.poll(0)):
+            return
+        data = data[_write(descriptor, data) :]
+
 
 _POLL_S = 0.005
 _EXISTS = "{path} exists already; give another name with {option}, or {force} to replace it"
@@ -64,7 +171,7 @@ def open_output(path: Path, *, force: bool) -> Iterator[TextIO]:
 def replaced(path: Path, *, force: bool) -> Iterator[Path]:
     """The name of a file to make, which becomes ``path`` when the block ends well, and is removed otherwise.
 
-    Raises :class:`UsageError` as :func:`open_output` does, and when ``path`` is no regular file.
+    Raises :class:`UsageError` as :func:`open_output` does, and when ``path`` is not a regular file.
     """
     check_output(path, force=force)
     _refuse_special(path)
@@ -169,7 +276,7 @@ def remove_empty(files: Sequence[Path]) -> None:
 def sized(path: Path, file: Path | None = None) -> str:
     """``path`` and the size of the file there, or of ``file``, which is the same seen from elsewhere.
 
-    Of what is no file, and of one that is gone, there is the name alone.
+    Of what is not a file, and of one that is gone, there is the name alone.
     """
     file = path if file is None else file
     return f"{path}, {format_bytes(file.stat().st_size)}" if file.is_file() else str(path)
@@ -224,3 +331,57 @@ def _refuse_special(path: Path) -> None:
 def _is_special(path: Path) -> bool:
     """Whether ``path`` is there and neither a file nor a link to one."""
     return path.exists() and not path.is_file()
+
+
+Bundle: TypeAlias = dict[str, str]
+"""One value in several formats, by their MIME types."""
+
+_MOST = 300
+"""So many characters of a line, whatever the names in it."""
+
+_tables: list[Callable[[Any], Bundle]] = []
+
+
+def tables_by(make: Callable[[Any], Bundle]) -> None:
+    """From now on ``make`` makes the tables of every :class:`Shown`."""
+    _tables[:] = [make]
+
+
+def one_line(text: str) -> str:
+    """``text`` as a line that no terminal acts on."""
+    clean = "".join(character if character.isprintable() else "?" for character in text)
+    return clean if len(clean) <= _MOST else clean[: _MOST - 1] + "…"
+
+
+def in_short(source: str, device: str, arm: tuple[str, str | None], steps: int, place: tuple[int, int]) -> str:
+    """What every line on a run says; ``arm`` is its name and type, ``place`` the rank and of how many."""
+    rank, ranks = place
+    words = [source, device, " ".join(filter(None, arm)), f"rank {rank} of {ranks}" if ranks > 1 else ""]
+    return ", ".join([*filter(None, words), f"{steps} step{'' if steps == 1 else 's'}"])
+
+
+class Shown:
+    """A value that says in one line what it is; ``repr`` of it is short, and never raises."""
+
+    __slots__ = ()
+
+    def _in_short(self) -> str:
+        """What to say after the name of the class."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        try:
+            return one_line(f"<{name}: {self._in_short()}>")
+        except Exception:  # a value that contradicts itself, or is not whole yet
+            return f"<{name}>"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
+        """Text and HTML, for IPython and what follows its protocol; the line alone where there are no tables."""
+        line = repr(self)
+        if not _tables:
+            return {"text/plain": line}
+        try:
+            return _tables[0](self)
+        except Exception as error:
+            return {"text/plain": f"{line}\n{one_line(str(error))}"}

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ampmem.cli.processes import afterwards
-from ampmem.cli.processes.messages import Audience, Parent, StepEnded
-from ampmem.cli.processes.rank_ends import OfRank
-from ampmem.cli.processes.rank_names import place_rank, tell_name
-from ampmem.cli.ranks.crew import Crew
+from ampmem.cli.processes.messages import Audience, OfRank, Parent, StepEnded
+from ampmem.cli.processes.plan import Crew, place_rank, tell_name
 from ampmem.errors import AmpmemError
 from ampmem.events import PlaceRecord
 from ampmem.failure import failure_of

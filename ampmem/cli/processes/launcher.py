@@ -13,14 +13,12 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, NoReturn
 
-from ampmem.cli.options.shared import ScriptOptions
-from ampmem.cli.processes.children import profile_arguments
+from ampmem.cli.options import ScriptOptions
+from ampmem.cli.processes.children import profile_arguments, worker_command
 from ampmem.cli.processes.guest import end_as, run_plainly
-from ampmem.cli.processes.launch import worker_command
-from ampmem.cli.processes.plan import Plan
-from ampmem.cli.processes.rank_names import left, names_in
+from ampmem.cli.processes.plan import Plan, left, names_in
 from ampmem.errors import NothingRecorded, UsageError
-from ampmem.output.terminal import Terminal
+from ampmem.output import Terminal
 from ampmem.recorder.script import STDIN, find_module
 from ampmem.vocabulary import Device
 

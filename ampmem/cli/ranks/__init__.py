@@ -1,1 +1,0 @@
-"""Several processes of one script: started by a launcher that is run here, or by the script itself."""

@@ -1,0 +1,404 @@
+"""A cell that is recorded, here or once in every precision in fresh processes: its options, and what is shown of it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ampmem.errors import AmpmemError, UsageError
+from ampmem.integrations.notebook.cells import needed, script_of, untold
+from ampmem.integrations.notebook.shell import display
+from ampmem.output import Bundle, check_output, printable, sized
+from ampmem.recorder.marker import FORMS
+from ampmem.recording import SUFFIX
+from ampmem.reporters.html.notebook.cards import Card, Remark, html_of
+from ampmem.reporters.html.notebook.frame import MOST, frame
+from ampmem.units import format_bytes
+from ampmem.vocabulary import FORCED_ARMS, Arm, Device
+
+if TYPE_CHECKING:
+    from ampmem.api import Comparison, Profile
+
+
+def framed_bundle(said: Sequence[str], recordings: Sequence[Path], tables: Bundle) -> Bundle:
+    """``said``, then the page of ``recordings``; ``tables`` say it as text, and where the page would be too large."""
+    text = "\n".join(["ampmem: " + " ".join(said), "", tables["text/plain"]])
+    framed = frame(recordings, "ampmem: the report of this cell")
+    if framed is None:
+        remark = f"The page is larger than {format_bytes(MOST)} and is not kept in the notebook: --html FILE writes it."
+        below = tables.get("text/html", "")
+        return {"text/plain": text, "text/html": _head([*said, remark]) + below}
+    return {"text/plain": text, "text/html": _head(said) + framed}
+
+
+def _head(said: Sequence[str]) -> str:
+    return html_of(Card(headline="", facts=(), remarks=[Remark(lead="ampmem", text=" ".join(said))]))
+
+
+STEPS = 3
+"""So many steps of a cell are recorded by default, as by ``ampmem profile``; the rest of the cell runs on."""
+
+_DEVICES = (Device.AUTO, Device.CUDA, Device.CPU, Device.SIMULATED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellOptions:
+    """How a cell is recorded. ``cells`` are the earlier ones that a comparison runs first; ``None`` to find them."""
+
+    device: str
+    gpu: str | None
+    steps: int
+    skip: int
+    step_on: str | None
+    arm: Arm
+    compare: bool
+    cells: tuple[int, ...] | None
+    output: Path | None
+    html: Path | None
+    force: bool
+    last: bool
+    help: bool
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"%%ampmem: {message} (%%ampmem --help says what there is)")
+
+
+def parse(line: str) -> CellOptions:
+    """The options in ``line``. Raises :class:`UsageError`, in one line, for an unknown option."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"%%ampmem: {error}") from error
+    given: dict[str, Any] = vars(_parser().parse_args(words))
+    given["cells"] = None if given["cells"] is None else _numbers(given["cells"])
+    options = CellOptions(**given | {"arm": Arm(given["arm"])})
+    if options.compare and options.arm != Arm.AS_IS:
+        raise UsageError("%%ampmem: --compare runs every precision, so --precision says nothing beside it")
+    if options.compare and options.last:
+        raise UsageError(
+            "%%ampmem: --last shows what was recorded last and --compare makes new recordings; say one of them"
+        )
+    if options.cells is not None and not options.compare:
+        raise UsageError("%%ampmem: --cells are those that --compare runs first; a cell that runs here needs none")
+    if options.gpu is not None and options.device not in (Device.AUTO, Device.SIMULATED):
+        raise UsageError(
+            f"%%ampmem: --gpu simulates a GPU, and --device {options.device} records a real device: leave one of them "
+            "out"
+        )
+    return options
+
+
+def help_text() -> str:
+    """What ``%%ampmem --help`` prints."""
+    return _parser().format_help()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="%%ampmem",
+        description="Record the training steps of this cell, and show their memory under it. The cell runs here, as it "
+        "would without this line. With --compare it does not run here: it runs in a fresh process for each precision. "
+        "%ampmem as a line of a cell records what follows it. The last recording is _ampmem.",
+        epilog="%%ampmem --device sim --gpu h100\n%%ampmem --compare --steps 2\n%ampmem --last",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--device", choices=[device.value for device in _DEVICES], default=Device.AUTO.value, help="whose memory")
+    add("--gpu", metavar="NAME|BYTES", help="the GPU to simulate; without --device where torch sees no GPU")
+    add("--steps", type=_count, default=STEPS, metavar="N", help=f"how many steps to record [default: {STEPS}]")
+    add("--skip", type=_count_or_none, default=0, metavar="N", help="let so many steps pass first [default: 0]")
+    add("--step-on", metavar="WHAT", help=f"what ends a step: {FORMS} [default: found by itself]")
+    precisions = [arm.value for arm in Arm]
+    add(
+        "--precision",
+        "--arm",
+        dest="arm",
+        choices=precisions,
+        default=Arm.AS_IS.value,
+        help="what to force on the cell",
+    )
+    add(
+        "--compare",
+        action="store_true",
+        help=f"run the cell in {', '.join(FORCED_ARMS)}, each in a fresh process with the same seed, and lay them side "
+        "by side; the cells that made its names run first",
+    )
+    add("--cells", metavar="1,3-5", help="with --compare: which cells (In [n]) run first [default: those]")
+    add(
+        "-o", "--output", type=Path, metavar="FILE", help="keep the recording; with --compare what its files begin with"
+    )
+    add("--html", type=Path, metavar="FILE", help="also write the page here")
+    add("--force", action="store_true", help="replace files that exist")
+    add("--last", action="store_true", help="of %%ampmem as a line: show the last recording or comparison again")
+    add("-h", "--help", action="store_true", help="this")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _count_or_none(text: str) -> int:
+    return 0 if text == "0" else _count(text)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``1,3-5`` as numbers, in order."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"%%ampmem: --cells {text}: say numbers and ranges of them, such as 1,3-5")
+        found.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(found))
+
+
+class RecordedCell:
+    """Records from now until :meth:`end`. Raises :class:`UsageError`, and does nothing, where that is not possible."""
+
+    def __init__(self, options: CellOptions, name: str) -> None:
+        from ampmem.api import Profile
+
+        if options.output is not None:
+            check_output(options.output, force=options.force)
+        if options.html is not None:
+            check_output(options.html, force=options.force, option="--html")
+        self._options = options
+        self._name = name
+        self.profile: Profile = Profile(
+            None,
+            None,
+            output=options.output,
+            steps=options.steps,
+            skip=options.skip,
+            stacks=True,
+            force=options.force,
+            device=options.device,
+            gpu=options.gpu,
+            arm=options.arm,
+            step_on=options.step_on,
+            script=name,
+        )
+        self.profile.__enter__()
+
+    def end(self, error: BaseException | None) -> bool:
+        """End the recording, of a cell that may have failed with ``error``, and show it; whether there is one."""
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            trace = None if error is None else error.__traceback__
+            self.profile.__exit__(None if error is None else type(error), error, trace)
+        ours = [text for one in said if (text := str(one.message)).startswith("ampmem: ")]
+        if ours:
+            _say(ours[0].removeprefix("ampmem: "))
+            return False
+        shown = False
+        try:
+            display(self.bundle(error=error))
+            shown = True
+            if self._options.html is not None:
+                self.profile.report(self._options.html, force=self._options.force)
+                _say(f"wrote {sized(self._options.html)}")
+        except AmpmemError as problem:
+            _say(str(problem))
+        return shown
+
+    def bundle(self, *, error: BaseException | None = None) -> Bundle:
+        """What is shown. Raises :class:`NothingRecorded` and what reading a recording raises."""
+        recording = self.profile.recording()
+        tables = recording._repr_mimebundle_()
+        return framed_bundle(list(self._said(len(recording.steps), error)), [self.profile.path], tables)
+
+    def _said(self, steps: int, error: BaseException | None) -> list[str]:
+        """What was done, for whoever reads the page."""
+        options, count = self._options, f"{steps} step{'' if steps == 1 else 's'}"
+        which = f"of {self._name}" if not options.skip else f"of {self._name}, after the first {options.skip},"
+        were = "was" if steps == 1 else "were"
+        ended = "was stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+        then = "" if error is None else f"; then it {ended}"
+        if steps == options.steps:
+            said = [f"The first {count} {which} {were} recorded (--steps {steps}){then}."]
+        elif error is not None:
+            said = [f"{count} {which} had ended when it {ended}, and {were} recorded."]
+        else:
+            said = [f"All {count} {which} {were} recorded."]
+        if options.arm != Arm.AS_IS:
+            said.append(f"ampmem forced the precision {options.arm} on the cell.")
+        if options.device == Device.SIMULATED or options.gpu is not None:
+            said.append("The GPU was simulated: what the cell left on it has no values, and other cells cannot use it.")
+        if options.output is not None:
+            said.append(f"The recording is {sized(options.output)}.")
+        return [*said, "_ampmem has it: _ampmem.summary(), _ampmem.report(FILE)."]
+
+
+def _say(message: str) -> None:
+    print(f"ampmem: {printable(message)}", file=sys.stderr)
+
+
+SEED = 0
+_MODULE = "ampmem_cell"
+_LINES = re.MULTILINE | re.DOTALL
+_OF_IPYTHON = frozenset({"In", "Out", "exit", "quit", "open", "get_ipython", "display"})
+"""Names of every notebook that no cell binds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notebook:
+    """What a cell has around it: the cells ``before`` it by number, those that ``failed``, the ``known`` names."""
+
+    before: Mapping[int, str]
+    failed: Collection[int]
+    known: Sequence[str]
+
+
+def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str) -> tuple[Comparison, Bundle]:
+    """Record ``code`` in every precision, and show the comparison; returns it, and what was shown.
+
+    Raises :class:`UsageError` where the cell cannot run by itself, or where no precision left a recording.
+    """
+    import ampmem.api
+
+    if options.html is not None:
+        check_output(options.html, force=options.force, option="--html")
+    with tempfile.TemporaryDirectory(prefix="ampmem-") as folder:
+        reached = Path(folder) / "reached"
+        try:
+            chosen = _chosen(options, code, notebook)
+            script = script_of(
+                code, name, {number: notebook.before[number] for number in chosen}, reached, notebook.failed
+            )
+        except SyntaxError as error:
+            raise UsageError(f"%%ampmem --compare runs the cell as a script, and it is none: {error.msg}") from error
+        prefix = str(options.output or Path(folder) / "cell").removesuffix(SUFFIX)
+        text = _run(options, script, prefix, Path(folder), name)
+        paths = [path for arm in FORCED_ARMS if (path := Path(f"{prefix}.{arm}{SUFFIX}")).exists()]
+        if not paths:
+            raise UsageError(f"%%ampmem --compare: no precision left a recording\n{_once(text)}")
+        _check_steps(reached, options.skip, chosen)
+        comparison = ampmem.api.compare(*paths)
+        said = _said(chosen, untold(code, notebook.before, chosen), name, paths if options.output is not None else [])
+        shown = framed_bundle(said, paths, comparison._repr_mimebundle_())
+        display(shown)
+        if len(paths) < len(FORCED_ARMS):
+            print(text, file=sys.stderr)
+        if options.html is not None:
+            from ampmem.reporters.html import write
+
+            write(paths, options.html, force=options.force)
+            print(f"ampmem: wrote {sized(options.html)}", file=sys.stderr)
+    return comparison, shown
+
+
+def _chosen(options: CellOptions, code: str, notebook: Notebook) -> tuple[int, ...]:
+    """The cells that run first."""
+    if options.cells is not None:
+        unknown = [number for number in options.cells if number not in notebook.before]
+        if unknown:
+            raise UsageError(f"%%ampmem: --cells: there is no In [{unknown[0]}]")
+        return options.cells
+    known = [name for name in notebook.known if name not in _OF_IPYTHON and not name.startswith("_")]
+    found = needed(code, notebook.before, known)
+    if found.missing:
+        raise UsageError(
+            f"%%ampmem --compare runs the cell in fresh processes, and no cell's code binds "
+            f"{', '.join(found.missing)}: bind it in this cell, or name with --cells the cells that are to run first"
+        )
+    return found.cells
+
+
+def _check_steps(reached: Path, skip: int, chosen: Sequence[int]) -> None:
+    """Raise :class:`UsageError` where the steps that were recorded are those of the cells before."""
+    made = int(reached.read_text(encoding="ascii")) if reached.exists() else None
+    if made is not None and made <= skip:
+        return
+    cells = _listed([f"In [{number}]" for number in chosen])
+    raise UsageError(
+        f"%%ampmem --compare: the cells that run first train, too ({cells}): the steps that were recorded are theirs. "
+        + ("Train in a cell of its own" if made is None else f"They make {made} steps: --skip {made} lets these pass")
+        + ", or name with --cells the cells that are to run first"
+    )
+
+
+def _once(text: str) -> str:
+    """What ``ampmem compare`` said of runs that all failed; what is the same of all of them is said once."""
+    failures: dict[str, list[str]] = {}
+    for said in re.split(r"^(?=\d+ of \d+: )", text, flags=re.MULTILINE):
+        found = re.match(r"\d+ of \d+: ([\w-]+): (.*?)(?:, about \d+ (?:s|min) left)?$(.*)", said, _LINES)
+        if found is not None:
+            failures.setdefault(found[2] + found[3].rstrip(), []).append(found[1])
+    return "\n".join(f"{_listed(arms)}: {failure}" for failure, arms in failures.items()) or text
+
+
+def _run(options: CellOptions, script: str, prefix: str, folder: Path, name: str) -> str:
+    """Run ``ampmem compare`` on ``script``, which recordings call ``name``; returns what it said."""
+    (folder / f"{_MODULE}.py").write_text(script, encoding="utf-8")
+    words = ["compare", "--no-times", "--seed", str(SEED), "--steps", str(options.steps), "--device", options.device]
+    words += ["--named", name, "--skip", str(options.skip)]
+    words += ["--step-on", options.step_on] if options.step_on is not None else []
+    words += ["--gpu", options.gpu] if options.gpu is not None else []
+    words += ["--force"] if options.force else []
+    # As in the notebook, modules beside it can be imported.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd()), *filter(None, sys.path)])}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ampmem", *words, "-o", prefix, "-m", _MODULE],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        start_new_session=True,  # Ctrl-C is for us to hand on, once
+    )
+    try:
+        _, said = process.communicate()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate()
+        raise
+    return "\n".join(printable(line) for line in said.splitlines())
+
+
+def _said(chosen: Sequence[int], beside: Mapping[int, Sequence[str]], name: str, kept: Sequence[Path]) -> list[str]:
+    """What was done, for whoever reads the comparison; ``beside`` is what the cells may do that was not done."""
+    cells = [f"In [{number}]" for number in chosen]
+    return [
+        f"Each precision ran {_listed([*cells, name])} in a fresh process, with seed {SEED}.",
+        "Nothing of it is in this notebook.",
+        *_left_out(chosen, beside),
+        *([f"The recordings are {', '.join(map(sized, kept))}."] if kept else []),
+    ]
+
+
+def _left_out(chosen: Sequence[int], beside: Mapping[int, Sequence[str]]) -> list[str]:
+    cells = {number: f"In [{number}] ({', '.join(what)})" for number, what in beside.items()}
+    without = [text for number, text in cells.items() if number in chosen]
+    not_run = {number: text for number, text in cells.items() if number not in chosen}
+    said = [f"Magics did not run: {_listed(without)}."] if without else []
+    if not_run:
+        numbers = ",".join(map(str, sorted({*chosen, *not_run})))
+        said.append(
+            f"Not run: {_listed(list(not_run.values()))}. What they changed was not there; "
+            f"--cells {numbers} has them run, too."
+        )
+    return said
+
+
+def _listed(words: Sequence[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,412 @@
+"""Records the blocks of a test, judges them against its limits and its baseline, and says what came of all tests.
+
+Apart from the plugin, which pytest loads in every run: this is imported once a test is about memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from ampmem import api
+from ampmem.analysis.budgets.budget import NONE_ALLOWED, PEAK, Allowance, parse_allowance
+from ampmem.analysis.budgets.check import CheckResult, Limit, check
+from ampmem.analysis.budgets.run import JudgedRun, is_same, require_replaceable, run_of
+from ampmem.analysis.difference.sides import Side
+from ampmem.analysis.summary import Summary
+from ampmem.block import ENDS_LATER
+from ampmem.cli.check import read_baseline
+from ampmem.errors import AmpmemError, NothingRecorded, UsageError
+from ampmem.integrations.pytest.limits import NO_LIMITS, Limits
+from ampmem.output import open_output
+from ampmem.reporters.text.check import render_check
+from ampmem.reporters.text.common.layout import NARROWEST, WIDEST, Layout, number, table, words
+from ampmem.reporters.text.common.plain_text import ABSENT
+from ampmem.reporters.text.common.words import signed
+from ampmem.units import format_peak
+
+if TYPE_CHECKING:
+    from ampmem.api import Profile
+    from ampmem.recorder.models.live import Module, Optimizer
+
+_LEFT_OPEN = (
+    "a block of the fixture ampmem was open after its test: something still holds it, such as a generator that was not "
+    "run to its end. It has been closed, for the tests that follow; close it in the test"
+)
+
+
+class Recorder:
+    """The fixture ``ampmem``: records blocks of the test as :func:`ampmem.profile` does, and is the module otherwise.
+
+    So a test that takes the fixture and has ``import ampmem`` above it works with either. A call is a block, too:
+    ``with ampmem(model) as prof``. What the marks of the test say of how to record holds for each block that says
+    nothing else.
+    """
+
+    def __init__(self, limits: Limits = NO_LIMITS) -> None:
+        self._limits = limits
+        self._blocks: list[api.Profile] = []
+
+    def profile(self, model: Module | None = None, optimizer: Optimizer | None = None, **options: Any) -> api.Profile:
+        """A block of the test to record, which the limits of the test, its baseline and the report are about.
+
+        Takes what :func:`ampmem.profile` takes.
+        """
+        how = self._limits.how.given()
+        if "device" in options:
+            how = {name: value for name, value in how.items() if name == "step_on"}
+        block = api.profile(model, optimizer, **{**how, **options})
+        self._blocks.append(block)
+        return block
+
+    __call__ = profile
+
+    def __getattr__(self, name: str) -> object:
+        """What the module has."""
+        return getattr(sys.modules["ampmem"], name)
+
+    def whole_test(self) -> AbstractContextManager[None]:
+        """The test that runs now, from its beginning to its end. Raises :class:`UsageError` as a block does."""
+        block = self.profile()
+        block.__enter__()
+        return _until_the_end(block)
+
+    def blocks(self) -> tuple[api.Profile, ...]:
+        """What was recorded, in order."""
+        return tuple(block for block in self._blocks if block.path.exists())
+
+    def limits(self) -> Limits:
+        """What the marks of the test say."""
+        return self._limits
+
+    def forget(self) -> None:
+        """Let go of the recordings; what is open is still to be left."""
+        self._blocks = [block for block in self._blocks if block.is_open]
+
+    def leave_open(self) -> str:
+        """Leave what is open, whoever holds it; returns what that came to, in words, and nothing where nothing was."""
+        left = [block for block in self._blocks if block.is_open]
+        said: list[str] = []
+        for block in left:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                block.__exit__(None, None, None)
+            said += [str(warning.message).removeprefix("ampmem: ") for warning in caught]
+        self._blocks.clear()
+        if not left:
+            return ""
+        if ENDS_LATER in said:
+            return f"a block of the fixture ampmem is open after its test, and cannot be ended here: {ENDS_LATER}"
+        return _LEFT_OPEN
+
+
+@contextmanager
+def _until_the_end(block: api.Profile) -> Iterator[None]:
+    """Leave ``block`` without a word of nothing to show: what is judged says it."""
+    failure: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "ampmem: ", RuntimeWarning)
+            block.__exit__(None if failure is None else type(failure), failure, None)
+
+
+_SAFE = re.compile(r"[A-Za-z0-9_.]+")
+_LONGEST = 100
+"""Characters of a file's name before what tells it from others."""
+
+
+class Baselines:
+    """One file for each recorded block of a test, in ``folder``, which the user has ``named``.
+
+    ``allow`` is how much more than the baseline is no failure; with ``update`` the files are written, and nothing is
+    compared. Raises :class:`UsageError` for an ``allow`` that is neither a share nor a size, and for a folder that is
+    not there to compare with.
+    """
+
+    def __init__(self, folder: Path, *, named: Path, allow: str, update: bool) -> None:
+        self._folder = folder
+        self.named = named
+        self.allow: Allowance = parse_allowance(allow)
+        self.update = update
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"--ampmem-baseline {named}: it is not a directory")
+        if not update and not folder.is_dir():
+            raise UsageError(f"--ampmem-baseline {named}: no such directory; --ampmem-update makes it")
+
+    def read(self, test: str, block: int) -> Side:
+        """The baseline of a test's block.
+
+        Raises :class:`UsageError` where there is none, and :class:`~ampmem.errors.RecordingError` for another file.
+        """
+        path = self._folder / file_of(test, block)
+        if not path.is_file():
+            raise UsageError(f"baseline not found: {self.named / file_of(test, block)}; --ampmem-update writes it")
+        return replace(read_baseline(path), label=str(self.named / file_of(test, block)))
+
+    def write(self, test: str, block: int, side: Side) -> bool:
+        """Make ``side`` the baseline of that block, unless it is; returns whether it was not.
+
+        What is only to be read, and has paths of this machine in it, is left out: the largest allocations and findings.
+        Raises :class:`UsageError` where another file has its name, and where it cannot be written.
+        """
+        if self._has(test, block, side):
+            return False
+        path = self._folder / file_of(test, block)
+        require_replaceable(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"cannot write {self.named / file_of(test, block)}: {error}") from None
+        with open_output(path, force=True) as stream:
+            stream.write(replace(side.summary, top=(), findings=()).to_json() + "\n")
+        return True
+
+    def _has(self, test: str, block: int, side: Side) -> bool:
+        """Whether nothing that is compared has changed: times and losses always do."""
+        try:
+            return is_same(self.read(test, block), side)
+        except AmpmemError:
+            return False
+
+
+def file_of(test: str, block: int) -> Path:
+    """The file of a test's block, from 1 on: ``tests/test_a.py::TestB::test_c`` has ``tests/test_a/TestB.test_c.json``.
+
+    A name with more than letters, digits, dots and underscores in it, such as that of a parametrized test, ends with
+    a part that no other test has.
+    """
+    module, *names = test.split("::")
+    folders = [part.replace("..", "__") for part in Path(module).with_suffix("").parts if part != "/"]
+    name = ".".join(names)
+    if not _SAFE.fullmatch(name) or len(name) > _LONGEST or name.startswith("."):
+        told_apart = hashlib.sha256(test.encode()).hexdigest()[:8]
+        name = f"{re.sub('[^A-Za-z0-9_.]+', '-', name)[:_LONGEST].strip('.-')}-{told_apart}"
+    return Path(*folders, f"{name}.json" if block == 1 else f"{name}-block{block}.json")
+
+
+WRITTEN, SAME, COMPARED = "written", "as it was", "compared"
+"""What became of a block's baseline."""
+
+_NO_BLOCK = (
+    "no block was recorded: a limit on a test that takes the fixture ampmem holds for the blocks that this "
+    "records; write `with ampmem.profile(model):` around the steps"
+)
+
+
+class Size(TypedDict):
+    """Bytes of what ``key`` names, of growth for each step, and what they are held against; ``None`` where unknown."""
+
+    key: str
+    took: int | None
+    limit: int | None
+    before: int | None
+
+
+class BlockRow(TypedDict):
+    """What came of one block, as xdist can send it from a worker. The peak is the first of ``sizes``."""
+
+    test: str
+    block: int
+    sizes: list[Size]
+    largest: str
+    """The largest category at the peak."""
+    baseline: str
+    failed: bool
+    """Whether the test failed by itself: then there is what it made until it did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What came of one block; ``failure`` is what a failing test prints, and empty for a block that is well."""
+
+    row: BlockRow
+    failure: str = ""
+
+
+def judge(
+    test: str, file: str, recorder: Recorder, baselines: Baselines | None, width: int, *, failed: bool = False
+) -> list[Judgement]:
+    """Each block that ``recorder`` has of the ``test`` in ``file``, in order; messages have so many columns.
+
+    ``failed`` says that the test has failed by itself.
+    """
+    blocks, limits = recorder.blocks(), recorder.limits()
+    if not blocks and (limits.budgets or baselines is not None):
+        return [_nothing(_Block(test, file, 1, many=False, failed=failed), limits, f"memory: {_NO_BLOCK}")]
+    layout = Layout(width=min(max(width, NARROWEST), WIDEST))
+    return [
+        _judge_block(_Block(test, file, number, many=len(blocks) > 1, failed=failed), block, limits, baselines, layout)
+        for number, block in enumerate(blocks, start=1)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block of a test, from 1 on."""
+
+    test: str
+    file: str
+    number: int
+    many: bool
+    failed: bool
+
+    @property
+    def label(self) -> str:
+        """What messages call it: pytest names the test above them."""
+        return f"memory of block {self.number}" if self.many else "memory"
+
+
+def _judge_block(
+    which: _Block, block: Profile, limits: Limits, baselines: Baselines | None, layout: Layout
+) -> Judgement:
+    held = bool(limits.budgets) or baselines is not None
+    try:
+        run = run_of(block.recording(), which.label)
+        before, became = _baseline(which, run, baselines)
+    except AmpmemError as error:
+        if isinstance(error, NothingRecorded) and not held:
+            return _nothing(which, limits, "")  # the block has said it, and nothing was promised
+        return _nothing(which, limits, f"{which.label}: {error}")
+    too_few = _too_few(run.summary, limits)
+    allow = NONE_ALLOWED if baselines is None else baselines.allow
+    try:
+        result = check(run, limits.budgets, before, allow)
+    except UsageError as error:  # it is of another kind of device
+        return _nothing(which, limits, f"{which.label}: {error}")
+    failure = "" if result.ok or not held else render_check(_of_test(result, which.file), layout)
+    parts = [f"{which.label}: {too_few}" if too_few else "", failure]
+    return Judgement(row=_row(which, run, result, before, became), failure="\n".join(part for part in parts if part))
+
+
+def _baseline(which: _Block, run: JudgedRun, baselines: Baselines | None) -> tuple[Side | None, str]:
+    """What the block is compared with, and what became of that."""
+    if baselines is None:
+        return None, ""
+    if not baselines.update:
+        return baselines.read(which.test, which.number), COMPARED
+    written = baselines.write(which.test, which.number, run.side)
+    return None, WRITTEN if written else SAME
+
+
+def _too_few(summary: Summary, limits: Limits) -> str:
+    made = sum(1 for step in summary.steps if step.finished)
+    if made >= limits.steps:
+        return ""
+    steps = "1 step" if made == 1 else f"{made} steps"
+    return f"growth takes {limits.steps} steps, and {steps} ended; train for more, or say steps={max(made, 2)}"
+
+
+def _row(which: _Block, run: JudgedRun, result: CheckResult, before: Side | None, became: str) -> BlockRow:
+    peak, whole = run.summary.peak, run.summary.whole
+    limits = [each for each in result.judged if each.limit_of is Limit.BUDGET]
+    sizes = [Size(key=each.key, took=each.after, limit=each.limit, before=None) for each in limits]
+    at_peak = next((size for size in sizes if size["key"] == PEAK), None)
+    if at_peak is None:
+        at_peak = Size(key=PEAK, took=whole.at_most, limit=None, before=None)
+    else:
+        sizes.remove(at_peak)
+    at_peak["before"] = None if before is None else before.summary.whole.bytes
+    largest = max(peak.categories, key=lambda key: peak.categories[key])
+    return BlockRow(
+        test=which.test,
+        block=which.number,
+        sizes=[at_peak, *sizes],
+        largest=str(largest),
+        baseline=became,
+        failed=which.failed,
+    )
+
+
+def _nothing(which: _Block, limits: Limits, failure: str) -> Judgement:
+    sizes = [Size(key=budget.key, took=None, limit=budget.limit, before=None) for budget in limits.budgets]
+    if not sizes:
+        sizes = [Size(key=PEAK, took=None, limit=None, before=None)]
+    row = BlockRow(test=which.test, block=which.number, sizes=sizes, largest="", baseline="", failed=which.failed)
+    return Judgement(row=row, failure=failure)
+
+
+def _of_test(result: CheckResult, file: str) -> CheckResult:
+    """``result`` with stacks that begin in the test's own ``file``: what pytest has called before is not news."""
+
+    def cut(stack: tuple[str, ...]) -> tuple[str, ...]:
+        return next((stack[i:] for i, frame in enumerate(stack) if frame.startswith(f"{file}:")), stack)
+
+    return replace(
+        result,
+        broken=tuple(
+            replace(
+                broken,
+                grew=tuple(replace(change, stack=cut(change.stack)) for change in broken.grew),
+                moved=tuple(replace(change, stack=cut(change.stack)) for change in broken.moved),
+                held=tuple(replace(group, stack=cut(group.stack)) for group in broken.held),
+            )
+            for broken in result.broken
+        ),
+    )
+
+
+NO_TESTS = (
+    "no test was recorded: mark one with @pytest.mark.ampmem(peak='2 GiB'), or have it take the fixture ampmem and "
+    "record a block"
+)
+
+
+def lines(rows: Sequence[BlockRow], baselines: Baselines | None, width: int, *, all_tests: bool) -> Iterator[str]:
+    """The table, if ``all_tests`` are to be listed, and a line on the baseline, if there is one."""
+    if not rows:
+        yield NO_TESTS
+        return
+    if all_tests:
+        yield from _table(rows, Layout(width=min(max(width, NARROWEST), WIDEST))).split("\n")
+    if baselines is not None:
+        yield _of_baselines(rows, baselines)
+
+
+def _table(rows: Sequence[BlockRow], layout: Layout) -> str:
+    compared = any(row["sizes"][0]["before"] is not None for row in rows)
+    columns = [
+        words("test", least=20),
+        words("what", least=8),
+        number("took"),
+        number("limit"),
+        *([number("since the\nbaseline", rank=1)] if compared else []),
+        words("largest\nat the peak", rank=2),
+    ]
+    ordered = sorted(rows, key=lambda row: -(row["sizes"][0]["took"] or 0))
+    return table(columns, [cells for row in ordered for cells in _lines_of(row, compared=compared)], layout)
+
+
+def _lines_of(row: BlockRow, *, compared: bool) -> Iterator[list[str]]:
+    said = [f"block {row['block']}"] if row["block"] > 1 else []
+    said += ["failed by itself"] if row["failed"] else []
+    name = f"{row['test']} ({', '.join(said)})" if said else row["test"]
+    for i, size in enumerate(row["sizes"]):
+        took, before = size["took"], size["before"]
+        change = [ABSENT if took is None or before is None else signed(took - before)] if compared else []
+        first = (name, row["largest"] or ABSENT) if i == 0 else ("", "")
+        yield [first[0], size["key"], _bytes(took), _bytes(size["limit"]), *change, first[1]]
+
+
+def _bytes(size: int | None) -> str:
+    return ABSENT if size is None else format_peak(size)
+
+
+def _of_baselines(rows: Sequence[BlockRow], baselines: Baselines) -> str:
+    became = Counter(row["baseline"] for row in rows)
+    named = baselines.named
+    if baselines.update:
+        return f"{named}: {became[WRITTEN]} written, {became[SAME]} as they were"
+    return f"{named}: {became[COMPARED]} compared"
