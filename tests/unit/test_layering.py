@@ -101,10 +101,11 @@ INSIDE: dict[str, tuple[str, ...]] = {
     ),
     "integrations": ("training", "accelerate lightning notebook pytest transformers"),
     "reporters/html": (
-        "data palette plotlyjs progress safety",
+        "activations palette plotlyjs progress safety",
         "stream",
+        "run",
         "views",
-        "columns page",
+        "page",
         "difference_page job_page",
         "write",
         "notebook",

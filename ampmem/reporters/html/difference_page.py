@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampmem.analysis.difference.difference import Difference, Side
-from ampmem.reporters.html.columns import column
 from ampmem.reporters.html.page.page import PageView, page_view
 from ampmem.reporters.html.progress import Progress
+from ampmem.reporters.html.run import column
 from ampmem.reporters.html.views.changes import changes_view, difference_verdict
 
 

@@ -11,10 +11,9 @@ from ampmem.analysis.comparison.compare import Comparison
 from ampmem.analysis.ranks.arms import Jobs, merge_all
 from ampmem.analysis.ranks.ranks import Rank, Ranks
 from ampmem.analysis.ranks.runs import RankRun
-from ampmem.reporters.html.columns import column
-from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.page import PageView, opens_on, page_view
 from ampmem.reporters.html.progress import Progress
+from ampmem.reporters.html.run import RunView, column
 from ampmem.reporters.html.views.comparison import comparison_view
 from ampmem.reporters.html.views.job import job_view
 from ampmem.reporters.html.views.ranks_verdict import ranks_verdict_view

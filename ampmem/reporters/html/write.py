@@ -11,19 +11,18 @@ from ampmem.analysis.comparison.answer import verdict_of, verdict_of_one
 from ampmem.analysis.comparison.compare import Entry, compare, distinct
 from ampmem.analysis.comparison.judged import judged_findings
 from ampmem.analysis.difference.difference import Difference, Side
+from ampmem.analysis.difference.reading import is_json
 from ampmem.analysis.ranks.jobs import are_ranks
 from ampmem.analysis.ranks.reading import read_runs
 from ampmem.errors import UsageError
 from ampmem.output.files import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
-from ampmem.reporters.html.columns import column
-from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.difference_page import difference_page
 from ampmem.reporters.html.job_page import job_page
 from ampmem.reporters.html.page.page import PageView, page_view, render
 from ampmem.reporters.html.progress import Progress
+from ampmem.reporters.html.run import RunView, column, packed_words, said_of
 from ampmem.reporters.html.views.comparison import ComparisonView, comparison_view, difference_headline
-from ampmem.reporters.html.views.run import findings_view, headlines
 from ampmem.reporters.html.views.verdict import VerdictView, verdict_view
 
 STREAM_LIMIT = 8_000_000
@@ -34,7 +33,9 @@ STREAMS_LIMIT = 24_000_000
 
 
 def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> None:
-    """Write the page of ``recordings`` to ``output``; several of them are compared, and ranks of one job merged.
+    """Write the page of ``recordings``, or of the JSON of their summaries, to ``output``.
+
+    Several of them are compared, and ranks of one job merged.
 
     Raises :class:`~ampmem.errors.UsageError` when there is no recording, one is missing or ``output``
     cannot be written (it exists, without ``force``, or is one of the recordings), and what reading and summing up a
@@ -44,7 +45,7 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
         raise UsageError("there is nothing to report on: give at least one recording")
     # Before the work, and not only when the page is there to be written.
     for path in recordings:
-        if rank_of(path) is None or len(recordings) == 1:  # a rank that cannot be read is said to be missing
+        if (rank_of(path) is None or len(recordings) == 1) and not is_json(path):  # a rank may be missing
             check_recording(path)
     for path in recordings:
         check_output(output, force=force, source=path)
@@ -119,6 +120,6 @@ def _side_by_side(
     for index, (entry, run) in enumerate(zip(entries, runs, strict=True)):
         if entry.summary is not None:
             against = difference_headline(comparison, index)
-            told = findings_view(entry.summary, judged[index])
-            named.append(replace(run, label=entry.label, headlines=headlines(entry.summary, against), findings=told))
+            said = said_of(entry.summary, judged[index], against)
+            named.append(replace(run, label=entry.label, packed=packed_words(entry.summary, said)))
     return tuple(named), comparison_view(comparison), verdict_view(verdict_of(comparison))

@@ -13,7 +13,6 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.reporters.html.page.template import filled
 from ampmem.reporters.html.palette import FILLS, label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
-from ampmem.reporters.html.views.run import breakdown_view
 from ampmem.reporters.text.answer import capital, in_phase, wording
 from ampmem.reporters.text.common.describe import (
     arm_in_words,
@@ -23,10 +22,11 @@ from ampmem.reporters.text.common.describe import (
     parameters_in_short,
 )
 from ampmem.reporters.text.common.plain_text import ABSENT, per_parameter
-from ampmem.reporters.text.common.words import AT_MARK, signed
+from ampmem.reporters.text.common.words import AT_MARK, IN_SHORT, signed
 from ampmem.reporters.text.ranks.render import absences, doubts
 from ampmem.reporters.text.ranks.verdict import ranks_wording
 from ampmem.reporters.text.sections.findings import change_of
+from ampmem.reporters.text.sections.marks import breakdown_rows
 from ampmem.reporters.text.warnings import warnings
 from ampmem.units import format_bytes, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
@@ -88,13 +88,12 @@ def html_of(card: Card) -> str:
 def summary_card(summary: Summary) -> Card:
     """The verdict, the last step's breakdown and the findings."""
     step, known = summary.last_step, summary.parameters.known_count
-    view = breakdown_view(step, casts=summary.arm.name in AUTOCAST_ARMS)
     rows = []
-    for row in view.rows:
+    for key, sizes in breakdown_rows(step, casts=summary.arm.name in AUTOCAST_ARMS):
         cells: list[str] = []
-        for size in row.cells:
+        for size in sizes:
             cells += [ABSENT, ABSENT] if size is None else [format_bytes(size), per_parameter(size, known)]
-        rows.append(_row(row.key, cells))
+        rows.append(_row(key, cells))
     return Card(
         headline=wording(verdict_of_one(summary)).text,
         alarms=warnings(summary),
@@ -107,7 +106,7 @@ def summary_card(summary: Summary) -> Card:
             counted(len(summary.steps), "step"),
         ),
         caption=f"step {step.index}, peak {in_phase(step.peak.phase)}",
-        columns=[text for column in view.columns for text in (column, "B/param")],
+        columns=[text for column in IN_SHORT.values() for text in (column, "B/param")],
         rows=rows,
         remarks=[
             Remark(lead=finding.severity, text=f"{finding.message} {capital(change_of(finding))}")

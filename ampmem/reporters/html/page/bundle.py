@@ -7,6 +7,8 @@ function. That is right for modules of a simple form, and every other form is re
   other folders are ``"./data/x.js"`` and ``"../data/x.js"``, and nothing is above the folder of the entry;
 * exports are the word ``export`` before a declaration;
 * names at the top level differ over all modules, and imports make no cycle.
+
+Comments on lines of their own are left out: they are a fourth of the modules, and the page has no use for them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ _PATH = r"(?:\./|(?:\.\./)+)(?:[\w-]+/)*[\w.-]+\.js"
 _IMPORT = re.compile(rf'import \{{ ([\w$]+(?:, [\w$]+)*,?) \}} from "({_PATH})";(?: *//.*)?')
 _DECLARATION = re.compile(r"(?P<export>export )?(?:async )?(?:function\*?|class|const|let|var) (?P<name>[\w$]+)")
 _MODULE_WORD = re.compile(r"\s*(?:import|export)\b")
+_COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:(?!\*/).)*\*/|//[^\n]*)[ \t]*\n", re.DOTALL | re.MULTILINE)
+"""A comment on lines of its own."""
 _NEVER = re.compile(r"</script|<!--|\bimport\s*\(|\bimport\.meta\b", re.IGNORECASE)
 
 
@@ -94,7 +98,11 @@ def _parse(folder: Path, name: str) -> _Module:
             raise BundleError(f"{name}:{number}: this form of import or export is not supported: {line.strip()}")
         lines.append(line)
     return _Module(
-        name=name, imports=tuple(imports), names=tuple(names), exports=frozenset(exports), body="\n".join(lines)
+        name=name,
+        imports=tuple(imports),
+        names=tuple(names),
+        exports=frozenset(exports),
+        body=_COMMENT.sub("", "\n".join(lines)),
     )
 
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from ampmem.analysis.json.jsonable import NOT_IN_JSON
+from ampmem.analysis.json.jsonable import NOT_IN_JSON, plain
+from ampmem.analysis.timeline.categories import PRECISION_COPIES
 from ampmem.reporters.html import plotlyjs
-from ampmem.reporters.html.data import RunView
 from ampmem.reporters.html.page.bundle import bundle
-from ampmem.reporters.html.page.plain import plain
 from ampmem.reporters.html.page.template import FOLDER, filled
 from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
+from ampmem.reporters.html.run import RunView
 from ampmem.reporters.html.safety import json_for_script, script_source_hash, visible
 from ampmem.reporters.html.views.changes import ChangesView
 from ampmem.reporters.html.views.comparison import ComparisonView
 from ampmem.reporters.html.views.job import JobView
 from ampmem.reporters.html.views.verdict import VerdictView
+from ampmem.reporters.text.common.words import IN_SHORT
 from ampmem.version import __version__
 from ampmem.vocabulary import AUTOCAST_ARMS
 
@@ -41,11 +42,18 @@ PLOTLY_CONFIG: dict[str, bool | str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
-    """All that the page is drawn from; ``opens`` is the index of the run that it opens on."""
+    """All that the page is drawn from; ``opens`` is the index of the run that it opens on.
+
+    ``marks`` has what the instants of a step are called at the head of a column; ``autocast_arms`` are the precisions
+    whose tables have a row for the ``precision_copies`` together in any case.
+    """
 
     ampmem: str
-    config: dict[str, bool | str]
+    config: Mapping[str, bool | str]
     categories: tuple[CategoryView, ...]
+    precision_copies: tuple[str, ...]
+    autocast_arms: tuple[str, ...]
+    marks: Mapping[str, str]
     layers: tuple[CategoryView, ...]
     runs: tuple[RunView, ...]
     opens: int
@@ -72,6 +80,9 @@ def page_view(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
         categories=category_views(),
+        precision_copies=PRECISION_COPIES,
+        autocast_arms=AUTOCAST_ARMS,
+        marks={mark.value: name for mark, name in IN_SHORT.items()},
         layers=layer_views(),
         runs=runs,
         opens=opens_on([run.arm for run in runs]) if opens is None else opens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 import zlib
@@ -49,6 +50,11 @@ def compressed_within(parts: Iterable[bytes], limit: int) -> bytes | None:
         if size > limit:
             return None
     return b"".join(out)
+
+
+def base64_of(packed: bytes) -> str:
+    """``packed`` as the page has it."""
+    return base64.b64encode(packed).decode("ascii")
 
 
 def _squeezed(parts: Iterable[bytes]) -> Iterator[bytes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ampmem.analysis.allocator.addresses import address_map
@@ -10,10 +12,18 @@ from ampmem.analysis.json.jsonable import Json
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column, SegmentAction
-from ampmem.reporters.html.data import AddressMapView, SegmentView
 
 CACHED = "cached"
 """Instead of a category: memory in no block that is in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentView:
+    """One segment of the allocator: ``blocks`` are (offset, bytes, category or ``cached``)."""
+
+    address: int
+    bytes: int
+    blocks: tuple[tuple[int, int, str], ...]
 
 
 def segments_header(analysis: Analysis) -> dict[str, Json]:
@@ -43,10 +53,10 @@ def places_of(analysis: Analysis) -> tuple[list[Json], Column]:
     return np.diff(addresses, prepend=0).tolist(), places
 
 
-def address_map_view(analysis: Analysis, position: int) -> AddressMapView | None:
-    """The segments and what is in them at ``position``; ``None`` where none are known."""
+def address_map_view(analysis: Analysis, position: int) -> tuple[SegmentView, ...]:
+    """The segments and what is in them at ``position``, for a page whose events come without addresses."""
     category = analysis.classes.category
-    segments = tuple(
+    return tuple(
         SegmentView(
             address=each.extent.address,
             bytes=each.extent.size,
@@ -61,7 +71,6 @@ def address_map_view(analysis: Analysis, position: int) -> AddressMapView | None
         )
         for each in address_map(analysis, position)
     )
-    return AddressMapView(segments=segments) if segments else None
 
 
 def _dense(column: Column) -> Column:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,7 @@ from ampmem.analysis.allocator.layers import Layers
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.json.jsonable import Json
 from ampmem.events import Column
-from ampmem.reporters.html.data import StreamView
-from ampmem.reporters.html.stream.container import compressed, framed
+from ampmem.reporters.html.stream.container import base64_of, compressed, framed
 from ampmem.reporters.html.stream.kinds import Kinds, kinds_header
 from ampmem.reporters.html.stream.reduce import extreme_positions
 from ampmem.units import format_count
@@ -34,6 +33,20 @@ WINDOWS = 12_000
 
 MAX_PEAK_KINDS = 20_000
 """Kinds that are described; more than that are put together, from the smallest on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamView:
+    """The events, packed; ``note`` says what was left out, empty in mode ``exact``.
+
+    ``addresses`` says whether the events come with addresses, from which the page makes its address map.
+    """
+
+    mode: str
+    events: int
+    note: str
+    addresses: bool
+    packed: str
 
 
 def reduced_stream(
@@ -66,7 +79,7 @@ def reduced_stream(
         f"Modules, stacks, addresses and allocations are those at the {when}."
     )
     packed = compressed([framed(header), *_arrays(analysis, layers, positions)])
-    return StreamView(mode=REDUCED, events=events, note=note, addresses=False, packed=packed)
+    return StreamView(mode=REDUCED, events=events, note=note, addresses=False, packed=base64_of(packed))
 
 
 def kept_positions(analysis: Analysis, peaks: Sequence[int], peak: int, buckets: int) -> NDArray[np.intp]:

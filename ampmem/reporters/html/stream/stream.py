@@ -9,11 +9,10 @@ import numpy as np
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column
-from ampmem.reporters.html.data import StreamView
-from ampmem.reporters.html.stream.container import compressed_within, framed, planes
+from ampmem.reporters.html.stream.container import base64_of, compressed_within, framed, planes
 from ampmem.reporters.html.stream.kinds import Kinds, kinds_header, kinds_of
 from ampmem.reporters.html.stream.layers import places_of, segments_header
-from ampmem.reporters.html.stream.reduced import reduced_stream
+from ampmem.reporters.html.stream.reduced import StreamView, reduced_stream
 
 EXACT = "exact"
 
@@ -34,7 +33,7 @@ def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int,
         packed = exact_stream(analysis, kinds, kind, limit // 4 * 3, addresses=addresses)
         if packed is not None:
             events = len(analysis.recording.events)
-            return StreamView(mode=EXACT, events=events, note="", addresses=addresses, packed=packed)
+            return StreamView(mode=EXACT, events=events, note="", addresses=addresses, packed=base64_of(packed))
     return reduced_stream(analysis, kinds, kind, peaks, peak, layers=analysis.layers, when=when)
 
 

@@ -9,12 +9,28 @@ from ampmem.analysis.comparison.answer import verdict_of
 from ampmem.analysis.comparison.compare import Comparison, Instant, StepTime
 from ampmem.analysis.json.jsonable import named
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
-from ampmem.reporters.html.data import CellRow, Headline, SizeRow
+from ampmem.reporters.html.run import Headline
 from ampmem.reporters.text.common.words import IN_SHORT, percent, short, signed, times
 from ampmem.units import format_duration
 from ampmem.vocabulary import Mark
 
 _WATERFALLS = (Mark.AFTER_FORWARD, Mark.PEAK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRow:
+    """Bytes of one category."""
+
+    key: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRow:
+    """Bytes of one category, one cell per column."""
+
+    key: str
+    cells: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ampmem.analysis.summary import Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
@@ -23,22 +23,32 @@ _HEADS = ("after\nforward", "after\nbackward", "after\nupdate", "peak")
 
 def render_marks(step: Step, parameters: int, layout: Layout, *, casts: bool) -> str:
     """The categories at the three marks of a step and at its peak; ``casts`` says that the run is under autocast."""
-    marks = step.marks
-    instants = [marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories]
-    cells = _cells(instants, parameters)
     rows: list[list[str]] = []
-    for category in CATEGORIES:
-        if category == PRECISION_COPIES[0] and (casts or has_copies(instants)):
-            rows.append(["precision_copies", *cells(lambda live: sum(live[copy] for copy in PRECISION_COPIES))])
-        if any(live is not None and live[category] for live in instants):
-            rows.append([indented(category), *cells(lambda live, key=category: live[key])])  # type: ignore[misc]
-            if category == Category.TEMPORARIES:
-                rows.extend(_split("in ", step.peak.temporaries_by_phase, parameters))
-            if category == Category.COMMUNICATION:
-                rows.extend(_split("", step.peak.communication_by_part, parameters))
-    rows.append([TOTAL, *cells(lambda live: sum(live.values()))])
+    for key, sizes in breakdown_rows(step, casts=casts):
+        cells = [cell for size in sizes for cell in size_cells(size, parameters)]
+        rows.append([indented(key), *cells])
+        if key == Category.TEMPORARIES:
+            rows.extend(_split("in ", step.peak.temporaries_by_phase, parameters))
+        if key == Category.COMMUNICATION:
+            rows.extend(_split("", step.peak.communication_by_part, parameters))
     caption = layout.heading(f"step {step.index} at its marks, peak in {step.peak.phase}")
     return f"{caption}\n\n{table(_columns(bool(parameters)), rows, layout, strong=(TOTAL,))}"
+
+
+def breakdown_rows(step: Step, *, casts: bool) -> Iterator[tuple[str, tuple[int | None, ...]]]:
+    """Each row's name and its bytes at the marks of ``step`` and at its peak; ``casts`` as in :func:`render_marks`."""
+    marks = step.marks
+    instants = (marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories)
+    for category in CATEGORIES:
+        if category == PRECISION_COPIES[0] and (casts or has_copies(instants)):
+            yield "precision_copies", _sums(instants, PRECISION_COPIES)
+        if any(live is not None and live[category] for live in instants):
+            yield category, _sums(instants, (category,))
+    yield TOTAL, _sums(instants, CATEGORIES)
+
+
+def _sums(instants: Sequence[Breakdown | None], categories: Sequence[Category]) -> tuple[int | None, ...]:
+    return tuple(None if live is None else sum(live[category] for category in categories) for live in instants)
 
 
 def has_copies(instants: Sequence[Breakdown | None]) -> bool:
@@ -56,19 +66,7 @@ def _columns(known: bool) -> list[Column]:
     return found
 
 
-def _cells(instants: Sequence[Breakdown | None], parameters: int) -> Callable[[Callable[[Breakdown], int]], list[str]]:
-    """A function that makes a row's cells: for each instant the bytes and the bytes per parameter."""
-
-    def cells(size: Callable[[Breakdown], int]) -> list[str]:
-        row: list[str] = []
-        for live in instants:
-            row += size_cells(None if live is None else size(live), parameters)
-        return row
-
-    return cells
-
-
-def indented(category: Category) -> str:
+def indented(category: str) -> str:
     """Tabulate strips leading spaces, so a mark shows what belongs to the row above."""
     return f"└ {category}" if category in PRECISION_COPIES else str(category)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ampmem.analysis.activations import (
     FULL_PRECISION,
     LOW_PRECISION,
     ActivationGroup,
     ActivationPart,
+    Saving,
     kind_in_words,
     savings,
 )
@@ -16,7 +18,6 @@ from ampmem.analysis.modules import ROOT
 from ampmem.analysis.ops import plain_kind, plain_op
 from ampmem.analysis.summary import Summary
 from ampmem.names import natural
-from ampmem.reporters.html.data import ActivationsView, PrecisionBar, PrecisionWords
 from ampmem.units import format_count
 
 MAX_MODULES = 40
@@ -29,11 +30,55 @@ _OUTSIDE = "outside the modules"
 _Part = tuple[ActivationGroup, ActivationPart]
 
 
-def activations_view(summary: Summary, position: int) -> ActivationsView | None:
-    """The activations at the end of forward, or when memory ran out; ``None`` where there are none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionBar:
+    """Bytes of activations: ``full`` are float32 or float64, ``low`` bfloat16 or float16, ``other`` no such numbers.
 
-    ``position`` is that of the one or the other.
+    ``ops`` are those that the bar is about, as torch names them, each with a type of what it saved or made; ``None``
+    for what was not seen. ``module`` is the path of the modules that it is about, with ``*`` for any number, and
+    ``None`` for none. ``detail`` says more.
     """
+
+    label: str
+    detail: str
+    full: int
+    low: int
+    other: int
+    ops: tuple[tuple[str | None, str | None], ...]
+    module: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionWords:
+    """How the parts of :class:`PrecisionBar` are called; empty for one that no activation is of."""
+
+    full: str
+    low: str
+    other: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationsView:
+    """What the activations are, and in which type.
+
+    ``kinds`` are by the op that saved them, or where none was seen to save any by the op that made them (``by`` is
+    ``saved for`` or ``made by``). ``modules_rest`` is what the modules that are left out come to. ``when`` is
+    the instant at which they live, in words.
+    """
+
+    when: str
+    by: str
+    words: PrecisionWords
+    whole: PrecisionBar
+    kinds: tuple[PrecisionBar, ...]
+    modules: tuple[PrecisionBar, ...]
+    modules_rest: PrecisionBar | None
+    savings: tuple[Saving, ...]
+    savings_left_out: int
+
+
+def activations_view(summary: Summary) -> ActivationsView | None:
+    """The activations at the end of forward, or when memory ran out; ``None`` where there are none."""
     parts = [(group, part) for group in summary.activations for part in group.parts]
     if not parts:
         return None
@@ -43,7 +88,6 @@ def activations_view(summary: Summary, position: int) -> ActivationsView | None:
     pairs = savings(summary.activations)
     return ActivationsView(
         when="at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out",
-        position=position,
         by="saved for" if seen else "made by",
         words=_words(parts, "still " if summary.arm.dtype else ""),
         whole=_bar("all", "", parts),
