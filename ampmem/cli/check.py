@@ -27,7 +27,7 @@ from ampmem.output.terminal import Terminal
 from ampmem.recording import without_journals
 from ampmem.reporters.export.github import harmless
 from ampmem.reporters.text.check import render_checks
-from ampmem.reporters.text.common.layout import layout_for
+from ampmem.reporters.text.layout import layout_for
 from ampmem.vocabulary import Arm, SourceKind
 
 _GIVE = "; give --budget peak=20GiB, or --baseline FILE, or write [tool.ampmem.budgets] in the script's pyproject.toml"

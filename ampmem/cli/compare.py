@@ -23,9 +23,9 @@ from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.output.files import check_output, claim, remove, remove_empty, say_written, sized
 from ampmem.output.terminal import Terminal
 from ampmem.recording import SUFFIX, rank_file, read
-from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.compare import render
-from ampmem.reporters.text.ranks.arms import render_jobs
+from ampmem.reporters.text.layout import layout_for
+from ampmem.reporters.text.ranks import render_jobs
 from ampmem.units import format_peak
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 

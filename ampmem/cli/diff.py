@@ -15,8 +15,8 @@ from ampmem.errors import UsageError
 from ampmem.output.files import check_output, sized
 from ampmem.output.terminal import Terminal
 from ampmem.recording import without_journals
-from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.difference import CHANGES, render_difference
+from ampmem.reporters.text.layout import layout_for
 
 
 @click.command("diff", short_help="Say where the memory of two runs of changed code differs.")

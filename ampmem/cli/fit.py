@@ -23,8 +23,8 @@ from ampmem.cli.processes.points import RunPlan, run_points
 from ampmem.errors import UsageError
 from ampmem.names import warning
 from ampmem.output.files import check_output, say_written
-from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.fit import left, render
+from ampmem.reporters.text.layout import layout_for
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 STEPS = 2
@@ -123,7 +123,7 @@ def fit(
     if interrupted:
         raise KeyboardInterrupt
     if html is not None:
-        from ampmem.reporters.html.page.fit_page import write_fit
+        from ampmem.reporters.html.fit_page import write_fit
 
         write_fit(found, html, force=options.force)
         say_written(html)

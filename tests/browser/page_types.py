@@ -15,8 +15,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ampmem.analysis.json.jsonable import json_fields
 from ampmem.analysis.summary import summary_schema
-from ampmem.reporters.html.page.fit_page import FitView
-from ampmem.reporters.html.page.page import PageView
+from ampmem.reporters.html.fit_page import FitView
+from ampmem.reporters.html.page import PageView
 from ampmem.reporters.html.run import RunWords
 
 FILE = Path(__file__).resolve().parents[2] / "ampmem" / "reporters" / "html" / "js" / "common" / "page.d.ts"

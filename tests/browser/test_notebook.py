@@ -14,7 +14,7 @@ from story import long_run
 
 import ampmem
 from ampmem.integrations.notebook.output import bundle
-from ampmem.reporters.html.notebook.frame import frame
+from ampmem.reporters.html.notebook import frame
 
 pytestmark = pytest.mark.browser
 

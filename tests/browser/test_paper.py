@@ -15,7 +15,7 @@ from pages import Written, changed, written
 from story import long_run
 from test_fit_page import made
 
-from ampmem.reporters.html.page.fit_page import write_fit
+from ampmem.reporters.html.fit_page import write_fit
 
 pytestmark = pytest.mark.browser
 

@@ -12,7 +12,7 @@ from pages import Open, Written, changed
 from ampmem.analysis.ops import plain_kind
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.reporters.html.stream.kinds import kinds_of
+from ampmem.reporters.html.stream import kinds_of
 from ampmem.reporters.text.static_model import judgement
 from ampmem.units import format_bytes, format_count
 

@@ -104,10 +104,10 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "activations palette plotlyjs progress safety",
         "stream",
         "run",
-        "views",
+        "comparison verdict",
+        "changes ranks",
         "page",
-        "difference_page job_page",
-        "write",
+        "fit_page write",
         "notebook",
     ),
 }

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from ampmem.output.terminal import Terminal, printable
-from ampmem.reporters.text.common.plain_text import shorten
+from ampmem.reporters.text.plain_text import shorten
 
 
 class Progress:

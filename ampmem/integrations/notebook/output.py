@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampmem.output.shown import Bundle
-from ampmem.reporters.html.notebook.cards import Card, Remark, html_of
-from ampmem.reporters.html.notebook.frame import MOST, frame
+from ampmem.reporters.html.notebook import MOST, Card, Remark, frame, html_of
 from ampmem.units import format_bytes
 
 

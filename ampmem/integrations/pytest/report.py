@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from ampmem.integrations.pytest.baselines import Baselines
 from ampmem.integrations.pytest.verdict import COMPARED, SAME, WRITTEN, Row
-from ampmem.reporters.text.common.layout import NARROWEST, WIDEST, Layout, number, table, words
-from ampmem.reporters.text.common.plain_text import ABSENT
-from ampmem.reporters.text.common.words import signed
+from ampmem.reporters.text.layout import NARROWEST, WIDEST, Layout, number, table, words
+from ampmem.reporters.text.plain_text import ABSENT
+from ampmem.reporters.text.words import signed
 from ampmem.units import format_peak
 
 NO_TESTS = (

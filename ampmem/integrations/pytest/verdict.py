@@ -15,7 +15,7 @@ from ampmem.integrations.pytest.baselines import Baselines
 from ampmem.integrations.pytest.limits import Limits
 from ampmem.integrations.pytest.recorder import Recorder
 from ampmem.reporters.text.check import render_check
-from ampmem.reporters.text.common.layout import NARROWEST, WIDEST, Layout
+from ampmem.reporters.text.layout import NARROWEST, WIDEST, Layout
 
 if TYPE_CHECKING:
     from ampmem.api import Profile

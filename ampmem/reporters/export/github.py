@@ -19,8 +19,8 @@ from ampmem.analysis.difference.changes import GroupChange, Run, changes_between
 from ampmem.analysis.difference.folds import Fold, folded
 from ampmem.output.terminal import printable
 from ampmem.reporters.text.check import MOVED, answer, explained, instants, limit_row, noteworthy, remarks
-from ampmem.reporters.text.common.plain_text import ABSENT
 from ampmem.reporters.text.difference import what
+from ampmem.reporters.text.plain_text import ABSENT
 from ampmem.units import format_bytes
 
 CHANGES = 20

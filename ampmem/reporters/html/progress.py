@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from ampmem.output.terminal import Terminal
-from ampmem.reporters.text.common.plain_text import shorten
+from ampmem.reporters.text.plain_text import shorten
 
 PATIENCE_S = 1.0
 """What is done sooner needs no word."""

@@ -28,12 +28,13 @@ from ampmem.names import NOT_KNOWN, RAN_ON_PREDICTED, has_times
 from ampmem.recording import read
 from ampmem.reporters.html.activations import ActivationsView, activations_view
 from ampmem.reporters.html.progress import Progress
-from ampmem.reporters.html.stream.container import base64_of, compressed
-from ampmem.reporters.html.stream.layers import SegmentView, address_map_view
-from ampmem.reporters.html.stream.reduced import StreamView
-from ampmem.reporters.html.stream.stream import stream_view
-from ampmem.reporters.text.answer import capital, place_of
-from ampmem.reporters.text.common.describe import (
+from ampmem.reporters.html.stream import SegmentView, StreamView, address_map_view, base64_of, compressed, stream_view
+from ampmem.reporters.text.answer import asked, asked_by, capital, device, free_blocks, lacking, place_of, to_come
+from ampmem.reporters.text.estimate import fit_in_short, sentences
+from ampmem.reporters.text.memory import parameters_in_layers
+from ampmem.reporters.text.out_of_memory import MADE_LATER, being_moved, headline, largest_rows, next_lines
+from ampmem.reporters.text.plain_text import per_parameter
+from ampmem.reporters.text.run import (
     describe_allocator,
     describe_arm,
     describe_devices,
@@ -41,15 +42,10 @@ from ampmem.reporters.text.common.describe import (
     describe_optimizers,
     describe_update,
     parameters_in_short,
+    warnings,
 )
-from ampmem.reporters.text.common.plain_text import per_parameter
-from ampmem.reporters.text.common.shortage import asked, asked_by, device, free_blocks, lacking, to_come
-from ampmem.reporters.text.common.words import short, trimmed
-from ampmem.reporters.text.estimate import fit_in_short, sentences
-from ampmem.reporters.text.out_of_memory import MADE_LATER, being_moved, headline, largest_rows, next_lines
-from ampmem.reporters.text.sections.casts import parameters_in_layers
 from ampmem.reporters.text.static_model import in_words, judgement, per_rank
-from ampmem.reporters.text.warnings import warnings
+from ampmem.reporters.text.words import short, trimmed
 from ampmem.units import format_bytes, format_count, format_duration, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, SourceKind
 

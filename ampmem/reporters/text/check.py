@@ -13,10 +13,10 @@ from ampmem.analysis.difference.changes import GroupChange, changes_between
 from ampmem.analysis.difference.conditions import Condition
 from ampmem.analysis.difference.folds import folded
 from ampmem.names import is_warning, said_in
-from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, table_lines, words
-from ampmem.reporters.text.common.plain_text import ABSENT, shorten, wrapped
-from ampmem.reporters.text.common.words import signed
 from ampmem.reporters.text.difference import changes_table, elsewhere, what
+from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
+from ampmem.reporters.text.plain_text import ABSENT, shorten, wrapped
+from ampmem.reporters.text.words import signed
 from ampmem.units import format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 5

@@ -15,7 +15,7 @@ from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.events import AllocatorRecord, LayersRecord
 from ampmem.recording import read
 from ampmem.reporters.html.run import said_of
-from ampmem.reporters.text.common.describe import describe_allocator, describe_devices
+from ampmem.reporters.text.run import describe_allocator, describe_devices
 from ampmem.reporters.text.table import render
 
 PLAIN = AllocatorRecord(

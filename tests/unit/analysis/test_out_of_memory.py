@@ -16,7 +16,7 @@ from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.options.vary import varied_arguments
 from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording
 from ampmem.reporters.html.run import headlines
-from ampmem.reporters.text.common.layout import Layout
+from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
 

@@ -24,7 +24,7 @@ from ampmem.cli.fit import fit
 from ampmem.cli.main import run
 from ampmem.cli.options.vary import varied_arguments
 from ampmem.errors import RecordingError, UsageError
-from ampmem.reporters.html.page.fit_page import fit_view
+from ampmem.reporters.html.fit_page import fit_view
 from ampmem.reporters.text.fit import left, of_whole, render
 
 OUTSIDE = 512

@@ -29,9 +29,9 @@ from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import ArmRecord, Recording
 from ampmem.recording.bounds import NAME
 from ampmem.reporters.html import plotlyjs, progress, write
-from ampmem.reporters.html.notebook.cards import html_of, summary_card
-from ampmem.reporters.html.page.page import PLOTLY_CONFIG
-from ampmem.reporters.html.page.template import FOLDER
+from ampmem.reporters.html.notebook import html_of, summary_card
+from ampmem.reporters.html.page import PLOTLY_CONFIG
+from ampmem.reporters.html.safety import FOLDER
 from ampmem.units import format_bytes
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,12 +21,13 @@ from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES
 from ampmem.events import ArmRecord, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import NO_TIMES
-from ampmem.reporters.html.page import page
+from ampmem.reporters.html import page
+from ampmem.reporters.html.comparison import comparison_view, difference_headline
 from ampmem.reporters.html.run import RunEvents, Said, headlines, run_view, said_of
-from ampmem.reporters.html.views.comparison import comparison_view, difference_headline
+from ampmem.reporters.html.safety import FOLDER
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, Detail
-from ampmem.reporters.text.sections.marks import breakdown_rows
+from ampmem.reporters.text.memory import breakdown_rows
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
@@ -243,7 +243,7 @@ def test_a_card_begins_with_a_capital() -> None:
 
 
 def test_every_section_that_a_finding_can_name_is_on_the_page() -> None:
-    template = (Path(page.__file__).parent / "page.html").read_text(encoding="utf-8")
+    template = (FOLDER / "page.html").read_text(encoding="utf-8")
     for section in Section:
         assert f'id="{section}"' in template
 
