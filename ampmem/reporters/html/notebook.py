@@ -51,7 +51,7 @@ _TOTAL, _ALLOCATED = "Total", "Allocated, the peak"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CardRow:
     """One row of the table; ``colour`` is empty where it is no category's."""
 
     label: str
@@ -77,7 +77,7 @@ class Card:
     alarms: Sequence[str] = ()
     caption: str = ""
     columns: Sequence[str] = ()
-    rows: Sequence[Row] = ()
+    rows: Sequence[CardRow] = ()
     remarks: Sequence[Remark] = ()
 
 
@@ -90,7 +90,7 @@ def html_of(card: Card) -> str:
         caption=visible(card.caption),
         columns=[visible(column) for column in card.columns],
         rows=[
-            Row(label=visible(row.label), cells=tuple(map(visible, row.cells)), colour=row.colour, sum=row.sum)
+            CardRow(label=visible(row.label), cells=tuple(map(visible, row.cells)), colour=row.colour, sum=row.sum)
             for row in card.rows
         ],
         remarks=[Remark(text=visible(remark.text, MAX_PROSE), lead=remark.lead) for remark in card.remarks],
@@ -132,9 +132,9 @@ def comparison_card(comparison: Comparison) -> Card:
     """The verdict, and the categories of each at the peak of the step that is compared."""
     peak, entries = comparison.instant(Mark.PEAK), comparison.entries
     steps = {step for step in comparison.steps if step is not None}
-    totals = [Row(label=_TOTAL, cells=tuple(_peak_size(total) for total in peak.total), sum=True)]
+    totals = [CardRow(label=_TOTAL, cells=tuple(_peak_size(total) for total in peak.total), sum=True)]
     if comparison.peaks != peak.total:
-        totals.append(Row(label=_ALLOCATED, cells=tuple(_peak_size(size) for size in comparison.peaks), sum=True))
+        totals.append(CardRow(label=_ALLOCATED, cells=tuple(_peak_size(size) for size in comparison.peaks), sum=True))
     beside = [] if comparison.baseline is None else [_differences(comparison)]
     return Card(
         headline=wording(verdict_of(comparison)).text,
@@ -155,14 +155,14 @@ def comparison_card(comparison: Comparison) -> Card:
     )
 
 
-def _differences(comparison: Comparison) -> Row:
+def _differences(comparison: Comparison) -> CardRow:
     assert comparison.baseline is not None
     named = comparison.entries[comparison.baseline].label
     cells = tuple(
         ABSENT if index == comparison.baseline else signed(difference)
         for index, difference in enumerate(comparison.peak_difference)
     )
-    return Row(label=f"Difference to {named}", cells=cells)
+    return CardRow(label=f"Difference to {named}", cells=cells)
 
 
 def ranks_card(ranks: Ranks) -> Card:
@@ -173,14 +173,14 @@ def ranks_card(ranks: Ranks) -> Card:
     live = [None if rank.peak is None else rank.peak.categories for rank in shown]
     left_out = len(largest) - len(shown)
     totals = [
-        Row(
+        CardRow(
             label=_TOTAL,
             cells=tuple(format_peak(sum(rank.peak.categories.values())) for rank in shown if rank.peak),
             sum=True,
         )
     ]
     if any(rank.peak is not None and rank.peak.allocated is not None for rank in shown):
-        totals.append(Row(label=_ALLOCATED, cells=tuple(format_peak(_peak(rank)) for rank in shown), sum=True))
+        totals.append(CardRow(label=_ALLOCATED, cells=tuple(format_peak(_peak(rank)) for rank in shown), sum=True))
     return Card(
         headline=ranks_wording(ranks).text,
         alarms=[*doubts(ranks), *absences(ranks)],
@@ -202,7 +202,7 @@ def _peak(rank: Rank) -> int:
     return 0 if rank.peak is None else rank.peak.said
 
 
-def _by_category(live: Sequence[Breakdown | None]) -> Iterator[Row]:
+def _by_category(live: Sequence[Breakdown | None]) -> Iterator[CardRow]:
     """A row for each category of which any has something."""
     for category in CATEGORIES:
         if any(one is not None and one[category] for one in live):
@@ -217,11 +217,11 @@ def _peak_size(size: int | None) -> str:
     return ABSENT if size is None else format_peak(size)
 
 
-def _row(key: str, cells: Sequence[str]) -> Row:
+def _row(key: str, cells: Sequence[str]) -> CardRow:
     if key not in FILLS:
-        return Row(label=key.replace("_", " ").capitalize(), cells=tuple(cells), sum=key == "total")
+        return CardRow(label=key.replace("_", " ").capitalize(), cells=tuple(cells), sum=key == "total")
     category = Category(key)
-    return Row(label=label(category), cells=tuple(cells), colour=FILLS[category].light)
+    return CardRow(label=label(category), cells=tuple(cells), colour=FILLS[category].light)
 
 
 def difference_card(found: Difference) -> Card:
@@ -242,10 +242,10 @@ def difference_card(found: Difference) -> Card:
     )
 
 
-def _change(fold: Fold) -> Row:
+def _change(fold: Fold) -> CardRow:
     change = fold.largest
     line = f"{'was at ' * (change.lines_of is Run.BEFORE)}{change.source_line}" if change.source_line else ABSENT
-    return Row(
+    return CardRow(
         label=f"{change.category}, {what(fold)}",
         colour=FILLS[change.category].light,
         cells=(
@@ -271,11 +271,11 @@ def check_card(result: CheckResult) -> Card:
     )
 
 
-def _limit(judged: Judged) -> Row:
+def _limit(judged: Judged) -> CardRow:
     sizes = [format_bytes(judged.limit)]
     sizes += [ABSENT if size is None else format_bytes(size) for size in (judged.after, judged.before)]
     said = judged.unknown or ("broken" if judged.over else "kept" if judged.kept else "not judged")
-    return Row(label=judged.key, cells=(*sizes, judged.limit_of, said))
+    return CardRow(label=judged.key, cells=(*sizes, judged.limit_of, said))
 
 
 def bundle_of(value: object) -> Bundle:

@@ -16,7 +16,7 @@ PATIENCE_S = 1.0
 _WIDTH = 78
 
 
-class Progress:
+class PageProgress:
     """One line on stderr, which changes and is gone at the end; nothing where stderr is no terminal."""
 
     def __init__(self) -> None:

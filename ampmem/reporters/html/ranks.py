@@ -16,9 +16,9 @@ from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.verdict import (
     REQUESTED,
     Bar,
+    BarPiece,
     End,
     Paint,
-    Piece,
     VerdictView,
     Waterfall,
     falls,
@@ -66,7 +66,7 @@ class RankRow:
     detail: str = ""
     href: str = ""
     shown: str = ""
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[BarPiece, ...] = ()
     cells: tuple[Cell, ...] = ()
     note: str = ""
 
@@ -81,7 +81,7 @@ class RankRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class RankColumn:
     """What a column is of."""
 
     label: str
@@ -94,7 +94,7 @@ class RankTable:
 
     title: str
     scale: str
-    columns: tuple[Column, ...]
+    columns: tuple[RankColumn, ...]
     groups: tuple[RankRows, ...]
 
 
@@ -129,12 +129,12 @@ class _Table:
     def scale_in_words(self) -> str:
         return format_bytes(self._scale) if self._differs else ""
 
-    def columns(self) -> Iterable[Column]:
-        yield Column(label="Peak")
+    def columns(self) -> Iterable[RankColumn]:
+        yield RankColumn(label="Peak")
         if self._ranks.reserved is not None:
-            yield Column(label="Reserved")
+            yield RankColumn(label="Reserved")
         for category in self._spreads:
-            yield Column(label=label(category), paint=paint(category))
+            yield RankColumn(label=label(category), paint=paint(category))
 
     def groups(self) -> Iterable[RankRows]:
         ranks = self._ranks

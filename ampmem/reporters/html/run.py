@@ -27,7 +27,7 @@ from ampmem.events import Column
 from ampmem.names import NOT_KNOWN, RAN_ON_PREDICTED, has_times
 from ampmem.recording import read
 from ampmem.reporters.html.activations import ActivationsView, activations_view
-from ampmem.reporters.html.progress import Progress
+from ampmem.reporters.html.progress import PageProgress
 from ampmem.reporters.html.stream import SegmentView, StreamView, address_map_view, base64_of, compressed, stream_view
 from ampmem.reporters.text.answer import asked, asked_by, capital, device, free_blocks, lacking, place_of, to_come
 from ampmem.reporters.text.estimate import fit_in_short, sentences
@@ -235,7 +235,7 @@ class RunView:
     events: RunEvents | None
 
 
-def column(path: Path, limit: int, progress: Progress) -> tuple[Entry, RunView]:
+def column(path: Path, limit: int, progress: PageProgress) -> tuple[Entry, RunView]:
     """The recording at ``path``, or the JSON of one, as a column of a comparison, and as a run of the page.
 
     Its events may take ``limit`` bytes of the page; only what that needs is kept.

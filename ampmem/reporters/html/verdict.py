@@ -29,7 +29,7 @@ class Paint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class BarPiece:
     """A part of a bar; without ``paint`` it is grey. ``name`` is a class of its own."""
 
     left: float
@@ -58,7 +58,7 @@ class Bar:
     value: str = ""
     change: str = ""
     note: str = ""
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[BarPiece, ...] = ()
     whole: bool = False
     paint: Paint | None = None
 
@@ -75,7 +75,7 @@ REQUESTED = ", of what was requested, without the rounding of blocks"
 """What a waterfall is of where the peaks are what an allocator had handed out."""
 
 
-def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[Piece, ...]:
+def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[BarPiece, ...]:
     """The bytes of each category one after the other, in the order in which the timeline stacks them."""
     pieces, start = [], 0
     for category in CATEGORIES:
@@ -85,9 +85,9 @@ def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[Piece, ...]:
     return tuple(pieces)
 
 
-def piece(start: int, size: int, whole: int, category: Category, name: str = "") -> Piece:
+def piece(start: int, size: int, whole: int, category: Category, name: str = "") -> BarPiece:
     """One part, from ``start`` over ``size`` of the ``whole`` bytes of a track; ``name`` is a class of its own."""
-    return Piece(
+    return BarPiece(
         left=100 * start / whole,
         width=100 * size / whole,
         title=f"{label(category)}: {format_bytes(size)}",
@@ -124,7 +124,7 @@ def _whole(end: End, text: str, whole: int) -> Bar:
     return Bar(
         label=end.label,
         value=text,
-        pieces=(Piece(left=0, width=100 * end.bytes / whole, name="whole"),),
+        pieces=(BarPiece(left=0, width=100 * end.bytes / whole, name="whole"),),
         whole=True,
     )
 

@@ -23,14 +23,14 @@ from ampmem.recording import check_recording, rank_of, world_size_of
 from ampmem.reporters.html.changes import changes_view, difference_verdict
 from ampmem.reporters.html.comparison import ComparisonView, comparison_view, difference_headline
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render
-from ampmem.reporters.html.progress import Progress
+from ampmem.reporters.html.progress import PageProgress
 from ampmem.reporters.html.ranks import job_view, ranks_verdict_view
 from ampmem.reporters.html.run import RunView, column, packed_words, said_of
 from ampmem.reporters.html.verdict import VerdictView, verdict_view
 from ampmem.reporters.text.ranks import heading, jobs_wording
 
 
-def difference_page(before: Side, after: Side, found: Difference, limit: int, progress: Progress) -> PageView:
+def difference_page(before: Side, after: Side, found: Difference, limit: int, progress: PageProgress) -> PageView:
     """The page of what was ``found`` between two sides; of one that is in no file it has no more than that.
 
     ``limit`` is how many bytes of the page the events of each may take.
@@ -48,7 +48,7 @@ MOST_PAGES = 8
 """Of so many ranks the whole page is in the file."""
 
 
-def job_page(runs: Sequence[RankRun], limit: Callable[[int], int], progress: Progress) -> PageView:
+def job_page(runs: Sequence[RankRun], limit: Callable[[int], int], progress: PageProgress) -> PageView:
     """The page of the job whose ranks ``runs`` are, in one precision or several.
 
     ``limit`` is how many bytes of the page the events of each of so many runs may take. Raises what
@@ -84,7 +84,7 @@ def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict
     return {number: f"{arm if arms.count(arm) == 1 else heading(ranks)} rank {number}" for number in sorted(numbers)}
 
 
-def _run(rank: Rank, label: str, room: int, progress: Progress) -> RunView:
+def _run(rank: Rank, label: str, room: int, progress: PageProgress) -> RunView:
     _, view = column(Path(rank.file), room, progress)
     return replace(view, label=label)
 
@@ -143,7 +143,7 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
             check_recording(path)
     for path in recordings:
         check_output(output, force=force, source=path)
-    with Progress() as progress:
+    with PageProgress() as progress:
         view = _view(recordings, STREAMS_LIMIT, progress)
         progress.say(f"writing {output.name}")
         page = render(view)
@@ -157,7 +157,7 @@ def write_difference(before: Side, after: Side, found: Difference, output: Path,
     Raises :class:`~ampmem.errors.UsageError` when ``output`` cannot be written (it exists, without ``force``).
     """
     check_output(output, force=force)
-    with Progress() as progress:
+    with PageProgress() as progress:
         view = difference_page(before, after, found, _limit(STREAMS_LIMIT, 2), progress)
         progress.say(f"writing {output.name}")
         page = render(view)
@@ -170,11 +170,11 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
 
     Raises what :func:`write` raises of recordings.
     """
-    with Progress() as progress:
+    with PageProgress() as progress:
         return render(_view(recordings, room, progress))
 
 
-def _view(recordings: Sequence[Path], room: int, progress: Progress) -> PageView:
+def _view(recordings: Sequence[Path], room: int, progress: PageProgress) -> PageView:
     limit = partial(_limit, room)
     return _of_ranks(recordings, limit, progress) or _of_each(recordings, limit, progress)
 
@@ -184,7 +184,7 @@ def _limit(room: int, runs: int) -> int:
     return min(STREAM_LIMIT, room // runs)
 
 
-def _of_ranks(recordings: Sequence[Path], limit: Callable[[int], int], progress: Progress) -> PageView | None:
+def _of_ranks(recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress) -> PageView | None:
     """The page of the job whose ranks these are; ``None`` where they are not."""
     if len(recordings) < 2 or all(world_size_of(path) == 1 for path in recordings):
         return None
@@ -193,7 +193,7 @@ def _of_ranks(recordings: Sequence[Path], limit: Callable[[int], int], progress:
     return job_page(runs, limit, progress) if are_ranks(runs) else None
 
 
-def _of_each(recordings: Sequence[Path], limit: Callable[[int], int], progress: Progress) -> PageView:
+def _of_each(recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress) -> PageView:
     """The page of all of them, side by side."""
     columns = [column(path, limit(len(recordings)), progress) for path in recordings]
     entries = distinct([entry for entry, _ in columns], [path.name for path in recordings])

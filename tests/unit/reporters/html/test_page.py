@@ -236,7 +236,7 @@ def test_progress_is_shown_on_a_terminal_once_it_takes_long(monkeypatch: pytest.
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress.Progress() as shown:
+    with progress.PageProgress() as shown:
         shown.say("reading a.ampmem")
         shown._begin()
         shown.say("writing \x1b[2J")
@@ -247,7 +247,7 @@ def test_no_progress_of_quick_work_or_into_a_file(monkeypatch: pytest.MonkeyPatc
     for stream, patience in ((Terminal(), 60.0), (io.StringIO(), 0.0)):
         monkeypatch.setattr(progress, "PATIENCE_S", patience)
         monkeypatch.setattr(sys, "stderr", stream)
-        with progress.Progress() as shown:
+        with progress.PageProgress() as shown:
             shown.say("reading a.ampmem")
         assert stream.getvalue() == ""
 
