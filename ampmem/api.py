@@ -47,7 +47,7 @@ __all__ = [
 
 def _tables(value: Any) -> Bundle:
     """What a notebook shows of ``value``."""
-    from ampmem.reporters.html.notebook.bundles import bundle_of
+    from ampmem.reporters.html.notebook import bundle_of
 
     return bundle_of(value)
 

@@ -55,7 +55,7 @@ from ampmem.output import Terminal, check_output, open_output, replaced, sized
 from ampmem.recording import SUFFIX, rank_file, read, taken_for_script, without_journals
 from ampmem.reporters.export.github import commands, harmless, markdown
 from ampmem.reporters.text.check import render_checks
-from ampmem.reporters.text.common.layout import layout_for
+from ampmem.reporters.text.layout import layout_for
 from ampmem.units import format_apart, format_peak
 from ampmem.vocabulary import Arm, SourceKind
 

@@ -20,9 +20,9 @@ from ampmem.cli.processes.launcher import check_processes
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.output import Terminal, check_output, claim, remove, remove_empty, say_written, sized
 from ampmem.recording import SUFFIX, rank_file, read
-from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.compare import render
-from ampmem.reporters.text.ranks.arms import render_jobs
+from ampmem.reporters.text.layout import layout_for
+from ampmem.reporters.text.ranks import render_jobs
 from ampmem.units import format_peak
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 

@@ -14,8 +14,8 @@ from ampmem.cli.options import schema_option
 from ampmem.errors import UsageError
 from ampmem.output import Terminal, check_output, sized
 from ampmem.recording import without_journals
-from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.difference import CHANGES, render_difference
+from ampmem.reporters.text.layout import layout_for
 
 
 @click.command("diff", short_help="Say where the memory of two runs of changed code differs.")

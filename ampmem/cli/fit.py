@@ -38,8 +38,8 @@ from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.names import warning
 from ampmem.output import check_output, say_written
 from ampmem.recording import SUFFIX, read
-from ampmem.reporters.text.common.layout import layout_for
 from ampmem.reporters.text.fit import left, render
+from ampmem.reporters.text.layout import layout_for
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
@@ -398,7 +398,7 @@ def fit(
     if interrupted:
         raise KeyboardInterrupt
     if html is not None:
-        from ampmem.reporters.html.page.fit_page import write_fit
+        from ampmem.reporters.html.fit_page import write_fit
 
         write_fit(found, html, force=options.force)
         say_written(html)

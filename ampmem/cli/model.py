@@ -14,7 +14,7 @@ from ampmem.analysis.static_model.recipes import OPTIMIZERS, PRECISIONS, Optimiz
 from ampmem.analysis.summary import Summary
 from ampmem.cli.show import report_of
 from ampmem.errors import NothingRecorded, UsageError
-from ampmem.reporters.text.common.layout import layout_for
+from ampmem.reporters.text.layout import layout_for
 from ampmem.reporters.text.model import note, render_recipe, render_recipes
 
 _COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\+?\d{1,2})?)([kmbt]?)", re.IGNORECASE | re.ASCII)

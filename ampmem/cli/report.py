@@ -33,6 +33,9 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, force: b
 
     Several are laid side by side. Those of the ranks of one job are merged: which rank is the worst, and why; the pages
     of single ranks are a click away.
+
+    A FILE may also be what ampmem show --json printed, on this machine or another: its page is the same, but for the
+    timeline and what else needs the events, which JSON does not have.
     """
     from ampmem.reporters.html import write  # with plotly, for which a shell's completion is not to wait
 

@@ -21,13 +21,12 @@ from ampmem.analysis.summary import Summary, summary_schema
 from ampmem.cli.options import schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
-from ampmem.reporters.base import Report
-from ampmem.reporters.export.json import JsonReporter
-from ampmem.reporters.text.common.layout import Layout, layout_for
+from ampmem.reporters.base import JsonReporter, Report
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, WHAT, Detail
-from ampmem.reporters.text.ranks.arms import render_jobs
-from ampmem.reporters.text.sections.what_if import render_what_if
+from ampmem.reporters.text.layout import Layout, layout_for
+from ampmem.reporters.text.memory import render_what_if
+from ampmem.reporters.text.ranks import render_jobs
 from ampmem.reporters.text.table import TableReporter, separator
 from ampmem.vocabulary import SourceKind
 

@@ -1,4 +1,4 @@
-"""What reporters share: what they are given, and what they look like."""
+"""What a reporter is given and what it is, and the one that renders summaries as JSON."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ class Reporter(Protocol):
     def render(self, reports: Sequence[Report]) -> str:
         """All of ``reports`` as one text, without a newline at its end."""
         ...
+
+
+class JsonReporter:
+    """One report as an object, several as an array of objects."""
+
+    def render(self, reports: Sequence[Report]) -> str:
+        """JSON that :func:`~ampmem.analysis.summary.summary_schema` describes, with warnings and notes."""
+        texts = [report.summary.to_json() for report in reports]
+        return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"

@@ -1,32 +1,71 @@
-"""The page's data as types for the check of its JavaScript, made from the views that become that data.
+"""The page's data as types for the check of its JavaScript.
 
-``python tests/browser/page_types.py`` writes them anew; a test fails when they are not those of the views.
+A summary's types are made from the schema that ``ampmem show --schema`` prints, those of the rest from the views that
+become that rest. ``python tests/browser/page_types.py`` writes them anew; a test fails when they are others.
 """
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ampmem.analysis.jsonable import json_fields
-from ampmem.reporters.html.page.fit_page import FitView
-from ampmem.reporters.html.page.page import PageView
+from ampmem.analysis.summary import summary_schema
+from ampmem.reporters.html.fit_page import FitView
+from ampmem.reporters.html.page import PageView
+from ampmem.reporters.html.run import RunWords
 
 FILE = Path(__file__).resolve().parents[2] / "ampmem" / "reporters" / "html" / "js" / "common" / "page.d.ts"
-HEAD = "/** What the pages are drawn from. Made from the views in Python by tests/browser/page_types.py. */\n"
-WORDS = {bool: "boolean", int: "number", float: "number", str: "string", bytes: "string", type(None): "null"}
-"""Bytes become base64."""
+HEAD = (
+    "/** What the pages are drawn from. Made from the JSON schema of a summary, and from the views in Python, by "
+    "tests/browser/page_types.py. */\n"
+)
+WORDS = {bool: "boolean", int: "number", float: "number", str: "string", type(None): "null"}
+SCHEMA_WORDS = {"boolean": "boolean", "integer": "number", "number": "number", "string": "string", "null": "null"}
 
 
 def page_types() -> str:
-    """The declarations of all that :class:`PageView` and :class:`FitView` hold."""
-    declared: dict[str, str] = {}
-    for view in (PageView, FitView):
+    """The declarations of all that :class:`PageView`, :class:`RunWords` and :class:`FitView` hold."""
+    schema: dict[str, Any] = summary_schema()
+    described = {"Summary": schema, **schema["$defs"]}
+    declared = {name: _interface(name, _members(of)) for name, of in described.items()}
+    for view in (PageView, RunWords, FitView):
         _declare(view, declared)
     return "\n".join((HEAD, *declared.values()))
+
+
+def _interface(name: str, members: Mapping[str, str]) -> str:
+    lines = [f"  {key}: {typed};\n" for key, typed in members.items()]
+    return f"export interface {name} {{\n{''.join(lines)}}}\n"
+
+
+def _members(of: Mapping[str, Any]) -> dict[str, str]:
+    return {key: _of_schema(value) for key, value in of["properties"].items()}
+
+
+def _of_schema(of: Mapping[str, Any]) -> str:
+    match of:
+        case {"$ref": reference}:
+            return str(reference).removeprefix("#/$defs/")
+        case {"anyOf": choices}:
+            return " | ".join(map(_of_schema, choices))
+        case {"enum": texts}:
+            return " | ".join(map(json.dumps, texts))
+        case {"type": "array", "items": items}:
+            return f"Array<{_of_schema(items)}>"
+        case {"type": "object", "properties": properties}:
+            return f"Record<{' | '.join(map(json.dumps, properties))}, {_of_schema(next(iter(properties.values())))}>"
+        case {"type": "object", "additionalProperties": values}:
+            return f"Record<string, {_of_schema(values)}>"
+        case {"type": [*kinds]}:
+            return " | ".join(_of_schema({**of, "type": kind}) for kind in kinds)
+        case {"type": kind}:
+            return SCHEMA_WORDS[kind]
+    raise TypeError(f"no type for the schema {of}")
 
 
 def _declare(view: type, declared: dict[str, str]) -> None:
@@ -34,10 +73,9 @@ def _declare(view: type, declared: dict[str, str]) -> None:
         return
     declared[view.__name__] = ""
     hints = get_type_hints(view)
-    members = [(key, hints[item.name]) for key, item in json_fields(view)]
-    lines = [f"  {name}: {_typed(hint)};\n" for name, hint in members]
-    declared[view.__name__] = f"export interface {view.__name__} {{\n{''.join(lines)}}}\n"
-    for _, hint in members:
+    members = {key: hints[item.name] for key, item in json_fields(view)}
+    declared[view.__name__] = _interface(view.__name__, {key: _typed(hint) for key, hint in members.items()})
+    for hint in members.values():
         for inner in _views_in(hint):
             _declare(inner, declared)
 

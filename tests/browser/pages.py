@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from build import write as write_recording
+from page_reader import unpacked
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.events import Recording
@@ -106,7 +109,12 @@ def changed(path: Path, output: Path, change: Callable[[dict[str, Any]], None]) 
     before, opening, rest = path.read_text(encoding="utf-8").partition(DATA)
     data, closing, after = rest.partition("</script>")
     values = json.loads(data)
+    for run in values.get("runs", ()):
+        run |= unpacked(run["packed"])
     change(values)
+    for run in values.get("runs", ()):
+        words = json.dumps({"summary": run.pop("summary"), "said": run.pop("said")})
+        run["packed"] = base64.b64encode(gzip.compress(words.encode())).decode()
     output.write_text("".join((before, opening, json_for_script(values), closing, after)), encoding="utf-8")
     return output
 

@@ -10,7 +10,7 @@ import pytest
 from pages import Open, wait_until
 
 from ampmem.analysis.fit import FitResult, Memory, Vary, arm_fits, break_evens
-from ampmem.reporters.html.page.fit_page import write_fit
+from ampmem.reporters.html.fit_page import write_fit
 from ampmem.reporters.text.fit import break_even_lines, fitting_lines
 from ampmem.units import format_bytes
 

@@ -45,7 +45,7 @@ def hostile_activations() -> dict[str, Any]:
 def hostile_data(data: dict[str, Any]) -> None:
     """Payloads also where the reporter itself writes sentences, and where the recording had none."""
     (run,) = data["runs"]
-    run["findings"] = [
+    run["said"]["findings"] = [
         {
             "code": payload[:50],
             "severity": payload[:50],
@@ -56,10 +56,11 @@ def hostile_data(data: dict[str, Any]) -> None:
         }
         for payload in PAYLOADS
     ]
-    for step, payload in zip(run["steps"], PAYLOADS, strict=False):
-        step.update(loss=payload, loss_scale=payload, took=payload, update=payload, phase=payload)
-    run["activations"] = hostile_activations()
-    run["phase_runs"] = [[number * 3, payload] for number, payload in enumerate(PAYLOADS[:15])]
+    for step, words, payload in zip(run["summary"]["steps"], run["said"]["steps"], PAYLOADS, strict=False):
+        words.update(loss=payload, loss_scale=payload, took=payload, update=payload)
+        step["peak"]["phase"] = payload
+    run["said"]["activations"] = hostile_activations()
+    run["events"]["phase_runs"] = [[number * 3, payload] for number, payload in enumerate(PAYLOADS[:15])]
     run["label"] = PAYLOADS[0]
     data["runs"] = [run, {**run, "label": PAYLOADS[1]}]
     cells = [1, 2]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from page_types import FILE, page_types
 
-from ampmem.reporters.html.page.bundle import bundle
+from ampmem.reporters.html.page import bundle
 from ampmem.units import format_bytes, format_count, format_duration
 
 HERE = Path(__file__).resolve().parent

@@ -19,8 +19,7 @@ from story import gpu_run
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.layers import AllocatorLayers
 from ampmem.analysis.timeline.categories import CATEGORIES
-from ampmem.reporters.html.stream.layers import address_map_view
-from ampmem.reporters.html.stream.stream import stream_view
+from ampmem.reporters.html.stream import address_map_view, stream_view
 from ampmem.units import format_bytes, format_count
 
 MODULES = Path(__file__).resolve().parents[2] / "ampmem" / "reporters" / "html" / "js"

@@ -180,7 +180,7 @@ def test_printing_shows_all_sections_and_no_controls(open_page: Open, arms_page:
 def test_an_address_map_is_drawn_when_there_is_one(open_page: Open, long_page: Written, tmp_path: Path) -> None:
     def with_map(data: dict[str, Any]) -> None:
         blocks = [[number * 512, 512, "parameters" if number % 3 else "cached"] for number in range(6000)]
-        data["runs"][0]["address_map"] = {"segments": [{"address": 4096, "bytes": 6000 * 512, "blocks": blocks}]}
+        data["runs"][0]["events"]["address_map"] = [{"address": 4096, "bytes": 6000 * 512, "blocks": blocks}]
 
     page = open_page(changed(long_page.path, tmp_path / "page.html", with_map))
     assert page.locator("#addresses canvas").is_visible()
@@ -190,7 +190,8 @@ def test_an_address_map_is_drawn_when_there_is_one(open_page: Open, long_page: W
 
 def test_what_there_is_no_data_for_is_left_out(open_page: Open, long_page: Written, tmp_path: Path) -> None:
     def bare(data: dict[str, Any]) -> None:
-        data["runs"][0].update(static_model=None, casts=None, activations=None, composition=None, findings=[])
+        data["runs"][0]["said"].update(static_model=None, activations=None, findings=[])
+        data["runs"][0]["summary"]["casts"]["copies"] = data["runs"][0]["summary"]["peak"]["bytes"] = 0
 
     page = open_page(changed(long_page.path, tmp_path / "page.html", bare))
     for name in ("static", "casts", "activations", "peak", "findings"):
@@ -203,7 +204,7 @@ def test_what_there_is_no_data_for_is_left_out(open_page: Open, long_page: Writt
 def test_findings_lead_to_where_they_show(open_page: Open, long_page: Written, tmp_path: Path) -> None:
     def with_findings(data: dict[str, Any]) -> None:
         told = {"code": "x", "severity": "warning", "message": "Much memory.", "change": "Use less.", "evidence": ["a"]}
-        data["runs"][0]["findings"] = [{**told, "jump": "allocations"}, {**told, "jump": "comparison"}]
+        data["runs"][0]["said"]["findings"] = [{**told, "jump": "allocations"}, {**told, "jump": "comparison"}]
 
     page = open_page(changed(long_page.path, tmp_path / "page.html", with_findings))
     findings = page.locator("#findings article")
@@ -221,7 +222,7 @@ def test_many_notes_are_one_line_that_opens_and_prints(open_page: Open, arms_pag
     def with_notes(count: int) -> Path:
         def change(values: dict[str, Any]) -> None:
             for run in values["runs"]:
-                run["notes"] = notes[:count]
+                run["said"]["notes"] = notes[:count]
 
         return changed(arms_page.path, tmp_path / f"{count}.html", change)
 

@@ -14,7 +14,7 @@ from story import long_run
 
 import ampmem
 from ampmem.integrations.notebook.recorded import framed_bundle
-from ampmem.reporters.html.notebook.frame import frame
+from ampmem.reporters.html.notebook import frame
 
 pytestmark = pytest.mark.browser
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from pages import Open, Written, bring, wait_until, written
 
+from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES
+from ampmem.reporters.html import write
 from ampmem.units import format_bytes, format_count
 
 pytestmark = pytest.mark.browser
@@ -277,3 +279,23 @@ def test_there_is_no_button_that_uploads(long_open: Any, long_page: Written) -> 
     page.mouse.move(box["x"] + 200, box["y"] + 100)
     assert page.locator(".modebar-btn").count() == 0
     assert not re.search("share|cloud|edit in", page.locator("#timeline").inner_text(), re.IGNORECASE)
+
+
+def test_a_page_of_json_has_all_but_what_needs_the_events(open_page: Open, arms_page: Written, tmp_path: Path) -> None:
+    given = tmp_path / "summary.json"
+    given.write_text(summary_of(arms_page.analysis).to_json())
+    write([given], tmp_path / "page.html")
+    page = open_page(tmp_path / "page.html")
+    note = page.locator("#no-events").inner_text()
+    assert note == (
+        "This run was given as the JSON of ampmem show --json, which has no events: the timeline, modules, stacks, "
+        "addresses and allocations are on the page of the recording only."
+    )
+    for name in ("timeline", "modules", "stacks", "addresses", "allocations"):
+        assert page.locator(f"#{name}").is_hidden(), name
+    said = {name: page.locator(f"#{name}").inner_text() for name in ("verdict", "steps", "static", "headlines")}
+    peak = page.locator("#peak-body").inner_text()
+    whole = open_page(written(tmp_path, arms_page.analysis.recording).path)
+    assert whole.locator("#no-events").count() == 0
+    assert said == {name: whole.locator(f"#{name}").inner_text() for name in said}
+    assert peak == re.sub(r", event [\d,]+:", ":", whole.locator("#peak-body").inner_text())

@@ -15,7 +15,7 @@ from pages import Written, changed, written
 from story import long_run
 from test_fit_page import made
 
-from ampmem.reporters.html.page.fit_page import write_fit
+from ampmem.reporters.html.fit_page import write_fit
 
 pytestmark = pytest.mark.browser
 
@@ -62,7 +62,7 @@ def test_all_figures_and_folded_parts_are_in_it(printed: Printed, tmp_path: Path
     def with_map(data: dict[str, Any]) -> None:
         blocks = [[number * 512, 512, "parameters" if number % 3 else "cached"] for number in range(6000)]
         for run in data["runs"]:
-            run["address_map"] = {"segments": [{"address": 4096, "bytes": 6000 * 512, "blocks": blocks}]}
+            run["events"]["address_map"] = [{"address": 4096, "bytes": 6000 * 512, "blocks": blocks}]
 
     pdf = printed(changed(arms_page.path, tmp_path / "page.html", with_map))
     text = text_of(pdf, "-layout")

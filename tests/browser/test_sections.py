@@ -12,7 +12,7 @@ from pages import Open, Written, changed
 from ampmem.analysis.ops import plain_kind
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.reporters.html.stream.kinds import kinds_of
+from ampmem.reporters.html.stream import kinds_of
 from ampmem.reporters.text.static_model import judgement
 from ampmem.units import format_bytes, format_count
 
@@ -111,7 +111,7 @@ def test_a_bar_leads_nowhere_where_the_table_would_say_something_else(
     open_page: Open, profiled_page: Written, tmp_path: Path
 ) -> None:
     def off(data: dict[str, Any]) -> None:
-        for bar in data["runs"][0]["activations"]["kinds"]:
+        for bar in data["runs"][0]["said"]["activations"]["kinds"]:
             if bar["label"] == "norms":
                 bar["full"] += 1
 
@@ -141,14 +141,14 @@ def test_a_badge_says_that_every_byte_is_accounted_for_or_how_many_are_not(
     assert "good" in badge.get_attribute("class")
 
     def off(data: dict[str, Any]) -> None:
-        data["runs"][0]["conservation"]["residual_bytes"] = 2048
+        data["runs"][0]["summary"]["conservation"]["residual_bytes"] = 2048
 
     badge = open_page(changed(profiled_page.path, tmp_path / "off.html", off)).locator("#accounted")
     assert badge.inner_text() == "2.0 KiB not accounted for"
     assert "bad" in badge.get_attribute("class")
 
     def unknown(data: dict[str, Any]) -> None:
-        data["runs"][0]["conservation"].update(residual_bytes=None, reserved_residual_bytes=None)
+        data["runs"][0]["summary"]["conservation"].update(residual_bytes=None, reserved_residual_bytes=None)
 
     page = open_page(changed(profiled_page.path, tmp_path / "unknown.html", unknown))
     assert page.locator("#accounted").is_hidden()
@@ -163,7 +163,7 @@ def test_what_is_not_known_has_no_column(open_page: Open, arms_page: Written, tm
     assert page.locator("#comparison h2").inner_text() == "The precisions side by side"
 
     def bare(data: dict[str, Any]) -> None:
-        for step in (step for run in data["runs"] for step in run["steps"]):
+        for step in (step for run in data["runs"] for step in run["said"]["steps"]):
             step.update(loss="-", update="", took="")
         data["comparison"].update(losses=[], baseline=None, steps=[1, 2])
 

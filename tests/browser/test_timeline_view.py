@@ -52,7 +52,7 @@ def test_time_is_in_seconds_and_not_there_where_none_was_measured(
     assert len({tick.split()[1] for tick in ticks}) == 1 and len(ticks) >= 3
 
     def untimed(data: dict[str, Any]) -> None:
-        data["runs"][0]["timed"] = False
+        data["runs"][0]["events"]["timed"] = False
 
     page = open_page(changed(long_page.path, tmp_path / "page.html", untimed), fragment="#axis=time")
     assert not page.get_by_role("button", name="Time", exact=True).is_visible()

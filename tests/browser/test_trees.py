@@ -14,7 +14,7 @@ from story import LAUNCHER, LIBRARY, WRAPPERS, deep_run
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.reporters.html.palette import category_views
-from ampmem.reporters.html.stream.kinds import kinds_of
+from ampmem.reporters.html.stream import kinds_of
 from ampmem.units import format_bytes
 
 pytestmark = pytest.mark.browser

@@ -71,11 +71,19 @@ class Reduced:
 
 
 def page_data(page: str) -> dict[str, Any]:
-    """The JSON block of a page."""
+    """The JSON block of a page, with the summary and the words of each run unpacked."""
     blocks = re.findall(r'<script type="application/json" id="page-data">(.*?)</script>', page, flags=re.DOTALL)
     assert len(blocks) == 1
     data: dict[str, Any] = json.loads(blocks[0])
+    for run in data.get("runs", ()):
+        run |= unpacked(run.pop("packed"))
     return data
+
+
+def unpacked(packed: str) -> dict[str, Any]:
+    """The JSON that the page has of a run in gzip and base64: ``summary`` and ``said``."""
+    words: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(packed)))
+    return words
 
 
 def scripts(page: str) -> list[str]:

@@ -99,12 +99,13 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "analysis/budgets": ("budget", "run", "check"),
     "integrations": ("training", "accelerate lightning notebook pytest transformers"),
     "reporters/html": (
-        "data palette plotlyjs progress safety",
+        "activations palette plotlyjs progress safety",
         "stream",
-        "views",
-        "columns page",
-        "difference_page job_page",
-        "write",
+        "run",
+        "comparison verdict",
+        "changes ranks",
+        "page",
+        "fit_page write",
         "notebook",
     ),
 }

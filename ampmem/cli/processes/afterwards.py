@@ -273,7 +273,7 @@ def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -
 def show(recording: Path, named: Path, audience: Audience) -> None:
     """Show the tables of ``recording``, which is ``named`` so on the command line."""
     from ampmem.cli.show import report_of
-    from ampmem.reporters.text.common.layout import layout_for
+    from ampmem.reporters.text.layout import layout_for
     from ampmem.reporters.text.table import TableReporter
 
     report = replace(report_of(recording), file=str(named))
@@ -283,7 +283,7 @@ def show(recording: Path, named: Path, audience: Audience) -> None:
 def show_shortage(recording: Path, audience: Audience) -> None:
     """Say what the run died of that ran out of memory."""
     from ampmem.cli.show import report_of
-    from ampmem.reporters.text.common.layout import layout_for
+    from ampmem.reporters.text.layout import layout_for
     from ampmem.reporters.text.out_of_memory import render_out_of_memory
 
     audience.show(render_out_of_memory(report_of(recording).summary, layout_for(audience.screen)))

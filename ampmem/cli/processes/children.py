@@ -25,7 +25,7 @@ from ampmem.errors import UsageError
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.output import Terminal, printable
 from ampmem.recorder.script import STDIN, standard_input
-from ampmem.reporters.text.common.plain_text import shorten
+from ampmem.reporters.text.plain_text import shorten
 from ampmem.vocabulary import Arm
 
 

@@ -22,8 +22,7 @@ from ampmem.integrations.notebook.shell import display
 from ampmem.output import Bundle, check_output, printable, sized
 from ampmem.recorder.marker import FORMS
 from ampmem.recording import SUFFIX
-from ampmem.reporters.html.notebook.cards import Card, Remark, html_of
-from ampmem.reporters.html.notebook.frame import MOST, frame
+from ampmem.reporters.html.notebook import MOST, Card, Remark, frame, html_of
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 

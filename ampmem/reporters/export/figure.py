@@ -11,7 +11,7 @@ from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.output import open_output
 from ampmem.reporters.html.palette import FILLS, label
-from ampmem.reporters.html.stream.reduce import extreme_positions
+from ampmem.reporters.html.stream import extreme_positions
 
 BUCKETS = 1_000
 """Stretches of a long recording of which the lowest and the highest instant are drawn."""

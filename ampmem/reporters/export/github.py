@@ -18,8 +18,8 @@ from ampmem.analysis.budgets.check import Broken, CheckResult, Judged
 from ampmem.analysis.difference.changes import Fold, GroupChange, WhichRun, changes_between, folded
 from ampmem.output import printable
 from ampmem.reporters.text.check import MOVED, answer, explained, instants, limit_row, noteworthy, remarks
-from ampmem.reporters.text.common.plain_text import ABSENT
 from ampmem.reporters.text.difference import what
+from ampmem.reporters.text.plain_text import ABSENT
 from ampmem.units import format_bytes
 
 CHANGES = 20

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from ampmem.output import Terminal
-from ampmem.reporters.text.common.plain_text import shorten
+from ampmem.reporters.text.plain_text import shorten
 
 PATIENCE_S = 1.0
 """What is done sooner needs no word."""
@@ -16,7 +16,7 @@ PATIENCE_S = 1.0
 _WIDTH = 78
 
 
-class Progress:
+class PageProgress:
     """One line on stderr, which changes and is gone at the end; nothing where stderr is no terminal."""
 
     def __init__(self) -> None:

@@ -7,6 +7,10 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 MAX_TEXT = 400
 """Longest name shown, in characters; what is longer ends with an ellipsis."""
@@ -68,3 +72,20 @@ def script_source_hash(source: str) -> str:
     """The Content-Security-Policy source that allows exactly this inline script."""
     digest = hashlib.sha256(source.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+FOLDER = Path(__file__).parent / "templates"
+
+
+def filled(name: str, /, **values: object) -> str:
+    """The template ``name`` with ``values``; one that it needs and does not get is an error."""
+    return _environment().get_template(name).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    """It keeps what it has compiled."""
+    loader = FileSystemLoader(FOLDER)
+    return Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True
+    )

@@ -8,22 +8,113 @@ from functools import partial
 from pathlib import Path
 
 from ampmem.analysis.answer import judged_findings, verdict_of, verdict_of_one
-from ampmem.analysis.comparison import Entry, compare, distinct
+from ampmem.analysis.comparison import Comparison, Entry, compare, distinct
 from ampmem.analysis.difference.difference import Difference
-from ampmem.analysis.difference.sides import Side
-from ampmem.analysis.ranks.jobs import are_ranks, read_runs
+from ampmem.analysis.difference.sides import Side, is_json
+from ampmem.analysis.ranks.jobs import RankRun, are_ranks, read_runs
+from ampmem.analysis.ranks.merge import Jobs, merge_all
+from ampmem.analysis.ranks.ranks import Rank, Ranks
 from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
-from ampmem.reporters.html.columns import column
-from ampmem.reporters.html.data import RunView
-from ampmem.reporters.html.difference_page import difference_page
-from ampmem.reporters.html.job_page import job_page
-from ampmem.reporters.html.page.page import PageView, page_view, render
-from ampmem.reporters.html.progress import Progress
-from ampmem.reporters.html.views.comparison import ComparisonView, comparison_view, difference_headline
-from ampmem.reporters.html.views.run import findings_view, headlines
-from ampmem.reporters.html.views.verdict import VerdictView, verdict_view
+from ampmem.reporters.html.changes import changes_view, difference_verdict
+from ampmem.reporters.html.comparison import ComparisonView, comparison_view, difference_headline
+from ampmem.reporters.html.page import PageView, opens_on, page_view, render
+from ampmem.reporters.html.progress import PageProgress
+from ampmem.reporters.html.ranks import job_view, ranks_verdict_view
+from ampmem.reporters.html.run import RunView, column, packed_words, said_of
+from ampmem.reporters.html.verdict import VerdictView, verdict_view
+from ampmem.reporters.text.ranks import heading, jobs_wording
+
+
+def difference_page(before: Side, after: Side, found: Difference, limit: int, progress: PageProgress) -> PageView:
+    """The page of what was ``found`` between two sides; of one that is in no file it has no more than that.
+
+    ``limit`` is how many bytes of the page the events of each may take.
+    """
+    sides = [("before", before), ("after", after)]
+    shown = [
+        replace(column(side.file, limit, progress)[1], label=label) for label, side in sides if side.file is not None
+    ]
+    return page_view(
+        tuple(shown), None, difference_verdict(found), changes=changes_view(found), opens=max(0, len(shown) - 1)
+    )
+
+
+MOST_PAGES = 8
+"""Of so many ranks the whole page is in the file."""
+
+
+def job_page(runs: Sequence[RankRun], limit: Callable[[int], int], progress: PageProgress) -> PageView:
+    """The page of the job whose ranks ``runs`` are, in one precision or several.
+
+    ``limit`` is how many bytes of the page the events of each of so many runs may take. Raises what
+    :func:`~ampmem.analysis.ranks.merge.merge_all` raises.
+    """
+    merged = merge_all(runs)
+    jobs, comparison = merged.jobs, merged.comparison
+    chosen = [ranks_shown(ranks, max(1, MOST_PAGES // len(jobs))) for ranks in jobs]
+    pages = [_labels(ranks, numbers, jobs) for ranks, numbers in zip(jobs, chosen, strict=True)]
+    room = limit(sum(map(len, chosen)))
+    shown = [
+        _run(ranks.rank(number), each[number], room, progress)
+        for ranks, each in zip(jobs, pages, strict=True)
+        for number in each
+    ]
+    open_arm = opens_on([ranks.job.arm.name for ranks in jobs])
+    opens = pages[open_arm][chosen[open_arm][0]]
+    return page_view(
+        tuple(shown),
+        None if comparison is None else comparison_view(comparison),
+        ranks_verdict_view(jobs[0]) if comparison is None else _of_worst(merged, comparison),
+        job=job_view(jobs, pages, opens),
+        opens=[run.label for run in shown].index(opens),
+    )
+
+
+def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict[int, str]:
+    """What the runs of these ranks are called, by rank."""
+    if len(jobs) == 1:
+        return {number: f"rank {number}" for number in sorted(numbers)}
+    arms = [job.job.arm.name for job in jobs]
+    arm = ranks.job.arm.name
+    return {number: f"{arm if arms.count(arm) == 1 else heading(ranks)} rank {number}" for number in sorted(numbers)}
+
+
+def _run(rank: Rank, label: str, room: int, progress: PageProgress) -> RunView:
+    _, view = column(Path(rank.file), room, progress)
+    return replace(view, label=label)
+
+
+def _of_worst(jobs: Jobs, comparison: Comparison) -> VerdictView:
+    """The worst rank of each precision beside those of the others."""
+    view = verdict_view(verdict_of(comparison), jobs_wording(jobs, comparison))
+    return replace(view, waterfall=None) if any(ranks.unsound for ranks in jobs.jobs) else view
+
+
+def ranks_shown(ranks: Ranks, most: int) -> tuple[int, ...]:
+    """The ranks whose whole pages are in the file, the worst first: all, where they are few.
+
+    Else the worst, those that failed, and one of those that are alike: that in the middle, that with the least, then
+    the largest.
+    """
+    worst, every = ranks.worst, [rank.rank for rank in ranks.ranks]
+    first = [] if worst is None else [worst.rank]
+    if len(every) <= most:
+        return tuple(dict.fromkeys([*first, *every]))
+    failed = [rank.rank for rank in ranks.ranks if rank.failure is not None or rank.out_of_memory is not None]
+    told = [] if worst is None else [worst.rank, worst.over_median.rank, worst.over_least.rank]
+    largest = sorted((alike.ranks[0] for alike in ranks.alike), key=lambda number: -_size(ranks.rank(number)))
+    class_of = {number: alike.ranks[0] for alike in ranks.alike for number in alike.ranks}
+    by_class: dict[int, int] = {}
+    for number in (*told, *largest):
+        by_class.setdefault(class_of[number], number)
+    return tuple(dict.fromkeys([*first, *failed, *by_class.values()]))[:most] or tuple(every[:1])
+
+
+def _size(rank: Rank) -> int:
+    return 0 if rank.peak is None else rank.peak.said
+
 
 STREAM_LIMIT = 8_000_000
 """Bytes of the page that the events of one recording may take."""
@@ -33,7 +124,9 @@ STREAMS_LIMIT = 24_000_000
 
 
 def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> None:
-    """Write the page of ``recordings`` to ``output``; several of them are compared, and ranks of one job merged.
+    """Write the page of ``recordings``, or of the JSON of their summaries, to ``output``.
+
+    Several of them are compared, and ranks of one job merged.
 
     Raises :class:`~ampmem.errors.UsageError` when there is no recording, one is missing or ``output``
     cannot be written (it exists, without ``force``, or is one of the recordings), and what reading and summing up a
@@ -43,11 +136,11 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
         raise UsageError("there is nothing to report on: give at least one recording")
     # Before the work, and not only when the page is there to be written.
     for path in recordings:
-        if rank_of(path) is None or len(recordings) == 1:  # a rank that cannot be read is said to be missing
+        if (rank_of(path) is None or len(recordings) == 1) and not is_json(path):  # a rank may be missing
             check_recording(path)
     for path in recordings:
         check_output(output, force=force, source=path)
-    with Progress() as progress:
+    with PageProgress() as progress:
         view = _view(recordings, STREAMS_LIMIT, progress)
         progress.say(f"writing {output.name}")
         page = render(view)
@@ -61,7 +154,7 @@ def write_difference(before: Side, after: Side, found: Difference, output: Path,
     Raises :class:`~ampmem.errors.UsageError` when ``output`` cannot be written (it exists, without ``force``).
     """
     check_output(output, force=force)
-    with Progress() as progress:
+    with PageProgress() as progress:
         view = difference_page(before, after, found, _limit(STREAMS_LIMIT, 2), progress)
         progress.say(f"writing {output.name}")
         page = render(view)
@@ -74,11 +167,11 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
 
     Raises what :func:`write` raises of recordings.
     """
-    with Progress() as progress:
+    with PageProgress() as progress:
         return render(_view(recordings, room, progress))
 
 
-def _view(recordings: Sequence[Path], room: int, progress: Progress) -> PageView:
+def _view(recordings: Sequence[Path], room: int, progress: PageProgress) -> PageView:
     limit = partial(_limit, room)
     return _of_ranks(recordings, limit, progress) or _of_each(recordings, limit, progress)
 
@@ -88,7 +181,7 @@ def _limit(room: int, runs: int) -> int:
     return min(STREAM_LIMIT, room // runs)
 
 
-def _of_ranks(recordings: Sequence[Path], limit: Callable[[int], int], progress: Progress) -> PageView | None:
+def _of_ranks(recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress) -> PageView | None:
     """The page of the job whose ranks these are; ``None`` where they are not."""
     if len(recordings) < 2 or all(world_size_of(path) == 1 for path in recordings):
         return None
@@ -97,7 +190,7 @@ def _of_ranks(recordings: Sequence[Path], limit: Callable[[int], int], progress:
     return job_page(runs, limit, progress) if are_ranks(runs) else None
 
 
-def _of_each(recordings: Sequence[Path], limit: Callable[[int], int], progress: Progress) -> PageView:
+def _of_each(recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress) -> PageView:
     """The page of all of them, side by side."""
     columns = [column(path, limit(len(recordings)), progress) for path in recordings]
     entries = distinct([entry for entry, _ in columns], [path.name for path in recordings])
@@ -118,6 +211,6 @@ def _side_by_side(
     for index, (entry, run) in enumerate(zip(entries, runs, strict=True)):
         if entry.summary is not None:
             against = difference_headline(comparison, index)
-            told = findings_view(entry.summary, judged[index])
-            named.append(replace(run, label=entry.label, headlines=headlines(entry.summary, against), findings=told))
+            said = said_of(entry.summary, judged[index], against)
+            named.append(replace(run, label=entry.label, packed=packed_words(entry.summary, said)))
     return tuple(named), comparison_view(comparison), verdict_view(verdict_of(comparison))

@@ -2,28 +2,284 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ampmem.analysis.answer import shared_findings, verdict_of
-from ampmem.analysis.comparison import Comparison, Entry
+from ampmem.analysis.comparison import BASELINE, Comparison, Entry, StepTime
+from ampmem.analysis.estimate import Prediction
+from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
+from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
 from ampmem.names import is_warning
-from ampmem.reporters.text.answer import Wording, wording
-from ampmem.reporters.text.common.describe import conserved, describe_arm, optimizers_or_none
-from ampmem.reporters.text.common.layout import PLAIN, Layout
-from ampmem.reporters.text.common.plain_text import shorten, wrapped
-from ampmem.reporters.text.comparison.figures import render_figures, render_instant, render_losses
-from ampmem.reporters.text.comparison.static_models import render_static_models
+from ampmem.reporters.text.answer import Wording, wording, wording_lines
 from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
-from ampmem.reporters.text.next_steps import render_next
+from ampmem.reporters.text.estimate import fit_in_short
+from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side, words
+from ampmem.reporters.text.memory import indented
 from ampmem.reporters.text.out_of_memory import in_short
-from ampmem.reporters.text.sections.findings import render_labelled
-from ampmem.reporters.text.sections.run import describe_parameters, describe_untrained, keyed
-from ampmem.reporters.text.sections.verdict import wording_lines
-from ampmem.reporters.text.warnings import render_warnings
-from ampmem.vocabulary import Mark
+from ampmem.reporters.text.plain_text import ABSENT, per_parameter, shorten, wrapped
+from ampmem.reporters.text.run import (
+    conserved,
+    describe_arm,
+    describe_parameters,
+    describe_untrained,
+    keyed,
+    optimizers_or_none,
+    render_labelled,
+    render_next,
+    render_warnings,
+)
+from ampmem.reporters.text.static_model import in_words, judgement, not_explained, tensors_of
+from ampmem.reporters.text.words import AT_MARK, percent, share, short, signed, size_cells, times
+from ampmem.units import format_bytes, format_duration, format_peak
+from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
-_LABEL = 40
+FIRST_LOSSES = 5
+"""How many steps' losses are shown at the start; of more steps only the last one is shown too."""
+
+USUAL_RATIO = "0.5x"
+"""What the usual account of mixed precision says becomes of the activations."""
+
+_LABEL = 15
+_NAME = 12
+"""So much of what a row is about is left at least."""
+
+
+def render_instant(comparison: Comparison, mark: Mark, layout: Layout) -> str:
+    """The categories at one instant: for each entry bytes and bytes per parameter."""
+    each = [column.live(mark) for column in comparison.columns]
+    rows = _rows(each)
+    known = [0 if entry.summary is None else entry.summary.parameters.known_count for entry in comparison.entries]
+
+    def cells(entry: int, size: Callable[[Breakdown], int]) -> list[str]:
+        live = each[entry]
+        found = size_cells(None if live is None else size(live), known[entry])
+        return found if known[entry] or not any(known) else [*found, ABSENT]
+
+    groups = [
+        [number(_header(entry)), *([number("B/\nparam", rank=1, of=_header(entry))] if any(known) else [])]
+        for entry in comparison.entries
+    ]
+    tables = side_by_side(
+        words("", least=_NAME),
+        [name for name, _ in rows],
+        groups,
+        [[cells(i, size) for _, size in rows] for i in range(len(groups))],
+        layout,
+        strong=(TOTAL,),
+    )
+    caption = map(layout.strong, wrapped(f"{AT_MARK[mark]}, {comparison.which_step}", layout.width))
+    return "\n\n".join(["\n".join(caption), *tables])
+
+
+def _rows(each: Sequence[Breakdown | None]) -> list[tuple[str, Callable[[Breakdown], int]]]:
+    """What each row is about, and its bytes; both kinds of precision copies are summed up where both are there."""
+    shown = [category for category in CATEGORIES if any(live is not None and live[category] for live in each)]
+    grouped = all(copy in shown for copy in PRECISION_COPIES)
+    rows: list[tuple[str, Callable[[Breakdown], int]]] = []
+    for category in shown:
+        if grouped and category == PRECISION_COPIES[0]:
+            rows.append(("precision_copies", lambda live: sum(live[copy] for copy in PRECISION_COPIES)))
+        name = indented(category) if grouped else str(category)
+        rows.append((name, lambda live, key=category: live[key]))  # type: ignore[misc]
+    rows.append((TOTAL, lambda live: sum(live.values())))
+    return rows
+
+
+def _header(entry: Entry) -> str:
+    """The label over at most two lines, and whether the arm failed."""
+    arm, _, name = entry.label.partition(" ")
+    lines = [shorten(part, _LABEL) for part in (arm, name) if part]
+    return "\n".join([*lines, "failed"] if entry.failure is not None else lines)
+
+
+def _per_entry(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]], first: str, layout: Layout) -> str:
+    """Rows with one cell per entry."""
+    tables = side_by_side(
+        words(first, least=_NAME),
+        [name for name, _ in rows],
+        [[number(_header(entry))] for entry in comparison.entries],
+        [[[cells[i]] for _, cells in rows] for i in range(len(comparison.entries))],
+        layout,
+    )
+    return "\n\n".join(tables)
+
+
+def render_figures(comparison: Comparison, layout: Layout) -> str:
+    """Peaks, times and ratios, a row each; then the rule of thumb that the activations are held against."""
+    columns = comparison.columns
+    whole = [None if entry.summary is None else entry.summary.whole.bytes for entry in comparison.entries]
+    predictions = [None if entry.summary is None else entry.summary.prediction for entry in comparison.entries]
+    said, requested = [column.peak for column in columns], [column.total(Mark.PEAK) for column in columns]
+    name = "peak" if whole == said else f"peak of {comparison.which_step}"
+    rows: list[tuple[str, list[str]]] = [(name, list(map(_size, said)))]
+
+    def add(name: str, cells: Sequence[str]) -> None:
+        if any(cell != ABSENT for cell in cells):
+            rows.append((name, list(cells)))
+
+    if said != requested:
+        add("requested of it", list(map(_size, requested)))
+    add(f"peak vs {BASELINE}", [signed(column.peak_difference) for column in columns])
+    add("peak reserved", [_size(column.peak_reserved) for column in columns])
+    for name, predicted in _PREDICTED:
+        add(name, [ABSENT if prediction is None else predicted(prediction) for prediction in predictions])
+    if whole != said:
+        add("peak of the whole run", list(map(_size, whole)))
+    add(f"activations vs {BASELINE}", [times(column.activation_ratio) for column in columns])
+    low = [column.low_precision for column in columns]
+    if any(low):
+        add("activations in 16 bit", [ABSENT if each is None else share(each, 1) for each in low])
+    add("break-even batch size", [_break_even(column.break_even) for column in columns])
+    for name, figure in _STEP_TIMES:
+        add(name, [ABSENT if column.step_time is None else figure(column.step_time) for column in columns])
+    add(f"loss off {BASELINE} by up to", [percent(column.loss_difference) for column in columns])
+    text = f"{layout.strong('figures')}\n\n{_per_entry(comparison, rows, '', layout)}"
+    return "\n".join([text, *_when(comparison, layout), *_rule(comparison, layout)])
+
+
+def _when(comparison: Comparison, layout: Layout) -> list[str]:
+    """Of which instant the activations' rows are: the verdict above speaks of the peak."""
+    columns = comparison.columns
+    if all(column.activation_ratio is None and column.low_precision is None for column in columns):
+        return []
+    return wrapped("activations: here those after forward, not those at the peak", layout.width)
+
+
+def _rule(comparison: Comparison, layout: Layout) -> list[str]:
+    """What is usually said of activations, once; nothing where there is no ratio to hold against it."""
+    if not any(
+        column.activation_ratio is not None
+        and column.entry.summary is not None
+        and column.entry.summary.arm.name in AUTOCAST_ARMS
+        for column in comparison.columns
+    ):
+        return []
+    return wrapped(f"rule of thumb: under autocast activations take {USUAL_RATIO} of {BASELINE}'s", layout.width)
+
+
+_STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
+    ("step time, median", lambda time: format_duration(time.median_ns)),
+    ("step time, fastest", lambda time: format_duration(time.fastest_ns)),
+    ("step time, slowest", lambda time: format_duration(time.slowest_ns)),
+    (f"step time vs {BASELINE}", lambda time: times(time.ratio)),
+)
+
+
+_PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
+    ("in all on the GPU", lambda prediction: format_peak(prediction.likely_total)),
+    ("in all, up to", lambda prediction: ABSENT if prediction.highest is None else format_peak(prediction.most_total)),
+    ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
+    ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
+)
+"""For simulated runs; what is outside of the allocator is in the first."""
+
+
+def _size(size: int | None) -> str:
+    return ABSENT if size is None else format_peak(size)
+
+
+def _break_even(batch_size: float | None) -> str:
+    if batch_size is None:
+        return ABSENT
+    return f"{batch_size:.3g}" if batch_size < 100 else f"{batch_size:,.0f}"
+
+
+def render_losses(comparison: Comparison, layout: Layout) -> str:
+    """The loss of each step; empty where none is known."""
+    rows = [
+        (str(step), list(map(short, losses)))
+        for step, losses in comparison.losses.items()
+        if any(loss is not None for loss in losses)
+    ]
+    if not rows:
+        return ""
+    if len(rows) > FIRST_LOSSES + 1:
+        gap = ("…", ["…"] * len(comparison.entries))
+        rows = [*rows[:FIRST_LOSSES], gap, rows[-1]]
+    return f"{layout.strong('losses')}\n\n{_per_entry(comparison, rows, 'step', layout)}"
+
+
+_CAPTION = "static memory in bytes per parameter: what the rule of thumb says, and what was measured"
+_EXPLAINED = "the rule of thumb plus the named differences equals what was measured in each, to the byte"
+_SHOWN = (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD)
+_RULE_LABEL = 12
+_RULE_NAME = 60
+
+
+def render_static_models(entries: Sequence[Entry], layout: Layout = PLAIN) -> str:
+    """Bytes per parameter at the end of forward and after backward, then the reasons; empty without a verdict."""
+    known = [(entry.label, entry.summary) for entry in entries if entry.summary is not None]
+    lost = [(label, summary) for label, summary in known if summary.static_recipe and not summary.static_model]
+    judged = [(label, summary) for label, summary in known if summary.static_model and summary.parameters.known_count]
+    lines = [layout.strong(line) for line in wrapped(_CAPTION, layout.width)] if judged else []
+    for label, summary in judged:
+        if summary.static_recipe is not None:
+            lines += wrapped(f"{shorten(label, 40)}: {in_words(summary.static_recipe)}", layout.width)
+    for label, summary in lost:
+        lines += wrapped(f"{shorten(label, 40)}: {judgement(summary)}", layout.width)
+    if not judged:
+        return "\n".join(lines)
+    tables = [text for mark in _SHOWN for text in _tables(mark, judged, layout)]
+    return "\n\n".join(["\n".join(lines), *tables, _reasons(judged, layout)])
+
+
+def _tables(mark: Mark, judged: Sequence[tuple[str, Summary]], layout: Layout) -> list[str]:
+    found = [{row.component: row for row in summary.static_model if row.mark == mark} for _, summary in judged]
+    components = list(dict.fromkeys(name for rows in found for name in rows))
+    shown = [name for name in components if any(_counts(rows.get(name)) for rows in found)]
+    if not shown:
+        return []
+    first = words(AT_MARK[mark].replace("at the end of", "end of"))
+    groups = [
+        [
+            number(f"{shorten(label, _RULE_LABEL)}\nrule"),
+            number("\nmeasured", of=shorten(label, _RULE_LABEL)),
+        ]
+        for label, _ in judged
+    ]
+    cells = [
+        [_cells(rows.get(name), summary) for name in shown] for rows, (_, summary) in zip(found, judged, strict=True)
+    ]
+    return side_by_side(first, shown, groups, cells, layout, strong=(TOTAL,))
+
+
+def _counts(row: StaticComponent | None) -> bool:
+    return row is not None and bool(row.model_bytes or row.measured_bytes)
+
+
+def _cells(row: StaticComponent | None, summary: Summary) -> list[str]:
+    if row is None:
+        return [ABSENT, ABSENT]
+    count = summary.parameters.known_count
+    return [per_parameter(row.model_bytes, count), per_parameter(row.measured_bytes, count)]
+
+
+def _reasons(judged: Sequence[tuple[str, Summary]], layout: Layout) -> str:
+    """Each reason once, with the bytes in each recording that has it."""
+    reasons: dict[str, dict[int, list[str]]] = {}
+    broken: list[str] = []
+    for label, summary in judged:
+        for row in summary.static_model:
+            if row.mark not in _SHOWN or row.component == TOTAL:
+                continue
+            for term in row.terms:
+                of = tensors_of(term, min(_RULE_NAME, layout.width - 4))
+                reason = f"{row.component} {AT_MARK[row.mark]}: {term.why}" + (f" ({of})" if of else "")
+                reasons.setdefault(reason, {}).setdefault(term.bytes, []).append(shorten(label, _RULE_LABEL))
+            if not row.explained:
+                broken.append(f"{row.component} {AT_MARK[row.mark]} ({label}): {not_explained(row)}")
+    lines = [layout.strong("why they differ")]
+    for reason, sizes in reasons.items():
+        amounts = ", ".join(f"{signed(size)} ({', '.join(labels)})" for size, labels in sizes.items())
+        lines += wrapped(f"{reason}: {amounts}", layout.width)
+    problems = [f"{label}: {summary.static_problem}" for label, summary in judged if summary.static_problem]
+    faults = "; ".join([*problems, *broken])
+    verdict = f"the model does not hold: {faults}" if faults else _EXPLAINED
+    return "\n".join([*lines, *wrapped(verdict, layout.width)])
+
+
+_NOTE_LABEL = 40
 
 
 def render(
@@ -58,7 +314,7 @@ def _known(entries: Sequence[Entry]) -> list[tuple[Entry, Summary]]:
 
 
 def _label(entry: Entry) -> str:
-    return shorten(entry.label, _LABEL)
+    return shorten(entry.label, _NOTE_LABEL)
 
 
 def _troubles(comparison: Comparison, layout: Layout) -> str:
@@ -147,7 +403,7 @@ def _foot(comparison: Comparison, layout: Layout) -> str:
         lines += wrapped(f"conservation: {_label(entry)}: {conserved(summary)}", layout.width)
     for note, labels in _notes(comparison.entries).items():
         if not is_warning(note):  # those are said at the start
-            said = f"note ({', '.join(shorten(label, _LABEL) for label in labels)}): {note}"
+            said = f"note ({', '.join(shorten(label, _NOTE_LABEL) for label in labels)}): {note}"
             lines += wrapped(said, layout.width)
     return "\n".join(lines)
 

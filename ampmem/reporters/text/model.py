@@ -17,9 +17,9 @@ from ampmem.analysis.static_model.recipes import (
     match_recipe,
 )
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, table_lines, words
-from ampmem.reporters.text.common.plain_text import per_parameter, shorten
-from ampmem.reporters.text.common.words import AT_MARK
+from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
+from ampmem.reporters.text.plain_text import per_parameter, shorten
+from ampmem.reporters.text.words import AT_MARK
 from ampmem.units import format_bytes, format_count
 
 _NAME = 12

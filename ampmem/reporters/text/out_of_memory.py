@@ -14,10 +14,10 @@ from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import layers, of_all_layers, shape_text
 from ampmem.output import printable
-from ampmem.reporters.text.common.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.common.plain_text import ABSENT, wrapped
-from ampmem.reporters.text.common.shortage import asked, asked_by, device, free_blocks, lacking, left, to_come
-from ampmem.reporters.text.sections.peak import render_categories
+from ampmem.reporters.text.answer import asked, asked_by, device, free_blocks, lacking, left, to_come
+from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
+from ampmem.reporters.text.memory import render_categories
+from ampmem.reporters.text.plain_text import ABSENT, wrapped
 from ampmem.units import format_bytes, format_count
 
 FRAMES = 5

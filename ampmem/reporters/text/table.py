@@ -9,25 +9,30 @@ from ampmem.analysis.findings.base import told_elsewhere
 from ampmem.analysis.summary import PeakPlace, Step, Summary
 from ampmem.names import RAN_ON_PREDICTED
 from ampmem.reporters.base import Report
-from ampmem.reporters.text.answer import place_of
-from ampmem.reporters.text.common.layout import PLAIN, Layout
-from ampmem.reporters.text.common.plain_text import wrapped
-from ampmem.reporters.text.common.shortage import why_it_does_not_fit
+from ampmem.reporters.text.answer import place_of, verdict_lines, why_it_does_not_fit
 from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.estimate import headline, other_notes, render_prediction
-from ampmem.reporters.text.next_steps import render_next
+from ampmem.reporters.text.layout import PLAIN, Layout
+from ampmem.reporters.text.memory import (
+    render_activations,
+    render_casts,
+    render_held,
+    render_largest,
+    render_marks,
+    render_modules,
+    render_peak,
+)
 from ampmem.reporters.text.out_of_memory import render_out_of_memory
-from ampmem.reporters.text.sections.activations import render_activations
-from ampmem.reporters.text.sections.casts import render_casts
-from ampmem.reporters.text.sections.findings import render_findings
-from ampmem.reporters.text.sections.marks import render_held, render_marks
-from ampmem.reporters.text.sections.modules import render_largest, render_modules
-from ampmem.reporters.text.sections.peak import render_peak
-from ampmem.reporters.text.sections.run import render_foot, render_run
-from ampmem.reporters.text.sections.steps import render_steps
-from ampmem.reporters.text.sections.verdict import verdict_lines
+from ampmem.reporters.text.plain_text import wrapped
+from ampmem.reporters.text.run import (
+    render_findings,
+    render_foot,
+    render_next,
+    render_run,
+    render_steps,
+    render_warnings,
+)
 from ampmem.reporters.text.static_model import render_static_model
-from ampmem.reporters.text.warnings import render_warnings
 from ampmem.vocabulary import AUTOCAST_ARMS
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ampmem.allocator.settings import MIB
-from ampmem.reporters.html.page.template import FOLDER
+from ampmem.reporters.html.safety import FOLDER
 from published.claims import ABOVE_HALF, BERT, CLAIMED, NEAREST, RESNET50
 from published.figures import scatter
 from published.savings import SAVINGS, Saving

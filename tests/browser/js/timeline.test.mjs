@@ -9,7 +9,7 @@ import { labelFor } from "../../../ampmem/reporters/html/js/timeline/phases.js";
 
 const step = (index, first, last, peak, finished = true) => ({ index, finished, first, last, peak });
 const run = (changes = {}) => ({
-  out_of_memory: null,
+  failure: null,
   steps: [step(0, 10, 100, 30), step(1, 100, 200, 130)],
   phase_runs: [[0, "setup"], [10, "forward"], [20, "backward"], [40, "optimizer"], [100, "forward"], [110, "backward"]],
   peak: { position: 130, bytes: 2048, step: 1, said: "2.0 KiB" },
@@ -26,7 +26,7 @@ test("a run opens on its last finished step", () => {
   assert.deepEqual(shown(openingOf(run())), [1, 100, 200]);
   const steps = [...run().steps, step(2, 200, 220, 210, false)];
   assert.deepEqual(shown(openingOf(run({ steps }))), [1, 100, 200]);
-  assert.deepEqual(shown(openingOf(run({ steps, out_of_memory: { position: 210 } }))), [2, 200, 220]);
+  assert.deepEqual(shown(openingOf(run({ steps, failure: { position: 210 } }))), [2, 200, 220]);
   assert.deepEqual(shown(openingOf(run({ steps: steps.slice(2) }))), [2, 200, 220]);
   assert.equal(openingOf(run({ steps: [] })), null);
 });

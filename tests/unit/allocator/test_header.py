@@ -14,8 +14,8 @@ from ampmem.allocator.settings import MIB
 from ampmem.analysis.summary import summarize, summary_schema
 from ampmem.events import AllocatorRecord, LayersRecord
 from ampmem.recording import read
-from ampmem.reporters.html.views.run import _facts
-from ampmem.reporters.text.common.describe import describe_allocator, describe_devices
+from ampmem.reporters.html.run import said_of
+from ampmem.reporters.text.run import describe_allocator, describe_devices
 from ampmem.reporters.text.table import render
 
 PLAIN = AllocatorRecord(
@@ -62,7 +62,7 @@ def test_it_survives_the_file_and_shows_in_every_header(tmp_path: Path) -> None:
     header = render(summary, ()).splitlines()
     assert f"allocator   {describe_allocator(BUSY)}" in header
     assert f"devices     {describe_devices(BUSY)}" in header
-    assert f"allocator: {describe_allocator(BUSY)}" in list(_facts(summary))
+    assert f"allocator: {describe_allocator(BUSY)}" in said_of(summary, ()).facts
 
 
 def test_a_run_without_one_has_no_such_rows() -> None:

@@ -16,13 +16,13 @@ from ampmem.analysis.findings.base import Finding, Section
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord
-from ampmem.reporters.html.views.comparison import comparison_view
-from ampmem.reporters.html.views.verdict import verdict_view
+from ampmem.reporters.html.comparison import comparison_view
+from ampmem.reporters.html.verdict import verdict_view
 from ampmem.reporters.text.answer import percent_of, share, wording
-from ampmem.reporters.text.common.layout import PLAIN
-from ampmem.reporters.text.common.words import percent
-from ampmem.reporters.text.comparison.figures import render_figures
-from ampmem.reporters.text.sections.peak import render_peak
+from ampmem.reporters.text.compare import render_figures
+from ampmem.reporters.text.layout import PLAIN
+from ampmem.reporters.text.memory import render_peak
+from ampmem.reporters.text.words import percent
 
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 NO_CACHE = replace(ARM, name="amp-nocache", cache=False)

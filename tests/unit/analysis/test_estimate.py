@@ -18,8 +18,8 @@ from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import CUDNN_TRIALS, warning
 from ampmem.recording import read
 from ampmem.reporters.text.estimate import fit_in_short, headline, other_notes, render_prediction, sentences
+from ampmem.reporters.text.run import warnings
 from ampmem.reporters.text.table import render
-from ampmem.reporters.text.warnings import warnings
 
 MIB = 1 << 20
 GIB = 1 << 30

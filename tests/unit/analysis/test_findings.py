@@ -22,7 +22,7 @@ from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recordi
 from ampmem.names import shape_text
 from ampmem.reporters.base import Report
 from ampmem.reporters.text.details import Detail
-from ampmem.reporters.text.sections.findings import change_of
+from ampmem.reporters.text.run import change_of
 from ampmem.reporters.text.table import TableReporter
 from ampmem.vocabulary import SourceKind
 

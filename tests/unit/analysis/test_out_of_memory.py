@@ -15,8 +15,8 @@ from ampmem.analysis.out_of_memory import FailedRequest, ToCome
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.fit import varied_arguments
 from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording
-from ampmem.reporters.html.views.run import headlines
-from ampmem.reporters.text.common.layout import Layout
+from ampmem.reporters.html.run import headlines
+from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
 

@@ -21,11 +21,11 @@ from ampmem.errors import NothingRecorded
 from ampmem.events import ArmRecord, Fact, Phase, Recording
 from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recording import read
-from ampmem.reporters.html.notebook.cards import html_of, summary_card
-from ampmem.reporters.html.views.run import run_view
-from ampmem.reporters.text.common.plain_text import WIDTH
+from ampmem.reporters.html.notebook import html_of, summary_card
+from ampmem.reporters.html.run import run_view, said_of
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING
+from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.reporters.text.table import render
 
 
@@ -195,25 +195,15 @@ def test_an_arm_that_ran_out_is_compared_as_far_as_it_got() -> None:
 def test_the_page_points_at_the_instant() -> None:
     recording = in_the_second_step()
     analysis, summary = analyse(recording), summarize(recording)
-    view = run_view(entry_of(recording), summary, analysis, 10**6)
-    assert view.out_of_memory is not None
-    assert view.out_of_memory.position == len(recording.events)
-    assert view.out_of_memory.alive.total == 4600
-    assert [row.key for row in view.out_of_memory.alive.rows] == ["activations", "parameters"]
-    assert view.out_of_memory.frames == ("train.py:9 main",)
-    assert "out-of-memory" not in [finding.code for finding in view.findings], "its section says it all"
-    assert [step.update for step in view.steps] == ["skipped", "out of memory"]
-    assert view.breakdown.step == 0
-    assert "1 step that ended" in view.facts
-    assert (
-        run_view(
-            entry_of(small_run().recording()),
-            summarize(small_run().recording()),
-            analyse(small_run().recording()),
-            10**6,
-        ).out_of_memory
-        is None
-    )
+    events, said = run_view(entry_of(recording), summary, analysis, 10**6).events, said_of(summary, summary.findings)
+    assert events is not None and said.out_of_memory is not None
+    assert events.failure == len(recording.events)
+    assert events.instant is not None and (events.instant.name, events.instant.position) == ("failure", events.failure)
+    assert said.out_of_memory.frames == ("train.py:9 main",)
+    assert "out-of-memory" not in [finding.code for finding in said.findings], "its section says it all"
+    assert [step.update for step in said.steps] == ["skipped", "out of memory"]
+    assert "1 step that ended" in said.facts
+    assert said_of(summarize(small_run().recording()), ()).out_of_memory is None
     assert "step 0" in html_of(summary_card(summary))
 
 

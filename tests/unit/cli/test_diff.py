@@ -16,9 +16,9 @@ from jobs import rank_recording
 import ampmem
 from ampmem.analysis.difference.difference import difference_schema
 from ampmem.analysis.summary import summarize
-from ampmem.reporters.text.common.layout import Layout
-from ampmem.reporters.text.common.plain_text import columns
 from ampmem.reporters.text.difference import render_difference
+from ampmem.reporters.text.layout import Layout
+from ampmem.reporters.text.plain_text import columns
 
 BEFORE = Code(sizes=(4096, 4096))
 AFTER = Code(sizes=(4096, 8192), batch=16, line=30)

@@ -16,7 +16,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ampmem.analysis.answer import Verdict
 from ampmem.analysis.fit import (
     DOUBLINGS,
     GUESSES,
@@ -36,7 +35,7 @@ from ampmem.analysis.fit import document as fit_document
 from ampmem.cli.fit import fit, varied_arguments
 from ampmem.cli.main import run
 from ampmem.errors import RecordingError, UsageError
-from ampmem.reporters.html.page.fit_page import fit_view
+from ampmem.reporters.html.fit_page import fit_view
 from ampmem.reporters.text.fit import left, of_whole, render
 
 OUTSIDE = 512
@@ -220,11 +219,11 @@ def test_the_break_even_point_is_bracketed_by_neighbours(saved: int, copies: int
     both = [value for value in range(1, high + 1) if memory(arms["fp32"](value)) and memory(arms["amp"](value))]
     saving = [value for value in both if arms["amp"](value) < arms["fp32"](value)]
     if not saving:
-        assert found.verdict is (Verdict.NEVER if both else Verdict.UNKNOWN)
+        assert found.verdict is (SavingVerdict.NEVER if both else SavingVerdict.UNKNOWN)
     elif saving[0] == 1:
-        assert (found.verdict, found.costs_at) == (Verdict.ALWAYS, None)
+        assert (found.verdict, found.costs_at) == (SavingVerdict.ALWAYS, None)
     else:
-        assert (found.verdict, found.costs_at, found.saves_at) == (Verdict.CROSSES, saving[0] - 1, saving[0])
+        assert (found.verdict, found.costs_at, found.saves_at) == (SavingVerdict.CROSSES, saving[0] - 1, saving[0])
     assert sum(map(len, points.values())) <= 2 * (8 + 8)
 
 
@@ -241,7 +240,7 @@ def test_peaks_that_are_out_of_order_end_the_search_and_are_told() -> None:
         assert arm.largest_fitting == 20 and arm.smallest_not_fitting == 21
         assert set(arm.gaps) == odd & set(arm.points)
     (against,) = found.break_even
-    assert against.verdict is Verdict.REVERSED
+    assert against.verdict is SavingVerdict.REVERSED
     assert "allocates less at --batch-size=1 (-100 B), but more at 20 (+100 B)" in render(found)
 
 

@@ -15,7 +15,7 @@ from ampmem.analysis.static_model.recipes import OPTIMIZERS, PRECISIONS, PUBLISH
 from ampmem.cli.model import model, parse_count
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import OptimizerRecord
-from ampmem.reporters.text.common.plain_text import WIDTH
+from ampmem.reporters.text.plain_text import WIDTH
 
 
 def run(*arguments: str) -> str:

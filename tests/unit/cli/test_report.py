@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from build import small_run, write
 from command_line import ampmem_here, refused
+from page_reader import page_data
 
 from ampmem.cli.report import beside
 from ampmem.units import format_bytes
@@ -41,6 +43,20 @@ def test_the_page_is_named_with_its_size_and_not_replaced(tmp_path: Path) -> Non
     assert page.read_text() == "precious"
     assert ampmem_here(tmp_path, "report", "--force", "runs/gpt.ampmem")[0] == 0
     assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_what_show_prints_as_json_has_a_page(tmp_path: Path) -> None:
+    write(tmp_path / "gpt.ampmem", small_run().recording())
+    _, text, _ = ampmem_here(tmp_path, "show", "--json", "gpt.ampmem")
+    (tmp_path / "summary.json").write_text(text)
+    code, _, said = ampmem_here(tmp_path, "report", "summary.json")
+    page = tmp_path / "summary.html"
+    assert (code, said) == (0, f"ampmem: wrote summary.html, {format_bytes(page.stat().st_size)}\n")
+    (run,) = page_data(page.read_text(encoding="utf-8"))["runs"]
+    assert (run["summary"], run["events"]) == (json.loads(text), None)
+    (tmp_path / "other.json").write_text("{}")
+    code, _, said = ampmem_here(tmp_path, "report", "other.json")
+    assert (code, said.startswith("ampmem: other.json is not a summary of this version of ampmem")) == (1, True), said
 
 
 def test_the_page_does_not_replace_a_recording_that_it_is_of(tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ from ampmem.reporters.base import Report
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.perfetto import write_perfetto
 from ampmem.reporters.export.snapshot import write_snapshot
-from ampmem.reporters.html.page.page import page_view, render
-from ampmem.reporters.html.views.comparison import comparison_view
-from ampmem.reporters.html.views.run import run_view
-from ampmem.reporters.html.views.verdict import verdict_view
+from ampmem.reporters.html.comparison import comparison_view
+from ampmem.reporters.html.page import page_view, render
+from ampmem.reporters.html.run import run_view
+from ampmem.reporters.html.verdict import verdict_view
 from ampmem.reporters.html.write import STREAM_LIMIT
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING

@@ -9,9 +9,8 @@ from snapshots import ACCUMULATE, ENGINE, FORWARD, KIB, MIB, SCRIPT, Frames, Sto
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.summary import Summary, summary_of
 from ampmem.analysis.timeline.categories import Category
-from ampmem.reporters.text.common.layout import Layout
-from ampmem.reporters.text.sections.activations import render_activations
-from ampmem.reporters.text.sections.casts import render_casts
+from ampmem.reporters.text.layout import Layout
+from ampmem.reporters.text.memory import render_activations, render_casts
 
 _MODULE = "/env/torch/nn/modules/module.py"
 TO_COPY: Frames = [op("empty_strided"), op("_to_copy")]

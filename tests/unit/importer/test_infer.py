@@ -42,13 +42,13 @@ from ampmem.events import Fact, Phase
 from ampmem.importer.infer import CUBLAS_WORKSPACE, LARGE_CUBLAS_WORKSPACE
 from ampmem.importer.trace import CallSite, Purpose, StackReading, read_stack
 from ampmem.names import LEFT_OVER
-from ampmem.reporters.text.common.describe import (
+from ampmem.reporters.text.details import Detail
+from ampmem.reporters.text.run import (
     describe_allocator,
     describe_optimizers,
     optimizers_or_none,
     parameters_in_short,
 )
-from ampmem.reporters.text.details import Detail
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind

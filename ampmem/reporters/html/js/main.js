@@ -8,6 +8,7 @@ import { shownTheme, startTheme } from "./common/theme.js";
 import { Kinds } from "./data/alive.js";
 import { unpackStream } from "./data/decode.js";
 import { liveOf } from "./data/live.js";
+import { runOf } from "./data/run.js";
 import { segmentsFilledAt } from "./data/segments.js";
 import { showAddresses } from "./figures/addresses.js";
 import { loadPlotly } from "./figures/plotly.js";
@@ -26,6 +27,7 @@ import { Trees } from "./sections/trees.js";
 import { perform } from "./timeline/actions.js";
 import { Timeline } from "./timeline/timeline.js";
 /** @import { PageView, RunView } from "./common/page.js" */
+/** @import { Run } from "./data/run.js" */
 /** @import { Place } from "./common/permalink.js" */
 /** @import { Theme } from "./common/theme.js" */
 /** @import { Filled } from "./data/segments.js" */
@@ -33,7 +35,7 @@ import { Timeline } from "./timeline/timeline.js";
 /** @import { CategoryOf } from "./figures/bars.js" */
 /** @import { Plotly } from "./figures/figures.js" */
 
-/** @typedef {{run: RunView, live: Live, kinds: Kinds}} Shown a run with its events unpacked */
+/** @typedef {{view: RunView, run: Run, live: Live, kinds: Kinds}} Shown a run with its events unpacked */
 
 
 /** After the browser has painted what there is so far. */
@@ -55,7 +57,7 @@ function unpinButtons() {
 
 /**
  * On the page of many ranks, whose page it is below.
- * @param {RunView} run
+ * @param {Run} run
  */
 function nameShownRank(run) {
   const name = document.getElementById("shown-run");
@@ -65,14 +67,14 @@ function nameShownRank(run) {
 /**
  * What the instant is called that is shown where none is pinned: the peak, or the failure of a run that ended with it.
  *
- * @param {RunView} run
+ * @param {Run} run
  */
 const instantOf = (run) => run.instant?.name ?? "peak";
 
 /**
  * Names that instant in the headings and on the buttons.
  *
- * @param {RunView} run
+ * @param {Run} run
  */
 function nameInstant(run) {
   const name = instantOf(run);
@@ -123,16 +125,17 @@ class Page {
   }
 
   /**
-   * @param {RunView} run
+   * @param {RunView} view
    * @returns {Promise<Shown>}
    */
-  async #unpack(run) {
-    const before = this.#unpacked.get(run);
+  async #unpack(view) {
+    const before = this.#unpacked.get(view);
     if (before) return before;
+    const run = await runOf(view, this.data);
     const stream = await unpackStream(run.stream, this.data.categories.length);
     const live = liveOf(stream, run.instant?.position);
-    const shown = { run, live, kinds: new Kinds(stream.header, this.data.categories) };
-    this.#unpacked.set(run, shown);
+    const shown = { view, run, live, kinds: new Kinds(stream.header, this.data.categories) };
+    this.#unpacked.set(view, shown);
     return shown;
   }
 
@@ -199,7 +202,7 @@ class Page {
     const keys = this.data.categories.map((category) => category.key);
     const shown = run.instant ? live.indexOf(run.instant.position) : live.length - 1;
     const exact = segmentsFilledAt(live, pinned ?? shown, keys);
-    this.#segments = exact ?? run.address_map?.segments ?? [];
+    this.#segments = exact ?? run.address_map;
     this.#addressesWhere =
       exact && pinned !== null
         ? `at event ${formatCount(live.position(pinned))}`
@@ -256,12 +259,12 @@ class Page {
    */
   #place() {
     if (!this.#shown) return null;
-    const { run } = this.#shown;
+    const { view } = this.#shown;
     const { opens, runs } = this.data;
     const { theme } = document.documentElement.dataset;
     return {
       ...(byId("timeline").hidden ? { view: null, byTime: false, pin: null } : this.timeline.place),
-      run: run === runs[opens] ? null : run.label,
+      run: view === runs[opens] ? null : view.label,
       theme: theme === "light" || theme === "dark" ? theme : null,
     };
   }
@@ -272,7 +275,7 @@ class Page {
    */
   async #follow(place) {
     const index = place.run === null ? -1 : this.runOf(place);
-    if (index >= 0 && this.data.runs[index] !== this.#shown?.run) await this.show(index, place);
+    if (index >= 0 && this.data.runs[index] !== this.#shown?.view) await this.show(index, place);
     else {
       if (!byId("timeline").hidden) this.timeline.restore(place);
       // What stands behind the section in the address keeps the browser from going there.
@@ -356,7 +359,7 @@ async function start() {
   const data = /** @type {PageView} */ (cleaned(packed, MAX_SENTENCE, ["packed"]));
   const place = placeOfHash(location.hash);
   // The head can be read while the drawing library starts.
-  if (data.runs.length) showSummary(data.runs[data.opens]);
+  if (data.runs.length) showSummary(await runOf(data.runs[data.opens], data));
   await nextPaint();
   const page = new Page(data, await loadPlotly(), place);
   byId("run-choice").hidden = data.runs.length < 2;

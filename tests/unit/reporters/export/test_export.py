@@ -32,10 +32,8 @@ from ampmem.events import Phase, Recording
 from ampmem.importer.recording import recording_of
 from ampmem.importer.unpickle import load
 from ampmem.reporters.export.csv import write_csv
-from ampmem.reporters.export.perfetto import write_perfetto
-from ampmem.reporters.export.pickling import Item, Once, PickleWriter
-from ampmem.reporters.export.protobuf import field, key, message, varints, width_of
-from ampmem.reporters.export.snapshot import write_snapshot
+from ampmem.reporters.export.perfetto import field, key, message, varints, width_of, write_perfetto
+from ampmem.reporters.export.snapshot import Item, Once, PickleWriter, write_snapshot
 from ampmem.units import format_bytes
 
 VIEWER = {

@@ -11,8 +11,7 @@ from build import ARM, Story
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summary_of
 from ampmem.events import Fact, Phase
-from ampmem.reporters.html.data import ActivationsView, PrecisionBar
-from ampmem.reporters.html.views.activations import MAX_MODULES, activations_view
+from ampmem.reporters.html.activations import MAX_MODULES, ActivationsView, PrecisionBar, activations_view
 
 BLOCKS = 3
 NORM, GELU, LOSS, MASK = 100, 40, 900, 7
@@ -22,7 +21,7 @@ FP32, BF16 = "float32", "bfloat16"
 def view_of(story: Story, dtype: str | None = BF16) -> ActivationsView | None:
     story.enter(Phase.BACKWARD)
     story.end()
-    return activations_view(summary_of(analyse(story.recording(arm=replace(ARM, dtype=dtype)))), 0)
+    return activations_view(summary_of(analyse(story.recording(arm=replace(ARM, dtype=dtype)))))
 
 
 def begun() -> Story:

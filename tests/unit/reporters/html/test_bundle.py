@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ampmem.reporters.html.page import bundle as bundle_module
-from ampmem.reporters.html.page.bundle import BundleError, bundle
+from ampmem.reporters.html.page import BundleError, bundle
+from ampmem.reporters.html.safety import FOLDER
 
-PAGE_MODULES = Path(bundle_module.__file__).parents[1] / "js"
+PAGE_MODULES = FOLDER.parent / "js"
 
 FOLDERS = ("common", "data", "figures", "timeline", "sections", "")
 """Of the page's modules; each imports from itself and from those before it. The last one holds the entries."""

@@ -16,8 +16,8 @@ from ampmem.analysis.ranks.merge import merge
 from ampmem.errors import UsageError
 from ampmem.recording import rank_file
 from ampmem.reporters.html import write
-from ampmem.reporters.html.job_page import MOST_PAGES, ranks_shown
-from ampmem.reporters.html.views.ranks import MAX_ROWS, rank_table
+from ampmem.reporters.html.ranks import MAX_ROWS, rank_table
+from ampmem.reporters.html.write import MOST_PAGES, ranks_shown
 
 
 def saved(folder: Path, count: int) -> list[Path]:

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import html
 import io
+import json
 import re
 import subprocess
 import sys
@@ -28,9 +29,9 @@ from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import ArmRecord, Recording
 from ampmem.recording.bounds import NAME
 from ampmem.reporters.html import plotlyjs, progress, write
-from ampmem.reporters.html.notebook.cards import html_of, summary_card
-from ampmem.reporters.html.page.page import PLOTLY_CONFIG
-from ampmem.reporters.html.page.template import FOLDER
+from ampmem.reporters.html.notebook import html_of, summary_card
+from ampmem.reporters.html.page import PLOTLY_CONFIG
+from ampmem.reporters.html.safety import FOLDER
 from ampmem.units import format_bytes
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J"
@@ -100,13 +101,30 @@ def test_a_page_holds_the_events_and_the_numbers(tmp_path: Path, recording: Path
     (run,) = data["runs"]
     timeline = analyse(ampmem.load(recording)).timeline
     summary = summarize(ampmem.load(recording))
-    assert (exact(run["stream"]["packed"]).live == timeline.live).all()
-    assert (run["peak"]["bytes"], run["stream"]["mode"]) == (summary.peak.bytes, "exact")
+    assert run["summary"] == json.loads(summary.to_json())
+    assert (exact(run["events"]["stream"]["packed"]).live == timeline.live).all()
+    assert run["events"]["stream"]["mode"] == "exact"
     assert (run["title"], run["label"]) == ("train.py --epochs 1", "amp")
-    assert run["headlines"][0]["value"] == format_bytes(summary.peak.bytes)
+    assert run["said"]["headlines"][0]["value"] == format_bytes(summary.peak.bytes)
     assert data["comparison"] is None
     assert data["ampmem"] == ampmem.__version__
     assert [category["key"] for category in data["categories"]] == list(map(str, summary.peak.categories))
+
+
+def test_a_page_of_json_has_the_same_words_and_no_events(tmp_path: Path, recording: Path) -> None:
+    summary = summarize(ampmem.load(recording))
+    given = tmp_path / "summary.json"
+    given.write_text(summary.to_json())
+    (whole,) = page_data(written(tmp_path, recording))["runs"]
+    page = written(tmp_path, given)
+    (run,) = page_data(page)["runs"]
+    assert run["summary"] == whole["summary"] == json.loads(summary.to_json())
+    findings, others = run["said"].pop("findings"), whole["said"].pop("findings")
+    assert run["said"] == whole["said"]
+    assert findings == [{**each, "jump": ""} for each in others], "JSON does not say where a finding shows"
+    assert (run["events"], run["title"], run["label"]) == (None, "summary.json", "amp")
+    verdict = re.compile(r'<section id="verdict".*?</section>', re.DOTALL)
+    assert verdict.findall(page) == verdict.findall(written(tmp_path, recording))
 
 
 def test_several_recordings_are_compared(tmp_path: Path) -> None:
@@ -120,8 +138,8 @@ def test_several_recordings_are_compared(tmp_path: Path) -> None:
     # The three are the same run, so there is no way from one to another; the verdict says so.
     assert data["comparison"]["waterfall"] == []
     assert re.findall(r'"quiet" colspan="3">(.*?)<', page) == ["the same as fp32", "the same as fp32"]
-    assert [headline["label"] for headline in data["runs"][1]["headlines"]][2] == "Against fp32"
-    assert "Against fp32" not in {headline["label"] for headline in data["runs"][0]["headlines"]}
+    assert [headline["label"] for headline in data["runs"][1]["said"]["headlines"]][2] == "Against fp32"
+    assert "Against fp32" not in {headline["label"] for headline in data["runs"][0]["said"]["headlines"]}
     assert page.count("plotly-packed") == written(tmp_path, paths[0]).count("plotly-packed")
     assert len(page) < len(written(tmp_path, paths[0])) + 60_000
 
@@ -136,8 +154,8 @@ def test_hostile_texts_are_only_ever_texts(tmp_path: Path) -> None:
     assert page.count("<img") == harmless.count("<img")
     assert not {"\u202e", "\u2028", "\x1b"} & set(page)
     (data,) = page_data(page)["runs"]
-    assert data["title"].startswith("</script><img src=x onerror=alert(1)>\\u202e\\u2028\\u001b")
-    assert any("__proto__" in text for text in exact(data["stream"]["packed"]).header["texts"])
+    assert data["title"].startswith(HOSTILE)
+    assert any("__proto__" in text for text in exact(data["events"]["stream"]["packed"]).header["texts"])
 
 
 def test_the_longest_names_do_not_make_the_page_large(tmp_path: Path, recording: Path) -> None:
@@ -156,11 +174,12 @@ def test_what_does_not_fit_is_reduced_and_says_so(
 ) -> None:
     monkeypatch.setattr(sys.modules["ampmem.reporters.html.write"], "STREAM_LIMIT", 100)
     (run,) = page_data(written(tmp_path, recording))["runs"]
-    assert run["stream"]["mode"] == "reduced"
-    assert "too many for one page" in run["stream"]["note"]
-    stream = reduced(run["stream"]["packed"])
-    at = np.flatnonzero(stream.positions == run["peak"]["position"])
-    assert stream.live[:, at].sum() == run["peak"]["bytes"]
+    events = run["events"]
+    assert events["stream"]["mode"] == "reduced"
+    assert "too many for one page" in events["stream"]["note"]
+    stream = reduced(events["stream"]["packed"])
+    at = np.flatnonzero(stream.positions == events["peak"])
+    assert stream.live[:, at].sum() == run["summary"]["peak"]["bytes"]
 
 
 def test_a_page_is_not_replaced_without_force(tmp_path: Path, recording: Path) -> None:
@@ -217,7 +236,7 @@ def test_progress_is_shown_on_a_terminal_once_it_takes_long(monkeypatch: pytest.
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress.Progress() as shown:
+    with progress.PageProgress() as shown:
         shown.say("reading a.ampmem")
         shown._begin()
         shown.say("writing \x1b[2J")
@@ -228,7 +247,7 @@ def test_no_progress_of_quick_work_or_into_a_file(monkeypatch: pytest.MonkeyPatc
     for stream, patience in ((Terminal(), 60.0), (io.StringIO(), 0.0)):
         monkeypatch.setattr(progress, "PATIENCE_S", patience)
         monkeypatch.setattr(sys, "stderr", stream)
-        with progress.Progress() as shown:
+        with progress.PageProgress() as shown:
             shown.say("reading a.ampmem")
         assert stream.getvalue() == ""
 

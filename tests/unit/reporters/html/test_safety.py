@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampmem.analysis.timeline.categories import CATEGORIES
-from ampmem.reporters.html.page.plain import plain
 from ampmem.reporters.html.palette import category_views
-from ampmem.reporters.html.safety import MAX_PROSE, MAX_TEXT, distinct, json_for_script, visible
+from ampmem.reporters.html.safety import MAX_TEXT, distinct, json_for_script, visible
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J\ud800"
 
@@ -29,18 +28,11 @@ def test_json_in_a_script_element_is_data_only(text: str) -> None:
 def test_names_of_javascript_are_texts_like_others() -> None:
     data = {"__proto__": {"polluted": True}, "constructor": "</script>"}
     assert json.loads(json_for_script(data)) == data
-    assert plain(data) == data
 
 
 def test_json_has_no_nan() -> None:
     with pytest.raises(ValueError, match="JSON"):
         json_for_script([float("nan")])
-    assert plain([float("nan"), float("inf"), 1.5]) == [None, None, 1.5]
-
-
-def test_what_json_has_no_word_for_is_an_error() -> None:
-    with pytest.raises(TypeError, match="object"):
-        plain([object()])
 
 
 @given(st.text(max_size=2 * MAX_TEXT))
@@ -53,10 +45,6 @@ def test_shown_text_is_bounded_and_has_no_invisible_character(text: str) -> None
 def test_invisible_characters_are_spelled_out() -> None:
     assert visible(HOSTILE) == "</script><img src=x onerror=alert(1)>\\u202e\\u2028\\u001b[2J\\ud800"
     assert visible("\U000e0041") == "\\U000e0041"
-
-
-def test_every_text_is_made_visible_and_bounded_on_its_way_to_the_page() -> None:
-    assert plain({"\u202e": ("\u2028", "x" * 1_000_000)}) == {"\\u202e": ["\\u2028", "x" * (MAX_PROSE - 1) + "…"]}
 
 
 @given(st.lists(st.text(alphabet="ab\u202e\\u2", max_size=6), unique=True, max_size=30), st.integers(0, 2))

@@ -17,13 +17,20 @@ from ampmem.analysis.largest import largest
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.analysis.timeline.lifetimes import Tensors
 from ampmem.events import Fact, Phase, Recording
-from ampmem.reporters.html.stream import reduced as reduced_module
-from ampmem.reporters.html.stream import stream as stream_module
-from ampmem.reporters.html.stream.container import compressed_within, framed, planes
-from ampmem.reporters.html.stream.kinds import Kinds, kinds_of, tables_of
-from ampmem.reporters.html.stream.reduce import extreme_positions
-from ampmem.reporters.html.stream.reduced import kept_positions, reduced_stream
-from ampmem.reporters.html.stream.stream import exact_stream, stream_view
+from ampmem.reporters.html import stream as stream_module
+from ampmem.reporters.html.stream import (
+    Kinds,
+    compressed_within,
+    exact_stream,
+    extreme_positions,
+    framed,
+    kept_positions,
+    kinds_of,
+    planes,
+    reduced_stream,
+    stream_view,
+    tables_of,
+)
 
 NO_LIMIT = 1 << 40
 
@@ -146,7 +153,7 @@ def test_an_exact_stream_has_the_layers_and_the_addresses() -> None:
 def test_addresses_are_left_out_before_events_are() -> None:
     analysis = analyse(gpu_run().recording())
     whole = stream_view(analysis, [], 0, NO_LIMIT)
-    view = stream_view(analysis, [], 0, len(whole.packed) * 4 // 3 - 8)
+    view = stream_view(analysis, [], 0, len(whole.packed) - 8)
     assert (view.mode, view.addresses) == ("exact", False)
     stream = exact(view.packed)
     assert stream.places is None
@@ -283,8 +290,8 @@ def test_a_reduced_stream_keeps_peaks_and_ends(
 
 
 def test_windows_around_peaks_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduced_module, "WINDOW", 3)
-    monkeypatch.setattr(reduced_module, "WINDOWS", 8)
+    monkeypatch.setattr(stream_module, "WINDOW", 3)
+    monkeypatch.setattr(stream_module, "WINDOWS", 8)
     moves = [(i % 8, 100 + i, "a", Phase.FORWARD) for i in range(80)]
     analysis = analyse(run_of(moves, 2))
     peaks = peaks_of(analysis)
@@ -294,7 +301,7 @@ def test_windows_around_peaks_are_whole(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_smallest_of_very_many_kinds_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reduced_module, "MAX_PEAK_KINDS", 2)
+    monkeypatch.setattr(stream_module, "MAX_PEAK_KINDS", 2)
     analysis = analyse(small_run().recording())
     kinds, kind = kinds_of(analysis)
     peak = run_peak(analysis)

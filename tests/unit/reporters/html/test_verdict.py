@@ -11,8 +11,8 @@ from build import ARM, RUN, Story
 from ampmem.analysis.answer import Verdict, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Entry, compare, entry_of
 from ampmem.events import ArmRecord, Fact, Phase, Recording
-from ampmem.reporters.html.page.template import filled
-from ampmem.reporters.html.views.verdict import VerdictView, verdict_view
+from ampmem.reporters.html.safety import filled
+from ampmem.reporters.html.verdict import VerdictView, verdict_view
 
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 NO_CACHE = replace(ARM, name="amp-nocache", cache=False)

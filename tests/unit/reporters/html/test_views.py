@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from build import ARM, RUN, Story, small_run
 from golden_texts import encoder
+from page_reader import unpacked
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.comparison import Comparison, compare, distinct, entry_of
-from ampmem.analysis.findings.base import Finding, Section
+from ampmem.analysis.findings import Finding
+from ampmem.analysis.findings.base import Section
+from ampmem.analysis.jsonable import plain
 from ampmem.analysis.summary import Allocator, Summary, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES
-from ampmem.events import ArmRecord, Fact, Phase, Recording
+from ampmem.events import ArmRecord, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import NO_TIMES
-from ampmem.reporters.html.data import RunView
-from ampmem.reporters.html.page import page
-from ampmem.reporters.html.page.plain import plain
-from ampmem.reporters.html.views.comparison import comparison_view, difference_headline
-from ampmem.reporters.html.views.run import MAX_LEDGER_STEPS, headlines, run_view
+from ampmem.reporters.html import page
+from ampmem.reporters.html.comparison import comparison_view, difference_headline
+from ampmem.reporters.html.run import RunEvents, Said, headlines, run_view, said_of
+from ampmem.reporters.html.safety import FOLDER
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, Detail
+from ampmem.reporters.text.memory import breakdown_rows
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render
 from ampmem.vocabulary import SourceKind
@@ -39,9 +42,16 @@ def analysed(recording: Recording) -> tuple[Analysis, Summary]:
     return analysis, summary_of(analysis)
 
 
-def view_of(recording: Recording) -> RunView:
+def said_in(recording: Recording) -> Said:
+    _, summary = analysed(recording)
+    return said_of(summary, summary.findings)
+
+
+def events_of(recording: Recording) -> RunEvents:
     analysis, summary = analysed(recording)
-    return run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT)
+    events = run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT).events
+    assert events is not None
+    return events
 
 
 def fp32_run() -> Recording:
@@ -60,58 +70,35 @@ def compared(*recordings: Recording) -> Comparison:
 
 
 def test_the_numbers_are_those_of_the_summary() -> None:
-    analysis, summary = analysed(small_run().recording())
-    view = view_of(small_run().recording())
-    assert view.peak is not None
-    assert view.composition is not None
-    assert (view.peak.bytes, view.peak.step, view.peak.phase) == (
-        summary.peak.bytes,
-        summary.peak.step,
-        summary.peak.phase,
-    )
-    assert analysis.timeline.breakdown(view.peak.position) == summary.peak.categories
-    assert {row.key: row.bytes for row in view.composition.rows} == {
-        category: size for category, size in summary.peak.categories.items() if size
-    }
-    assert sum(row.bytes for row in view.composition.rows) == view.composition.total == summary.peak.bytes
-    assert [row.bytes for row in view.composition.rows] == sorted(
-        (row.bytes for row in view.composition.rows), reverse=True
-    )
-    assert view.composition.temporaries_by_phase == summary.peak.temporaries_by_phase
-    assert view.parameters == summary.parameters.count
-    assert (view.allocator, view.conservation) == (summary.allocator, summary.conservation)
-    assert view.activations is not None
-    assert sum((view.activations.whole.full, view.activations.whole.low, view.activations.whole.other)) == sum(
-        group.bytes for group in summary.activations
-    )
+    recording, (analysis, summary) = small_run().recording(), analysed(small_run().recording())
+    view = run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT)
+    assert unpacked(view.packed)["summary"] == json.loads(summary.to_json())
+    assert view.events is not None and view.events.peak is not None
+    assert analysis.timeline.breakdown(view.events.peak) == summary.peak.categories
+    said = said_in(recording)
+    assert said.parameters == summary.parameters.count
+    assert said.activations is not None
+    whole = said.activations.whole
+    assert whole.full + whole.low + whole.other == sum(group.bytes for group in summary.activations)
 
 
-def test_steps_and_marks_are_positions_of_the_analysis() -> None:
+def test_steps_are_positions_of_the_analysis() -> None:
     analysis, summary = analysed(small_run().recording())
-    view = view_of(small_run().recording())
+    events, said = events_of(small_run().recording()), said_in(small_run().recording())
     total = analysis.timeline.total
-    for step, told in zip(view.steps, summary.steps, strict=True):
+    for step, words, told in zip(events.steps, said.steps, summary.steps, strict=True):
         assert step.first <= step.peak <= step.last
-        assert step.peak_bytes == told.peak.bytes == total[step.peak] == total[step.first : step.last + 1].max()
-        assert (step.index, step.phase, step.update) == (told.index, told.peak.phase, "done")
-        assert step.finished
-    assert [(mark.step, mark.name) for mark in view.marks] == [
-        (step, f"after {name}") for step in (0, 1) for name in ("forward", "backward", "update")
-    ]
-    live = [
-        breakdown
-        for step in summary.steps
-        for breakdown in (step.marks.after_forward, step.marks.after_backward, step.marks.after_optimizer)
-    ]
-    assert [analysis.timeline.breakdown(mark.position) for mark in view.marks] == live
+        assert told.peak.bytes == total[step.peak] == total[step.first : step.last + 1].max()
+        assert words.update == "done"
+    assert analysis.timeline.breakdown(events.activations) == summary.steps[-1].marks.after_forward
 
 
 def test_times_that_only_order_the_events_are_told_apart() -> None:
     story = small_run()
-    assert view_of(story.recording()).timed
-    assert not view_of(story.recording(notes=("a note", NO_TIMES))).timed
+    assert events_of(story.recording()).timed
+    assert not events_of(story.recording(notes=("a note", NO_TIMES))).timed
     simulated = replace(RUN, source=SourceKind.SIMULATED)  # it takes what this machine needs to simulate it
-    assert not view_of(story.recording(run=simulated)).timed
+    assert not events_of(story.recording(run=simulated)).timed
 
 
 @pytest.mark.parametrize(
@@ -126,8 +113,7 @@ def test_there_are_no_zero_copies_where_casts_cannot_be_told(source: SourceKind,
     recording = one_step().recording(arm=arm, run=replace(RUN, source=source))
     _, summary = analysed(recording)
     assert ("Precision copies" in [headline.label for headline in headlines(summary, None)]) == told
-    rows = [row.key for row in view_of(recording).breakdown.rows]
-    assert ("precision_copies" in rows) == (arm == ARM)  # nothing is cast outside of autocast
+    # Nothing is cast outside of autocast.
     assert ("precision_copies" in render(summary, (), details=frozenset({Detail.MARKS}))) == (arm == ARM)
 
 
@@ -147,11 +133,10 @@ def test_the_page_opens_on_the_run_in_mixed_precision(arms: tuple[str, ...], ope
 
 def test_the_breakdown_has_the_rows_of_the_table() -> None:
     _, summary = analysed(small_run().recording())
-    breakdown, step = view_of(small_run().recording()).breakdown, summary.steps[-1]
+    step = summary.steps[-1]
     columns = [step.marks.after_forward, step.marks.after_backward, step.marks.after_optimizer, step.peak.categories]
-    rows = {row.key: row.cells for row in breakdown.rows}
+    rows = dict(breakdown_rows(step, casts=True))
     shown = render(summary, (), details=frozenset({Detail.MARKS})).split("at its marks", 1)[-1]
-    assert breakdown.step == step.index
     for key, cells in rows.items():
         names = {"precision_copies": PRECISION_COPIES, "total": CATEGORIES}.get(key)
         for cell, live in zip(cells, columns, strict=True):
@@ -166,7 +151,7 @@ def test_the_breakdown_has_the_rows_of_the_table() -> None:
 
 def test_phase_runs_are_those_of_the_events() -> None:
     recording = small_run().recording()
-    runs = view_of(recording).phase_runs
+    runs = events_of(recording).phase_runs
     spelled = []
     for (start, name), (end, _) in zip(runs, [*runs[1:], (len(recording.events), "")], strict=True):
         spelled += [name] * (end - start)
@@ -174,52 +159,44 @@ def test_phase_runs_are_those_of_the_events() -> None:
 
 
 def test_too_many_phase_runs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampmem.reporters.html.views.run.MAX_PHASE_RUNS", 3)
-    assert view_of(small_run().recording()).phase_runs == ()
+    monkeypatch.setattr("ampmem.reporters.html.run.MAX_PHASE_RUNS", 3)
+    assert events_of(small_run().recording()).phase_runs == ()
 
 
-def test_the_static_model_speaks_as_the_table_does_and_adds_up() -> None:
+def test_the_static_model_speaks_as_the_table_does() -> None:
     _, summary = analysed(small_run().recording())
-    view = view_of(small_run().recording()).static_model
-    assert view is not None
+    words = said_in(small_run().recording()).static_model
+    assert words is not None
     shown = " ".join(render_static_model(summary).split())
-    assert view.head in shown
-    assert view.verdict in shown
-    assert [mark.name for mark in view.marks] == ["after forward", "after backward", "after update"]
-    for mark in view.marks:
-        for row in mark.rows:
-            assert row.model + sum(term.bytes for term in row.terms) + row.residual == row.measured
-            assert row.holds == row.explained
-            assert row.residual == 0 or not row.explained
+    assert words.head in shown
+    assert words.verdict in shown
 
 
 def test_a_model_that_does_not_hold_says_where() -> None:
-    recording, (_, summary) = small_run().recording(), analysed(small_run().recording())
+    _, summary = analysed(small_run().recording())
     first = summary.static_model[0]
     first = replace(first, residual_bytes=-7, explained=False, holds=False)
     broken = replace(summary, static_model=(first, *summary.static_model[1:]))
-    view = run_view(entry_of(recording, summary=broken), broken, analyse(recording), LIMIT).static_model
+    view = said_of(broken, ()).static_model
     assert view is not None
     assert view.verdict.startswith("the model does not hold: parameters at the end of forward: -7 B not explained")
     assert view.verdict.split(";")[0] in " ".join(render_static_model(broken).split())
 
 
 def test_the_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ampmem.reporters.html.views.run.MAX_LEDGER_STEPS", 1)
-    casts = view_of(small_run().recording()).casts
-    assert casts is not None
-    assert (casts.copies, len(casts.by_parameter), casts.parameters_left_out) == (2, 1, 0)
-    assert ([step.index for step in casts.steps], casts.steps_left_out) == ([1], 1)
-    assert MAX_LEDGER_STEPS > 1
+    said = said_in(small_run().recording())
+    assert (len(said.copies), said.copies_left_out) == (1, 0)
+    monkeypatch.setattr("ampmem.reporters.html.run.MAX_PARAMETERS", 0)
+    said = said_in(small_run().recording())
+    assert (said.copies, said.copies_left_out) == ((), 1)
 
 
 def test_the_copies_of_equal_layers_are_one_row() -> None:
     recording = encoder()
-    casts, summary = view_of(recording).casts, summary_of(analyse(recording))
-    assert casts is not None
-    (row,) = casts.by_parameter
+    summary = summary_of(analyse(recording))
+    (row,) = said_of(summary, ()).copies
     assert row.name == "encoder.layers.*.self_attention.in_projection.weight (12)"
-    assert (row.copies, row.bytes) == (24, casts.bytes)
+    assert (row.copies, row.bytes) == (24, summary.casts.bytes)
     assert len(summary.casts.by_parameter) == 12, "the JSON has each"
 
 
@@ -250,30 +227,24 @@ def test_headlines_are_at_most_five_and_begin_with_the_peak() -> None:
 
 
 def test_a_finding_leads_to_the_section_that_shows_it() -> None:
-    recording, (analysis, summary) = small_run().recording(), analysed(small_run().recording())
+    _, summary = analysed(small_run().recording())
     found = [
         Finding(code="a", severity="info", section=section, message="m", bytes=None, change="c", evidence=("e",))
         for section in (Section.CASTS, Section.STEPS)
     ]
-    summary = replace(summary, findings=tuple(found))
-    views = run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT).findings
-    assert [view.jump for view in views] == ["casts", "steps"]
-    without = replace(summary, casts=replace(summary.casts, copies=0))
-    views = run_view(entry_of(recording, summary=without), without, analysis, LIMIT).findings
-    assert [view.jump for view in views] == ["peak", "steps"]
+    assert [view.jump for view in said_of(summary, found).findings] == ["casts", "steps"]
 
 
 def test_a_card_begins_with_a_capital() -> None:
-    recording, (analysis, summary) = small_run().recording(), analysed(small_run().recording())
+    _, summary = analysed(small_run().recording())
     found = Finding(
         code="a", severity="info", section=Section.STEPS, message="it is", bytes=None, change="c", evidence=()
     )
-    summary = replace(summary, findings=(found,))
-    assert run_view(entry_of(recording, summary=summary), summary, analysis, LIMIT).findings[0].message == "It is"
+    assert said_of(summary, (found,)).findings[0].message == "It is"
 
 
 def test_every_section_that_a_finding_can_name_is_on_the_page() -> None:
-    template = (Path(page.__file__).parent / "page.html").read_text(encoding="utf-8")
+    template = (FOLDER / "page.html").read_text(encoding="utf-8")
     for section in Section:
         assert f'id="{section}"' in template
 
@@ -362,30 +333,29 @@ def one_step(events: bool = True) -> Story:
 def test_a_run_of_one_step_and_one_event() -> None:
     story = one_step(events=False)
     story.parameter(0x1000, "weight", 25)
-    view = view_of(story.recording())
-    assert view.stream.events == 1
-    assert len(view.steps) == 1
-    assert view.peak is None
-    assert (view.steps[0].loss, view.steps[0].peak_bytes) == ("-", 0)
+    events = events_of(story.recording())
+    assert events.stream.events == 1
+    assert len(events.steps) == 1
+    assert (events.peak, events.instant) == (None, None)
+    assert said_in(story.recording()).steps[0].loss == "-"
 
 
 def test_a_run_without_a_byte_has_no_peak() -> None:
-    view = view_of(one_step().recording())
-    assert (view.peak, view.composition, view.casts) == (None, None, None)
-    assert view.parameters == 0
-    assert "Bytes per parameter" not in [headline.label for headline in view.headlines]
-    assert not [fact for fact in view.facts if "parameters" in fact]
-    assert plain(view)
+    said = said_in(one_step().recording())
+    assert events_of(one_step().recording()).peak is None
+    assert (said.copies, said.parameters) == ((), 0)
+    assert "Bytes per parameter" not in [headline.label for headline in said.headlines]
+    assert not [fact for fact in said.facts if "parameters" in fact]
 
 
 def test_what_was_not_measured_of_a_step_is_not_said() -> None:
     recording = small_run().recording()
-    assert [(step.update, step.took != "") for step in view_of(recording).steps] == [("done", True)] * 2
-    without_times = view_of(replace(recording, notes=(NO_TIMES,)))
+    assert [(step.update, step.took != "") for step in said_in(recording).steps] == [("done", True)] * 2
+    without_times = said_in(replace(recording, notes=(NO_TIMES,)))
     assert [step.took for step in without_times.steps] == ["", ""]
-    simulated = view_of(replace(recording, run=replace(recording.run, source=SourceKind.SIMULATED)))
+    simulated = said_in(replace(recording, run=replace(recording.run, source=SourceKind.SIMULATED)))
     assert [step.took for step in simulated.steps] == ["", ""], "they are this machine's"
-    assert [step.update for step in view_of(one_step().recording()).steps] == [""]
+    assert [step.update for step in said_in(one_step().recording()).steps] == [""]
 
 
 def test_a_run_without_an_event() -> None:
@@ -396,26 +366,5 @@ def test_a_run_without_an_event() -> None:
         events=replace(events, **{name: getattr(events, name)[:0] for name in events.names()}),
         facts=replace(facts, **{name: getattr(facts, name)[:0] for name in facts.names()}),
     )
-    view = view_of(nothing)
+    view = events_of(nothing)
     assert (view.stream.events, view.phase_runs, view.peak) == (0, (), None)
-    assert view.conservation.residual_bytes is None
-
-
-def test_every_part_of_the_page_is_json_under_its_name() -> None:
-    data = plain(view_of(small_run().recording()))
-    assert isinstance(data, dict)
-    assert list(data) == [field.name for field in fields(RunView)]
-    assert isinstance(data["stream"], dict)
-    assert isinstance(data["stream"]["packed"], str)
-
-
-def test_hostile_texts_are_spelled_out_everywhere() -> None:
-    hostile = "\u202e</script>\x07"
-    story = small_run()
-    story.fact(Fact.CAST_COPY, 0x4000, hostile, hostile)
-    run = replace(RUN, script=hostile, device_name=hostile)
-    arm = replace(ARM, dtype=hostile)
-    text = repr(plain(view_of(story.recording(run=run, arm=arm, notes=(hostile,)))))
-    assert "\u202e" not in text
-    assert "\\x07" not in text
-    assert "\\\\u202e</script>\\\\u0007" in text

@@ -11,7 +11,7 @@ from ampmem.analysis.budgets.check import not_judged
 from ampmem.analysis.difference.sides import Moment
 from ampmem.reporters.export.github import harmless
 from ampmem.reporters.text.check import render_check, render_checks
-from ampmem.reporters.text.common.layout import Layout
+from ampmem.reporters.text.layout import Layout
 
 GREW = """\
 run: broken: peak 4.0 MiB, 2.0 MiB more than the 2.0 MiB of main.ampmem, and 1 more limit

@@ -18,11 +18,8 @@ from ampmem.events import Fact, MeshAxis, Phase
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import NOT_ENDED
 from ampmem.reporters.text.answer import made_of
-from ampmem.reporters.text.common.layout import Layout, columns_of
-from ampmem.reporters.text.ranks.arms import render_jobs
-from ampmem.reporters.text.ranks.names import named, numbers
-from ampmem.reporters.text.ranks.render import absences, doubts, render_ranks
-from ampmem.reporters.text.ranks.verdict import ranks_wording
+from ampmem.reporters.text.layout import Layout, columns_of
+from ampmem.reporters.text.ranks import absences, doubts, named, numbers, ranks_wording, render_jobs, render_ranks
 from ampmem.vocabulary import SourceKind
 
 

@@ -25,16 +25,14 @@ from ampmem.analysis.static_model.recipes import PRECISIONS, recipe
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Fact, Phase, PredictionRecord, Recording, TermsRecord
 from ampmem.reporters.text.check import render_check, render_checks
-from ampmem.reporters.text.common.layout import NARROWEST, WIDEST, Layout, number, table, table_lines, words
-from ampmem.reporters.text.common.plain_text import columns, shorten, wrapped
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING
 from ampmem.reporters.text.difference import render_difference
 from ampmem.reporters.text.fit import render as render_fit
+from ampmem.reporters.text.layout import NARROWEST, WIDEST, Layout, number, table, table_lines, words
 from ampmem.reporters.text.model import render_recipe, render_recipes
-from ampmem.reporters.text.ranks.arms import render_jobs
-from ampmem.reporters.text.ranks.matrix import render_matrix
-from ampmem.reporters.text.ranks.places import render_places
+from ampmem.reporters.text.plain_text import columns, shorten, wrapped
+from ampmem.reporters.text.ranks import render_jobs, render_matrix, render_places
 from ampmem.reporters.text.table import render
 
 UNLIMITED = Layout(width=2000)

@@ -1,9 +1,392 @@
-/** What the pages are drawn from. Made from the views in Python by tests/browser/page_types.py. */
+/** What the pages are drawn from. Made from the JSON schema of a summary, and from the views in Python, by tests/browser/page_types.py. */
+
+export interface Summary {
+  schema: "ampmem.summary/1";
+  ampmem: string;
+  torch: string;
+  source: "cuda" | "cpu" | "simulated" | "snapshot";
+  device: DeviceSummary;
+  rank: number;
+  world_size: number;
+  local_rank: number | null;
+  mesh: Array<MeshAxis>;
+  stages: Array<number>;
+  arm: ArmSummary;
+  parameters: Parameters;
+  optimizer: Array<Optimizer>;
+  steps: Array<Step>;
+  out_of_memory: FailedRequest | null;
+  plain_step_ns: Array<number>;
+  peak: RunPeak;
+  outside_steps: OutsidePeak | null;
+  whole_peak: WholePeak | null;
+  most: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  allocator: Allocator;
+  caching_allocator: AllocatorRecord | null;
+  prediction: Prediction | null;
+  conservation: Conservation;
+  inferred: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  static_recipe: StaticRecipe | null;
+  static_model: Array<StaticComponent>;
+  static_problem: string | null;
+  activations: Array<ActivationGroup>;
+  casts: Casts;
+  modules: Array<ModuleMemory>;
+  top: Array<LargeAllocation>;
+  held: Array<Held>;
+  findings: Array<Finding>;
+  warnings: Array<string>;
+  notes: Array<string>;
+}
+
+export interface ActivationGroup {
+  kind: string;
+  dtype: string | null;
+  tensors: number;
+  bytes: number;
+  parts: Array<ActivationPart>;
+}
+
+export interface ActivationPart {
+  saved_for: string | null;
+  made_by: string | null;
+  module: string | null;
+  tensors: number;
+  bytes: number;
+}
+
+export interface Allocator {
+  requested: number;
+  rounding: number;
+  allocated: number;
+  cached: number | null;
+  reserved: number | null;
+  outside: number | null;
+  outside_process: number | null;
+}
+
+export interface AllocatorRecord {
+  variable: string;
+  settings: string;
+  expandable_segments: boolean;
+  streams: number;
+  private_pools: number;
+  device: number;
+  peaks: Array<number>;
+}
+
+export interface ArmSummary {
+  name: "as-is" | "fp32" | "amp" | "amp-nocache";
+  dtype: string | null;
+  cache: boolean | null;
+  scaler: boolean;
+  forced: boolean;
+  wrapped: boolean;
+}
+
+export interface Casts {
+  copies: number;
+  bytes: number;
+  peak_bytes: number;
+  cache_hits: number | null;
+  by_parameter: Array<ParameterCasts>;
+  steps: Array<StepCasts>;
+}
+
+export interface Conservation {
+  events: number;
+  residual_bytes: number | null;
+  reserved_residual_bytes: number | null;
+  other_threads_bytes: number;
+}
+
+export interface CopyCount {
+  copies: number;
+  bytes: number;
+}
+
+export interface DeviceSummary {
+  type: string;
+  name: string;
+}
+
+export interface FailedRequest {
+  step: number | null;
+  phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
+  ended_the_run: boolean;
+  failures: number;
+  asked: number;
+  segment: number;
+  lacking: number;
+  device: number;
+  recorded: boolean;
+  device_total: number | null;
+  device_free: number;
+  allowed: number | null;
+  op: string | null;
+  module: string | null;
+  stack: Array<string>;
+  alive: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
+  to_come: ToCome | null;
+  largest: Array<LargeAllocation>;
+  reserved: number;
+  cached: number;
+  outside: number | null;
+  largest_free: LargestFree;
+  reason: "oversize" | "wrong stream" | "wrong pool" | "limited" | "fragmented" | "exhausted";
+  explanation: string;
+  changes: Array<string>;
+  next_commands: Array<string>;
+  residual_bytes: number;
+  later: boolean;
+  parameters_there: number | null;
+}
+
+export interface Finding {
+  code: string;
+  severity: "info" | "advice" | "warning";
+  message: string;
+  bytes: number | null;
+  change: string;
+  evidence: Array<string>;
+  off_peak: number | null;
+  off_failure: number | null;
+  off_reserved: number | null;
+}
+
+export interface Held {
+  holder: string | null;
+  bytes: number;
+  tensors: number;
+}
+
+export interface HighestPeaks {
+  allocated: number;
+  reserved: number;
+  total: number;
+  bounds: Record<string, number>;
+  outside: number;
+  least_reserved: number | null;
+  likely_reserved: number | null;
+  unfilled_allocated: number | null;
+  unfilled_reserved: number | null;
+}
+
+export interface Holders {
+  cache: CopyCount | null;
+  autograd: CopyCount | null;
+  both: CopyCount | null;
+  neither: CopyCount | null;
+}
+
+export interface LargeAllocation {
+  bytes: number;
+  category: "parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other";
+  name: string | null;
+  module: string | null;
+  op: string | null;
+  stack: Array<string>;
+  dtype: string | null;
+  shape: Array<number> | null;
+}
+
+export interface LargestFree {
+  usable: number;
+  other_streams: number;
+  other_pools: number;
+}
+
+export interface Marks {
+  after_forward: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
+  after_backward: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
+  after_optimizer: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
+}
+
+export interface MeshAxis {
+  name: string;
+  size: number;
+  coordinate: number;
+}
+
+export interface ModuleMemory {
+  name: string;
+  parameters: number;
+  activations: number;
+  cast_copies: number;
+  gradients: number;
+}
+
+export interface Optimizer {
+  class: string;
+  implementation: "foreach" | "fused" | "for-loop";
+}
+
+export interface OutsidePeak {
+  bytes: number;
+  phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
+  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
+  communication_by_part: Record<"reduce_buckets" | "all_gather" | "reduce_scatter" | "unsharded_parameters" | "unsharded_gradients" | "receive_buffers" | "broadcast" | "all_reduce" | "all_to_all", number>;
+  op: string | null;
+  module: string | null;
+  allocated: number | null;
+  after: boolean;
+}
+
+export interface ParameterCasts {
+  name: string;
+  copies: number;
+  bytes: number;
+  cache_hits: number | null;
+  held_by_cache: number | null;
+  held_by_autograd: number | null;
+  held_by_both: number | null;
+}
+
+export interface Parameters {
+  count: number;
+  trainable: number;
+  bytes: number;
+  cast_eligible: number | null;
+  global_count: number | null;
+  global_bytes: number | null;
+  untrained_count: number;
+  untrained_bytes: number;
+}
+
+export interface Peak {
+  bytes: number;
+  phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
+  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
+  communication_by_part: Record<"reduce_buckets" | "all_gather" | "reduce_scatter" | "unsharded_parameters" | "unsharded_gradients" | "receive_buffers" | "broadcast" | "all_reduce" | "all_to_all", number>;
+  op: string | null;
+  module: string | null;
+  allocated: number | null;
+}
+
+export interface PhaseCasts {
+  copies: number;
+  bytes: number;
+  cache_hits: number | null;
+}
+
+export interface Prediction {
+  gpu_bytes: number;
+  fit: "fits" | "may-not-fit" | "does-not-fit" | "not-known";
+  margin: number | null;
+  at_peak_allocated: Terms;
+  at_peak_reserved: Terms;
+  highest: HighestPeaks | null;
+  not_modelled: Array<string>;
+  stopped: string;
+  allowed: number | null;
+}
+
+export interface RunPeak {
+  bytes: number;
+  phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
+  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
+  communication_by_part: Record<"reduce_buckets" | "all_gather" | "reduce_scatter" | "unsharded_parameters" | "unsharded_gradients" | "receive_buffers" | "broadcast" | "all_reduce" | "all_to_all", number>;
+  op: string | null;
+  module: string | null;
+  allocated: number | null;
+  step: number;
+}
+
+export interface StaticComponent {
+  mark: "after_forward" | "after_backward" | "after_optimizer";
+  component: string;
+  model_bytes_per_param: number;
+  model_bytes: number;
+  measured_bytes: number;
+  measured_bytes_per_param: number;
+  residual_bytes: number;
+  terms: Array<Term>;
+  explained: boolean;
+  holds: boolean;
+}
+
+export interface StaticRecipe {
+  precision: string;
+  title: string;
+  optimizer: Array<string>;
+  bytes_per_param: number;
+  peak_bytes_per_param: number;
+}
+
+export interface Step {
+  index: number;
+  finished: boolean;
+  skipped_update: boolean;
+  loss: number | null;
+  loss_not_finite: "nan" | "inf" | "-inf" | null;
+  backwards: number;
+  loss_scale: number | null;
+  batch_size: number | null;
+  batch_loaded: boolean;
+  autocast_in_backward: boolean;
+  duration_ns: number;
+  marks: Marks;
+  peak: Peak;
+  peak_reserved: number | null;
+}
+
+export interface StepCasts {
+  index: number;
+  phases: Record<string, PhaseCasts>;
+  after_forward: Holders | null;
+  peak_bytes: number;
+  recomputed: CopyCount;
+  views: CopyCount | null;
+  others: CopyCount;
+  surviving: CopyCount;
+}
+
+export interface Term {
+  why: string;
+  bytes: number;
+  tensors: number;
+  names: Array<string>;
+}
+
+export interface Terms {
+  tensors: number;
+  workspaces: Record<string, number>;
+  scratch: Record<string, number>;
+  rounding: number;
+  allocated: number;
+  cached: number;
+  reserved: number;
+  outside: number;
+  libraries: Record<string, number>;
+  total: number;
+}
+
+export interface ToCome {
+  gradients: number;
+  parameters: number;
+  optimizer_state: number | null;
+  optimizers: Array<string>;
+}
+
+export interface WholePeak {
+  bytes: number;
+  at_most: number;
+  requested: number;
+  where: "step" | "before-steps" | "after-steps" | "not-recorded";
+  step: number | null;
+}
 
 export interface PageView {
   ampmem: string;
   config: Record<string, boolean | string>;
   categories: Array<CategoryView>;
+  precision_copies: Array<string>;
+  autocast_arms: Array<string>;
+  marks: Record<string, string>;
   layers: Array<CategoryView>;
   runs: Array<RunView>;
   opens: number;
@@ -23,282 +406,31 @@ export interface RunView {
   label: string;
   arm: string;
   title: string;
-  facts: Array<string>;
-  notes: Array<string>;
-  warnings: Array<string>;
-  headlines: Array<Headline>;
-  out_of_memory: OutOfMemoryView | null;
-  findings: Array<FindingView>;
-  parameters: number;
-  source: string;
+  packed: string;
+  events: RunEvents | null;
+}
+
+export interface RunEvents {
   timed: boolean;
-  steps: Array<StepView>;
-  peak: PeakView | null;
+  steps: Array<StepPositions>;
+  peak: number | null;
   instant: ShownAtView | null;
+  failure: number | null;
+  activations: number;
   phase_runs: Array<[number, string]>;
-  marks: Array<MarkView>;
-  composition: CompositionView | null;
-  breakdown: BreakdownView;
-  static_model: StaticModelView | null;
-  activations: ActivationsView | null;
-  casts: CastsView | null;
-  allocator: Allocator;
-  conservation: Conservation;
-  address_map: AddressMapView | null;
+  address_map: Array<SegmentView>;
   stream: StreamView;
 }
 
-export interface Headline {
-  label: string;
-  value: string;
-  detail: string;
-  bytes: number | null;
-}
-
-export interface OutOfMemoryView {
-  headline: string;
-  position: number;
-  later: boolean;
-  available: number | null;
-  used: number;
-  segment: number;
-  block: string;
-  largest: Array<LargeTensorView>;
-  commands: Array<string>;
-  hint: string;
-  facts: Array<FactView>;
-  frames: Array<string>;
-  remedies: Array<RemedyView>;
-  alive: CompositionView;
-}
-
-export interface LargeTensorView {
-  bytes: number;
-  count: string;
-  kind: string;
-  category: string;
-  name: string;
-}
-
-export interface FactView {
-  label: string;
-  text: string;
-}
-
-export interface RemedyView {
-  change: string;
-  why: string;
-  bytes: number | null;
-  evidence: Array<string>;
-  code: string;
-  jump: string;
-}
-
-export interface CompositionView {
-  rows: Array<SizeRow>;
-  temporaries_by_phase: Record<string, number>;
-  communication_by_part: Record<string, number>;
-  total: number;
-}
-
-export interface SizeRow {
-  key: string;
-  bytes: number;
-}
-
-export interface FindingView {
-  code: string;
-  severity: string;
-  message: string;
-  change: string;
-  evidence: Array<string>;
-  saves: string;
-  jump: string;
-}
-
-export interface StepView {
-  index: number;
-  finished: boolean;
+export interface StepPositions {
   first: number;
   last: number;
   peak: number;
-  peak_bytes: number;
-  said: string;
-  rounded: boolean;
-  peak_reserved: number | null;
-  phase: string;
-  loss: string;
-  loss_scale: string;
-  update: string;
-  took: string;
-}
-
-export interface PeakView {
-  position: number;
-  bytes: number;
-  said: string;
-  rounded: boolean;
-  step: number;
-  phase: string;
 }
 
 export interface ShownAtView {
   position: number;
   name: string;
-}
-
-export interface MarkView {
-  step: number;
-  name: string;
-  position: number;
-}
-
-export interface BreakdownView {
-  step: number;
-  columns: Array<string>;
-  rows: Array<CellRow>;
-}
-
-export interface CellRow {
-  key: string;
-  cells: Array<number | null>;
-}
-
-export interface StaticModelView {
-  head: string;
-  verdict: string;
-  holds: boolean;
-  marks: Array<MarkComponents>;
-}
-
-export interface MarkComponents {
-  name: string;
-  rows: Array<ComponentView>;
-}
-
-export interface ComponentView {
-  component: string;
-  told: number;
-  measured: number;
-  terms: Array<Term>;
-  residual: number;
-  explained: boolean;
-  holds: boolean;
-}
-
-export interface Term {
-  why: string;
-  bytes: number;
-  tensors: number;
-  names: Array<string>;
-}
-
-export interface ActivationsView {
-  when: string;
-  position: number;
-  by: string;
-  words: PrecisionWords;
-  whole: PrecisionBar;
-  kinds: Array<PrecisionBar>;
-  modules: Array<PrecisionBar>;
-  modules_rest: PrecisionBar | null;
-  savings: Array<Saving>;
-  savings_left_out: number;
-}
-
-export interface PrecisionWords {
-  full: string;
-  low: string;
-  other: string;
-}
-
-export interface PrecisionBar {
-  label: string;
-  detail: string;
-  full: number;
-  low: number;
-  other: number;
-  ops: Array<[string | null, string | null]>;
-  module: string | null;
-}
-
-export interface Saving {
-  saved_for: string | null;
-  made_by: string | null;
-  dtype: string | null;
-  tensors: number;
-  bytes: number;
-}
-
-export interface CastsView {
-  copies: number;
-  bytes: number;
-  peak_bytes: number;
-  cache_hits: number | null;
-  by_parameter: Array<ParameterCasts>;
-  parameters_left_out: number;
-  steps: Array<StepCasts>;
-  steps_left_out: number;
-}
-
-export interface ParameterCasts {
-  name: string;
-  copies: number;
-  bytes: number;
-  cache_hits: number | null;
-  held_by_cache: number | null;
-  held_by_autograd: number | null;
-  held_by_both: number | null;
-}
-
-export interface StepCasts {
-  index: number;
-  phases: Record<string, PhaseCasts>;
-  after_forward: Holders | null;
-  peak_bytes: number;
-  recomputed: CopyCount;
-  views: CopyCount | null;
-  others: CopyCount;
-  surviving: CopyCount;
-}
-
-export interface PhaseCasts {
-  copies: number;
-  bytes: number;
-  cache_hits: number | null;
-}
-
-export interface Holders {
-  cache: CopyCount | null;
-  autograd: CopyCount | null;
-  both: CopyCount | null;
-  neither: CopyCount | null;
-}
-
-export interface CopyCount {
-  copies: number;
-  bytes: number;
-}
-
-export interface Allocator {
-  requested: number;
-  rounding: number;
-  allocated: number;
-  cached: number | null;
-  reserved: number | null;
-  outside: number | null;
-  outside_process: number | null;
-}
-
-export interface Conservation {
-  events: number;
-  residual_bytes: number | null;
-  reserved_residual_bytes: number | null;
-  other_threads_bytes: number;
-}
-
-export interface AddressMapView {
-  segments: Array<SegmentView>;
 }
 
 export interface SegmentView {
@@ -339,6 +471,11 @@ export interface InstantView {
   totals: Array<number | null>;
 }
 
+export interface CellRow {
+  key: string;
+  cells: Array<number | null>;
+}
+
 export interface WaterfallView {
   from: string;
   to: string;
@@ -346,6 +483,11 @@ export interface WaterfallView {
   start: number;
   end: number;
   terms: Array<SizeRow>;
+}
+
+export interface SizeRow {
+  key: string;
+  bytes: number;
 }
 
 export interface StepTimeView {
@@ -387,6 +529,128 @@ export interface ChangeView {
   before: number;
   after: number;
   grown: number;
+}
+
+export interface RunWords {
+  summary: Summary;
+  said: Said;
+}
+
+export interface Said {
+  facts: Array<string>;
+  notes: Array<string>;
+  warnings: Array<string>;
+  headlines: Array<Headline>;
+  findings: Array<FindingView>;
+  parameters: number;
+  peak: string;
+  steps: Array<StepWords>;
+  out_of_memory: ShortageWords | null;
+  static_model: StaticWords | null;
+  activations: ActivationsView | null;
+  copies: Array<ParameterCasts>;
+  copies_left_out: number;
+}
+
+export interface Headline {
+  label: string;
+  value: string;
+  detail: string;
+  bytes: number | null;
+}
+
+export interface FindingView {
+  code: string;
+  severity: string;
+  message: string;
+  change: string;
+  evidence: Array<string>;
+  saves: string;
+  jump: string;
+}
+
+export interface StepWords {
+  peak: string;
+  loss: string;
+  loss_scale: string;
+  update: string;
+  took: string;
+}
+
+export interface ShortageWords {
+  headline: string;
+  available: number | null;
+  used: number;
+  block: string;
+  largest: Array<LargeTensorView>;
+  commands: Array<string>;
+  hint: string;
+  facts: Array<FactView>;
+  frames: Array<string>;
+  remedies: Array<RemedyView>;
+}
+
+export interface LargeTensorView {
+  bytes: number;
+  count: string;
+  kind: string;
+  category: string;
+  name: string;
+}
+
+export interface FactView {
+  label: string;
+  text: string;
+}
+
+export interface RemedyView {
+  change: string;
+  why: string;
+  bytes: number | null;
+  evidence: Array<string>;
+  code: string;
+  jump: string;
+}
+
+export interface StaticWords {
+  head: string;
+  verdict: string;
+}
+
+export interface ActivationsView {
+  when: string;
+  by: string;
+  words: PrecisionWords;
+  whole: PrecisionBar;
+  kinds: Array<PrecisionBar>;
+  modules: Array<PrecisionBar>;
+  modules_rest: PrecisionBar | null;
+  savings: Array<Saving>;
+  savings_left_out: number;
+}
+
+export interface PrecisionWords {
+  full: string;
+  low: string;
+  other: string;
+}
+
+export interface PrecisionBar {
+  label: string;
+  detail: string;
+  full: number;
+  low: number;
+  other: number;
+  ops: Array<[string | null, string | null]>;
+  module: string | null;
+}
+
+export interface Saving {
+  saved_for: string | null;
+  made_by: string | null;
+  dtype: string | null;
+  tensors: number;
+  bytes: number;
 }
 
 export interface FitView {

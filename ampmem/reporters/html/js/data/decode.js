@@ -88,12 +88,24 @@ function readReduced(bytes, offset, header, categories) {
 }
 
 /**
- * The stream of a run, unpacked.
- * @param {{mode: string, events: number, packed: string}} stream
+ * No events, as of a run that was given as JSON.
+ * @param {number} categories how many categories there are
+ * @returns {ExactStream}
+ */
+function noStream(categories) {
+  const kinds = { category: [], bytes: [], name: [], module: [], op: [], what: [], stack: [], phase: [], dtype: [], shape: [] };
+  const header = { texts: [], frames: [], stacks: [], shapes: [], kinds, code_bytes: 0, time_bytes: 0, time_unit_ns: 1, start_ns: 0 };
+  return { mode: "exact", events: 0, categories, header, codes: new Uint32Array(0), times: new Float64Array(1), places: null };
+}
+
+/**
+ * The stream of a run, unpacked; one without events where there is none.
+ * @param {{mode: string, events: number, packed: string}|null} stream
  * @param {number} categories how many categories there are
  * @returns {Promise<ExactStream|ReducedStream>}
  */
 export async function unpackStream(stream, categories) {
+  if (!stream) return noStream(categories);
   const bytes = await inflated(bytesOfBase64(stream.packed));
   const { header, offset } = readHeader(bytes);
   const { events } = stream;

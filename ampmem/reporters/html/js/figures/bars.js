@@ -1,8 +1,9 @@
 /** Horizontal bars with their numbers beside them: real tables, so that they can be read without being seen. */
 import { make, named, paint } from "../common/dom.js";
 import { formatBytes, formatShare, formatSigned } from "../common/format.js";
-/** @import { CategoryView, CompositionView, InstantView, PrecisionBar, PrecisionWords } from "../common/page.js" */
+/** @import { CategoryView, InstantView, PrecisionBar, PrecisionWords } from "../common/page.js" */
 /** @import { WaterfallView } from "../common/page.js" */
+/** @import { Composition } from "../data/run.js" */
 
 /** @typedef {(key: string) => CategoryView|null} CategoryOf the category with this key */
 
@@ -58,7 +59,7 @@ function barTable(label, rows) {
 
 /**
  * A waterfall: each row begins where the one before ends; the last row is the whole.
- * @param {CompositionView} composition
+ * @param {Composition} composition
  * @param {CategoryOf} categoryOf
  */
 export function compositionBars(composition, categoryOf, when = "at the peak") {

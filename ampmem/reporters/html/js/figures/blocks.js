@@ -1,12 +1,12 @@
 /** The blocks of the address map under the mouse and the keyboard: what is said of one, and which one it is. */
 import { byId, fill, make } from "../common/dom.js";
 import { formatBytes, formatCount } from "../common/format.js";
-/** @import { StepView } from "../common/page.js" */
 /** @import { Kinds } from "../data/alive.js" */
+/** @import { RunStep } from "../data/run.js" */
 /** @import { CategoryOf } from "./bars.js" */
 /** @import { Cut, Layout, Piece } from "./addresses.js" */
 
-/** @typedef {{kinds: Kinds, steps: StepView[], categoryOf: CategoryOf}} Told what is known of a run's blocks */
+/** @typedef {{kinds: Kinds, steps: RunStep[], categoryOf: CategoryOf}} Told what is known of a run's blocks */
 /** @typedef {{width: number, rowHeight: number, cut: (piece: Piece) => Cut[]}} Drawn how the map lies: bytes in a row */
 
 const HINT = "Point at a block to see what it is; click it to see its allocation in the table.";

@@ -4,8 +4,9 @@ import { formatBytes, formatCount, formatShare } from "../common/format.js";
 import { PRECISIONS, precisionBars } from "../figures/bars.js";
 import { showSection } from "./section.js";
 import { longTable } from "./tables.js";
-/** @import { ActivationsView, PrecisionBar, RunView } from "../common/page.js" */
+/** @import { ActivationsView, PrecisionBar } from "../common/page.js" */
 /** @import { Kinds } from "../data/alive.js" */
+/** @import { Run } from "../data/run.js" */
 /** @import { Live } from "../data/stream.js" */
 
 const FIRST_BARS = 8;
@@ -132,16 +133,16 @@ function narrowings(view, kinds) {
 /**
  * Fills the section, or hides it. A bar leads to the table, in which `pin` makes the page show an instant and `show` brings it
  * into view; where that would not come to the bytes of the bar, it leads nowhere.
- * @param {RunView} run
+ * @param {Run} run
  * @param {Kinds} kinds
  * @param {Live} live
  * @param {(index: number) => void} pin
  * @param {() => void} show
  */
 export function showActivations(run, kinds, live, pin, show) {
-  const view = run.activations;
+  const view = run.said.activations;
   if (!view) return showSection("activations");
-  const index = live.indexOf(view.position);
+  const index = live.indexOf(run.activations);
   const counts = live.aliveAt(index);
   const { byOp, byModule } = narrowings(view, kinds);
   /** @param {(bar: PrecisionBar) => Narrowing} narrowing */

@@ -1,13 +1,15 @@
 /** What a run died of that ran out of memory. */
 import { byId, make } from "../common/dom.js";
 import { formatBytes } from "../common/format.js";
+import { compositionOf } from "../data/run.js";
 import { compositionBars } from "../figures/bars.js";
 import { showSection } from "./section.js";
 import { temporariesOf } from "./tables.js";
-/** @import { OutOfMemoryView, RemedyView, RunView } from "../common/page.js" */
+/** @import { RemedyView, ShortageWords } from "../common/page.js" */
+/** @import { Run } from "../data/run.js" */
 /** @import { CategoryOf } from "../figures/bars.js" */
 
-/** @param {OutOfMemoryView} view */
+/** @param {ShortageWords} view */
 function facts(view) {
   const rows = view.facts.flatMap(({ label, text }) => [make("dt", {}, label), make("dd", {}, text)]);
   return make("dl", { class: "details-facts" }, ...rows);
@@ -73,7 +75,7 @@ function changes(remedies, jump) {
 }
 
 /**
- * @param {OutOfMemoryView} view
+ * @param {ShortageWords} view
  * @param {CategoryOf} categoryOf
  */
 function largestThen({ largest }, categoryOf) {
@@ -99,7 +101,7 @@ function largestThen({ largest }, categoryOf) {
   );
 }
 
-/** @param {OutOfMemoryView} view */
+/** @param {ShortageWords} view */
 function runNext({ commands, hint }) {
   if (!commands.length) return null;
   return make(
@@ -113,17 +115,20 @@ function runNext({ commands, hint }) {
 
 /**
  * Fills the section, or hides it; `showThere` is called to look at the instant of the failure.
- * @param {RunView} run
+ * @param {Run} run
  * @param {CategoryOf} categoryOf
  * @param {(position: number) => void} showThere
  * @param {(id: string) => void} jump
  */
 export function showOutOfMemory(run, categoryOf, showThere, jump) {
-  const view = run.out_of_memory;
-  if (!view) return showSection("out-of-memory");
+  const view = run.said.out_of_memory;
+  const { failure } = run;
+  const oom = run.summary.out_of_memory;
+  if (!view || !failure || !oom) return showSection("out-of-memory");
+  const alive = compositionOf(oom.alive, oom.temporaries_by_phase, {});
   byId("out-of-memory-title").textContent = view.headline.charAt(0).toUpperCase() + view.headline.slice(1);
   const button = make("button", { type: "button", class: "screen" }, "Show this instant in the charts");
-  button.addEventListener("click", () => showThere(view.position));
+  button.addEventListener("click", () => showThere(failure.position));
   return showSection(
     "out-of-memory",
     make(
@@ -133,11 +138,11 @@ export function showOutOfMemory(run, categoryOf, showThere, jump) {
       make("div", { class: "block" }, facts(view), where(view.frames)),
     ),
     make("h3", {}, "What was alive"),
-    compositionBars(view.alive, categoryOf, "at the failure"),
-    temporariesOf(view.alive),
+    compositionBars(alive, categoryOf, "at the failure"),
+    temporariesOf(alive),
     largestThen(view, categoryOf),
     runNext(view),
     // The charts end with the recorded steps.
-    view.later ? null : button,
+    failure.later || !run.stream ? null : button,
   );
 }

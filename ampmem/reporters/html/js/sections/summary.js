@@ -1,10 +1,17 @@
 /** The head of a run: title, facts, headlines, notes and findings. */
 import { byId, fill, make } from "../common/dom.js";
 import { formatBytes, formatCount } from "../common/format.js";
-/** @import { Conservation, FindingView, Headline, RunView } from "../common/page.js" */
+/** @import { Conservation, FindingView, Headline } from "../common/page.js" */
+/** @import { Run } from "../data/run.js" */
 
 /** How many notes are shown as they are. */
 const NOTES = 3;
+
+/** Sections that not every run has: what would show there is at the peak else. */
+const NOT_ALWAYS = ["casts", "static", "activations"];
+
+const NO_EVENTS =
+  "This run was given as the JSON of ampmem show --json, which has no events: the timeline, modules, stacks, addresses and allocations are on the page of the recording only.";
 
 const INFO = ["i", "Note"];
 const SEVERITIES = new Map([
@@ -38,16 +45,19 @@ function showAccounted(conservation) {
   badge.title = `the categories against the allocator's own count, at ${formatCount(conservation.events)} events`;
 }
 
-/** @param {RunView} run */
-export function showSummary(run) {
-  byId("summary-title").textContent = run.title;
-  fill(byId("facts"), ...run.facts.map((fact) => make("li", {}, fact)));
-  const warnings = run.warnings.map((text) =>
+/**
+ * @param {Run} run
+ */
+export function showSummary({ title, summary, said, stream }) {
+  byId("summary-title").textContent = title;
+  fill(byId("facts"), ...said.facts.map((fact) => make("li", {}, fact)));
+  const warnings = said.warnings.map((text) =>
     make("p", { class: "note bad", role: "alert" }, make("strong", {}, "Warning: "), text),
   );
-  fill(byId("notes"), ...warnings, ...notesOf(run.notes));
-  fill(byId("headlines"), ...run.headlines.map(headline));
-  showAccounted(run.conservation);
+  const without = stream ? null : make("p", { class: "note", id: "no-events" }, NO_EVENTS);
+  fill(byId("notes"), ...warnings, without, ...notesOf(said.notes));
+  fill(byId("headlines"), ...said.headlines.map(headline));
+  showAccounted(summary.conservation);
   byId("summary").hidden = false;
 }
 
@@ -57,9 +67,11 @@ export function showSummary(run) {
  */
 function finding(item, jump) {
   const [sign, word] = SEVERITIES.get(item.severity) ?? INFO;
-  const target = document.getElementById(item.jump);
+  const elsewhere = NOT_ALWAYS.includes(item.jump) && document.getElementById(item.jump)?.hidden;
+  const id = elsewhere ? "peak" : item.jump;
+  const target = document.getElementById(id);
   const button = target && !target.hidden ? make("button", { type: "button", class: "jump" }, "Show where") : null;
-  button?.addEventListener("click", () => jump(item.jump));
+  button?.addEventListener("click", () => jump(id));
   return make(
     "article",
     { class: `finding ${item.severity}`, "data-code": item.code },
@@ -91,14 +103,14 @@ function finding(item, jump) {
 
 /**
  * The findings; call it when the sections they point to are there.
- * @param {RunView} run
+ * @param {Run} run
  * @param {(id: string) => void} jump
  */
-export function showFindings(run, jump) {
-  fill(byId("findings"), ...run.findings.map((item) => finding(item, jump)));
-  const helps = run.findings.some((item) => item.severity !== "info");
+export function showFindings({ said: { findings } }, jump) {
+  fill(byId("findings"), ...findings.map((item) => finding(item, jump)));
+  const helps = findings.some((item) => item.severity !== "info");
   byId("helps-title").textContent = helps ? "What would help" : "Worth knowing";
-  byId("findings").hidden = run.findings.length === 0;
+  byId("findings").hidden = findings.length === 0;
 }
 
 /**

@@ -4,11 +4,13 @@ import { formatBytes, formatCount, formatPerParameter, formatShare, formatSigned
 import { compositionBars } from "../figures/bars.js";
 import { showSection } from "./section.js";
 /** @import { Row, Table } from "../common/dom.js" */
-/** @import { Allocator, BreakdownView, CastsView, CellRow, ComponentView, CompositionView } from "../common/page.js" */
-/** @import { Holders, MarkComponents, RunView, Term } from "../common/page.js" */
+/** @import { Allocator, Casts, Holders, StaticComponent, Term } from "../common/page.js" */
+/** @import { Composition, Marked, MarkRows, Run } from "../data/run.js" */
 /** @import { CategoryOf } from "../figures/bars.js" */
 
 const FEW = 10;
+/** So many steps of the cast ledger are shown, the last ones. */
+const LEDGER_STEPS = 50;
 
 /**
  * `rows` as a table that first shows a few of them.
@@ -29,7 +31,7 @@ export function longTable(table, left = 0) {
 
 /**
  * The temporaries of a composition by phase, in words; null where there are none.
- * @param {CompositionView} composition
+ * @param {Composition} composition
  */
 export function temporariesOf(composition) {
   const parts = Object.entries(composition.temporaries_by_phase).filter(([, bytes]) => bytes);
@@ -43,7 +45,7 @@ export function temporariesOf(composition) {
 
 /**
  * The communication of a composition by what it is for, in words; null where there is none.
- * @param {CompositionView} composition
+ * @param {Composition} composition
  */
 function communicationOf(composition) {
   const parts = Object.entries(composition.communication_by_part).filter(([, bytes]) => bytes);
@@ -73,12 +75,11 @@ function allocatorOf(allocator) {
 }
 
 /**
- * @param {BreakdownView} breakdown
+ * @param {Marked} breakdown
  * @param {CategoryOf} categoryOf
  */
-function breakdownOf(breakdown, categoryOf) {
-  if (!breakdown?.rows.length) return null;
-  /** @param {CellRow} row */
+function breakdownTable(breakdown, categoryOf) {
+  /** @param {{key: string}} row */
   const name = ({ key }) => (categoryOf(key) ? named(categoryOf(key)) : worded(key));
   /** @param {number|null} bytes */
   const cell = (bytes) =>
@@ -98,11 +99,12 @@ function breakdownOf(breakdown, categoryOf) {
 }
 
 /**
- * @param {RunView} run
+ * @param {Run} run
  * @param {CategoryOf} categoryOf
  */
 export function showPeak(run, categoryOf) {
-  const { composition, conservation, peak } = run;
+  const { composition, peak } = run;
+  const { allocator, conservation } = run.summary;
   if (!composition || !peak) return showSection("peak");
   const residual = conservation.residual_bytes;
   const check =
@@ -116,18 +118,18 @@ export function showPeak(run, categoryOf) {
     make(
       "p",
       { class: "quiet" },
-      `Step ${peak.step}, ${peak.phase}, event ${formatCount(peak.position)}: ${peak.said}${peak.rounded ? " allocated" : ""}, ${formatCount(composition.total)} bytes${peak.rounded ? " of it requested" : ""}. Each bar starts where the one above ends.`,
+      `Step ${peak.step}, ${peak.phase}${run.stream ? `, event ${formatCount(peak.position)}` : ""}: ${peak.said}${peak.rounded ? " allocated" : ""}, ${formatCount(composition.total)} bytes${peak.rounded ? " of it requested" : ""}. Each bar starts where the one above ends.`,
     ),
     compositionBars(composition, categoryOf),
     temporariesOf(composition),
     communicationOf(composition),
-    allocatorOf(run.allocator),
+    allocatorOf(allocator),
     make("p", { class: "quiet" }, `${formatCount(conservation.events)} allocator events, ${check}${elsewhere}.`),
   );
 }
 
 /**
- * @param {RunView} run
+ * @param {Run} run
  * @param {CategoryOf} categoryOf
  * @param {(step: number) => void} toStep
  */
@@ -139,7 +141,7 @@ export function showSteps(run, categoryOf, toStep) {
     { head: "Update", key: "update", number: false },
     { head: "Took", key: "took", number: true },
   ];
-  const optional = texts.filter(({ key }) => run.steps.some((step) => step[key] && step[key] !== "-"));
+  const optional = texts.filter(({ key }) => run.steps.some(({ words }) => words[key] && words[key] !== "-"));
   const reserved = run.steps.some((step) => (step.peak_reserved ?? null) !== null);
   const rows = run.steps.map((step, i) => {
     const go = make(
@@ -149,11 +151,11 @@ export function showSteps(run, categoryOf, toStep) {
     );
     go.addEventListener("click", () => toStep(i));
     return [
-      go,
+      run.stream ? go : String(step.index),
       step.said,
       step.phase,
       ...(reserved ? [formatBytes(step.peak_reserved)] : []),
-      ...optional.map(({ key }) => step[key]),
+      ...optional.map(({ key }) => step.words[key]),
     ];
   });
   const columns = [
@@ -166,29 +168,29 @@ export function showSteps(run, categoryOf, toStep) {
   showSection(
     "steps",
     rows.length ? longTable({ caption: "Every step", columns, rows, stacked: true }) : null,
-    breakdownOf(run.breakdown, categoryOf),
+    breakdownTable(run.breakdown, categoryOf),
   );
 }
 
 /**
  * Which tensors a term is about, and how much of what the rule says; empty where they have no names and are one.
- * @param {ComponentView} row
+ * @param {StaticComponent} row
  * @param {Term} term
  */
 function ofTensors(row, term) {
   const more = term.tensors - term.names.length;
   if (!term.names.length) return more > 1 ? `${formatCount(more)} tensors` : "";
   const names = term.names.join(", ") + (more > 0 ? ` and ${formatCount(more)} more` : "");
-  return row.told ? `${names}; ${formatShare(Math.abs(term.bytes), row.told)} of the rule's` : names;
+  return row.model_bytes ? `${names}; ${formatShare(Math.abs(term.bytes), row.model_bytes)} of the rule's` : names;
 }
 
-/** @param {ComponentView} row */
+/** @param {StaticComponent} row */
 function verdictOf(row) {
   if (row.holds) return make("span", { class: "chip good" }, "✓ explained");
   return make("span", { class: "chip bad" }, row.explained ? "✗ not proven" : "✗ not explained");
 }
 
-/** @param {ComponentView} row */
+/** @param {StaticComponent} row */
 function whyOf(row) {
   // The total's terms are those of the rows above it again, but for roundings.
   const own = row.terms.filter((term) => row.component !== "total" || term.why.startsWith("rounding"));
@@ -201,7 +203,7 @@ function whyOf(row) {
     ),
   );
   if (!row.explained) {
-    const size = row.residual ? formatSigned(row.residual) : "differences that cancel out:";
+    const size = row.residual_bytes ? formatSigned(row.residual_bytes) : "differences that cancel out:";
     terms.push(make("li", { class: "bad" }, `${size} not explained`));
   }
   if (row.component === "total") terms.unshift(make("li", {}, "the sum of the above"));
@@ -209,7 +211,13 @@ function whyOf(row) {
 }
 
 /**
- * @param {MarkComponents} mark
+ * What is equal for two marks at which the same was found.
+ * @param {MarkRows} mark
+ */
+const contentOf = ({ rows }) => JSON.stringify(rows, (key, value) => (key === "mark" ? null : value));
+
+/**
+ * @param {MarkRows} mark
  * @param {number} parameters
  * @param {CategoryOf} categoryOf
  */
@@ -225,10 +233,10 @@ function markTable(mark, parameters, categoryOf) {
   ];
   const rows = mark.rows.map((row) => [
     categoryOf(row.component) ? named(categoryOf(row.component)) : worded(row.component),
-    formatBytes(row.told),
-    formatPerParameter(row.told, parameters),
-    formatBytes(row.measured),
-    formatPerParameter(row.measured, parameters),
+    formatBytes(row.model_bytes),
+    formatPerParameter(row.model_bytes, parameters),
+    formatBytes(row.measured_bytes),
+    formatPerParameter(row.measured_bytes, parameters),
     whyOf(row),
     verdictOf(row),
   ]);
@@ -236,37 +244,40 @@ function markTable(mark, parameters, categoryOf) {
 }
 
 /**
- * @param {RunView} run
+ * @param {Run} run
  * @param {CategoryOf} categoryOf
  */
 export function showStatic(run, categoryOf) {
-  const model = run.static_model;
-  if (!model) return showSection("static");
+  const words = run.said.static_model;
+  if (!words) return showSection("static");
+  const { static_model: components } = run.summary;
+  const holds = components.length > 0 && components.every((row) => row.holds);
+  const marks = run.static_model;
   return showSection(
     "static",
     make(
       "p",
       { class: "quiet" },
-      `The rule of thumb for ${model.head}. What it says the model and the optimizer cost, against what was recorded.`,
+      `The rule of thumb for ${words.head}. What it says the model and the optimizer cost, against what was recorded.`,
     ),
     make(
       "p",
       {},
       make(
         "strong",
-        { class: model.holds ? "verdict" : "verdict bad" },
-        model.verdict.charAt(0).toUpperCase() + model.verdict.slice(1),
+        { class: holds ? "verdict" : "verdict bad" },
+        words.verdict.charAt(0).toUpperCase() + words.verdict.slice(1),
       ),
     ),
-    ...model.marks.map((mark, i) =>
-      i && JSON.stringify(mark.rows) === JSON.stringify(model.marks[i - 1].rows)
+    ...marks.map((mark, i) =>
+      i && contentOf(mark) === contentOf(marks[i - 1])
         ? make("p", { class: "same" }, make("b", {}, worded(mark.name)), ": the same")
-        : markTable(mark, run.parameters, categoryOf),
+        : markTable(mark, run.said.parameters, categoryOf),
     ),
   );
 }
 
-/** @param {CastsView} casts */
+/** @param {Casts} casts */
 function castSteps(casts) {
   const columns = [
     { head: "Step" },
@@ -286,7 +297,7 @@ function castSteps(casts) {
     const count = holders?.[who];
     return count ? formatBytes(count.bytes) : "-";
   };
-  const rows = casts.steps.map((step) => {
+  const rows = casts.steps.slice(-LEDGER_STEPS).map((step) => {
     const phases = Object.values(step.phases);
     /** @param {"copies"|"cache_hits"} key */
     const sum = (key) => phases.reduce((all, phase) => all + (phase[key] ?? 0), 0);
@@ -304,7 +315,7 @@ function castSteps(casts) {
   return rows.length
     ? longTable(
         { caption: "Cast copies step by step; who keeps them at the end of forward", columns, rows, stacked: true },
-        casts.steps_left_out,
+        Math.max(0, casts.steps.length - LEDGER_STEPS),
       )
     : null;
 }
@@ -312,21 +323,21 @@ function castSteps(casts) {
 /**
  * How many uses the cache served, where that is known.
  *
- * @param {CastsView} casts
+ * @param {Casts} casts
  */
 const reused = ({ cache_hits: hits }) => (hits === null ? "" : `, and ${formatCount(hits)} uses needed no new copy`);
 
-/** @param {RunView} run */
+/** @param {Run} run */
 export function showCasts(run) {
-  const { casts } = run;
-  if (!casts?.copies) return showSection("casts");
+  const { casts } = run.summary;
+  if (!casts.copies) return showSection("casts");
   const columns = [
     { head: "Parameter", wide: true },
     { head: "Copies", number: true },
     { head: "Bytes", number: true },
     { head: "Reused", number: true },
   ];
-  const rows = casts.by_parameter.map((each) => [
+  const rows = run.said.copies.map((each) => [
     each.name,
     formatCount(each.copies),
     formatBytes(each.bytes),
@@ -340,6 +351,6 @@ export function showCasts(run) {
       `Autocast made ${formatCount(casts.copies)} copies of parameters, ${formatBytes(casts.bytes)} over the whole run; at most ${formatBytes(casts.peak_bytes)} lived at once${reused(casts)}.`,
     ),
     castSteps(casts),
-    longTable({ caption: "By parameter, largest first", columns, rows }, casts.parameters_left_out),
+    longTable({ caption: "By parameter, largest first", columns, rows }, run.said.copies_left_out),
   );
 }

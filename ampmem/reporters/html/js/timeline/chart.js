@@ -4,14 +4,15 @@ import { lastAtMost } from "../data/live.js";
 import { ascending, drawnInstants, withChanges } from "../data/reduce.js";
 import { MARGIN, timelineFigure } from "./figure.js";
 import { instantsOf, placeOf } from "./view.js";
-/** @import { CategoryView, RunView } from "../common/page.js" */
+/** @import { CategoryView } from "../common/page.js" */
+/** @import { Run } from "../data/run.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Live } from "../data/stream.js" */
 /** @import { Chart, Plotly, View } from "../figures/figures.js" */
 
 /**
  * @typedef {object} Picture what is to be drawn
- * @property {RunView} run
+ * @property {Run} run
  * @property {Live} live
  * @property {View} view
  * @property {boolean} byTime
@@ -81,7 +82,7 @@ export class TimelineChart {
     this.#x = ascending(Float64Array.from(this.indices, (index) => placeOf(live, index, byTime)));
     const place = (/** @type {number} */ position) => placeOf(live, live.indexOf(position), byTime);
     // What came after the recorded steps is in no chart.
-    const failed = run.out_of_memory?.later ? null : run.out_of_memory;
+    const failed = run.failure?.later ? null : run.failure;
     const drawing = {
       x: this.#x,
       series: live.sample(this.indices),

@@ -1,16 +1,16 @@
 /** What of a run is in view when its page opens, and what is in view in words. */
 import { formatBytes, formatCount } from "../common/format.js";
 import { instantsOf, placeOf } from "./view.js";
-/** @import { RunView, StepView } from "../common/page.js" */
+/** @import { Run, RunStep } from "../data/run.js" */
 /** @import { Live } from "../data/stream.js" */
 /** @import { View } from "../figures/figures.js" */
 
-/** @typedef {{step: StepView, first: number, last: number}} Opening positions between which a step is shown */
+/** @typedef {{step: RunStep, first: number, last: number}} Opening positions between which a step is shown */
 
 /**
  * Where the stretch begins that ends a step and has neither forward nor backward: its update, and what comes after it.
- * @param {RunView} run
- * @param {StepView} step
+ * @param {Run} run
+ * @param {RunStep} step
  */
 function updateStart(run, step) {
   let start = step.last;
@@ -26,11 +26,11 @@ function updateStart(run, step) {
  * The step that a run opens on: the last that finished, or that in which memory ran out. It is shown without its update
  * where that has more events than all before it, as with an optimizer that loops over the parameters, and the peak is
  * before it.
- * @param {RunView} run
+ * @param {Run} run
  * @returns {Opening|null} null where there is no step
  */
 export function openingOf(run) {
-  const step = (run.out_of_memory ? null : run.steps.findLast((each) => each.finished)) ?? run.steps.at(-1);
+  const step = (run.failure ? null : run.steps.findLast((each) => each.finished)) ?? run.steps.at(-1);
   if (!step) return null;
   const update = updateStart(run, step);
   const long = step.last - update > update - step.first;
@@ -39,7 +39,7 @@ export function openingOf(run) {
 
 /**
  * What is in view, and where the run's peak is if it is not.
- * @param {RunView} run
+ * @param {Run} run
  * @param {Live} live
  * @param {View} view
  * @param {boolean} byTime
@@ -49,7 +49,7 @@ export function viewInWords(run, live, view, byTime) {
 }
 
 /**
- * @param {RunView} run
+ * @param {Run} run
  * @param {Live} live
  * @param {View} view
  * @param {boolean} byTime
@@ -68,7 +68,7 @@ function peakElsewhere({ peak, steps }, live, view, byTime) {
 }
 
 /**
- * @param {RunView} run
+ * @param {Run} run
  * @param {Live} live
  * @param {View} view
  * @param {boolean} byTime
@@ -83,10 +83,10 @@ function stretchInWords(run, live, view, byTime) {
   const shows = (first, last) =>
     Math.abs(placeOf(live, live.indexOf(first), byTime) - view.low) <= near &&
     Math.abs(placeOf(live, live.indexOf(last), byTime) - view.high) <= near;
-  if (shows(0, run.stream.events)) return "The whole run.";
+  if (shows(0, run.stream?.events ?? 0)) return "The whole run.";
   const opening = openingOf(run);
   const ended = run.steps.length > 1 ? run.steps.findLast((each) => each.finished) : null;
-  /** @param {StepView} step */
+  /** @param {RunStep} step */
   const named = (step) => `Step ${step.index}${step === ended ? ", the last" : ""}`;
   const step = run.steps.find((each) => shows(each.first, each.last));
   if (step) return `${named(step)}.`;
@@ -100,9 +100,9 @@ function stretchInWords(run, live, view, byTime) {
 
 /**
  * The peak of `step`, else of the run: its instant, bytes and name, and what a reading of it is called.
- * @param {RunView} run
+ * @param {Run} run
  * @param {Live} live
- * @param {StepView|null} step
+ * @param {RunStep|null} step
  */
 export function peakOf(run, live, step) {
   if (step) {

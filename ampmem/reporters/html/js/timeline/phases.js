@@ -3,7 +3,7 @@ import { fill, svgElement } from "../common/dom.js";
 import { formatCount, formatDuration } from "../common/format.js";
 import { MARGIN } from "./figure.js";
 import { placeOf } from "./view.js";
-/** @import { RunView } from "../common/page.js" */
+/** @import { Run } from "../data/run.js" */
 /** @import { Live } from "../data/stream.js" */
 /** @import { View } from "../figures/figures.js" */
 
@@ -18,7 +18,7 @@ const LETTERS = new Map([
 
 /**
  * Step and phase of the event that led to `position`.
- * @param {RunView} run
+ * @param {Run} run
  * @param {number} position
  */
 function placeInRun(run, position) {
@@ -38,7 +38,7 @@ function placeInRun(run, position) {
 
 /**
  * `event 2,307 · step 2 · backward · 36.3 ms`, without the time where times only order the events.
- * @param {RunView} run
+ * @param {Run} run
  * @param {Live} live
  * @param {number} index
  */
@@ -86,7 +86,7 @@ export function labelFor(name, width) {
 /**
  * Draws the strip over the plot, whose width it shares.
  * @param {Element} svg
- * @param {RunView} run
+ * @param {Run} run
  * @param {Live} live
  * @param {View} view
  * @param {boolean} byTime
@@ -95,7 +95,7 @@ export function labelFor(name, width) {
 export function drawPhases(svg, run, live, view, byTime, width) {
   const inner = Math.max(1, width - MARGIN.left - MARGIN.right);
   const place = (/** @type {number} */ position) => placeOf(live, live.indexOf(position), byTime);
-  const boxes = phaseBoxes(run.phase_runs, run.stream.events, place, view, inner);
+  const boxes = phaseBoxes(run.phase_runs, run.stream?.events ?? 0, place, view, inner);
   svg.setAttribute("width", String(width));
   const parts = boxes.flatMap(({ name, left, right }) => {
     const rect = svgElement("rect", {

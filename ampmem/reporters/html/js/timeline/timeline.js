@@ -11,7 +11,8 @@ import { describedInstant, drawPhases } from "./phases.js";
 import { followPointer } from "./pointer.js";
 import { buildReadout, placeCursor, showReading } from "./readout.js";
 import { clampedView, convertedView, pannedView, placeOf, viewAround, viewNote, wholeView, zoomedView } from "./view.js";
-/** @import { CategoryView, PageView, RunView, StepView } from "../common/page.js" */
+/** @import { CategoryView, PageView } from "../common/page.js" */
+/** @import { Run, RunStep } from "../data/run.js" */
 /** @import { Live } from "../data/stream.js" */
 /** @import { Plotly, View } from "../figures/figures.js" */
 /** @import { ReadoutRow } from "./readout.js" */
@@ -29,7 +30,7 @@ export class Timeline {
   #page;
   #heard;
   #overview = new Overview((view) => this.setView(view));
-  /** @type {RunView|null} */
+  /** @type {Run|null} */
   #run = null;
   /** @type {Live|null} */
   #live = null;
@@ -44,7 +45,7 @@ export class Timeline {
   #present = [];
   /** @type {Map<number, ReadoutRow>} */
   #rows = new Map();
-  /** @type {StepView|null} */
+  /** @type {RunStep|null} */
   #step = null;
   /** @type {number|null} */
   #cursor = null;
@@ -112,7 +113,7 @@ export class Timeline {
 
   /**
    * Shows another run, as `openingOf` says.
-   * @param {RunView} run
+   * @param {Run} run
    * @param {Live} live
    */
   show(run, live) {

@@ -1,7 +1,7 @@
 /** The part of the run that is in view: a stretch of the horizontal axis, in events or in seconds. */
 import { formatCount } from "../common/format.js";
 import { lastAtMost } from "../data/live.js";
-/** @import { RunView } from "../common/page.js" */
+/** @import { Run } from "../data/run.js" */
 /** @import { Live } from "../data/stream.js" */
 /** @import { View } from "../figures/figures.js" */
 
@@ -117,7 +117,7 @@ export function convertedView(live, view, fromTime, toTime) {
 
 /**
  * How many events are in view, and which of them are drawn.
- * @param {RunView} run
+ * @param {Run} run
  * @param {Live} live
  * @param {{first: number, last: number}} instants those in view
  * @param {{indices: Uint32Array, every: boolean}} drawn
@@ -125,7 +125,7 @@ export function convertedView(live, view, fromTime, toTime) {
 export function viewNote(run, live, { first, last }, { indices, every }) {
   const events = formatCount(live.position(last) - live.position(first));
   const drawn = `${events} events in view, drawn at ${formatCount(indices.length)}`;
-  if (!live.exact) return [run.stream.note, `${drawn} of the instants kept.`].filter(Boolean).join(" ");
+  if (!live.exact) return [run.stream?.note, `${drawn} of the instants kept.`].filter(Boolean).join(" ");
   if (every) return `Every event is shown: ${events} in view.`;
   return `${drawn} exact instants: the lowest and the highest of every stretch.`;
 }

@@ -24,7 +24,9 @@ from ampmem.analysis.comparison import compare, distinct, entry_of
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Fact, Phase
 from ampmem.output import Terminal
-from ampmem.reporters.text.common.layout import (
+from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.details import EVERYTHING
+from ampmem.reporters.text.layout import (
     NARROWEST,
     PLAIN,
     WIDEST,
@@ -35,10 +37,8 @@ from ampmem.reporters.text.common.layout import (
     table,
     words,
 )
-from ampmem.reporters.text.common.plain_text import columns, shorten, wrapped
-from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING
-from ampmem.reporters.text.next_steps import render_next
+from ampmem.reporters.text.plain_text import columns, shorten, wrapped
+from ampmem.reporters.text.run import render_next
 from ampmem.reporters.text.table import render
 
 WIDTHS = (*range(NARROWEST, WIDEST, 7), 61, 79, 80, 81, 99, WIDEST)

@@ -1,0 +1,201 @@
+"""Recordings side by side, and how one gets from the baseline's bytes to another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ampmem.analysis.answer import verdict_of
+from ampmem.analysis.comparison import Comparison, StepTime, step_in_words
+from ampmem.analysis.jsonable import named
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
+from ampmem.reporters.html.run import Headline
+from ampmem.reporters.text.words import IN_SHORT, percent, short, signed, times
+from ampmem.units import format_duration
+from ampmem.vocabulary import Mark
+
+_MARKS = (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD, Mark.AFTER_OPTIMIZER, Mark.PEAK)
+_WATERFALLS = (Mark.AFTER_FORWARD, Mark.PEAK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeRow:
+    """Bytes of one category."""
+
+    key: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRow:
+    """Bytes of one category, one cell per column."""
+
+    key: str
+    cells: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstantView:
+    """The categories at one instant, one cell per recording."""
+
+    name: str
+    rows: tuple[CellRow, ...]
+    totals: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaterfallView:
+    """What leads from one recording's bytes to another's: ``start`` and all ``terms`` make ``end``, exactly."""
+
+    source: str = field(metadata=named("from"))
+    target: str = field(metadata=named("to"))
+    instant: str
+    start: int
+    end: int
+    terms: tuple[SizeRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimeView:
+    """How long a step takes without instrumentation; ``ratio_text`` is to the baseline."""
+
+    median_ns: int
+    min_ns: int
+    max_ns: int
+    text: str
+    ratio_text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossView:
+    """The losses of one step."""
+
+    step: int
+    values: tuple[float | None, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureView:
+    """Why a script did not get to its end."""
+
+    label: str
+    failure: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonView:
+    """All of it; tuples have one entry per recording, ``None`` or a dash for what is not known."""
+
+    baseline: str | None
+    labels: tuple[str, ...]
+    steps: tuple[int | None, ...]
+    instants: tuple[InstantView, ...]
+    waterfall: tuple[WaterfallView, ...]
+    peak_difference: tuple[int | None, ...]
+    peak_reserved: tuple[int | None, ...]
+    step_time: tuple[StepTimeView | None, ...]
+    losses: tuple[LossView, ...]
+    loss_difference: tuple[float | None, ...]
+    loss_difference_texts: tuple[str, ...]
+    activation_ratio: tuple[float | None, ...]
+    activation_ratio_texts: tuple[str, ...]
+    remarks: tuple[str, ...]
+    failures: tuple[FailureView, ...]
+
+
+def comparison_view(comparison: Comparison) -> ComparisonView:
+    """What the page says of ``comparison``."""
+    columns = comparison.columns
+    labels = tuple(entry.label for entry in comparison.entries)
+    return ComparisonView(
+        baseline=None if comparison.baseline is None else labels[comparison.baseline],
+        labels=labels,
+        steps=tuple(None if column.step is None else column.step.index for column in columns),
+        instants=tuple(_instant(comparison, mark) for mark in _MARKS),
+        waterfall=tuple(_waterfalls(comparison, labels)),
+        peak_difference=tuple(column.peak_difference for column in columns),
+        peak_reserved=tuple(column.peak_reserved for column in columns),
+        step_time=tuple(None if column.step_time is None else _step_time(column.step_time) for column in columns),
+        losses=tuple(
+            LossView(step=step, values=losses, texts=tuple(map(short, losses)))
+            for step, losses in comparison.losses.items()
+        ),
+        loss_difference=tuple(column.loss_difference for column in columns),
+        loss_difference_texts=tuple(percent(column.loss_difference) for column in columns),
+        activation_ratio=tuple(column.activation_ratio for column in columns),
+        activation_ratio_texts=tuple(times(column.activation_ratio) for column in columns),
+        remarks=comparison.remarks,
+        failures=tuple(
+            FailureView(label=entry.label, failure=entry.failure)
+            for entry in comparison.entries
+            if entry.failure is not None
+        ),
+    )
+
+
+def difference_headline(comparison: Comparison, index: int) -> Headline | None:
+    """How the peak of the recording at ``index`` differs from the baseline's; ``None`` without that."""
+    column = comparison.columns[index]
+    difference = column.peak_difference
+    if comparison.baseline is None or index == comparison.baseline or difference is None:
+        return None
+    base = comparison.columns[comparison.baseline]
+    baseline, which = base.entry.label, step_in_words((column, base))
+    return Headline(
+        label=f"Against {baseline}", value=signed(difference), detail=f"at the peak, {which}", bytes=difference
+    )
+
+
+def _instant(comparison: Comparison, mark: Mark) -> InstantView:
+    each = [column.live(mark) for column in comparison.columns]
+    rows = (
+        CellRow(key=str(category), cells=tuple(None if live is None else live[category] for live in each))
+        for category in CATEGORIES
+    )
+    return InstantView(
+        name=IN_SHORT[mark],
+        rows=tuple(row for row in rows if any(row.cells)),
+        totals=tuple(column.total(mark) for column in comparison.columns),
+    )
+
+
+def _waterfalls(comparison: Comparison, labels: Sequence[str]) -> Iterator[WaterfallView]:
+    """From the baseline to each other recording, unless another is the same, or the verdict has it.
+
+    A way between two peaks in different phases is not shown where the verdict has the end of forward instead.
+    """
+    if comparison.baseline is None:
+        return
+    told = verdict_of(comparison).answer
+    for index, label in enumerate(labels):
+        for name in _WATERFALLS:
+            live = [column.live(name) for column in comparison.columns]
+            start, end = live[comparison.baseline], live[index]
+            if start is None or end is None or end in live[:index] or index == comparison.baseline:
+                continue
+            of_verdict = told is not None and label == told.mixed.label
+            if not of_verdict or (name != Mark.PEAK and told is not None and not told.by_forward):
+                yield _waterfall(labels[comparison.baseline], label, name, start, end)
+
+
+def _waterfall(source: str, target: str, name: Mark, start: Breakdown, end: Breakdown) -> WaterfallView:
+    terms = [SizeRow(key=str(category), bytes=end[category] - start[category]) for category in CATEGORIES]
+    return WaterfallView(
+        source=source,
+        target=target,
+        instant=IN_SHORT[name],
+        start=sum(start.values()),
+        end=sum(end.values()),
+        terms=tuple(term for term in terms if term.bytes),
+    )
+
+
+def _step_time(time: StepTime) -> StepTimeView:
+    return StepTimeView(
+        median_ns=time.median_ns,
+        min_ns=time.fastest_ns,
+        max_ns=time.slowest_ns,
+        text=format_duration(time.median_ns),
+        ratio_text=times(time.ratio),
+    )

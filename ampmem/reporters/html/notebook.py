@@ -1,0 +1,331 @@
+"""A value as a small table that stands inside another page: no script, no style sheet, nothing loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampmem.analysis.answer import verdict_of, verdict_of_one
+from ampmem.analysis.budgets.check import CheckResult, Judged
+from ampmem.analysis.comparison import Comparison, entry_of
+from ampmem.analysis.difference.changes import Fold, WhichRun, folded
+from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.ranks.ranks import Rank, Ranks
+from ampmem.analysis.summary import Summary
+from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
+from ampmem.errors import AmpmemError
+from ampmem.events import Recording
+from ampmem.output import Bundle, one_line
+from ampmem.reporters.html.palette import FILLS, label
+from ampmem.reporters.html.safety import MAX_PROSE, filled, visible
+from ampmem.reporters.html.write import page_of
+from ampmem.reporters.text.answer import capital, in_phase, wording
+from ampmem.reporters.text.check import answer, remarks, render_check
+from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.difference import CHANGES, headline, render_difference, what
+from ampmem.reporters.text.difference import remarks as remarks_on
+from ampmem.reporters.text.layout import PLAIN
+from ampmem.reporters.text.memory import breakdown_rows
+from ampmem.reporters.text.plain_text import ABSENT, per_parameter
+from ampmem.reporters.text.ranks import absences, doubts, ranks_wording, render_ranks
+from ampmem.reporters.text.run import (
+    arm_in_words,
+    change_of,
+    counted,
+    describe_arm,
+    describe_optimizers,
+    parameters_in_short,
+    warnings,
+)
+from ampmem.reporters.text.table import render as render_summary
+from ampmem.reporters.text.words import AT_MARK, IN_SHORT, signed
+from ampmem.units import format_bytes, format_peak
+from ampmem.vocabulary import AUTOCAST_ARMS, Mark
+
+MOST_RANKS = 16
+"""So many ranks have a row of their own."""
+
+_TOTAL, _ALLOCATED = "Total", "Allocated, the peak"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardRow:
+    """One row of the table; ``colour`` is empty where it is no category's."""
+
+    label: str
+    cells: tuple[str, ...]
+    colour: str = ""
+    sum: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """A sentence under the table, and a word before it."""
+
+    text: str
+    lead: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What a notebook shows of a value: the answer, what it is about, a table, and what else is to be said."""
+
+    headline: str
+    facts: Sequence[str]
+    alarms: Sequence[str] = ()
+    caption: str = ""
+    columns: Sequence[str] = ()
+    rows: Sequence[CardRow] = ()
+    remarks: Sequence[Remark] = ()
+
+
+def html_of(card: Card) -> str:
+    """The card as HTML that needs nothing of the page that it stands in; every text in it is only text."""
+    shown = Card(
+        headline=visible(card.headline, MAX_PROSE),
+        facts=[visible(fact) for fact in card.facts],
+        alarms=[visible(text, MAX_PROSE) for text in card.alarms],
+        caption=visible(card.caption),
+        columns=[visible(column) for column in card.columns],
+        rows=[
+            CardRow(label=visible(row.label), cells=tuple(map(visible, row.cells)), colour=row.colour, sum=row.sum)
+            for row in card.rows
+        ],
+        remarks=[Remark(text=visible(remark.text, MAX_PROSE), lead=remark.lead) for remark in card.remarks],
+    )
+    return filled("card.html", card=shown)
+
+
+def summary_card(summary: Summary) -> Card:
+    """The verdict, the last step's breakdown and the findings."""
+    step, known = summary.last_step, summary.parameters.known_count
+    rows = []
+    for key, sizes in breakdown_rows(step, casts=summary.arm.name in AUTOCAST_ARMS):
+        cells: list[str] = []
+        for size in sizes:
+            cells += [ABSENT, ABSENT] if size is None else [format_bytes(size), per_parameter(size, known)]
+        rows.append(_row(key, cells))
+    return Card(
+        headline=wording(verdict_of_one(summary)).text,
+        alarms=warnings(summary),
+        facts=(
+            "ampmem",
+            parameters_in_short(summary),
+            describe_optimizers(summary) or "no optimizer",
+            f"{summary.device.name} ({summary.device.type}{', simulated' * (summary.prediction is not None)})",
+            f"precision {describe_arm(summary)}",
+            counted(len(summary.steps), "step"),
+        ),
+        caption=f"step {step.index}, peak {in_phase(step.peak.phase)}",
+        columns=[text for column in IN_SHORT.values() for text in (column, "B/param")],
+        rows=rows,
+        remarks=[
+            Remark(lead=finding.severity, text=f"{finding.message} {capital(change_of(finding))}")
+            for finding in summary.findings
+        ],
+    )
+
+
+def comparison_card(comparison: Comparison) -> Card:
+    """The verdict, and the categories of each at the peak of the step that is compared."""
+    columns, entries = comparison.columns, comparison.entries
+    live = [column.live(Mark.PEAK) for column in columns]
+    requested, said = ([column.total(Mark.PEAK) for column in columns], [column.peak for column in columns])
+    totals = [CardRow(label=_TOTAL, cells=tuple(map(_peak_size, requested)), sum=True)]
+    if said != requested:
+        totals.append(CardRow(label=_ALLOCATED, cells=tuple(map(_peak_size, said)), sum=True))
+    beside = [] if comparison.baseline is None else [_differences(comparison)]
+    return Card(
+        headline=wording(verdict_of(comparison)).text,
+        alarms=[
+            *(f"{entry.label} failed: {entry.failure}" for entry in entries if entry.failure is not None),
+            *(
+                f"{entry.label}: {text}"
+                for entry in entries
+                if entry.summary is not None
+                for text in warnings(entry.summary, entry.notes)
+            ),
+        ],
+        facts=("ampmem", *dict.fromkeys(entry.script for entry in entries if entry.script)),
+        caption=f"{AT_MARK[Mark.PEAK]}, {comparison.which_step}",
+        columns=[entry.label for entry in entries],
+        rows=[*_by_category(live), *totals, *beside],
+        remarks=[Remark(lead="note", text=remark) for remark in comparison.remarks],
+    )
+
+
+def _differences(comparison: Comparison) -> CardRow:
+    assert comparison.baseline is not None
+    named = comparison.entries[comparison.baseline].label
+    cells = tuple(
+        ABSENT if index == comparison.baseline else signed(column.peak_difference)
+        for index, column in enumerate(comparison.columns)
+    )
+    return CardRow(label=f"Difference to {named}", cells=cells)
+
+
+def ranks_card(ranks: Ranks) -> Card:
+    """The verdict, who is missing, and the categories of each rank at its own peak, the largest first."""
+    job = ranks.job
+    largest = sorted(ranks.compared, key=lambda rank: -_peak(rank))
+    shown = largest[:MOST_RANKS]
+    live = [None if rank.peak is None else rank.peak.categories for rank in shown]
+    left_out = len(largest) - len(shown)
+    totals = [
+        CardRow(
+            label=_TOTAL,
+            cells=tuple(format_peak(sum(rank.peak.categories.values())) for rank in shown if rank.peak),
+            sum=True,
+        )
+    ]
+    if any(rank.peak is not None and rank.peak.allocated is not None for rank in shown):
+        totals.append(CardRow(label=_ALLOCATED, cells=tuple(format_peak(_peak(rank)) for rank in shown), sum=True))
+    return Card(
+        headline=ranks_wording(ranks).text,
+        alarms=[*doubts(ranks), *absences(ranks)],
+        facts=(
+            "ampmem",
+            job.script,
+            f"{len(ranks.ranks)} of {job.world_size} ranks",
+            f"{job.device.name} ({job.device.type})",
+            f"precision {arm_in_words(job.arm, job.source)}",
+        ),
+        caption=f"each rank at its own peak of {'its last step' if ranks.step is None else f'step {ranks.step}'}",
+        columns=[f"rank {rank.rank}" for rank in shown],
+        rows=[*_by_category(live), *totals] if shown else [],
+        remarks=[Remark(text=f"{left_out} ranks with smaller peaks are not shown")] if left_out else [],
+    )
+
+
+def _peak(rank: Rank) -> int:
+    return 0 if rank.peak is None else rank.peak.said
+
+
+def _by_category(live: Sequence[Breakdown | None]) -> Iterator[CardRow]:
+    """A row for each category of which any has something."""
+    for category in CATEGORIES:
+        if any(one is not None and one[category] for one in live):
+            yield _row(category, [_size(None if one is None else one[category]) for one in live])
+
+
+def _size(size: int | None) -> str:
+    return ABSENT if size is None else format_bytes(size)
+
+
+def _peak_size(size: int | None) -> str:
+    return ABSENT if size is None else format_peak(size)
+
+
+def _row(key: str, cells: Sequence[str]) -> CardRow:
+    if key not in FILLS:
+        return CardRow(label=key.replace("_", " ").capitalize(), cells=tuple(cells), sum=key == "total")
+    category = Category(key)
+    return CardRow(label=label(category), cells=tuple(cells), colour=FILLS[category].light)
+
+
+def difference_card(found: Difference) -> Card:
+    """The answer, and what changed most."""
+    folds = folded(found.changes)
+    more = len(folds) - CHANGES
+    return Card(
+        headline=headline(found),
+        alarms=found.doubts,
+        facts=("ampmem", f"{found.label_before} to {found.label_after}"),
+        caption="what changed, the largest first",
+        columns=("before", "after", "change", "source line"),
+        rows=[_change(fold) for fold in folds[:CHANGES]],
+        remarks=[
+            *(Remark(text=text) for text in remarks_on(found)),
+            *([Remark(text=f"{more} smaller changes are not shown")] if more > 0 else []),
+        ],
+    )
+
+
+def _change(fold: Fold) -> CardRow:
+    change = fold.largest
+    line = f"{'was at ' * (change.lines_of is WhichRun.BEFORE)}{change.source_line}" if change.source_line else ABSENT
+    return CardRow(
+        label=f"{change.category}, {what(fold)}",
+        colour=FILLS[change.category].light,
+        cells=(
+            format_bytes(fold.before),
+            format_bytes(fold.after),
+            signed(fold.grown),
+            line,
+        ),
+    )
+
+
+def check_card(result: CheckResult) -> Card:
+    """The answer, and every limit."""
+    said = answer(result)
+    return Card(
+        headline=said if result.ok else "",
+        alarms=() if result.ok else (said,),
+        facts=("ampmem", *([] if result.baseline is None else [f"baseline {result.baseline.label}"])),
+        caption="the limits",
+        columns=("limit", "there is", "before", "of", ""),
+        rows=[_limit(judged) for judged in result.judged],
+        remarks=[Remark(text=text) for text in remarks(result)],
+    )
+
+
+def _limit(judged: Judged) -> CardRow:
+    sizes = [format_bytes(judged.limit)]
+    sizes += [ABSENT if size is None else format_bytes(size) for size in (judged.after, judged.before)]
+    said = judged.unknown or ("broken" if judged.over else "kept" if judged.kept else "not judged")
+    return CardRow(label=judged.key, cells=(*sizes, judged.limit_of, said))
+
+
+def bundle_of(value: object) -> Bundle:
+    """The tables of ``value``; the line that it is in short, where it has none."""
+    if isinstance(value, Summary):
+        return _bundle(summary_card(value), render_summary(value, ()))
+    if isinstance(value, Comparison):
+        return _bundle(comparison_card(value), render_comparison(value))
+    if isinstance(value, Ranks):
+        return _bundle(ranks_card(value), render_ranks(value))
+    if isinstance(value, Difference):
+        return _bundle(difference_card(value), render_difference(value, PLAIN))
+    if isinstance(value, CheckResult):
+        return _bundle(check_card(value), render_check(value))
+    if isinstance(value, Recording):
+        return _of_recording(value)
+    return {"text/plain": repr(value)}
+
+
+def _of_recording(recording: Recording) -> Bundle:
+    """What the recording comes to; where it comes to nothing, why."""
+    try:
+        entry = entry_of(recording)
+    except AmpmemError as error:
+        card = Card(headline=str(error), facts=("ampmem", repr(recording)))
+        return _bundle(card, f"{recording!r}\n{one_line(str(error))}")
+    assert entry.summary is not None
+    title = " ".join((recording.run.script, *recording.run.arguments))
+    return _bundle(summary_card(entry.summary), render_summary(entry.summary, recording.remarks, title=title))
+
+
+def _bundle(card: Card, text: str) -> Bundle:
+    return {"text/plain": text, "text/html": html_of(card)}
+
+
+MOST = 2_000_000
+"""Bytes of a frame. A notebook keeps its outputs, and Jupyter's server drops what comes faster than 1 MB/s, counted
+over three seconds."""
+
+STREAM_ROOM = 600_000
+"""Bytes of it for the events; without events a page has 0.8 MB, three quarters of which draw it."""
+
+HEIGHT = 720
+"""Pixels: nothing in a sandbox may say how high it is."""
+
+
+def frame(recordings: Sequence[Path], title: str) -> str | None:
+    """The page of ``recordings`` in a frame; ``None`` where that is larger than :data:`MOST`.
+
+    Raises what reading and summing up a recording raises.
+    """
+    framed = filled("frame.html", page=page_of(recordings, STREAM_ROOM), title=title, height=HEIGHT)
+    return framed if len(framed.encode()) <= MOST else None

@@ -1,1 +1,0 @@
-"""What a notebook shows: cards of values, and whole pages in a frame."""

@@ -1,0 +1,243 @@
+"""One self-contained HTML page: everything is in the file, and its policy forbids it to load anything.
+
+A page that allows scripts by their hash cannot import modules, so its ES modules are put one after the other inside one
+function. That is right for modules of a simple form, and every other form is refused:
+
+* imports are ``import { a, b } from "./x.js";``, each on one line, without renaming, and of names that are exported;
+  other folders are ``"./data/x.js"`` and ``"../data/x.js"``, and nothing is above the folder of the entry;
+* exports are the word ``export`` before a declaration;
+* names at the top level differ over all modules, and imports make no cycle.
+
+Comments on lines of their own are left out: they are a fourth of the modules, and the page has no use for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import posixpath
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from ampmem.analysis.jsonable import NOT_IN_JSON, plain
+from ampmem.analysis.timeline.categories import PRECISION_COPIES
+from ampmem.reporters.html import plotlyjs
+from ampmem.reporters.html.changes import ChangesView
+from ampmem.reporters.html.comparison import ComparisonView
+from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
+from ampmem.reporters.html.ranks import JobView
+from ampmem.reporters.html.run import RunView
+from ampmem.reporters.html.safety import FOLDER, filled, json_for_script, script_source_hash, visible
+from ampmem.reporters.html.verdict import VerdictView
+from ampmem.reporters.text.words import IN_SHORT
+from ampmem.version import __version__
+from ampmem.vocabulary import AUTOCAST_ARMS
+
+_PATH = r"(?:\./|(?:\.\./)+)(?:[\w-]+/)*[\w.-]+\.js"
+_IMPORT = re.compile(rf'import \{{ ([\w$]+(?:, [\w$]+)*,?) \}} from "({_PATH})";(?: *//.*)?')
+_DECLARATION = re.compile(r"(?P<export>export )?(?:async )?(?:function\*?|class|const|let|var) (?P<name>[\w$]+)")
+_MODULE_WORD = re.compile(r"\s*(?:import|export)\b")
+_COMMENT = re.compile(r"^[ \t]*(?:/\*\*(?:(?!\*/).)*\*/|//[^\n]*)[ \t]*\n", re.DOTALL | re.MULTILINE)
+"""A comment on lines of its own."""
+_NEVER = re.compile(r"</script|<!--|\bimport\s*\(|\bimport\.meta\b", re.IGNORECASE)
+
+
+class BundleError(Exception):
+    """A module has a form that cannot be put into one script: a fault of ampmem's, not of its user's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Module:
+    """One file: ``name`` is its path from the entry's folder, ``names`` are those at its top level, ``exports`` some.
+
+    ``imports`` are names of modules, each with what is taken from it.
+    """
+
+    name: str
+    imports: tuple[tuple[str, tuple[str, ...]], ...]
+    names: tuple[str, ...]
+    exports: frozenset[str]
+    body: str
+
+
+def bundle(entry: Path) -> str:
+    """``entry`` and all that it imports, each module after those that it imports itself."""
+    modules: dict[str, _Module] = {}
+    _collect(entry.parent, entry.name, modules, ())
+    _check(modules.values())
+    bodies = "\n".join(f"// {module.name}\n{module.body}" for module in modules.values())
+    return f'(async () => {{\n"use strict";\n{bodies}\n}})();\n'
+
+
+def _collect(folder: Path, name: str, modules: dict[str, _Module], above: tuple[str, ...]) -> None:
+    if name in above:
+        raise BundleError(f"{' -> '.join((*above, name))}: these modules import each other in a cycle")
+    if name in modules:
+        return
+    if not (folder / name).is_file():
+        raise BundleError(f"{' -> '.join((*above, name))}: no such module")
+    module = _parse(folder, name)
+    for imported, _ in module.imports:
+        _collect(folder, imported, modules, (*above, name))
+    modules[name] = module
+
+
+def _resolved(name: str, path: str) -> str:
+    """The name of the module that ``name`` imports by ``path``."""
+    found = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
+    if found.startswith("../"):
+        raise BundleError(f"{name}: {path} is outside of the folder of the modules")
+    return found
+
+
+def _parse(folder: Path, name: str) -> _Module:
+    text = (folder / name).read_text(encoding="utf-8")
+    never = _NEVER.search(text)
+    if never:
+        raise BundleError(f"{name}: {never[0]!r} cannot stand in the page's script")
+    imports, lines = [], []
+    names: list[str] = []
+    exports: set[str] = set()
+    for number, line in enumerate(text.split("\n"), start=1):
+        found, declared = _IMPORT.fullmatch(line), _DECLARATION.match(line)
+        if found:
+            imports.append((_resolved(name, found[2]), tuple(found[1].rstrip(",").split(", "))))
+            continue
+        if declared:
+            names.append(declared["name"])
+            if declared["export"]:
+                exports.add(declared["name"])
+                line = line.removeprefix("export ")
+        elif _MODULE_WORD.match(line):
+            raise BundleError(f"{name}:{number}: this form of import or export is not supported: {line.strip()}")
+        lines.append(line)
+    return _Module(
+        name=name,
+        imports=tuple(imports),
+        names=tuple(names),
+        exports=frozenset(exports),
+        body=_COMMENT.sub("", "\n".join(lines)),
+    )
+
+
+def _check(modules: Iterable[_Module]) -> None:
+    by_name = {module.name: module for module in modules}
+    owner: dict[str, str] = {}
+    for module in by_name.values():
+        for name in module.names:
+            if name in owner:
+                raise BundleError(f"{module.name}: the name {name} is in {owner[name]} already")
+            owner[name] = module.name
+        for imported, wanted in module.imports:
+            missing = [name for name in wanted if name not in by_name[imported].exports]
+            if missing:
+                raise BundleError(f"{module.name}: {imported} does not export {', '.join(missing)}")
+
+
+_TEMPLATE = "page.html"
+_JOB_TEMPLATE = "ranks.html"
+_STYLE = "page.css"
+_ENTRY = "main.js"
+_MODULES = FOLDER.parent / "js"
+
+PLOTLY_CONFIG: dict[str, bool | str] = {
+    # By default plotly offers a button that uploads the chart to a server.
+    "showSendToCloud": False,
+    "plotlyServerURL": "",
+    "displaylogo": False,
+    "showTips": False,
+    "typesetMath": False,
+    "responsive": True,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageView:
+    """All that the page is drawn from; ``opens`` is the index of the run that it opens on.
+
+    ``marks`` has what the instants of a step are called at the head of a column; ``autocast_arms`` are the precisions
+    whose tables have a row for the ``precision_copies`` together in any case.
+    """
+
+    ampmem: str
+    config: Mapping[str, bool | str]
+    categories: tuple[CategoryView, ...]
+    precision_copies: tuple[str, ...]
+    autocast_arms: tuple[str, ...]
+    marks: Mapping[str, str]
+    layers: tuple[CategoryView, ...]
+    runs: tuple[RunView, ...]
+    opens: int
+    comparison: ComparisonView | None
+    changes: ChangesView | None
+    verdict: VerdictView = field(metadata=NOT_IN_JSON)
+    job: JobView | None = field(default=None, metadata=NOT_IN_JSON)
+
+
+def page_view(
+    runs: tuple[RunView, ...],
+    comparison: ComparisonView | None,
+    verdict: VerdictView,
+    *,
+    job: JobView | None = None,
+    changes: ChangesView | None = None,
+    opens: int | None = None,
+) -> PageView:
+    """The page of ``runs``, which are some ranks of ``job`` if there is one; it opens on the run at ``opens``.
+
+    ``changes`` are those from the first run to the second where they are of changed code.
+    """
+    return PageView(
+        ampmem=__version__,
+        config=PLOTLY_CONFIG,
+        categories=category_views(),
+        precision_copies=PRECISION_COPIES,
+        autocast_arms=AUTOCAST_ARMS,
+        marks={mark.value: name for mark, name in IN_SHORT.items()},
+        layers=layer_views(),
+        runs=runs,
+        opens=opens_on([run.arm for run in runs]) if opens is None else opens,
+        comparison=comparison,
+        changes=changes,
+        verdict=verdict,
+        job=job,
+    )
+
+
+def opens_on(arms: Sequence[str]) -> int:
+    """Which of these runs the page opens on: the one in mixed precision, else the first."""
+    return next((arms.index(arm) for arm in AUTOCAST_ARMS if arm in arms), 0)
+
+
+def render(view: PageView) -> str:
+    """The whole page, ready to be written as UTF-8."""
+    title = ", ".join(dict.fromkeys(run.title for run in view.runs))
+    if view.job is None:
+        return self_contained(_TEMPLATE, _ENTRY, view, title=title, verdict=view.verdict)
+    return self_contained(_JOB_TEMPLATE, _ENTRY, view, title=title, verdict=view.verdict, job=view.job)
+
+
+def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:
+    """The page that ``template`` gives with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it."""
+    return filled(template, title=visible(title), data_json=json_for_script(plain(data)), **_files(entry), **more)
+
+
+@cache
+def _files(entry: str) -> dict[str, str]:
+    """What is in every page with the modules behind ``entry``, whatever it shows."""
+    script = bundle(_MODULES / entry)
+    return {
+        "policy": _policy(script_source_hash(script), script_source_hash(plotlyjs.source())),
+        "css": (FOLDER / _STYLE).read_text(encoding="utf-8"),
+        "plotly_packed": base64.b64encode(plotlyjs.packed()).decode("ascii"),
+        "script": script,
+    }
+
+
+def _policy(*scripts: str) -> str:
+    return (
+        f"default-src 'none'; script-src {' '.join(scripts)}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )

@@ -1,1 +1,0 @@
-"""The page itself: templates, style, script, and what keeps it safe."""

@@ -1,0 +1,407 @@
+"""The verdict on the ranks of a job: which is the worst, and in what the difference to the others lies."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from urllib.parse import urlencode
+
+from ampmem.analysis.ranks.ranks import (
+    SAME,
+    Absence,
+    Alike,
+    Excess,
+    GroupKind,
+    Rank,
+    RankGroup,
+    RankPeak,
+    Ranks,
+    Spread,
+)
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.reporters.html.palette import label
+from ampmem.reporters.html.safety import MAX_PROSE, visible
+from ampmem.reporters.html.verdict import (
+    REQUESTED,
+    Bar,
+    BarPiece,
+    End,
+    Paint,
+    VerdictView,
+    Waterfall,
+    falls,
+    paint,
+    stacked,
+    unchanged,
+)
+from ampmem.reporters.text.answer import capital, in_phase
+from ampmem.reporters.text.ranks import absences, doubts, group_name, heading, named, numbers, place, ranks_wording
+from ampmem.reporters.text.words import signed
+from ampmem.units import format_bytes, format_count, format_peak, peaks_apart
+
+MAX_ROWS = 64
+"""So many groups of equal ranks have a row of their own: those with the largest peaks."""
+
+_NOTABLE = 0.01
+"""The most of a column is marked where the ranks differ by this share of it, or more."""
+
+_ABSENT = {
+    Absence.NO_FILE: "no file",
+    Absence.LIES_BESIDE: "not given",
+    Absence.NOTHING_RECORDED: "nothing to show",
+    Absence.ENDED_EARLY: "did not end the step that is compared",
+}
+
+_LEAST_SCALE = 0.05
+"""The darkest shade is this share of the largest peak, or more: what is less is no difference to look at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Bytes, exactly so in ``title``; ``shade`` is in per cent of the darkest, ``most`` marks that of its column."""
+
+    text: str
+    title: str = ""
+    shade: float = 0
+    most: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRow:
+    """One row: ``href`` leads to the page that ``shown`` names; ``note`` stands in the place of cells."""
+
+    label: str
+    detail: str = ""
+    href: str = ""
+    shown: str = ""
+    pieces: tuple[BarPiece, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRows:
+    """Rows under one heading."""
+
+    title: str
+    detail: str
+    rows: tuple[RankRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankColumn:
+    """What a column is of."""
+
+    label: str
+    paint: Paint | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTable:
+    """The table of one job; ``scale`` says what the darkest shade is, empty where no rank differs."""
+
+    title: str
+    scale: str
+    columns: tuple[RankColumn, ...]
+    groups: tuple[RankRows, ...]
+
+
+def rank_table(ranks: Ranks, pages: Mapping[int, str], *, whole: int, title: str = "") -> RankTable:
+    """The table of ``ranks``, whose bars are in parts of ``whole`` bytes.
+
+    ``pages`` has, by rank, the label of the run of the page that shows it.
+    """
+    table = _Table(ranks, pages, whole)
+    return RankTable(
+        title=visible(title),
+        scale=table.scale_in_words,
+        columns=tuple(table.columns()),
+        groups=tuple(group for group in table.groups() if group.rows),
+    )
+
+
+class _Table:
+    """What all cells of one table are made with."""
+
+    def __init__(self, ranks: Ranks, pages: Mapping[int, str], whole: int) -> None:
+        self._ranks = ranks
+        self._pages = pages
+        self._whole = max(1, whole)
+        self._spreads: dict[Category, Spread] = {item.category: item for item in ranks.categories}
+        spreads = [item.spread for item in (*ranks.categories, ranks.peak) if item is not None]
+        most = 0 if ranks.peak is None else ranks.peak.max
+        self._scale = max(max(spreads, default=0), round(_LEAST_SCALE * most))
+        self._differs = any(spreads)
+
+    @property
+    def scale_in_words(self) -> str:
+        return format_bytes(self._scale) if self._differs else ""
+
+    def columns(self) -> Iterable[RankColumn]:
+        yield RankColumn(label="Peak")
+        if self._ranks.reserved is not None:
+            yield RankColumn(label="Reserved")
+        for category in self._spreads:
+            yield RankColumn(label=label(category), paint=paint(category))
+
+    def groups(self) -> Iterable[RankRows]:
+        ranks = self._ranks
+        count = len(ranks.compared)
+        every = "Both ranks" if count == 2 else f"All {format_count(count)} ranks"
+        title = every if count == ranks.job.world_size else f"{format_count(count)} ranks"
+        rows = tuple(self._overall()) if self._differs else ()
+        yield RankRows(title=title, detail="of each column by itself", rows=rows)
+        yield RankRows(title="Ranks", detail="each at its own peak", rows=(*self._each(), *self._absent()))
+        for (kind, axis), those in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
+            members = tuple(those)
+            if len(members) == 1 or all(len(group.ranks) == 1 for group in members):
+                continue  # the rows of the ranks say the same
+            title = "Pipeline stages" if kind is GroupKind.STAGE else f"Mesh axis {visible(axis or '')}".rstrip()
+            yield RankRows(title=title, detail="of each its worst rank", rows=tuple(map(self._group, members)))
+
+    def _overall(self) -> Iterable[RankRow]:
+        spreads = [*(item for item in (self._ranks.peak, self._ranks.reserved) if item is not None)]
+        spreads += self._spreads.values()
+        yield RankRow(label="Most", cells=tuple(_plain(item.max) for item in spreads))
+        yield RankRow(label="Median", cells=tuple(_plain(item.median) for item in spreads))
+        yield RankRow(label="Least", cells=tuple(_plain(item.min) for item in spreads))
+        worst = (Cell(text=f"{item.worst}" if item.spread else "") for item in spreads)
+        yield RankRow(label="Worst rank", cells=tuple(worst))
+
+    def _each(self) -> Iterable[RankRow]:
+        """One row for ranks that are alike, of the one with the largest peak."""
+        rows = [(self._largest(alike), alike) for alike in self._ranks.alike]
+        kept = sorted(rows, key=lambda row: -_bytes(row[0]))[:MAX_ROWS]
+        for rank, alike in rows:
+            if (rank, alike) in kept:
+                yield self._row(rank, visible(numbers(alike.ranks)), alike.ranks, visible(self._details(alike)))
+        others = [row for row in rows if row not in kept]
+        if others:
+            count = sum(len(alike.ranks) for _, alike in others)
+            sizes = [_bytes(rank) for rank, _ in others]
+            between = f"their peaks are between {format_peak(min(sizes))} and {format_peak(max(sizes))}"
+            yield RankRow(label=f"{format_count(count)} more", note=between)
+
+    def _details(self, alike: Alike) -> str:
+        """Where they are in the mesh, how alike, and what became of them."""
+        those = [self._ranks.rank(number) for number in alike.ranks]
+        several = len(self._ranks.alike) > 1
+        worst = several and self._ranks.worst is not None and self._ranks.worst.rank in alike.ranks
+        failed = [rank.rank for rank in those if rank.failure is not None or rank.out_of_memory is not None]
+        ended = "" if not failed else "failed later" if len(failed) == len(those) else f"{named(failed)} failed later"
+        return "; ".join(filter(None, ("the worst" if worst else "", place(those), _alike_in_words(alike), ended)))
+
+    def _absent(self) -> Iterable[RankRow]:
+        for why in Absence:
+            those = [item.rank for item in self._ranks.missing if item.why is why]
+            if those:
+                yield RankRow(label=visible(numbers(those)), note=_ABSENT[why])
+
+    def _group(self, group: RankGroup) -> RankRow:
+        worst = self._ranks.rank(group.peak.worst)
+        least, most = format_peak(group.peak.min), format_peak(group.peak.max)
+        sizes = f"; peaks {least} to {most}" if group.peak.spread else ""
+        detail = visible(f"{named(group.ranks)}{sizes}")
+        return self._row(worst, visible(group_name(group)), (worst.rank,), detail)
+
+    def _row(self, rank: Rank, name: str, ranks: Sequence[int], detail: str) -> RankRow:
+        shown = next((number for number in ranks if number in self._pages), None)
+        return RankRow(
+            label=name,
+            detail=detail,
+            href="" if shown is None else page_of(self._pages[shown]),
+            shown="" if shown is None else f"The page of rank {shown}",
+            pieces=() if rank.peak is None else stacked(rank.peak.categories, self._whole),
+            cells=tuple(self._cells(rank)),
+        )
+
+    def _cells(self, rank: Rank) -> Iterable[Cell]:
+        if rank.peak is None or self._ranks.peak is None:
+            return
+        yield self._cell(rank.peak.said, self._ranks.peak)
+        if self._ranks.reserved is not None and rank.reserved is not None:
+            yield self._cell(rank.reserved, self._ranks.reserved)
+        for category, spread in self._spreads.items():
+            yield self._cell(rank.peak.categories[category], spread)
+
+    def _cell(self, size: int, spread: Spread) -> Cell:
+        above = size - spread.min
+        return Cell(
+            text=format_peak(size) if size else "0",
+            title=f"{format_count(size)} bytes" + (f", {format_count(above)} above the least" if above else ""),
+            shade=min(100.0, 100 * above / self._scale) if self._scale else 0.0,
+            most=size == spread.max and spread.spread >= _NOTABLE * spread.max and spread.spread > SAME,
+        )
+
+    def _largest(self, alike: Alike) -> Rank:
+        return max((self._ranks.rank(number) for number in alike.ranks), key=lambda rank: (_bytes(rank), -rank.rank))
+
+
+def page_of(run: str) -> str:
+    """The address, on this page, of the run with that label; the page's script knows it."""
+    return f"#one-rank&{urlencode({'run': visible(run)})}"
+
+
+def _plain(size: int) -> Cell:
+    return Cell(text=format_peak(size) if size else "0", title=f"{format_count(size)} bytes")
+
+
+def _bytes(rank: Rank) -> int:
+    return 0 if rank.peak is None else rank.peak.said
+
+
+def _alike_in_words(alike: Alike) -> str:
+    count = len(alike.ranks)
+    if count == 1:
+        return ""
+    how = f"alike to within {format_bytes(alike.within)}, here the largest" if alike.within else "the same"
+    return f"{format_count(count)} ranks, {how}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """``shown`` is the run that the page opens on; ``pages`` says whose are in the file, ``command`` makes another."""
+
+    title: str
+    facts: tuple[str, ...]
+    problems: tuple[str, ...]
+    tables: tuple[RankTable, ...]
+    shown: str
+    pages: str
+    command: str
+
+
+def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: str) -> JobView:
+    """The page of ``jobs``, one for each precision, which opens on the run ``opens``.
+
+    ``pages`` has of each, by rank, the label of its run.
+    """
+    first = jobs[0].job
+    several = len(jobs) > 1
+    whole = max((ranks.peak.max for ranks in jobs if ranks.peak is not None), default=0)
+    return JobView(
+        title=visible(first.script, MAX_PROSE),
+        facts=tuple(visible(fact) for fact in _facts(jobs)),
+        problems=tuple(visible(text, MAX_PROSE) for ranks in jobs for text in _problems(ranks)),
+        tables=tuple(
+            rank_table(ranks, shown, whole=whole, title=heading(ranks) if several else "")
+            for ranks, shown in zip(jobs, pages, strict=True)
+        ),
+        shown=visible(opens),
+        pages=_pages(jobs, pages),
+        command=_command(jobs, pages),
+    )
+
+
+def _facts(jobs: Sequence[Ranks]) -> Iterable[str]:
+    job = jobs[0].job
+    yield f"{format_count(job.world_size)} ranks"
+    yield f"{job.device.name} ({job.device.type}), events from {job.source}"
+    yield f"precision: {', '.join(map(heading, jobs))}"
+    yield f"torch {job.torch}, ampmem {job.ampmem}"
+
+
+def _problems(ranks: Ranks) -> Iterable[str]:
+    for text in (*doubts(ranks), *absences(ranks)):
+        yield f"{capital(text.removeprefix('note: ').removesuffix('.'))}."
+
+
+def _pages(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
+    if all(len(shown) == len(ranks.ranks) for ranks, shown in zip(jobs, pages, strict=True)):
+        return (
+            "Every rank's page is in this file: its number in the table above leads there, or the chooser at the top."
+        )
+    return (
+        "All that follows is of this one rank. In this file are the pages of the worst rank and of ranks that differ "
+        "from it: their numbers in the table above lead there, or the chooser at the top."
+    )
+
+
+def _command(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
+    for ranks, shown in zip(jobs, pages, strict=True):
+        for rank in ranks.ranks:
+            if rank.rank not in shown:
+                return visible(f"ampmem report {shlex.quote(rank.file)}")
+    return ""
+
+
+def ranks_verdict_view(ranks: Ranks) -> VerdictView:
+    """What the page of a job opens with."""
+    words = ranks_wording(ranks)
+    shown = tuple(_shown(ranks))
+    return VerdictView(
+        headline=visible(words.headline, MAX_PROSE) + ".",
+        why=visible(f"{capital(words.why)}." if words.why else "", MAX_PROSE),
+        more=visible(" ".join(words.more), MAX_PROSE),
+        when=visible(_step(ranks)),
+        bars=tuple(_bars(ranks, shown)),
+        legend=tuple(_legend([peak for _, _, peak in shown])),
+        waterfall=_waterfall(ranks),
+    )
+
+
+def _step(ranks: Ranks) -> str:
+    return "each rank's last step" if ranks.step is None else f"of step {ranks.step}, each rank's own, on one scale"
+
+
+def _shown(ranks: Ranks) -> Iterable[tuple[str, Rank, RankPeak]]:
+    """The worst rank, that in the middle and the one with the least; of equal ones only the first."""
+    worst = ranks.worst
+    if worst is None:
+        return
+    names = {worst.rank: "most", worst.over_median.rank: "median", worst.over_least.rank: "least"}
+    before: list[int] = []
+    for number in (worst.rank, worst.over_median.rank, worst.over_least.rank):
+        rank = ranks.rank(number)
+        if rank.peak is not None and rank.peak.said not in before:
+            before.append(rank.peak.said)
+            yield names[number], rank, rank.peak
+
+
+def _bars(ranks: Ranks, shown: Sequence[tuple[str, Rank, RankPeak]]) -> Iterable[Bar]:
+    most = max((peak.said for _, _, peak in shown), default=0) or 1
+    for name, rank, peak in shown:
+        difference = peak.said - most
+        yield Bar(
+            label=f"Rank {rank.rank}, {name}" if len(shown) > 1 else f"Rank {rank.rank}",
+            value=peaks_apart(peak.said, most)[0],
+            change=signed(difference) if difference else "",
+            pieces=stacked(peak.categories, most),
+        )
+
+
+def _legend(peaks: Sequence[RankPeak]) -> Iterable[Bar]:
+    for category in CATEGORIES:
+        if any(peak.categories[category] for peak in peaks):
+            yield Bar(label=label(category), paint=paint(category))
+
+
+def _waterfall(ranks: Ranks) -> Waterfall | None:
+    """From the rank in the middle to the worst; where that is as large, from the one with the least."""
+    worst = ranks.worst
+    if worst is None or ranks.unsound or ranks.launches:
+        return None
+    excess = next((each for each in (worst.over_median, worst.over_least) if each.bytes), None)
+    return None if excess is None else _from(ranks, excess, ranks.rank(worst.rank))
+
+
+def _from(ranks: Ranks, excess: Excess, worst: Rank) -> Waterfall | None:
+    other = ranks.rank(excess.rank)
+    if other.peak is None or worst.peak is None:
+        return None
+    differing = {part.category for part in excess.parts}
+    same_in_both = {key: size for key, size in worst.peak.categories.items() if size and key not in differing}
+    same = other.peak.phase == worst.peak.phase
+    requested = "" if worst.peak.allocated is None else REQUESTED
+    return Waterfall(
+        title=f"From rank {other.rank} to rank {worst.rank}",
+        when=(f"both {in_phase(worst.peak.phase)}" if same else "between two instants") + requested,
+        rows=falls(
+            End(label=f"Rank {other.rank}", bytes=other.peak.bytes),
+            End(label=f"Rank {worst.rank}", bytes=worst.peak.bytes),
+            {part.category: part.bytes for part in excess.parts},
+        ),
+        unchanged=unchanged(same_in_both),
+    )

@@ -1,0 +1,535 @@
+"""One recording, or the JSON of one, as the page has it: its summary, what is said of it in words, and its events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.casts import ParameterCasts
+from ampmem.analysis.comparison import Entry, entry_of
+from ampmem.analysis.difference.sides import is_json, read_side
+from ampmem.analysis.findings.base import Finding, Remedy, Section, remedies, told_elsewhere
+from ampmem.analysis.jsonable import plain
+from ampmem.analysis.ops import user_frames
+from ampmem.analysis.out_of_memory import FailedRequest
+from ampmem.analysis.static_model.verdict import StaticRecipe
+from ampmem.analysis.summary import PeakPlace, RunPeak, Step, Summary, summary_of
+from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
+from ampmem.analysis.timeline.timeline import PHASES
+from ampmem.errors import NothingRecorded, RecordingError
+from ampmem.events import Column
+from ampmem.names import NOT_KNOWN, RAN_ON_PREDICTED, has_times
+from ampmem.recording import read
+from ampmem.reporters.html.activations import ActivationsView, activations_view
+from ampmem.reporters.html.progress import PageProgress
+from ampmem.reporters.html.stream import SegmentView, StreamView, address_map_view, base64_of, compressed, stream_view
+from ampmem.reporters.text.answer import asked, asked_by, capital, device, free_blocks, lacking, place_of, to_come
+from ampmem.reporters.text.estimate import fit_in_short, sentences
+from ampmem.reporters.text.memory import parameters_in_layers
+from ampmem.reporters.text.out_of_memory import MADE_LATER, being_moved, headline, largest_rows, next_lines
+from ampmem.reporters.text.plain_text import per_parameter
+from ampmem.reporters.text.run import (
+    describe_allocator,
+    describe_arm,
+    describe_devices,
+    describe_loss,
+    describe_optimizers,
+    describe_update,
+    parameters_in_short,
+    warnings,
+)
+from ampmem.reporters.text.static_model import in_words, judgement, per_rank
+from ampmem.reporters.text.words import short, trimmed
+from ampmem.units import format_bytes, format_count, format_duration, format_peak
+from ampmem.vocabulary import AUTOCAST_ARMS, SourceKind
+
+MAX_PHASE_RUNS = 20_000
+MAX_PARAMETERS = 200
+MAX_HEADLINES = 5
+LARGEST_ROWS = 8
+FRAMES = 12
+"""How many frames of the script are shown, the innermost ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """One large number and what it is; ``value`` is how it reads."""
+
+    label: str
+    value: str
+    detail: str
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingView:
+    """A finding as it is told here; ``jump`` is the id of the section that shows it, if that is known."""
+
+    code: str
+    severity: str
+    message: str
+    change: str
+    evidence: tuple[str, ...]
+    saves: str
+    jump: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWords:
+    """A step's peak, losses, update and duration as ``ampmem show`` prints them."""
+
+    peak: str
+    loss: str
+    loss_scale: str
+    update: str
+    took: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactView:
+    """One line of what is known."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemedyView:
+    """Something to change, why, and the bytes that it is about."""
+
+    change: str
+    why: str
+    bytes: int | None
+    evidence: tuple[str, ...]
+    code: str
+    jump: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargeTensorView:
+    """Equal tensors among the largest: ``bytes`` of each, ``kind`` is their type and shape."""
+
+    bytes: int
+    count: str
+    kind: str
+    category: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortageWords:
+    """The last request that failed, in words; ``frames`` (outermost first) say where in the script it was made.
+
+    ``available`` is what the device has, or the process may take, and ``used`` what of it was in use, in bytes; the
+    first is ``None`` where another device was recorded. ``block`` says on the timeline what was asked for.
+    ``commands`` can be run next, and ``hint`` says how to write one.
+    """
+
+    headline: str
+    available: int | None
+    used: int
+    block: str
+    largest: tuple[LargeTensorView, ...]
+    commands: tuple[str, ...]
+    hint: str
+    facts: tuple[FactView, ...]
+    frames: tuple[str, ...]
+    remedies: tuple[RemedyView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticWords:
+    """The recipe that the run is measured against, and what became of it."""
+
+    head: str
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What the page says of a summary in the words of ``ampmem show``; what is empty or ``None`` is not shown.
+
+    ``warnings`` say why the numbers prove nothing. ``copies`` are those of parameters that are alike in their layers
+    together, the largest first, and ``copies_left_out`` counts the parameters that are not among them. ``peak`` is the
+    largest of the steps' peaks. By ``parameters`` bytes are divided; 0 where their number is not known.
+    """
+
+    facts: tuple[str, ...]
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+    headlines: tuple[Headline, ...]
+    findings: tuple[FindingView, ...]
+    parameters: int
+    peak: str
+    steps: tuple[StepWords, ...]
+    out_of_memory: ShortageWords | None
+    static_model: StaticWords | None
+    activations: ActivationsView | None
+    copies: tuple[ParameterCasts, ...]
+    copies_left_out: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPositions:
+    """Where a step starts and ends, and where its peak is."""
+
+    first: int
+    last: int
+    peak: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownAtView:
+    """The instant that modules, stacks, addresses and allocations show: ``name`` is ``peak``, or ``failure``."""
+
+    position: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvents:
+    """The events of a run. A *position* is a number of events that have happened; ``None`` is an instant that is not.
+
+    ``timed`` says whether their times were measured; else they only order the events. ``instant`` is the peak, or the
+    failure where memory ran out and the run ended. ``activations`` is the position of those of the summary. Where the
+    events come without addresses, ``address_map`` has the allocator's segments at ``instant``.
+    """
+
+    timed: bool
+    steps: tuple[StepPositions, ...]
+    peak: int | None
+    instant: ShownAtView | None
+    failure: int | None
+    activations: int
+    phase_runs: tuple[tuple[int, str], ...]
+    address_map: tuple[SegmentView, ...]
+    stream: StreamView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunWords:
+    """What ``ampmem show --json`` prints of a run, and what is said of it."""
+
+    summary: Summary
+    said: Said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """One run of the page.
+
+    ``packed`` is :class:`RunWords` as JSON in gzip and base64. ``events`` are ``None`` where the run was given as the
+    JSON of its summary.
+    """
+
+    label: str
+    arm: str
+    title: str
+    packed: str
+    events: RunEvents | None
+
+
+def column(path: Path, limit: int, progress: PageProgress) -> tuple[Entry, RunView]:
+    """The recording at ``path``, or the JSON of one, as a column of a comparison, and as a run of the page.
+
+    Its events may take ``limit`` bytes of the page; only what that needs is kept.
+    """
+    progress.say(f"reading {path.name}")
+    if is_json(path):
+        summary = read_side(path).summary
+        entry = Entry(label=summary.arm.name, summary=summary, plain_step_ns=summary.plain_step_ns, notes=summary.notes)
+        return entry, _view(entry, summary, path.name, None)
+    recording = read(path)
+    try:
+        analysis = analyse(recording)
+        summary = summary_of(analysis)
+    except (NothingRecorded, RecordingError) as error:
+        raise type(error)(f"{path}: {error}") from error
+    entry = entry_of(recording, summary=summary)
+    return entry, run_view(entry, summary, analysis, limit)
+
+
+def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> RunView:
+    """The view of one recording; ``entry``, ``summary`` and ``analysis`` are all of the same.
+
+    ``limit`` is how many bytes of the page its events may take.
+    """
+    return _view(entry, summary, entry.script, _events(summary, analysis, limit))
+
+
+def _view(entry: Entry, summary: Summary, title: str, events: RunEvents | None) -> RunView:
+    words = packed_words(summary, said_of(summary, summary.findings))
+    return RunView(label=entry.label, arm=summary.arm.name, title=title, packed=words, events=events)
+
+
+def packed_words(summary: Summary, said: Said) -> str:
+    """The JSON that the page has of a run beside its events."""
+    text = json.dumps(plain(RunWords(summary=summary, said=said)), allow_nan=False, separators=(",", ":"))
+    return base64_of(compressed([text.encode()]))
+
+
+def said_of(summary: Summary, told: Sequence[Finding], to_baseline: Headline | None = None) -> Said:
+    """What is said of ``summary``, and of the findings ``told``: its own, or what became of them beside another run.
+
+    ``to_baseline`` compares this run with another.
+    """
+    recipe = summary.static_recipe
+    copies = parameters_in_layers(summary.casts.by_parameter)
+    return Said(
+        facts=tuple(_facts(summary)),
+        notes=(*sentences(None if summary.ended_by else summary.prediction), *summary.notes),
+        warnings=warnings(summary),
+        headlines=headlines(summary, to_baseline),
+        findings=tuple(map(_finding, told_elsewhere(summary.out_of_memory, told))),
+        parameters=summary.parameters.known_count,
+        peak=format_peak(summary.peak.said),
+        steps=tuple(_steps(summary)),
+        out_of_memory=None if summary.out_of_memory is None else _shortage(summary.out_of_memory, summary),
+        static_model=None if recipe is None else _static(recipe, summary),
+        activations=activations_view(summary),
+        copies=tuple(together for _, together in copies[:MAX_PARAMETERS]),
+        copies_left_out=sum(count for count, _ in copies[MAX_PARAMETERS:]),
+    )
+
+
+def _events(summary: Summary, analysis: Analysis, limit: int) -> RunEvents:
+    timeline, steps, peaks = analysis.timeline, analysis.recording.steps, analysis.peaks
+    peak = next(
+        (at for at, step in zip(peaks, summary.steps, strict=True) if summary.peak.bytes and _is(step, summary.peak)),
+        None,
+    )
+    ooms = analysis.recording.ooms
+    failure = timeline.position(ooms[-1].time_ns) if ooms else None
+    forwards = [marks.after_forward for marks in analysis.marks if marks.after_forward is not None]
+    instant = None if peak is None else ShownAtView(position=peak, name="peak")
+    if failure is not None and summary.ended_by is not None and not summary.ended_by.later:
+        instant = ShownAtView(position=failure, name="failure")
+    at, when = (0, "peak") if instant is None else (instant.position, instant.name)
+    stream = stream_view(analysis, peaks, at, limit, when=when)
+    return RunEvents(
+        timed=_timed(summary),
+        steps=tuple(
+            StepPositions(first=timeline.position(step.start_ns), last=timeline.position(step.end_ns), peak=at_peak)
+            for step, at_peak in zip(steps, peaks, strict=True)
+        ),
+        peak=peak,
+        instant=instant,
+        failure=failure,
+        activations=timeline.position(forwards[-1]) if forwards else failure or 0,
+        phase_runs=_phase_runs(analysis.recording.events.phase),
+        address_map=() if stream.addresses else address_map_view(analysis, at),
+        stream=stream,
+    )
+
+
+def headlines(summary: Summary, to_baseline: Headline | None) -> tuple[Headline, ...]:
+    """The most telling numbers that are known; ``to_baseline`` compares this run with another."""
+    return tuple(_headlines(summary, to_baseline))[:MAX_HEADLINES]
+
+
+def _facts(summary: Summary) -> Iterator[str]:
+    if summary.parameters.count:
+        yield parameters_in_short(summary)
+    if optimizers := describe_optimizers(summary):
+        yield f"optimizer {optimizers}" if optimizers.startswith(NOT_KNOWN) else optimizers
+    yield f"{summary.device.name} ({summary.device.type}), events from {summary.source}"
+    if summary.caching_allocator is not None:
+        yield f"allocator: {describe_allocator(summary.caching_allocator)}"
+        if devices := describe_devices(summary.caching_allocator):
+            yield f"devices: {devices}"
+    if summary.world_size > 1:
+        yield f"rank {summary.rank} of {summary.world_size}"
+    yield f"precision: {describe_arm(summary)}"
+    count = sum(step.finished for step in summary.steps)
+    yield f"{count} step{'' if count == 1 else 's'}{'' if summary.steps[-1].finished else ' that ended'}"
+    yield f"{format_count(summary.conservation.events)} allocator events"
+    yield f"torch {summary.torch}, ampmem {summary.ampmem}"
+
+
+def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headline]:
+    if summary.ended_by is not None:
+        yield from _of_failure(summary.ended_by)
+        return
+    peak, allocator, count = summary.peak, summary.allocator, summary.parameters.known_count
+    requested = "" if peak.allocated is None else f", {format_peak(peak.bytes)} of it requested"
+    when = f"step {peak.step}, in {peak.phase}{requested}"
+    whole = summary.whole
+    name = "Peak" if whole.where is PeakPlace.STEP else "Peak of the steps"
+    yield Headline(label=name, value=format_peak(peak.said), detail=when, bytes=peak.said)
+    if whole.where is PeakPlace.NOT_RECORDED:
+        detail = f"of the whole run, {place_of(whole)}"
+        yield Headline(label="Peak", value=format_peak(whole.bytes), detail=detail, bytes=whole.bytes)
+    if (outside := summary.outside_steps) is not None:
+        where = f"{'after the last' if outside.after else 'before the first'}, in {outside.phase}"
+        value = format_peak(outside.said)
+        yield Headline(label="Outside of the steps", value=value, detail=where, bytes=outside.said)
+    if summary.prediction is not None:
+        value, detail = fit_in_short(summary.prediction)
+        if RAN_ON_PREDICTED in summary.notes:
+            detail += ", in the whole run"
+        yield Headline(label="On the GPU", value=value, detail=detail, bytes=summary.prediction.margin)
+    if allocator.reserved is not None:
+        said = format_peak(allocator.reserved)
+        yield Headline(label="Reserved", value=said, detail="by the allocator, at the peak", bytes=allocator.reserved)
+    if allocator.cached is not None:
+        yield _size("Cached", allocator.cached, "reserved but not in use, at the peak")
+    if count:
+        each = per_parameter(peak.bytes, count)
+        yield Headline(label="Bytes per parameter", value=each, detail="at the peak", bytes=None)
+    if to_baseline is not None:
+        yield to_baseline
+    precision_copies = sum(peak.categories[category] for category in PRECISION_COPIES)
+    yield _size("Activations", peak.categories[Category.ACTIVATIONS], "at the peak")
+    if precision_copies or summary.source != SourceKind.SNAPSHOT or summary.arm.name in AUTOCAST_ARMS:
+        yield _size("Precision copies", precision_copies, "at the peak")
+    residual = summary.conservation.residual_bytes
+    yield Headline(
+        label="Residual",
+        value=format_bytes(residual),
+        detail=f"categories against the allocator, {format_count(summary.conservation.events)} events",
+        bytes=residual,
+    )
+
+
+def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
+    """All of one instant: what there was, what was asked for, and what is still to come."""
+    yield _size("At the failure", sum(oom.alive.values()), f"in tensors, in {oom.where}")
+    if oom.lacking:
+        yield _size("Lacking", oom.lacking, f"for {asked(oom)}")
+    yield _size("Reserved", oom.reserved, f"by the allocator; {format_bytes(oom.cached)} of it not in use")
+    if oom.by_the_limit and oom.allowed is not None:
+        yield _size("Left of the limit", oom.left, f"of {format_bytes(oom.allowed)}")
+    else:
+        yield _size(
+            "Free on the device",
+            oom.device_free,
+            "" if oom.outside is None or oom.device_total is None else f"of {format_bytes(oom.device_total)}",
+        )
+    coming = oom.to_come
+    if coming is not None and (coming.gradients or coming.optimizer_state):
+        yield _size("Still to come", coming.gradients + (coming.optimizer_state or 0), to_come(oom))
+
+
+def _size(label: str, size: int, detail: str) -> Headline:
+    return Headline(label=label, value=format_bytes(size), detail=detail, bytes=size)
+
+
+def _finding(finding: Finding) -> FindingView:
+    return FindingView(
+        code=finding.code,
+        severity=finding.severity,
+        message=capital(finding.message),
+        change=finding.change,
+        evidence=finding.evidence,
+        saves=finding.saves,
+        jump=_section(finding),
+    )
+
+
+def _section(finding: Finding) -> str:
+    """Where the page shows a finding; empty where that is not known, as JSON does not have it."""
+    return finding.section if isinstance(finding.section, Section) else ""
+
+
+def _timed(summary: Summary) -> bool:
+    """Whether a step took as long as it would; a simulated one takes what this machine needs to simulate it."""
+    return has_times(summary.notes) and summary.source is not SourceKind.SIMULATED
+
+
+def _steps(summary: Summary) -> Iterator[StepWords]:
+    timed = _timed(summary)
+    updates = any(
+        not step.finished or step.skipped_update or step.marks.after_optimizer is not None for step in summary.steps
+    )
+    for step in summary.steps:
+        yield StepWords(
+            peak=format_peak(step.peak.said),
+            loss=describe_loss(step),
+            loss_scale=short(step.loss_scale),
+            update=describe_update(step) if updates else "",
+            took=format_duration(step.duration_ns) if timed else "",
+        )
+
+
+def _is(step: Step, peak: RunPeak) -> bool:
+    """Whether the run's peak is that of ``step``."""
+    return step.index == peak.step and step.peak.bytes == peak.bytes
+
+
+def _phase_runs(phase: Column) -> tuple[tuple[int, str], ...]:
+    """Where the events of another phase begin; empty when that is too often to be seen."""
+    if not len(phase):
+        return ()
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(phase)) + 1])
+    if len(starts) > MAX_PHASE_RUNS:
+        return ()
+    return tuple((start, PHASES[code - 1]) for start, code in zip(starts.tolist(), phase[starts].tolist(), strict=True))
+
+
+def _static(recipe: StaticRecipe, summary: Summary) -> StaticWords:
+    size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
+    if recipe.peak_bytes_per_param != recipe.bytes_per_param:
+        size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
+    return StaticWords(head=f"{in_words(recipe)}: {size}{per_rank(summary)}", verdict=judgement(summary))
+
+
+def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
+    lines = next_lines(oom)
+    return ShortageWords(
+        headline=headline(oom),
+        available=_available(oom),
+        used=oom.reserved if oom.by_the_limit or oom.device_total is None else oom.device_total - oom.device_free,
+        block=f"{asked(oom)}" + (f": {format_bytes(oom.lacking)} lacking" if oom.lacking else ""),
+        largest=tuple(
+            LargeTensorView(bytes=size, count=count, kind=kind, category=category, name=name)
+            for size, count, kind, category, name in largest_rows(oom.largest, LARGEST_ROWS)
+        ),
+        commands=oom.next_commands,
+        hint="; ".join(line for line in lines if line not in oom.next_commands),
+        facts=tuple(_shortage_facts(oom, being_moved(summary.parameters, oom))),
+        frames=tuple(user_frames(oom.stack)[-FRAMES:]),
+        remedies=tuple(map(_remedy, remedies(oom, summary.findings))),
+    )
+
+
+def _available(oom: FailedRequest) -> int | None:
+    if not oom.recorded:
+        return None
+    return oom.allowed if oom.by_the_limit else oom.device_total
+
+
+def _remedy(remedy: Remedy) -> RemedyView:
+    finding = remedy.finding
+    return RemedyView(
+        change=remedy.change,
+        why=capital(remedy.why),
+        bytes=remedy.bytes,
+        evidence=() if finding is None else finding.evidence,
+        code="" if finding is None else finding.code,
+        jump="" if finding is None else _section(finding),
+    )
+
+
+def _shortage_facts(oom: FailedRequest, moved: str) -> Iterator[FactView]:
+    yield FactView(label="Asked", text=asked(oom))
+    if oom.lacking:
+        yield FactView(label="Lacking", text=lacking(oom))
+    if by := asked_by(oom):
+        yield FactView(label="By", text=by)
+    yield FactView(label="Device", text=device(oom))
+    yield FactView(label="Cached", text=f"{format_bytes(oom.cached)}: {oom.explanation}")
+    yield FactView(label="Largest free blocks", text=free_blocks(oom))
+    if moved:
+        yield FactView(label="Parameters", text=moved)
+    if oom.later and oom.alive[Category.OTHER]:
+        yield FactView(label="Other", text=MADE_LATER)
+    if coming := to_come(oom):
+        yield FactView(label="Still to come", text=coming)
+    if oom.residual_bytes:
+        text = f"{format_bytes(oom.residual_bytes)} between the categories and the allocator"
+        yield FactView(label="Residual", text=text)

@@ -1,0 +1,507 @@
+"""The events of one recording for the page: all of them where they fit, else what is needed to draw them exactly."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.jsonable import Json
+from ampmem.analysis.layers import AllocatorLayers, address_map
+from ampmem.analysis.ops import result_of
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.analysis.timeline.lifetimes import ALIVE
+from ampmem.events import Column, SegmentAction
+from ampmem.reporters.html.safety import distinct, visible
+from ampmem.units import format_count
+
+LEVEL = 5
+"""Of gzip; more makes long recordings half a percent smaller in twice the time."""
+
+_GZIP = 31
+"""zlib's word for a gzip stream, without a name or a time in it."""
+
+_CHUNK = 1 << 20
+
+
+def framed(header: Mapping[str, Json]) -> bytes:
+    """Length and text of ``header``, padded so that what follows begins at a multiple of eight bytes."""
+    text = json.dumps(header, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+    text += b" " * (-(len(text) + 4) % 8)
+    return struct.pack("<I", len(text)) + text
+
+
+def planes(column: Column) -> list[bytes]:
+    """The bytes of non-negative ``column``: all the lowest ones, then the next higher ones, as many as it needs."""
+    width = max(1, (int(column.max(initial=0)).bit_length() + 7) // 8)
+    by_byte = column.astype("<i8").view(np.uint8).reshape(len(column), 8)
+    return [by_byte[:, plane].tobytes() for plane in range(width)]
+
+
+def compressed(parts: Iterable[bytes]) -> bytes:
+    """``parts`` in gzip."""
+    return b"".join(_squeezed(parts))
+
+
+def compressed_within(parts: Iterable[bytes], limit: int) -> bytes | None:
+    """``parts`` in gzip, or ``None`` as soon as that is more than ``limit`` bytes."""
+    out, size = [], 0
+    for squeezed in _squeezed(parts):
+        out.append(squeezed)
+        size += len(squeezed)
+        if size > limit:
+            return None
+    return b"".join(out)
+
+
+def base64_of(packed: bytes) -> str:
+    """``packed`` as the page has it."""
+    return base64.b64encode(packed).decode("ascii")
+
+
+def _squeezed(parts: Iterable[bytes]) -> Iterator[bytes]:
+    squeezer = zlib.compressobj(LEVEL, zlib.DEFLATED, _GZIP)
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(view), _CHUNK):
+            yield squeezer.compress(view[start : start + _CHUNK])
+    yield squeezer.flush()
+
+
+def extreme_positions(total: Column, buckets: int) -> NDArray[np.intp]:
+    """Where in ``total`` the first lowest and the first highest of each bucket are; ascending and unique.
+
+    The buckets are runs of equal length, but for the last.
+    """
+    width = max(1, -(-len(total) // max(1, buckets)))
+    whole = len(total) // width * width
+    rows = total[:whole].reshape(-1, width)
+    starts = np.arange(0, whole, width)
+    found = [starts + rows.argmin(axis=1), starts + rows.argmax(axis=1)]
+    if whole < len(total):
+        rest = total[whole:]
+        found.append(np.array([whole + rest.argmin(), whole + rest.argmax()]))
+    return np.unique(np.concatenate(found))
+
+
+_LARGEST = 1 << 62
+"""Keys below this stay within an ``int64``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """One entry per kind; names, stacks, types and shapes are text ids, ``phase`` is that of the birth."""
+
+    category: Column
+    bytes: Column
+    block_bytes: Column
+    name: Column
+    module: Column
+    op: Column
+    stack: Column
+    phase: Column
+    dtype: Column
+    shape: Column
+
+    def __len__(self) -> int:
+        return len(self.category)
+
+    def take(self, rows: NDArray[np.intp]) -> Kinds:
+        """Only the kinds in ``rows``, in that order."""
+        return Kinds(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """The texts of kinds as the page has them: columns of indices, and what they stand for.
+
+    ``stacks`` are indices into ``frames``, outermost first. The first text, stack and shape are the empty ones.
+    """
+
+    texts: list[str]
+    frames: list[str]
+    stacks: list[list[int]]
+    shapes: list[str]
+    name: Column
+    module: Column
+    op: Column
+    dtype: Column
+    stack: Column
+    shape: Column
+
+
+def kinds_of(analysis: Analysis) -> tuple[Kinds, Column]:
+    """The kinds of a run in the order of their first birth, and the kind of each allocation."""
+    lifetimes, classes, tensors = analysis.lifetimes, analysis.classes, analysis.tensors
+    every = Kinds(
+        category=classes.category,
+        bytes=lifetimes.bytes,
+        block_bytes=lifetimes.block_bytes,
+        name=classes.name,
+        module=np.where(lifetimes.module != 0, lifetimes.module, classes.module),
+        op=lifetimes.op,
+        stack=lifetimes.stack,
+        phase=lifetimes.phase,
+        dtype=tensors.dtype,
+        shape=tensors.shape,
+    )
+    _, first, kind = np.unique(_key(every), return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return every.take(first[order]), place[kind]
+
+
+def _key(columns: Kinds) -> Column:
+    """One number per row, equal for equal rows and for no others."""
+    key = np.zeros(len(columns), dtype=np.int64)
+    span = 1
+    for column in fields(columns):
+        code, width = _dense(getattr(columns, column.name))
+        if span > _LARGEST // width:
+            key, span = _dense(key)
+        key = key * width + code
+        span *= width
+    return key
+
+
+def _dense(column: Column) -> tuple[Column, int]:
+    """``column`` as small numbers, and how many there may be."""
+    if not len(column):
+        return column, 1
+    low, high = int(column.min()), int(column.max())
+    if high - low < 4096:
+        return column - low, high - low + 1
+    values, code = np.unique(column, return_inverse=True)
+    return code, len(values)
+
+
+def tables_of(kinds: Kinds, texts: Sequence[str]) -> Tables:
+    """What the page needs of ``texts``, visible, bounded, and with those that differ still different."""
+    used, (name, module, op, dtype) = _used(kinds.name, kinds.module, kinds.op, kinds.dtype)
+    stacks, (stack,) = _used(kinds.stack)
+    shapes, (shape,) = _used(kinds.shape)
+    frames: dict[str, int] = {}
+    lines = [[line for line in texts[index].split("\n") if line] for index in stacks]
+    indices = [[frames.setdefault(line, len(frames)) for line in lines_of_one] for lines_of_one in lines]
+    return Tables(
+        texts=distinct(texts[index] for index in used),
+        frames=distinct(frames),
+        stacks=indices,
+        shapes=[texts[index] for index in shapes],
+        name=name,
+        module=module,
+        op=op,
+        dtype=dtype,
+        stack=stack,
+        shape=shape,
+    )
+
+
+def kinds_header(kinds: Kinds, texts: Sequence[str]) -> dict[str, Json]:
+    """The kinds and their texts as both modes of the stream have them."""
+    tables = tables_of(kinds, texts)
+    words, what = _what(kinds, texts, len(tables.texts))
+    columns = {
+        "category": kinds.category,
+        "bytes": kinds.bytes,
+        "name": tables.name,
+        "module": tables.module,
+        "op": tables.op,
+        "what": what,
+        "stack": tables.stack,
+        "phase": kinds.phase - 1,  # phases count from 1
+        "dtype": tables.dtype,
+        "shape": tables.shape,
+    }
+    return {
+        "texts": [*tables.texts, *words],
+        "frames": [*tables.frames],
+        "stacks": [[*stack] for stack in tables.stacks],
+        "shapes": [*tables.shapes],
+        "kinds": {name: column.tolist() for name, column in columns.items()},
+    }
+
+
+def _what(kinds: Kinds, texts: Sequence[str], first: int) -> tuple[list[str], Column]:
+    """What the tensors without a name of their own are, as texts from number ``first`` on, and by kind; 0 of others."""
+    found: dict[str, int] = {}
+    column = np.zeros(len(kinds), dtype=np.int64)
+    unnamed = [CATEGORIES.index(category) for category in (Category.ACTIVATIONS, Category.TEMPORARIES)]
+    for kind in np.flatnonzero(np.isin(kinds.category, unnamed) & (kinds.op != 0)).tolist():
+        words = result_of(texts[kinds.op[kind]], mask=texts[kinds.dtype[kind]] == "bool")
+        column[kind] = found.setdefault(visible(words), first + len(found))
+    return [*found], column
+
+
+def _used(*columns: Column) -> tuple[list[int], list[Column]]:
+    """The ids that occur in ``columns``, 0 first, and the columns as indices into them."""
+    ids = np.unique(np.concatenate([np.zeros(1, dtype=np.int64), *columns]))
+    return ids.tolist(), [np.searchsorted(ids, column).astype(np.int64) for column in columns]
+
+
+CACHED = "cached"
+"""Instead of a category: memory in no block that is in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentView:
+    """One segment of the allocator: ``blocks`` are (offset, bytes, category or ``cached``)."""
+
+    address: int
+    bytes: int
+    blocks: tuple[tuple[int, int, str], ...]
+
+
+def segments_header(analysis: Analysis) -> dict[str, Json]:
+    """The segments as columns: ``since`` is the first position at which a row counts.
+
+    ``pages`` is 0 for a whole segment, else a number that pages of one expandable segment share.
+    """
+    segments = analysis.recording.segments
+    baseline, release = segments.action == SegmentAction.BASELINE, segments.action == SegmentAction.RELEASE
+    columns = {
+        "since": np.where(baseline, 0, segments.position + 1),
+        "bytes": np.where(release, -segments.bytes, segments.bytes),
+        "address": segments.address,
+        "pages": np.where(segments.expandable, 1 + 2 * _numbered(segments.stream) + segments.small, 0),
+    }
+    return {name: column.tolist() for name, column in columns.items()}
+
+
+def places_of(analysis: Analysis) -> tuple[list[Json], Column]:
+    """Every address at which a block ever began, as the distance from the one before; and of each event which it is."""
+    lives = analysis.lifetimes
+    addresses, place = np.unique(lives.address, return_inverse=True)
+    places = np.zeros(len(analysis.recording.events), dtype=np.int64)
+    places[lives.born] = place
+    freed = np.flatnonzero(lives.died != ALIVE)
+    places[lives.died[freed]] = place[freed]
+    return np.diff(addresses, prepend=0).tolist(), places
+
+
+def address_map_view(analysis: Analysis, position: int) -> tuple[SegmentView, ...]:
+    """The segments and what is in them at ``position``, for a page whose events come without addresses."""
+    category = analysis.classes.category
+    return tuple(
+        SegmentView(
+            address=each.extent.address,
+            bytes=each.extent.size,
+            blocks=tuple(
+                (
+                    piece.address - each.extent.address,
+                    piece.bytes,
+                    CACHED if piece.allocation is None else str(CATEGORIES[category[piece.allocation]]),
+                )
+                for piece in each.pieces
+            ),
+        )
+        for each in address_map(analysis, position)
+    )
+
+
+def _numbered(column: Column) -> Column:
+    return np.unique(column, return_inverse=True)[1]
+
+
+REDUCED = "reduced"
+
+BUCKETS = 24_000
+"""Stretches of which the lowest and the highest instant are kept: some twenty for each pixel of a wide screen."""
+
+RESERVED_BUCKETS = 2_000
+"""The same for what is reserved, which changes seldom."""
+
+WINDOW = 2_000
+"""Instants on each side of the run's peak, all of which are kept."""
+
+WINDOWS = 12_000
+"""As many at most around the peaks of all steps together."""
+
+MAX_PEAK_KINDS = 20_000
+"""Kinds that are described; more than that are put together, from the smallest on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamView:
+    """The events, packed; ``note`` says what was left out, empty in mode ``exact``.
+
+    ``addresses`` says whether the events come with addresses, from which the page makes its address map.
+    """
+
+    mode: str
+    events: int
+    note: str
+    addresses: bool
+    packed: str
+
+
+def reduced_stream(
+    analysis: Analysis,
+    kinds: Kinds,
+    kind: Column,
+    peaks: Sequence[int],
+    peak: int,
+    *,
+    layers: AllocatorLayers | None = None,
+    buckets: int = BUCKETS,
+    when: str = "peak",
+) -> StreamView:
+    """The extremes of every stretch, everything around the steps' ``peaks``, and what is alive at ``peak``.
+
+    ``kind`` is the kind of each allocation.
+    """
+    positions = kept_positions(analysis, peaks, peak, buckets)
+    if layers is not None:
+        positions = np.union1d(positions, extreme_positions(layers.reserved, RESERVED_BUCKETS))
+    alive = analysis.lifetimes.alive_at(peak)
+    shown, counts, texts = _at_peak(kinds, np.bincount(kind[alive], minlength=len(kinds)), analysis.recording.texts)
+    header = kinds_header(shown, texts)
+    pairs: list[Json] = [[number, count] for number, count in enumerate(counts.tolist())]
+    header |= {"count": len(positions), "peak_kinds": pairs, "layered": layers is not None}
+    events = len(analysis.recording.events)
+    note = (
+        f"{format_count(events)} events are too many for one page. The timeline is drawn from {len(positions):,} of "
+        "them: the lowest and the highest of every stretch, and all around the peaks, exact. "
+        f"Modules, stacks, addresses and allocations are those at the {when}."
+    )
+    packed = compressed([framed(header), *_arrays(analysis, layers, positions)])
+    return StreamView(mode=REDUCED, events=events, note=note, addresses=False, packed=base64_of(packed))
+
+
+def kept_positions(analysis: Analysis, peaks: Sequence[int], peak: int, buckets: int) -> NDArray[np.intp]:
+    """Both ends, the extremes of each bucket, the marks, and windows around the peaks; ascending."""
+    timeline, events = analysis.timeline, len(analysis.recording.events)
+    instants = [step.start_ns for step in analysis.recording.steps] + [step.end_ns for step in analysis.recording.steps]
+    instants += [oom.time_ns for oom in analysis.recording.ooms[-1:]]
+    for marks in analysis.marks:
+        named = (marks.after_forward, marks.after_backward, marks.after_optimizer)
+        instants += [instant for instant in named if instant is not None]
+    side = min(WINDOW, WINDOWS // (2 * max(1, len(peaks))))
+    windows = np.concatenate([_window(position, side) for position in peaks] + [_window(peak, WINDOW)])
+    chosen = np.concatenate(
+        [
+            extreme_positions(timeline.total, buckets),
+            np.clip(windows, 0, events),
+            np.array([0, events]),
+            np.searchsorted(timeline.time_ns, instants),
+        ]
+    )
+    return np.unique(chosen).astype(np.intp)
+
+
+def _window(position: int, side: int) -> NDArray[np.intp]:
+    return np.arange(position - side, position + side + 1)
+
+
+def _arrays(analysis: Analysis, layers: AllocatorLayers | None, positions: NDArray[np.intp]) -> Iterator[bytes]:
+    timeline = analysis.timeline
+    times = np.concatenate([timeline.time_ns[:1], timeline.time_ns])[positions]
+    above = () if layers is None else (layers.allocated - timeline.total, layers.cached)
+    for column in (positions, times - times[0], *(series[positions] for series in (*timeline.live, *above))):
+        yield column.astype("<f8").tobytes()
+
+
+def _at_peak(kinds: Kinds, count: Column, texts: Sequence[str]) -> tuple[Kinds, Column, Sequence[str]]:
+    """The kinds that live, how many of each, and the texts, to which those of what is put together are added."""
+    living = np.flatnonzero(count)
+    order = living[np.argsort(-(kinds.bytes * count)[living], kind="stable")]
+    shown, rest = order[:MAX_PEAK_KINDS], order[MAX_PEAK_KINDS:]
+    if not len(rest):
+        return kinds.take(shown), count[shown], texts
+    together, names = _together(kinds.take(rest), count[rest], len(texts))
+    joined = {
+        column.name: np.concatenate([getattr(kinds, column.name)[shown], getattr(together, column.name)])
+        for column in fields(kinds)
+    }
+    return Kinds(**joined), np.append(count[shown], np.ones(len(names), dtype=np.int64)), (*texts, *names)
+
+
+def _together(kinds: Kinds, count: Column, first_text: int) -> tuple[Kinds, list[str]]:
+    """One kind for each category and phase of ``kinds``, and the texts that name them, from ``first_text`` on."""
+    key = kinds.category * 8 + kinds.phase
+    groups, row = np.unique(key, return_inverse=True)
+    size, number = np.zeros(len(groups), dtype=np.int64), np.zeros(len(groups), dtype=np.int64)
+    np.add.at(size, row, kinds.bytes * count)
+    np.add.at(number, row, count)
+    nothing = np.zeros(len(groups), dtype=np.int64)
+    together = Kinds(
+        category=groups // 8,
+        bytes=size,
+        block_bytes=size,
+        name=np.arange(len(groups)) + first_text,
+        module=nothing,
+        op=nothing,
+        stack=nothing,
+        phase=groups % 8,
+        dtype=nothing,
+        shape=nothing,
+    )
+    return together, [f"{format_count(each)} smaller allocations" for each in number.tolist()]
+
+
+EXACT = "exact"
+
+SHORT = 100_000
+"""Events of a recording whose times are kept to the nanosecond; of a longer one to the microsecond."""
+
+
+def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int, *, when: str = "peak") -> StreamView:
+    """The events in at most ``limit`` bytes of base64, but for reduced ones, whose size is bounded anyway.
+
+    ``peaks`` are the positions of the steps' peaks, ``peak`` that of the run's, or of another instant that the page
+    shows: ``when`` is what it is called. Where the segments are known, the
+    addresses of all blocks come along if there is room for them.
+    """
+    kinds, kind = kinds_of(analysis)
+    layered = len(analysis.recording.segments) > 0
+    for addresses in (True, False) if layered else (False,):
+        packed = exact_stream(analysis, kinds, kind, limit // 4 * 3, addresses=addresses)
+        if packed is not None:
+            events = len(analysis.recording.events)
+            return StreamView(mode=EXACT, events=events, note="", addresses=addresses, packed=base64_of(packed))
+    return reduced_stream(analysis, kinds, kind, peaks, peak, layers=analysis.layers, when=when)
+
+
+def exact_stream(
+    analysis: Analysis, kinds: Kinds, kind: Column, limit: int, *, addresses: bool = False
+) -> bytes | None:
+    """Every event; ``None`` when that takes more than ``limit`` bytes. ``kind`` is that of each allocation."""
+    codes = planes(_codes(analysis, kind))
+    unit = 1 if len(analysis.recording.events) <= SHORT else 1000
+    times = planes(_deltas(analysis.timeline.time_ns, unit))
+    header = kinds_header(kinds, analysis.recording.texts)
+    header |= {"code_bytes": len(codes), "time_bytes": len(times), "time_unit_ns": unit, "start_ns": 0}
+    if len(analysis.recording.segments):
+        header |= {"segments": segments_header(analysis), "block_bytes": kinds.block_bytes.tolist()}
+    where: list[bytes] = []
+    if addresses:
+        steps, places = places_of(analysis)
+        where = planes(places)
+        header |= {"addresses": steps, "place_bytes": len(where)}
+    return compressed_within([framed(header), *codes, *times, *where], limit)
+
+
+def _codes(analysis: Analysis, kind: Column) -> Column:
+    """Twice the kind of the allocation that each event is about, and one more for a free."""
+    lifetimes = analysis.lifetimes
+    codes = np.zeros(len(analysis.recording.events), dtype=np.int64)
+    codes[lifetimes.born] = 2 * kind
+    freed = np.flatnonzero(lifetimes.died != ALIVE)
+    codes[lifetimes.died[freed]] = 2 * kind[freed] + 1
+    return codes
+
+
+def _deltas(time_ns: Column, unit: int) -> Column:
+    """Time since the event before; rounded as a time and not as a difference, so that nothing adds up."""
+    if not len(time_ns):
+        return time_ns
+    deltas: Column = np.diff((time_ns - time_ns[0]) // unit, prepend=0)
+    return deltas

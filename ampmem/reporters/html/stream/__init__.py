@@ -1,1 +1,0 @@
-"""The events of a recording, packed for the page."""

@@ -1,0 +1,253 @@
+"""The verdict, for the page's first screen: the sentences, the peaks on one scale, and the way from one to the other.
+
+It is plain HTML, there before any script has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ampmem.analysis.answer import Answer, Composition, Verdict
+from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.reporters.html.palette import FILLS, Fill, label
+from ampmem.reporters.html.safety import MAX_PROSE, visible
+from ampmem.reporters.text.answer import Wording, capital, listed, when, wording
+from ampmem.reporters.text.words import signed
+from ampmem.units import format_apart, format_bytes, peaks_apart
+
+_HATCHES = {"/": "slashes", ".": "dots"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paint:
+    """How a category looks, as a style and as classes of the page."""
+
+    style: str
+    classes: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarPiece:
+    """A part of a bar; without ``paint`` it is grey. ``name`` is a class of its own."""
+
+    left: float
+    width: float
+    title: str = ""
+    paint: Paint | None = None
+    name: str = ""
+
+    @property
+    def style(self) -> str:
+        """Its place and colour."""
+        place = f"left: {self.left:.3f}%; width: {self.width:.3f}%"
+        return place if self.paint is None else f"{place}; {self.paint.style}"
+
+    @property
+    def classes(self) -> str:
+        """What it looks like."""
+        return " ".join(filter(None, ("piece", self.name, "" if self.paint is None else self.paint.classes)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One row: a label, a bar, and how it reads; ``note`` stands in the place of a bar."""
+
+    label: str
+    value: str = ""
+    change: str = ""
+    note: str = ""
+    pieces: tuple[BarPiece, ...] = ()
+    whole: bool = False
+    paint: Paint | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Where a waterfall begins or ends, in bytes."""
+
+    label: str
+    bytes: int
+
+
+REQUESTED = ", of what was requested, without the rounding of blocks"
+"""What a waterfall is of where the peaks are what an allocator had handed out."""
+
+
+def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[BarPiece, ...]:
+    """The bytes of each category one after the other, in the order in which the timeline stacks them."""
+    pieces, start = [], 0
+    for category in CATEGORIES:
+        if size := sizes.get(category, 0):
+            pieces.append(piece(start, size, whole, category))
+            start += size
+    return tuple(pieces)
+
+
+def piece(start: int, size: int, whole: int, category: Category, name: str = "") -> BarPiece:
+    """One part, from ``start`` over ``size`` of the ``whole`` bytes of a track; ``name`` is a class of its own."""
+    return BarPiece(
+        left=100 * start / whole,
+        width=100 * size / whole,
+        title=f"{label(category)}: {format_bytes(size)}",
+        paint=paint(category),
+        name=name,
+    )
+
+
+def paint(category: Category) -> Paint:
+    """How ``category`` looks."""
+    fill: Fill = FILLS[category]
+    style = f"--fill: light-dark({fill.light}, {fill.dark})"
+    return Paint(style=style, classes=f"fill {_HATCHES.get(fill.pattern, '')}".rstrip())
+
+
+def falls(before: End, after: End, differences: Mapping[Category, int]) -> tuple[Bar, ...]:
+    """The way from ``before`` to ``after``, which all of ``differences`` lead to, in bytes.
+
+    In stacking order, so that a bar's colour is where the eye looks for it; the ends are whole.
+    """
+    changes = [(category, differences[category]) for category in CATEGORIES if differences.get(category)]
+    whole = _highest(before.bytes, [size for _, size in changes])
+    texts = format_apart(before.bytes, after.bytes)
+    rows, now = [_whole(before, texts[0], whole)], before.bytes
+    for category, size in changes:
+        kind = "less" if size < 0 else "more"
+        change = piece(min(now, now + size), abs(size), whole, category, kind)
+        rows.append(Bar(label=label(category), value=signed(size), pieces=(change,), paint=paint(category)))
+        now += size
+    return (*rows, _whole(after, texts[1], whole))
+
+
+def _whole(end: End, text: str, whole: int) -> Bar:
+    return Bar(
+        label=end.label,
+        value=text,
+        pieces=(BarPiece(left=0, width=100 * end.bytes / whole, name="whole"),),
+        whole=True,
+    )
+
+
+def _highest(start: int, changes: Iterable[int]) -> int:
+    """The most that the way from one end to the other comes to."""
+    return max(1, *accumulate(changes, initial=start))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waterfall:
+    """From the baseline to the run under autocast, at their peaks or another instant of both, which ``when`` names."""
+
+    title: str
+    when: str
+    rows: tuple[Bar, ...]
+    unchanged: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictView:
+    """All of it; ``instant`` is what the bars are of, ``legend`` has the categories that the bars show."""
+
+    headline: str
+    why: str
+    more: str
+    when: str
+    bars: tuple[Bar, ...]
+    legend: tuple[Bar, ...]
+    waterfall: Waterfall | None
+    instant: str = "At the peak"
+
+
+def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
+    """What the page opens with; in the words of ``said`` where there are any."""
+    words = said or wording(verdict)
+    known = [item for item in verdict.compositions if item is not None]
+    return VerdictView(
+        headline=visible(words.headline, MAX_PROSE) + ".",
+        why=visible(f"{capital(words.why)}." if words.why else "", MAX_PROSE),
+        more=visible(" ".join(words.more), MAX_PROSE),
+        instant="At the failure" if len(known) == 1 and known[0].short is not None else "At the peak",
+        when=visible(_instants(known)),
+        bars=tuple(_bars(verdict)),
+        legend=tuple(_legend(known)),
+        waterfall=None if verdict.answer is None or verdict.unsound else _waterfall(verdict.answer),
+    )
+
+
+def _instants(known: Sequence[Composition]) -> str:
+    """``of step 2, all in backward, on one scale``: what they share, and at which op, if that is one, too."""
+    if len(known) < 2:
+        return "".join(when(item.peak, item.step) for item in known)
+    steps = {item.step for item in known}
+    phases, ops = {item.peak.phase for item in known}, {item.peak.op for item in known}
+    said = [f"of step {known[0].step}"] if len(steps) == 1 else []
+    if len(phases) == 1:
+        said.append(f"all {when(known[0].peak, where=len(ops) == 1)}")
+    return ", ".join([*said, "on one scale"])
+
+
+def _bars(verdict: Verdict) -> Iterable[Bar]:
+    most = max((item.peak.bytes for item in verdict.compositions if item is not None), default=0) or 1
+    for name, item, same in zip(verdict.labels, verdict.compositions, verdict.same_as, strict=True):
+        shown = visible(name)
+        if item is None:
+            yield Bar(label=shown, note="nothing was recorded")
+        elif same is not None and not (item.short or item.failed):
+            yield Bar(label=shown, note=f"the same as {visible(verdict.labels[same])}")
+        else:
+            yield _bar(shown, item, most, verdict.answer)
+
+
+def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
+    size = item.peak.said
+    difference = 0 if answer is None else size - answer.baseline.said
+    # The baseline reads as it does beside the peak under autocast.
+    other = size if answer is None else answer.baseline.said if difference else answer.mixed.said
+    end = "out of memory" if item.short else "failed" if item.failed else ""
+    return Bar(
+        label=name,
+        value=peaks_apart(size, other)[0],
+        change=end or (signed(difference) if difference else ""),
+        pieces=stacked({part.category: part.bytes for part in item.parts}, most),
+    )
+
+
+def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
+    sizes = {part.category: part.bytes for item in known for part in item.parts}
+    for category in CATEGORIES:
+        if category in sizes:
+            value = format_bytes(sizes[category]) if len(known) == 1 else ""
+            yield Bar(label=label(category), value=value, paint=paint(category))
+
+
+def _waterfall(answer: Answer) -> Waterfall:
+    before, after = answer.baseline, answer.mixed
+    requested = "" if before.allocated is None else REQUESTED
+    sizes, changes, alike = (before.bytes, after.bytes), answer.changes, answer.unchanged
+    if answer.by_forward and answer.forward is not None:
+        sizes, changes, alike = answer.forward, answer.forward_changes, answer.forward_unchanged
+        instants, requested = "at the end of forward, an instant of both", ""
+    elif answer.same_phase and answer.fewer_gradients:
+        instants = f"between two instants, both {when(before, where=False)}"
+    elif answer.same_phase:
+        instants = f"at the peaks, both {when(before, where=before.op == after.op)}"
+    else:
+        instants = f"between two instants: {before.label} {when(before)}, {after.label} {when(after)}"
+    return Waterfall(
+        title=visible(f"From {before.label} to {after.label}"),
+        when=visible(f"{instants}{requested}"),
+        rows=falls(
+            End(label=visible(before.label), bytes=sizes[0]),
+            End(label=visible(after.label), bytes=sizes[1]),
+            {change.category: change.difference for change in changes},
+        ),
+        unchanged=unchanged({change.category: change.before for change in alike}),
+    )
+
+
+def unchanged(sizes: Mapping[Category, int]) -> str:
+    """That these bytes of each category are the same at both ends of a way; empty of none."""
+    if not sizes:
+        return ""
+    names = listed([label(category).lower() for category in sizes])
+    return f"{capital(names)}: no change, {format_bytes(sum(sizes.values()))}."

@@ -1,1 +1,0 @@
-"""What the page says, as typed values, in the words of ``ampmem show``."""

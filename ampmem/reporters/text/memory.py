@@ -1,0 +1,513 @@
+"""The tables of where the bytes of a run are: at its peak and the marks of a step, by module, activation and cast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from ampmem.allocator.oom import OutOfMemoryReport
+from ampmem.allocator.trace import TraceRun, WhatIf
+from ampmem.analysis.activations import LOW_PRECISION, savings
+from ampmem.analysis.casts import Casts, CopyCount, ParameterCasts, StepCasts
+from ampmem.analysis.largest import HELD_BY, LARGEST, LargeAllocation
+from ampmem.analysis.modules import ModuleMemory
+from ampmem.analysis.ops import plain_op, result_of, user_frame
+from ampmem.analysis.summary import Step, Summary
+from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown, Category
+from ampmem.analysis.timeline.timeline import ByPart
+from ampmem.names import casts_compiled, layers, layers_named, natural, of_all_layers, shape_text
+from ampmem.reporters.text.layout import Column, Layout, number, table, table_lines, words
+from ampmem.reporters.text.plain_text import ABSENT, per_parameter, shorten, wrapped
+from ampmem.reporters.text.plain_text import columns as columns_of
+from ampmem.reporters.text.run import counted
+from ampmem.reporters.text.words import share, signed, size_cells
+from ampmem.units import format_bytes, format_count, format_peak
+from ampmem.vocabulary import SourceKind
+
+TOTAL = "total"
+_ROUNDING, ALLOCATED = "rounding", "allocated"
+_NAME = 20
+"""So much of a category's name and its part's is left at least."""
+
+Parts: TypeAlias = Mapping[Category, Mapping[str, int]]
+"""Bytes of the parts of those categories that have some, by name."""
+
+
+def render_peak(summary: Summary, layout: Layout) -> str:
+    """The categories at the run's peak; empty where memory ran out in that step: what was alive then says it all."""
+    peak, last = summary.peak, summary.steps[-1]
+    if summary.out_of_memory is not None and not last.finished and last.index == peak.step:
+        return ""
+    caption = f"the peak by category: step {peak.step}, in {peak.phase}"
+    parts = {
+        Category.TEMPORARIES: {f"in {phase}": size for phase, size in peak.temporaries_by_phase.items()},
+        Category.COMMUNICATION: {part.value: size for part, size in peak.communication_by_part.items()},
+    }
+    body = render_categories(peak.categories, parts, summary.parameters.known_count, layout, peak.allocated)
+    return f"{layout.heading(caption)}\n\n{body}"
+
+
+def render_categories(
+    live: Breakdown, parts: Parts, parameters: int, layout: Layout, allocated: int | None = None
+) -> str:
+    """What is alive at one instant, by category, the largest first; those that have ``parts`` by those, too.
+
+    ``allocated`` is what the allocator has handed out for it, with its rounding.
+    """
+    total = sum(live.values())
+    rows = [
+        [name, format_peak(size), share(size, total), *([per_parameter(size, parameters)] if parameters else [])]
+        for name, size in [*_sizes(live, parts), (TOTAL, total)]
+    ]
+    if allocated is not None:
+        rows.append([_ROUNDING, format_peak(allocated - total), *[""] * (len(rows[0]) - 2)])
+        rows.append([ALLOCATED, format_peak(allocated), *[""] * (len(rows[0]) - 2)])
+    columns = [
+        words("category", least=_NAME),
+        number("bytes"),
+        number("share"),
+        *([number("B/param", rank=1)] if parameters else []),
+    ]
+    return table(columns, rows, layout, strong=(TOTAL, ALLOCATED))
+
+
+def _sizes(live: Breakdown, parts: Parts) -> Iterator[tuple[str, int]]:
+    for category in sorted(CATEGORIES, key=lambda category: -live[category]):
+        if not live[category]:
+            continue
+        split = {part: size for part, size in parts.get(category, {}).items() if size}
+        alone = len(split) == 1 and sum(split.values()) == live[category]
+        yield (f"{category}, {next(iter(split))}" if alone else str(category)), live[category]
+        if not alone:
+            yield from ((f"└ {part}", size) for part, size in split.items())
+
+
+HOLDERS = 4
+_NARROW = 16
+"""So much of a category's name is left at least."""
+_HEADS = ("after\nforward", "after\nbackward", "after\nupdate", "peak")
+
+
+def render_marks(step: Step, parameters: int, layout: Layout, *, casts: bool) -> str:
+    """The categories at the three marks of a step and at its peak; ``casts`` says that the run is under autocast."""
+    rows: list[list[str]] = []
+    for key, sizes in breakdown_rows(step, casts=casts):
+        cells = [cell for size in sizes for cell in size_cells(size, parameters)]
+        rows.append([indented(key), *cells])
+        if key == Category.TEMPORARIES:
+            rows.extend(_split("in ", step.peak.temporaries_by_phase, parameters))
+        if key == Category.COMMUNICATION:
+            rows.extend(_split("", step.peak.communication_by_part, parameters))
+    caption = layout.heading(f"step {step.index} at its marks, peak in {step.peak.phase}")
+    return f"{caption}\n\n{table(_columns(bool(parameters)), rows, layout, strong=(TOTAL,))}"
+
+
+def breakdown_rows(step: Step, *, casts: bool) -> Iterator[tuple[str, tuple[int | None, ...]]]:
+    """Each row's name and its bytes at the marks of ``step`` and at its peak; ``casts`` as in :func:`render_marks`."""
+    marks = step.marks
+    instants = (marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories)
+    for category in CATEGORIES:
+        if category == PRECISION_COPIES[0] and (casts or has_copies(instants)):
+            yield "precision_copies", _sums(instants, PRECISION_COPIES)
+        if any(live is not None and live[category] for live in instants):
+            yield category, _sums(instants, (category,))
+    yield TOTAL, _sums(instants, CATEGORIES)
+
+
+def _sums(instants: Sequence[Breakdown | None], categories: Sequence[Category]) -> tuple[int | None, ...]:
+    return tuple(None if live is None else sum(live[category] for category in categories) for live in instants)
+
+
+def has_copies(instants: Sequence[Breakdown | None]) -> bool:
+    """Whether there is a precision copy at any of ``instants``."""
+    return any(live is not None and live[copy] for live in instants for copy in PRECISION_COPIES)
+
+
+def _columns(known: bool) -> list[Column]:
+    """Where there is no room for all of them, the peak's bytes per parameter are the last to go below."""
+    found = [words("", least=_NARROW)]
+    for head in _HEADS:
+        found.append(number(head))
+        if known:
+            found.append(number("B/\nparam", rank=1 if head == _HEADS[-1] else 2, of=head))
+    return found
+
+
+def indented(category: str) -> str:
+    """Tabulate strips leading spaces, so a mark shows what belongs to the row above."""
+    return f"└ {category}" if category in PRECISION_COPIES else str(category)
+
+
+def _split(before: str, parts: Mapping[str, int] | ByPart, parameters: int) -> Iterator[list[str]]:
+    """Rows under the temporaries and the communication, ``before`` each part's name; only the peak's are split."""
+    for part, size in parts.items():
+        if size:
+            found = size_cells(size, parameters)
+            yield [f"└ {before}{part}", *[""] * (3 * len(found)), *found]
+
+
+def render_held(summary: Summary, layout: Layout) -> str:
+    """Who holds what nothing else is known of; empty where that is known of nothing."""
+    if not any(entry.holder for entry in summary.held):
+        return ""
+    parts = [
+        f"{format_bytes(entry.bytes)} {_by(entry.holder)} ({counted(entry.tensors, 'tensor')})"
+        for entry in summary.held[:HOLDERS]
+    ]
+    rest = summary.held[HOLDERS:]
+    if rest:
+        parts.append(f"{format_bytes(sum(entry.bytes for entry in rest))} by {counted(len(rest), 'other')}")
+    text = f"other at the end of step {summary.steps[-1].index}: {', '.join(parts)}"
+    return "\n".join(wrapped(text, layout.width))
+
+
+def _by(holder: str | None) -> str:
+    return "whose holder is not known" if holder is None else f"held by {shorten(holder, 40)}"
+
+
+MODULES = 15
+ALLOCATIONS = 10
+
+_MODULES_NAME, _SHORT = 24, 16
+"""So much of a name is left at least: of names that end alike, less would be the same for all."""
+_INDENT = 4
+
+
+def render_modules(modules: Sequence[ModuleMemory], layout: Layout) -> str:
+    """The modules with the most bytes, in the order of the model, equal layers as one; empty where there are none.
+
+    Layers that differ, such as the last one of a checkpointed model, stand beside the others and not below their parts.
+    """
+    if not modules:
+        return ""
+    groups = layers(modules, what=lambda module: (module.name,), sizes=_figures)
+    sums = [tuple(map(sum, zip(*map(_figures, group), strict=True))) for group in groups]
+    chosen = sorted(range(len(groups)), key=lambda i: -sum(sums[i]))[:MODULES]
+    patterns = [of_all_layers(group[0].name) for group in groups]
+    place = list(map(patterns.index, patterns))
+    chosen.sort(key=lambda i: (place[i], i))
+    rows = [[layers_named([module.name for module in groups[i]]), *map(format_bytes, sums[i])] for i in chosen]
+    columns = [
+        words("module, with\nall below it", least=_MODULES_NAME),
+        number("parameters"),
+        number("activations"),
+        number("cast\ncopies", rank=1),
+        number("gradients", rank=2),
+    ]
+    left_out = len(modules) - sum(len(groups[i]) for i in chosen)
+    more = f"\n… and {format_count(left_out)} smaller module{'' if left_out == 1 else 's'}" if left_out else ""
+    return f"{layout.strong('modules')}\n\n{table(columns, rows, layout)}{more}"
+
+
+def _figures(module: ModuleMemory) -> tuple[int, ...]:
+    return module.parameters, module.activations, module.cast_copies, module.gradients
+
+
+def render_largest(summary: Summary, layout: Layout) -> str:
+    """The largest allocations at the peak, each with the line of the script that asked; empty where there are none.
+
+    Those of equal layers are one row, with the size of the largest and their sum. Of a run that ended where memory ran
+    out they are those of that instant.
+    """
+    ended = summary.ended_by
+    if ended is not None and not ended.later:
+        top, when = ended.largest, f"the failure ({ended.where}, {format_bytes(sum(ended.alive.values()))})"
+    else:
+        top, when = summary.top, f"the peak (step {summary.peak.step}, {format_peak(summary.peak.said)})"
+    groups = layers(top, what=_what, sizes=lambda item: (item.bytes,))
+    shown = sorted(groups, key=lambda group: -_largest(group))[:ALLOCATIONS]
+    if not shown:
+        return ""
+    # The summary ends with these: there may be more like them.
+    last = top[-1] if len(top) >= LARGEST else None
+    rows = [_row(group, more=last is not None and last in group) for group in shown]
+    several = any(len(group) > 1 for group in shown)
+    columns = [
+        number("bytes"),
+        number("in all"),
+        words("category", rank=1),
+        words("name", least=_MODULES_NAME),
+        words("module", least=_SHORT, rank=2),
+        words("op", least=_SHORT, rank=3),
+    ]
+    kept = [i for i in range(len(columns)) if i != 1 or several]
+    lines, body = table_lines([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], layout)
+    # A frame is wider than any column could be: it has a line of its own.
+    for row, group in zip(body, shown, strict=True):
+        lines += [*row, *_below(group[0], layout)]
+    return "\n".join([layout.heading(f"largest allocations at {when}"), "", *lines])
+
+
+def _what(item: LargeAllocation) -> tuple[str | None, ...]:
+    """What equal layers have in common but for their numbers; the line is the same, too."""
+    return item.name, item.module, item.op, item.category, item.dtype, user_frame(item.stack)
+
+
+def _largest(group: Sequence[LargeAllocation]) -> int:
+    return max(item.bytes for item in group)
+
+
+def _row(group: Sequence[LargeAllocation], *, more: bool) -> list[str]:
+    """``more`` says that there may be others like these."""
+
+    def named(names: Sequence[str | None]) -> str:
+        known = [name for name in names if name]
+        return layers_named(known, more=more) if known else ABSENT
+
+    names, modules = [_name(item) for item in group], [item.module for item in group]
+    # How many there are is said once.
+    module = ABSENT if modules[0] is None else modules[0] if len(set(modules)) == 1 else of_all_layers(modules[0])
+    sizes = format_bytes(_largest(group)), format_bytes(sum(item.bytes for item in group))
+    said = named(names) if names[0] else ABSENT if len(group) == 1 else f"{ABSENT} ({format_count(len(group))})"
+    return [*sizes, str(group[0].category), said, module, group[0].op or ABSENT]
+
+
+def _name(item: LargeAllocation) -> str | None:
+    """What the tensor is; of an activation the name in the recording is only the op that saved it."""
+    if item.category not in (Category.ACTIVATIONS, Category.TEMPORARIES):
+        return item.name
+    if item.op is None:
+        return item.dtype and f"{item.dtype} {shape_text(item.shape or ())}".strip()
+    return result_of(item.op, item.dtype, "" if item.shape is None else shape_text(item.shape))
+
+
+def _below(item: LargeAllocation, layout: Layout) -> list[str]:
+    """The script's own line, and of an activation the op that saved it, if another made it, or who holds it."""
+    frame, room = user_frame(item.stack), layout.width - _INDENT
+    parts = [] if frame is None else [f"at {shorten(frame, room - 3)}"]
+    if item.category is Category.ACTIVATIONS and item.name not in (None, item.op):
+        name = item.name or ""
+        parts.append(name if name.startswith(HELD_BY) else f"saved for {plain_op(name)}")
+    together = ", ".join(parts)
+    return [
+        layout.faint(f"{'':{_INDENT}}{shorten(each, room)}")
+        for each in ([together] if columns_of(together) <= room else parts)
+        if each
+    ]
+
+
+ACTIVATIONS = 10
+"""Groups of activations that are shown."""
+
+_ACTIVATIONS_NAME = 16
+"""So much of an op's name is left at least."""
+
+
+def render_activations(summary: Summary, layout: Layout) -> str:
+    """What the activations at the end of forward are and in which type; empty unless the run is under autocast.
+
+    Where no forward came to its end before memory ran out, they are those of then.
+    """
+    groups, pairs = summary.activations, savings(summary.activations)
+    total = sum(group.bytes for group in groups)
+    if summary.arm.dtype is None or not total:
+        return ""
+    low = sum(group.bytes for group in groups if group.dtype in LOW_PRECISION)
+    unknown = sum(group.bytes for group in groups if group.dtype is None)
+    rows = [
+        [
+            each.saved_for or ABSENT,
+            each.made_by or ABSENT,
+            each.dtype or "unknown",
+            format_count(each.tensors),
+            format_bytes(each.bytes),
+            share(each.bytes, total),
+        ]
+        for each in pairs[:ACTIVATIONS]
+    ]
+    columns = [
+        words("saved for", least=_ACTIVATIONS_NAME),
+        words("made by", least=_ACTIVATIONS_NAME, rank=2),
+        words("type"),
+        number("tensors", rank=1),
+        number("bytes"),
+        number("share"),
+    ]
+    text = table(columns, rows, layout)
+    left_out = len(pairs) - len(rows)
+    more = f"\n… and {format_count(left_out)} smaller group{'s' if left_out > 1 else ''}" if left_out else ""
+    when = "at the end of forward" if summary.last_step.marks.after_forward else "when memory ran out"
+    caption = f"activations {when}, {format_bytes(total)}: {_types(low, unknown, total)}"
+    return f"{layout.heading(caption)}\n\n{text}{more}"
+
+
+def _types(low: int, unknown: int, total: int) -> str:
+    """How much is in low precision, as far as the types are known."""
+    if unknown == total:
+        return "their types are unknown"
+    known = f"{share(low, total)} are in low precision"
+    return f"{known}, of {share(unknown, total)} the type is unknown" if unknown else known
+
+
+PARAMETERS = 20
+"""Parameters that are shown."""
+
+_CASTS_NAME = 24
+"""So much of a parameter's name is left at least."""
+
+
+def render_casts(summary: Summary, layout: Layout) -> str:
+    """The copies of each step, who holds them, and those of each parameter.
+
+    A snapshot has neither the uses of a copy nor who holds it; only what autocast's cache gives up is seen.
+    """
+    casts = summary.casts
+    if not casts.copies:
+        return f"cast copies: none{' was seen; casts inside compiled code are not' * casts_compiled(summary.notes)}"
+    seen = summary.source is not SourceKind.SNAPSHOT
+    parts = [_caption(casts, layout, uses=seen), _made(casts.steps, layout, uses=seen)]
+    parts += [_held(casts.steps, layout, all_holders=seen), _parameters(casts.by_parameter, layout, uses=seen)]
+    return "\n\n".join(parts)
+
+
+def _caption(casts: Casts, layout: Layout, *, uses: bool) -> str:
+    served = f"; {format_count(casts.cache_hits or 0)} uses served by the cache" if uses else ""
+    text = (
+        f"cast copies: {format_count(casts.copies)} made, {format_bytes(casts.bytes)}{served}; "
+        f"at most {format_bytes(casts.peak_bytes)} at once"
+    )
+    return layout.heading(text)
+
+
+def _made(steps: Sequence[StepCasts], layout: Layout, *, uses: bool) -> str:
+    rows = [
+        [
+            str(step.index),
+            phase,
+            format_count(made.copies),
+            format_bytes(made.bytes),
+            *([format_count(made.cache_hits or 0)] if uses else []),
+        ]
+        for step in steps
+        for phase, made in step.phases.items()
+    ]
+    columns = [number("step"), words("made in"), number("copies"), number("bytes")]
+    return table([*columns, *([number("cache hits")] if uses else [])], rows, layout)
+
+
+def _held(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> str:
+    """The copies at the end of forward; who else holds them goes first where there is no room."""
+    rows = []
+    for step in steps:
+        held = step.after_forward
+        holders = [ABSENT] * 4 if held is None else [_count(held.cache), _count(held.autograd), _count(held.both)]
+        if held is not None:
+            holders.append(_count(held.neither))
+        if not all_holders:  # what the cache was not seen to give up may have been in it, too
+            holders = holders[:1]
+        rows.append([str(step.index), *holders, format_bytes(step.peak_bytes), _count(step.surviving)])
+    others = [number("by\nautograd"), number("by\nboth"), number("by\nneither", rank=2)]
+    columns = [
+        number("step"),
+        number("held by the\ncache"),
+        *(others if all_holders else []),
+        number("peak", rank=1),
+        number("alive at\nits end", rank=3),
+    ]
+    caption = layout.heading("who holds them at the end of forward")
+    return f"{caption}\n\n{table(columns, rows, layout)}{_kinds(steps, layout)}"
+
+
+def _kinds(steps: Sequence[StepCasts], layout: Layout) -> str:
+    """What the ledger knows of copies that are not simply a parameter's."""
+    kinds = {
+        "made again in backward (recomputation)": [step.recomputed for step in steps],
+        "of views of parameters, which are never cached": [step.views for step in steps if step.views is not None],
+        "of what is no parameter, not counted above": [step.others for step in steps],
+    }
+    lines: list[str] = []
+    for kind, counts in kinds.items():
+        together = CopyCount(copies=sum(c.copies for c in counts), bytes=sum(c.bytes for c in counts))
+        if together.copies:
+            lines += wrapped(f"copies {kind}: {_count(together)}", layout.width)
+    return "\n\n" + "\n".join(lines) if lines else ""
+
+
+def _count(count: CopyCount | None) -> str:
+    if count is None:
+        return ABSENT
+    return f"{format_count(count.copies)}: {format_bytes(count.bytes)}" if count.copies else "0"
+
+
+def parameters_in_layers(parameters: Sequence[ParameterCasts]) -> list[tuple[int, ParameterCasts]]:
+    """How many parameters each row is of, and their copies: those of equal layers together; the most bytes first."""
+
+    def counts(item: ParameterCasts) -> tuple[int, ...]:
+        return (item.bytes, item.copies, *_uses_and_holders(item))
+
+    groups = layers(parameters, what=lambda item: (item.name,), sizes=counts)
+    found = []
+    for group in groups:
+        size, copies, hits, cache, autograd, both = map(sum, zip(*map(counts, group), strict=True))
+        together = ParameterCasts(
+            name=layers_named([item.name for item in group]),
+            copies=copies,
+            bytes=size,
+            cache_hits=None if group[0].cache_hits is None else hits,
+            held_by_cache=None if group[0].held_by_cache is None else cache,
+            held_by_autograd=None if group[0].held_by_autograd is None else autograd,
+            held_by_both=None if group[0].held_by_both is None else both,
+        )
+        found.append((len(group), together))
+    return sorted(found, key=lambda each: (-each[1].bytes, natural(each[1].name)))
+
+
+def _uses_and_holders(item: ParameterCasts) -> tuple[int, ...]:
+    """What is not known counts as 0, and is not shown."""
+    found = item.cache_hits, item.held_by_cache, item.held_by_autograd, item.held_by_both
+    return tuple(each or 0 for each in found)
+
+
+def _parameters(parameters: Sequence[ParameterCasts], layout: Layout, *, uses: bool) -> str:
+    groups = parameters_in_layers(parameters)
+    rows = [
+        [
+            item.name,
+            format_count(item.copies),
+            *(map(format_count, _uses_and_holders(item)) if uses else ()),
+            format_bytes(item.bytes),
+        ]
+        for _, item in groups[:PARAMETERS]
+    ]
+    of_uses = [
+        number("cache\nhits", rank=1),
+        number("in cache\nonly", rank=3),
+        number("autograd\nonly", rank=3),
+        number("both", rank=2),
+    ]
+    columns = [
+        words("parameter", least=_CASTS_NAME),
+        number("copies"),
+        *(of_uses if uses else []),
+        number("bytes"),
+    ]
+    left_out = sum(count for count, _ in groups[PARAMETERS:])
+    more = f"\n… and {format_count(left_out)} parameters with fewer bytes" if left_out else ""
+    return table(columns, rows, layout) + more
+
+
+_HOW = (
+    "Both from ampmem's model of the allocator, run on the recorded allocations from an empty start, so they compare "
+    "with each other, and not with a peak that was measured."
+)
+
+
+def render_what_if(found: Sequence[tuple[str, WhatIf]], layout: Layout) -> str:
+    """One row per setting: the peak of reserved memory with the default settings, and with it."""
+    rows = [
+        [
+            setting,
+            format_bytes(each.peak_reserved_before),
+            _after(each.after),
+            signed(each.peak_reserved_after - each.peak_reserved_before),
+        ]
+        for setting, each in found
+    ]
+    columns = [words("setting", least=12), number("peak reserved"), number("with it"), number("difference")]
+    said = wrapped(_HOW, layout.width, indent="")
+    return "\n".join([table(columns, rows, layout), "", *said])
+
+
+def _after(run: TraceRun) -> str:
+    failure: OutOfMemoryReport | None = run.out_of_memory
+    return format_bytes(run.statistics.reserved_bytes.peak) if failure is None else "out of memory"

@@ -1,0 +1,137 @@
+"""Plain text that fits: lines of a width, numbers of a length, what a terminal can show."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import unicodedata
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+from ampmem.output import printable
+
+WIDTH = 100
+"""No line of a text report is longer where nothing says how wide it may be."""
+
+FILLER = "\0"
+"""Stands beside a character that takes two columns, for code that counts characters; no text that is shown has it."""
+
+ABSENT = "-"
+"""A value that is not known."""
+
+
+_TIE = "\1"
+"""Stands for a space at which no line is broken."""
+_FIGURE = re.compile(r"\d(?:[\d.,]*\d)?\.?|\*\.?")
+"""A number, or the star for all numbers of layers, with the point behind it."""
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:B|[KMGTP]iB|%)(?!\w))")
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal ``text`` takes: an ideograph takes two, a combining mark none."""
+    return len(text) if text.isascii() else sum(map(_columns_of, text))
+
+
+def _columns_of(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def filled(text: str) -> str:
+    """``text`` with a :data:`FILLER` for each second column of a character."""
+    return text if text.isascii() else "".join(c + FILLER * (_columns_of(c) == 2) for c in text)
+
+
+def shorten(text: str, width: int) -> str:
+    """``text`` in at most ``width`` columns, all printable; the middle gives way, but no figure is cut or left out.
+
+    So a name keeps the numbers of its layers: ``transformer.h.11.…c_proj.weight``.
+    """
+    clean = printable(text)
+    if columns(clean) <= width:
+        return clean
+    figures = [found.span() for found in _FIGURE.finditer(clean)]
+    return _cut_once(clean, width, figures) or _cut_between(clean, width, figures) or _cut(clean, width)
+
+
+def _cut(text: str, width: int) -> str:
+    tail = width // 2
+    end = _start(reversed(text), tail)[::-1]
+    return f"{_start(text, width - 1 - tail)}…{end}"
+
+
+def _cut_once(text: str, width: int, figures: Sequence[tuple[int, int]]) -> str:
+    """``text`` with one gap, as near to its middle as the figures allow; empty where that is not near."""
+    before = list(accumulate(map(columns, text), initial=0))
+    gap = before[-1] - width + 1
+    middle = width - 1 - width // 2
+    near = (at for at in range(len(text)) if abs(before[at] - middle) <= width // 4)
+    for first in sorted(near, key=lambda at: abs(before[at] - middle)):
+        last = bisect_left(before, before[first] + gap)
+        if last <= len(text) and all(last <= start or end <= first for start, end in figures):
+            return f"{text[:first]}…{text[last:]}"
+    return ""
+
+
+def _cut_between(text: str, width: int, figures: Sequence[tuple[int, int]]) -> str:
+    """``text`` with gaps between its figures, where most stands; empty where the figures alone are too wide."""
+    ends = [0, *(at for span in figures for at in span), len(text)]
+    parts = [text[start:end] for start, end in pairwise(ends)]  # every other one is a figure
+    for most in range(width, 0, -1):
+        cut = "".join(part if i % 2 or columns(part) <= most else _cut(part, most) for i, part in enumerate(parts))
+        if columns(cut) <= width:
+            return cut
+    return ""
+
+
+def _start(characters: Iterable[str], width: int) -> str:
+    """As many of them as fit."""
+    kept: list[str] = []
+    for character in characters:
+        width -= _columns_of(character)
+        if width < 0:
+            break
+        kept.append(character)
+    return "".join(kept)
+
+
+def per_parameter(size: int, parameters: int) -> str:
+    """Bytes per parameter in at most seven characters; something never reads as nothing."""
+    if parameters == 0:
+        return ABSENT
+    ratio = size / parameters
+    if 0 < ratio < 0.01:
+        return "<0.01"
+    if ratio < 9999.995:
+        return f"{ratio:.2f}"
+    return f"{ratio:.0f}" if ratio < 9_999_999 else f"{ratio:.1e}"
+
+
+def wrapped(text: str, width: int, *, indent: str = "  ") -> list[str]:
+    """``text`` as lines of at most ``width`` columns, the second and later ones indented.
+
+    No word is broken, at a hyphen neither, unless it is longer than a line; a figure is never broken, and stays with
+    its unit.
+    """
+    clean = _BEFORE_UNIT.sub(_TIE, filled(printable(text)))
+    # A character must not be parted from its filler: one column is left for it.
+    room = width - (FILLER in clean)
+    lines = _Wrapper(room, subsequent_indent=indent, break_on_hyphens=False).wrap(clean) or [clean]
+    return [line.replace(FILLER, "").replace(_TIE, " ") for line in lines]
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks a word that is longer than a line, such as a path, before a figure rather than in it."""
+
+    def _handle_long_word(self, reversed_chunks: list[str], cur_line: list[str], cur_len: int, width: int) -> None:
+        room, word = width - cur_len, reversed_chunks[-1]
+        figures = (found.span() for found in _FIGURE.finditer(word))
+        at = next((start for start, end in figures if start < room < end), room)
+        if at < 1:
+            if cur_line:
+                return  # what there is no room for here begins the next line
+            at = max(room, 1)
+        cur_line.append(word[:at])
+        reversed_chunks[-1] = word[at:]

@@ -1,0 +1,724 @@
+"""The ranks of a job as text: the verdict, the table of all, where they are, and one job for each precision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+from ampmem.analysis.answer import NO_DIFFERENCE, verdict_of
+from ampmem.analysis.comparison import Comparison
+from ampmem.analysis.ops import plain_op
+from ampmem.analysis.ranks.merge import Jobs
+from ampmem.analysis.ranks.ranks import (
+    Absence,
+    Alike,
+    CategorySpread,
+    Circumstance,
+    Contrast,
+    Excess,
+    GroupKind,
+    Job,
+    MissingRank,
+    Part,
+    Rank,
+    RankGroup,
+    RankPeak,
+    Ranks,
+    Spread,
+    Worst,
+)
+from ampmem.analysis.summary import PLACES, PeakPlace
+from ampmem.analysis.timeline.categories import Category
+from ampmem.names import NOT_ENDED, is_warning, layers_named, of_all_layers, said_in
+from ampmem.recording import rank_of, rank_pattern
+from ampmem.reporters.text.answer import (
+    Wording,
+    capital,
+    in_phase,
+    listed,
+    made_of,
+    name,
+    percent_of,
+    wording,
+    wording_lines,
+)
+from ampmem.reporters.text.compare import render as render_comparison
+from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
+from ampmem.reporters.text.layout import PLAIN, Column, Layout, narrowest, number, side_by_side, table, words
+from ampmem.reporters.text.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.run import arm_in_words, keyed, render_next, warning_lines
+from ampmem.units import format_bytes, format_count, format_peak, peaks_close
+from ampmem.vocabulary import SourceKind
+
+
+def numbers(ranks: Sequence[int]) -> str:
+    """``3``, ``0-6``, ``0-2, 5, 7``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(
+        str(run[0]) if len(run) == 1 else f"{run[0]}{'-' if len(run) > 2 else ', '}{run[-1]}" for run in runs
+    )
+
+
+def named(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 0-6``."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {numbers(ranks)}"
+
+
+def place(ranks: Sequence[Rank]) -> str:
+    """Where they are in the device mesh, on the axes on which that is the same of all: ``dp 0, tp 1``."""
+    meshes = [dict.fromkeys(f"{axis.name} {axis.coordinate}" for axis in rank.mesh) for rank in ranks]
+    return ", ".join(axis for axis in meshes[0] if all(axis in mesh for mesh in meshes))
+
+
+def group_name(group: RankGroup) -> str:
+    """``stage 1``, ``dp 0``."""
+    return f"{'stage' if group.kind is GroupKind.STAGE else group.axis} {group.coordinate}"
+
+
+_DIFFERENCES = 5
+"""Of what one has more or less, so many."""
+_NAMED_SHARE = 0.05
+"""What is less than this share of the largest of them is not named."""
+_TWICE = 2
+"""From so many times as much on that is said, and no longer how many per cent it is more."""
+_LARGER = 1.01
+"""A peak of another step that is so many times as large is worth a sentence."""
+_CIRCUMSTANCES = {
+    Circumstance.STAGE: "stage",
+    Circumstance.BATCH_SIZE: "batch size",
+    Circumstance.BACKWARDS: "number of backwards",
+    Circumstance.PARAMETERS: "number of parameters",
+    Circumstance.OPTIMIZER: "optimizer",
+}
+
+
+def ranks_wording(ranks: Ranks) -> Wording:
+    """The merged view in words: a headline, in what the difference lies, and what else there is, in sentences."""
+    if ranks.unsound:
+        return Wording(
+            headline="No verdict",
+            why=f"the sums of {named(ranks.unsound)} are not the allocator's own, see the warning",
+        )
+    if ranks.launches:
+        return Wording(headline="No verdict on one job", why="these are ranks of several launches, see the warning")
+    said = _compared(ranks)
+    short = [rank for rank in ranks.ranks if rank.out_of_memory is not None]
+    if short:
+        first = max(short, key=lambda rank: rank.out_of_memory or 0)
+        more = f", as did {named([rank.rank for rank in short if rank is not first])}" if len(short) > 1 else ""
+        headline = (
+            f"Rank {first.rank} of {ranks.job.world_size} ran out of memory at {format_bytes(first.out_of_memory)}"
+        )
+        return Wording(headline=f"{headline}{more}", more=(said.text,))
+    return replace(said, more=(*said.more, *_larger(ranks), *_count(ranks)))
+
+
+def _compared(ranks: Ranks) -> Wording:
+    """What is said of the ranks that can be compared."""
+    if ranks.worst is None:
+        return Wording(headline=f"No rank of {ranks.job.world_size} can be compared")
+    if len(ranks.compared) == 1:
+        only = f"Only rank {ranks.worst.rank} of {ranks.job.world_size} can be shown, and not compared"
+        return Wording(headline=f"{only}: its peak is {format_peak(ranks.worst.bytes)}, {_when(ranks)}")
+    if len(ranks.alike) == 1:
+        return Wording(headline=_all_alike(ranks, ranks.worst), why=_made_of(ranks, ranks.worst))
+    return _of_worst(ranks, ranks.worst, next(each for each in ranks.alike if ranks.worst.rank in each.ranks))
+
+
+def _all_alike(ranks: Ranks, worst: Worst) -> str:
+    count, within = len(ranks.compared), ranks.alike[0].within
+    every = "Both ranks" if count == 2 else f"All {count} ranks"
+    who = every if count == ranks.job.world_size else f"The {count} ranks that are compared"
+    same = f"the same within {format_bytes(within)}" if within else "the same"
+    return f"{who} need {same}, {format_peak(worst.bytes)} at the peak, {_when(ranks)}"
+
+
+def _made_of(ranks: Ranks, worst: Worst) -> str:
+    peak = ranks.rank(worst.rank).peak
+    assert peak is not None
+    parts = [(category, size) for category, size in peak.categories.items() if size]
+    return made_of(sorted(parts, key=lambda part: -part[1]), peak.bytes)
+
+
+def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
+    """The worst beside the median rank; beside the one that needs the least, where the median is as bad."""
+    excess, other = worst.over_median, f"the median rank ({worst.over_median.rank})"
+    if excess.rank in alike.ranks or excess.rank == worst.over_least.rank:
+        excess, other = worst.over_least, f"rank {worst.over_least.rank}"
+        if len(ranks.compared) > 2:
+            other += ", which needs the least"
+    least = worst.bytes - excess.bytes
+    if excess.bytes < NO_DIFFERENCE * worst.bytes:
+        mine, others = peaks_close(worst.bytes, least)
+        others = f"{format_bytes(excess.bytes)} less" if mine == others else others
+        sizes = f"{mine} on {named(alike.ranks)} and {others} on {other}"
+        headline = f"The ranks hardly differ at their peaks, {_when(ranks)}: {sizes}"
+        return Wording(headline=headline, more=_and_why(worst, excess))
+    one = len(alike.ranks) == 1
+    headline = (
+        f"The worst rank{' is' if one else 's are'} {numbers(alike.ranks)} of {ranks.job.world_size} with "
+        f"{format_peak(worst.bytes)}{'' if one else ' each'} at the peak, {_when(ranks)}"
+    )
+    if least:
+        headline += f", {_beyond(worst.bytes, least)} {other}"
+    return Wording(headline=headline, why=_lies_in(excess, one=one), more=_beside(worst, excess))
+
+
+def _beyond(most: int, least: int) -> str:
+    """``12 % above``, or from twice as much on ``2.1 times that of``."""
+    if most >= _TWICE * least:
+        return f"{most / least:,.1f} times that of"
+    return f"{percent_of(most / least - 1).removeprefix('+')} above"
+
+
+def _and_why(worst: Worst, excess: Excess) -> tuple[str, ...]:
+    """In what they differ all the same, where a category of one makes up for another."""
+    if not any(abs(part.bytes) >= NO_DIFFERENCE * worst.bytes for part in excess.parts):
+        return ()
+    return (f"But rank {worst.rank} has {_parts(excess)}.", *_beside(worst, excess))
+
+
+def _lies_in(excess: Excess, *, one: bool) -> str:
+    return f"{'it has' if one else 'they have'} {_parts(excess)}"
+
+
+def _parts(excess: Excess) -> str:
+    """``1.1 GiB more of activations, 0.1 GiB more of parameters and 0.2 GiB less of gradients``."""
+    largest = sorted(excess.parts, key=lambda part: -abs(part.bytes))
+    least = _NAMED_SHARE * abs(largest[0].bytes) if largest else 0
+    shown = [part for part in largest[:_DIFFERENCES] if abs(part.bytes) >= least]
+    others = [part for part in excess.parts if part not in shown]
+    if len(others) == 1 and abs(others[0].bytes) >= least:
+        shown, others = [*shown, *others], []
+    words = [_more_of(part) for part in excess.parts if part in shown]
+    rest = sum(part.bytes for part in others)
+    words += [f"{_amount(rest)} of all else"] if rest else []
+    rounding = excess.bytes - sum(part.bytes for part in excess.parts)
+    if rounding and (not words or abs(rounding) >= least):
+        words.append(f"{_amount(rounding)} of rounding")
+    return listed(words)
+
+
+def _more_of(part: Part) -> str:
+    return f"{_amount(part.bytes)} of {name(part.category)}"
+
+
+def _amount(size: int) -> str:
+    return f"{format_bytes(abs(size))} {'more' if size > 0 else 'less'}"
+
+
+def _beside(worst: Worst, excess: Excess) -> tuple[str, ...]:
+    """What else differs between the two ranks: facts that may be why, or not."""
+    found = []
+    mine, other = f"rank {worst.rank}", f"rank {excess.rank}"
+    phases = next((each for each in excess.contrasts if each.what is Circumstance.PHASE), None)
+    if phases is not None:
+        found.append(
+            f"Their peaks are different instants: {mine}'s is {in_phase(phases.worst or '')}, "
+            f"{other}'s {in_phase(phases.other or '')}."
+        )
+    words = [_contrast(each) for each in excess.contrasts if each is not phases]
+    if words:
+        found.append(f"{capital(mine)} and {other} differ in their {listed(words)}, too.")
+    return tuple(found)
+
+
+def _contrast(contrast: Contrast) -> str:
+    values = [_value(contrast.what, value) for value in (contrast.worst, contrast.other)]
+    return f"{_CIRCUMSTANCES[contrast.what]} ({values[0]} and {values[1]})"
+
+
+def _value(what: Circumstance, value: str | None) -> str:
+    if value is None:
+        return "none" if what is Circumstance.OPTIMIZER else "not known"
+    return format_count(int(value)) if what is Circumstance.PARAMETERS else value
+
+
+def _when(ranks: Ranks) -> str:
+    """Of which step each rank's peak is, and in which phase where that is the same of all."""
+    phases = {rank.peak.phase for rank in ranks.compared if rank.peak is not None}
+    step = "the last step of each" if ranks.step is None else f"step {ranks.step}"
+    return in_phase(phases.pop(), step) if len(phases) == 1 else f"in {step}"
+
+
+def _larger(ranks: Ranks) -> Sequence[str]:
+    """The largest peak of any step, and of any run outside of its steps, where that is another one."""
+    if ranks.worst is None:
+        return ()
+    found = []
+    most = max(ranks.ranks, key=lambda rank: rank.largest.said)
+    if most.largest.said >= _LARGER * ranks.worst.bytes:
+        found.append(f"In step {most.largest.step} rank {most.rank} needed more: {format_peak(most.largest.said)}.")
+    most = max(ranks.ranks, key=lambda rank: rank.whole.bytes)
+    if most.whole.where is not PeakPlace.STEP and most.whole.bytes > max(most.largest.said, ranks.worst.bytes):
+        size = format_peak(most.whole.bytes)
+        found.append(f"{capital(PLACES[most.whole.where])} rank {most.rank} needed more: {size}, its whole run's peak.")
+    return found
+
+
+def _count(ranks: Ranks) -> Sequence[str]:
+    count = len(ranks.compared)
+    if count == ranks.job.world_size or count < 2:
+        return ()
+    return (f"{count} of the {ranks.job.world_size} ranks are compared.",)
+
+
+_NAME = 12
+_MOST_ROWS = 16
+"""Of more places, and of more classes of ranks, only the worst are shown, unless all are asked for."""
+
+
+def render_places(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
+    """A row for all ranks whose peak is at the same place; empty where no rank can be compared."""
+    alike: dict[tuple[str, ...], list[Rank]] = {}
+    for rank in ranks.compared:
+        assert rank.peak is not None
+        phase, module, *others = _cells(rank, rank.peak)
+        alike.setdefault((phase, of_all_layers(module), *others), []).append(rank)
+    rows = [(_together(cells, those), [rank.rank for rank in those]) for cells, those in alike.items()]
+    shown = rows if every else rows[:_MOST_ROWS]
+    if not shown:
+        return ""
+    columns = [
+        words("rank", least=_NAME, wraps=True),
+        words("peak in"),
+        words("module", least=_NAME),
+        words("op", least=_NAME, rank=2),
+        number("parameters"),
+        number("reserved", rank=1),
+        number("batch", rank=3),
+        number("steps", rank=4),
+    ]
+    kept = [i for i in range(len(columns)) if not i or any(cells[i - 1] != ABSENT for cells, _ in shown)]
+    lines = [[numbers(those), *cells] for cells, those in shown]
+    text = table([columns[i] for i in kept], [[line[i] for i in kept] for line in lines], layout)
+    found = [layout.strong("where each peak is"), "", text]
+    if len(shown) < len(rows):
+        count = sum(len(those) for _, those in rows[_MOST_ROWS:])
+        found += wrapped(f"{count} more ranks; --all shows each", layout.width)
+    return "\n".join(found)
+
+
+def _together(cells: tuple[str, ...], ranks: Sequence[Rank]) -> tuple[str, ...]:
+    """The cells of ranks whose peaks are in equal layers."""
+    modules = list(dict.fromkeys(rank.peak.module for rank in ranks if rank.peak is not None and rank.peak.module))
+    phase, _, *others = cells
+    return phase, layers_named(modules) if modules else ABSENT, *others
+
+
+def _cells(rank: Rank, peak: RankPeak) -> tuple[str, ...]:
+    return (
+        peak.phase,
+        peak.module or ABSENT,
+        plain_op(peak.op) if peak.op else ABSENT,
+        _parameters(rank),
+        ABSENT if rank.reserved is None else format_peak(rank.reserved),
+        ABSENT if rank.batch_size is None else str(rank.batch_size),
+        str(rank.finished_steps),
+    )
+
+
+def _parameters(rank: Rank) -> str:
+    own, whole = rank.parameters.count, rank.parameters.global_count
+    return format_count(own) if whole is None else f"{format_count(own)} of {format_count(whole)}"
+
+
+def render_groups(ranks: Ranks, layout: Layout) -> str:
+    """The stages, and the places on each axis of the mesh.
+
+    Of an axis along which no peak changes there is nothing to show, nor where each place has but one rank.
+    """
+    texts = []
+    for _, those in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
+        groups = list(those)
+        sizes = {(group.peak.min, group.peak.median, group.peak.max) for group in groups}
+        if len(sizes) > 1 and any(len(group.ranks) > 1 for group in groups):
+            texts.append(_groups(groups, layout))
+    return "\n\n".join(texts)
+
+
+def _groups(groups: Sequence[RankGroup], layout: Layout) -> str:
+    what = groups[0].axis or "stage"
+    columns = [
+        words(what, least=_NAME),
+        words("ranks", least=_NAME, wraps=True),
+        number("least"),
+        number("median"),
+        number("most"),
+        number("worst rank"),
+    ]
+    rows = [
+        [
+            group_name(group),
+            numbers(group.ranks),
+            *map(format_peak, (group.peak.min, group.peak.median, group.peak.max)),
+            str(group.peak.worst),
+        ]
+        for group in groups
+    ]
+    caption = "by stage" if groups[0].axis is None else "by axis of the mesh"
+    return "\n".join([layout.strong(f"peaks {caption}"), "", table(columns, rows, layout)])
+
+
+_UNITS = (("B", 1), ("KiB", 1024), ("MiB", 1024**2), ("GiB", 1024**3), ("TiB", 1024**4))
+_NOTABLE = 0.01
+"""What is above the least of its column by less than this share is not marked."""
+_MOST = "*"
+_WORST = " worst"
+_FEET = ("least", "median", "most", "spread")
+_REST, _ROUNDING = "all else", "rounding"
+
+
+def render_matrix(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
+    """The table, its caption and what its marks mean; empty where no rank can be compared."""
+    if ranks.peak is None or ranks.worst is None:
+        return ""
+    shown, left_out = _rows_of(ranks, every=every)
+    unit, size = next((unit for unit in reversed(_UNITS) if ranks.peak.max >= 8 * unit[1]), _UNITS[0])
+    text = _fitting(ranks, shown, size, layout)
+    caption = f"the ranks at their own peaks of {_step(ranks)}, in {unit}"
+    lines = [*map(layout.strong, wrapped(caption, layout.width)), "", text]
+    if left_out:
+        lines += wrapped(_left_out(ranks, left_out), layout.width)
+    if _MOST in text:
+        lines += wrapped(f"{_MOST} the most of its column, where the ranks differ by 1 % or more", layout.width)
+    return "\n".join(lines)
+
+
+def _step(ranks: Ranks) -> str:
+    return "their last steps" if ranks.step is None else f"step {ranks.step}"
+
+
+def _rows_of(ranks: Ranks, *, every: bool) -> tuple[Sequence[Alike], Sequence[Alike]]:
+    """The classes that are shown, by rank, and those that are not."""
+    if every or len(ranks.alike) <= _MOST_ROWS:
+        return ranks.alike, ()
+    largest = sorted(ranks.alike, key=lambda each: -_peak(ranks, each).said)
+    kept = largest[:_MOST_ROWS]
+    return [each for each in ranks.alike if each in kept], largest[_MOST_ROWS:]
+
+
+def _left_out(ranks: Ranks, those: Sequence[Alike]) -> str:
+    sizes = sorted(_peak(ranks, each).said for each in those)
+    count = sum(len(each.ranks) for each in those)
+    sizes_text = f"from {format_peak(sizes[0])} to {format_peak(sizes[-1])}"
+    return f"{count} more rank{'' if count == 1 else 's'}, {sizes_text}; --all shows each"
+
+
+def _peak(ranks: Ranks, alike: Alike) -> RankPeak:
+    """Of the first of them."""
+    peak = ranks.rank(alike.ranks[0]).peak
+    assert peak is not None
+    return peak
+
+
+def _fitting(ranks: Ranks, shown: Sequence[Alike], unit: int, layout: Layout) -> str:
+    """The table with as many categories as there is room for: the largest stay, the rest is summed up."""
+    by_weight = sorted(ranks.categories, key=lambda each: (each.max, each.spread), reverse=True)
+    for count in range(len(by_weight), -1, -1):
+        kept = by_weight[:count]
+        own = [each for each in ranks.categories if each in kept]
+        columns, rows = _table(ranks, shown, own, unit)
+        if narrowest(columns, rows) <= layout.width or not count:
+            break
+    worst = next((row[0] for row in rows if row[0].endswith(_WORST)), "")
+    return table(columns, rows, layout, strong=(worst,))
+
+
+def _table(
+    ranks: Ranks, shown: Sequence[Alike], own: Sequence[CategorySpread], unit: int
+) -> tuple[list[Column], list[list[str]]]:
+    assert ranks.peak is not None
+    rest = len(own) < len(ranks.categories)
+    places = len({_place(ranks, each) for each in shown}) > 1
+    columns = [words("rank", least=_NAME, wraps=True)]
+    columns += [words("mesh", least=_NAME, rank=1)] * places
+    columns += [number("peak"), *(number(_head(each.category)) for each in own), *([number(_REST)] * rest)]
+    rounded = any(_peak(ranks, each).allocated is not None for each in ranks.alike)
+    columns += [number(_ROUNDING)] * rounded
+    rows = [_row(ranks, each, own, unit, places=places, rest=rest) for each in shown]
+    rows = [[*row, *([_rounding(ranks, each, unit)] * rounded)] for row, each in zip(rows, shown, strict=True)]
+    if len(ranks.alike) > 2:
+        feet = [_foot(name, [ranks.peak, *own], unit, places=places, rest=rest) for name in _FEET]
+        rows += [[*foot, *([""] * rounded)] for foot in feet]
+    return columns, rows
+
+
+def _row(
+    ranks: Ranks, alike: Alike, own: Sequence[CategorySpread], unit: int, *, places: bool, rest: bool
+) -> list[str]:
+    assert ranks.peak is not None and ranks.worst is not None
+    peak = _peak(ranks, alike)
+    one = len(ranks.alike) == 1
+    worst = _WORST if ranks.worst.rank in alike.ranks and not one else ""
+    cells = [f"{numbers(alike.ranks)}{worst}", *([_place(ranks, alike)] * places)]
+    cells.append(_cell(peak.said, unit, ranks.peak, decimals=_decimals(unit)))
+    cells += [_cell(peak.categories[each.category], unit, each) for each in own]
+    named: set[Category] = {each.category for each in own}
+    if rest:
+        cells.append(_cell(sum(size for key, size in peak.categories.items() if key not in named), unit))
+    return cells
+
+
+def _place(ranks: Ranks, alike: Alike) -> str:
+    return place([ranks.rank(number) for number in alike.ranks])
+
+
+def _foot(name: str, spreads: Sequence[Spread], unit: int, *, places: bool, rest: bool) -> list[str]:
+    field = {"least": "min", "median": "median", "most": "max", "spread": "spread"}[name]
+    peak, *others = [getattr(each, field) for each in spreads]
+    cells = [_cell(peak, unit, decimals=_decimals(unit)), *(_cell(size, unit) for size in others)]
+    return [name, *([""] * places), *cells, *([""] * rest)]
+
+
+def _rounding(ranks: Ranks, alike: Alike, unit: int) -> str:
+    """What of the peak is the rounding of the allocator's blocks, which is in no category."""
+    peak = _peak(ranks, alike)
+    return _cell(peak.said - peak.bytes, unit)
+
+
+def _decimals(unit: int) -> int:
+    """So many as a peak has everywhere."""
+    return 3 if unit >= dict(_UNITS)["GiB"] else 1
+
+
+def _cell(size: int, unit: int, of: Spread | None = None, *, decimals: int = 1) -> str:
+    """``size`` in units, marked before it where it is the most of its column; something never reads as nothing."""
+    text = f"{size:,}" if unit == 1 or not size else f"{size / unit:,.{decimals}f}"
+    text = "<0.1" if size and text == "0.0" else text
+    marked = of is not None and size == of.max and of.spread >= _NOTABLE * of.max and of.spread > 1024
+    return f"{_MOST if marked else ''}{text}"
+
+
+def _head(category: Category) -> str:
+    return category.replace("_", "\n")
+
+
+_FIGURE = re.compile(r"\d[\d.,]*( [KMGTP]?i?B\b)?")
+
+
+def render_ranks(
+    ranks: Ranks, *, files: Sequence[str] = (), every: bool = False, layout: Layout = PLAIN, heading: str = ""
+) -> str:
+    """The merged view as text, without a newline at its end; ``every`` rank has a row of its own kind then.
+
+    ``files`` are the recordings, for what to do next. ``heading`` is there where the job is one of several, of which
+    all else is said before.
+    """
+    sections = [
+        layout.strong(heading),
+        "\n".join(wording_lines(ranks_wording(ranks), layout)),
+        "\n".join(line for text in doubts(ranks) for line in warning_lines(text, layout)),
+        "\n".join(layout.alarm(line) for text in absences(ranks) for line in wrapped(text, layout.width)),
+        render_matrix(ranks, layout, every=every),
+        render_groups(ranks, layout),
+        render_places(ranks, layout, every=every),
+        "" if heading else _job(ranks.job, layout),
+        "\n".join(line for text in _render_foot(ranks) for line in wrapped(text, layout.width)),
+        "" if not files else _next(ranks, files, layout, more=not every),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def doubts(ranks: Ranks) -> Iterator[str]:
+    """Which ranks do not belong together or were killed, what makes numbers doubtful, and of which ranks."""
+    if ranks.launches:
+        yield (
+            f"these are ranks of {len(ranks.launches)} launches of the script: "
+            f"{'; '.join(named(those) for those in ranks.launches)}. What one has more than another need not be due to "
+            "its place in the job"
+        )
+    yield from _killed(ranks)
+    if ranks.unsound:
+        worst = max(ranks.rank(number).residual_bytes or 0 for number in ranks.unsound)
+        yield (
+            f"{named(ranks.unsound)}: the sums are not the allocator's own, by up to {format_bytes(worst)}. Some of "
+            "the memory below has a wrong name, or none."
+        )
+    for note, whose in _notes(ranks):
+        if is_warning(note):
+            yield f"{whose}: {said_in(note)}"
+
+
+def _killed(ranks: Ranks) -> Iterator[str]:
+    """The ranks whose recordings were not ended, by the last step that they ended."""
+    read = {rank.rank: rank.last_step for rank in ranks.ranks}
+    by_step: dict[int | None, list[int]] = {}
+    for rank in ranks.not_ended:
+        by_step.setdefault(read.get(rank), []).append(rank)
+    for step, those in by_step.items():
+        when = "before a step of theirs had ended" if step is None else f"in the step after step {step}"
+        one = len(those) == 1
+        was, whose = ("was", "its machine") if one else ("were", "their machines")
+        recording = "its recording was" if one else "their recordings were"
+        yield f"{named(those)} {was} killed, or {whose} went away, {when}: {recording} not ended"
+
+
+def absences(ranks: Ranks) -> Iterator[str]:
+    """Which ranks are missing and why, which failed, and why the ranks may not be comparable, a sentence each."""
+    for why in Absence:
+        those = [each for each in ranks.missing if each.why is why]
+        if why is Absence.NO_FILE and ranks.job.source == SourceKind.SIMULATED:
+            continue  # one rank is simulated without the others
+        if why in (Absence.NO_FILE, Absence.LIES_BESIDE):
+            yield from [_not_given(why, those)] if those else []
+        else:
+            yield from (_unreadable(each) if why is Absence.NOTHING_RECORDED else _early(ranks, each) for each in those)
+    yield from _behind(ranks)
+    for rank in ranks.compared:
+        if rank.failure is not None:
+            after = "" if rank.last_step is None else f" after step {rank.last_step}"
+            yield f"rank {rank.rank} failed{after}: {rank.failure}"
+    yield from (f"note: {remark}" for remark in ranks.remarks)
+
+
+def _behind(ranks: Ranks) -> Iterator[str]:
+    """Which of those that are compared stopped before others did."""
+    last = {rank.rank: rank.last_step for rank in ranks.ranks if rank.last_step is not None}
+    furthest = max(last.values(), default=0)
+    by_step: dict[int, list[int]] = {}
+    for rank in ranks.compared:
+        if last.get(rank.rank, furthest) < furthest:
+            by_step.setdefault(last[rank.rank], []).append(rank.rank)
+    got_on = [number for number, step in last.items() if step == furthest]
+    for step, those in sorted(by_step.items()):
+        yield f"{named(those)} recorded no step after step {step}; {named(got_on)} went on to step {furthest}"
+
+
+def _not_given(why: Absence, those: Sequence[MissingRank]) -> str:
+    who = named([each.rank for each in those])
+    verb = "has" if len(those) == 1 else "have"
+    if why is Absence.NO_FILE:
+        return f"{who} {verb} no file"
+    files = [each.file for each in those if each.file is not None]
+    shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    was, lies = ("was", "lies") if len(those) == 1 else ("were", "lie")
+    return f"{who} {was} not given, but {lies} beside: {shown}"
+
+
+def _unreadable(missing: MissingRank) -> str:
+    return f"rank {missing.rank} is left out: {missing.detail}"
+
+
+def _early(ranks: Ranks, missing: MissingRank) -> str:
+    ended = "no step" if missing.step is None else f"no step after {missing.step}"
+    said = f"rank {missing.rank} is left out, it ended {ended}"
+    if missing.rank in ranks.not_ended:
+        return f"{said}, as the warning says"
+    why = "its recording does not say why; it may have been killed" if missing.detail is None else missing.detail
+    return f"{said}: {why}"
+
+
+def _job(job: Job, layout: Layout) -> str:
+    rows = [
+        ("script", job.script or "?"),
+        ("ranks", str(job.world_size)),
+        ("device", f"{job.device.name} ({job.device.type}), events from {job.source}"),
+        ("precision", arm_in_words(job.arm, job.source)),
+        ("torch", f"{job.torch}, ampmem {job.ampmem}"),
+    ]
+    return "\n".join([layout.strong("the job"), *keyed(rows, layout)])
+
+
+def _render_foot(ranks: Ranks) -> Iterator[str]:
+    known = [rank.rank for rank in ranks.ranks if rank.residual_bytes == 0 and rank.rank not in ranks.unsound]
+    if known:
+        yield f"conservation: the sums of {named(known)} are the allocator's own at every event"
+    for note, whose in _notes(ranks):
+        if not is_warning(note):
+            yield f"note ({whose}): {note}"
+
+
+def _notes(ranks: Ranks) -> list[tuple[str, str]]:
+    """What the recordings have to say, and which of them say it: once where the words are the same but for figures."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for rank in ranks.ranks:
+        for note in rank.notes:
+            if note == NOT_ENDED:
+                continue  # said of all of them together
+            found.setdefault(_FIGURE.sub("", note), {}).setdefault(note, []).append(rank.rank)
+    return [_once(variants) for variants in found.values()]
+
+
+def _once(variants: dict[str, list[int]]) -> tuple[str, str]:
+    note, first = next(iter(variants.items()))
+    whose = named([rank for those in variants.values() for rank in those])
+    return note, whose if len(variants) == 1 else f"{whose}; the figures are those of rank {first[0]}"
+
+
+def _next(ranks: Ranks, files: Sequence[str], layout: Layout, *, more: bool) -> str:
+    """The commands for a page, for all, and for the worst rank by itself."""
+    alone = None
+    if ranks.worst is not None and len(ranks.ranks) > 1:
+        which = "one rank" if len(ranks.alike) == 1 else "the worst rank"
+        alone = (ranks.rank(ranks.worst.rank).file, f"{which} by itself")
+    return render_next(files, layout, more=more, pattern=_pattern(ranks, files), alone=alone)
+
+
+def _pattern(ranks: Ranks, files: Sequence[str]) -> str:
+    """The files as a shell finds them; empty where that would be more or others."""
+    jobs = {None if (named := rank_of(Path(file))) is None else named.job for file in files}
+    job = jobs.pop()
+    if jobs or job is None or any(each.why is Absence.LIES_BESIDE for each in ranks.missing):
+        return ""
+    return rank_pattern(job, ranks.job.world_size)
+
+
+def render_jobs(
+    jobs: Jobs, *, details: frozenset[Detail] = NOTHING, files: Sequence[str] = (), layout: Layout = PLAIN
+) -> str:
+    """The merged view of one job, or of one in each precision, without a newline at its end."""
+    every = details == EVERYTHING
+    if jobs.comparison is None:
+        return render_ranks(jobs.jobs[0], files=files, every=every, layout=layout)
+    said = jobs_wording(jobs, jobs.comparison)
+    sections = [
+        render_comparison(jobs.comparison, details=details, layout=layout, said=said),
+        _peaks(jobs.jobs, layout),
+        *(render_ranks(job, every=every, layout=layout, heading=heading(job)) for job in jobs.jobs),
+        render_next(files, layout, more=not every),
+    ]
+    return "\n\n".join(section for section in sections if section)
+
+
+def jobs_wording(jobs: Jobs, comparison: Comparison) -> Wording:
+    """The verdict on the worst ranks; none where the sums of any rank are not the allocator's own."""
+    unsound = [f"{named(job.unsound)} of {heading(job)}" for job in jobs.jobs if job.unsound]
+    if unsound:
+        return Wording(headline="No verdict", why=f"the sums of {listed(unsound)} are not the allocator's own")
+    mixed = [heading(job) for job in jobs.jobs if job.launches]
+    if mixed:
+        return Wording(headline="No verdict", why=f"the ranks of {listed(mixed)} are of several launches")
+    said = wording(verdict_of(comparison))
+    headline = f"On the worst rank of each precision, {said.headline[:1].lower()}{said.headline[1:]}"
+    return replace(said, headline=headline)
+
+
+def heading(job: Ranks) -> str:
+    """The job's precision."""
+    return " ".join(filter(None, (job.job.arm.name, job.job.arm.dtype)))
+
+
+def _peaks(jobs: Sequence[Ranks], layout: Layout) -> str:
+    """The peak of each rank in each precision, ranks with the same in one row."""
+    peaks = [{rank.rank: rank.peak.said for rank in job.compared if rank.peak is not None} for job in jobs]
+    rows: dict[tuple[str, ...], list[int]] = {}
+    for rank in sorted({rank for of_job in peaks for rank in of_job}):
+        cells = tuple(format_peak(of_job[rank]) if rank in of_job else ABSENT for of_job in peaks)
+        rows.setdefault(cells, []).append(rank)
+    tables = side_by_side(
+        words("rank", least=_NAME, wraps=True),
+        [numbers(ranks) for ranks in rows.values()],
+        [[number(heading(job).replace(" ", "\n"))] for job in jobs],
+        [[[cells[i]] for cells in rows] for i in range(len(jobs))],
+        layout,
+    )
+    return "\n\n".join([layout.strong("the peak of each rank"), *tables])

@@ -1,1 +1,0 @@
-"""What tables say of the ranks of a job."""

@@ -1,0 +1,372 @@
+"""What is said of one run beside its tables of memory: what it was, its steps, warnings, findings, what to run next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ampmem.analysis.analyse import doubts_of
+from ampmem.analysis.findings.base import Finding
+from ampmem.analysis.summary import ArmSummary, Step, Summary
+from ampmem.events import AllocatorRecord
+from ampmem.names import NOT_KNOWN, casts_compiled, has_times
+from ampmem.output import printable
+from ampmem.reporters.text.layout import PLAIN, Column, Layout, number, table, words
+from ampmem.reporters.text.plain_text import ABSENT, shorten, wrapped
+from ampmem.reporters.text.static_model import judgement
+from ampmem.units import format_bytes, format_count, format_duration, format_peak
+from ampmem.vocabulary import Arm, SourceKind
+
+
+def describe_arm(summary: Summary) -> str:
+    """The arm in words: ``amp, bfloat16, cache on``."""
+    return arm_in_words(summary.arm, summary.source)
+
+
+def arm_in_words(arm: ArmSummary, source: SourceKind) -> str:
+    """The same of what a recording from ``source`` says of it."""
+    if arm.name == Arm.AS_IS and source == SourceKind.SNAPSHOT:
+        return "not known"
+    words: list[str] = [arm.name]
+    if arm.dtype is not None:
+        words.append(arm.dtype)
+    if arm.cache is not None:
+        words.append("cache on" if arm.cache else "cache off")
+    if arm.scaler:
+        words.append("loss scaling")
+    if arm.forced:
+        words.append("forced, in regions that ampmem opened" if arm.wrapped else "forced")
+    return ", ".join(words)
+
+
+def describe_allocator(allocator: AllocatorRecord) -> str:
+    """How the caching allocator was set and used: ``PYTORCH_ALLOC_CONF=max_split_size_mb:64, allocated on 2 streams``.
+
+    Other streams may use that memory, too: these are the streams for which it was allocated.
+    """
+    variable = f"{allocator.variable}=" if allocator.variable else ""
+    words = [f"{variable}{allocator.settings}" if allocator.settings else "default settings"]
+    if allocator.settings == NOT_KNOWN:
+        words = ["settings not known"]
+    if allocator.expandable_segments and "expandable_segments" not in allocator.settings:
+        words.append("expandable segments")
+    words.append(f"allocated on {counted(allocator.streams, 'stream')}")
+    if allocator.private_pools:
+        words.append(counted(allocator.private_pools, "private pool"))
+    return ", ".join(words)
+
+
+def describe_devices(allocator: AllocatorRecord) -> str:
+    """The devices that had memory, with their peaks; empty where that is the first one alone."""
+    used = [device for device, peak in enumerate(allocator.peaks) if peak]
+    if used in ([], [0]) and allocator.device == 0:
+        return ""
+    shown = used or [allocator.device]
+    return "; ".join(
+        f"{device}{' (recorded)' * (device == allocator.device)}"
+        + (f" peak {format_bytes(allocator.peaks[device])}" if used else "")
+        for device in shown
+    )
+
+
+def counted(count: int, what: str) -> str:
+    """``1 stream``, ``2 streams``."""
+    return f"{format_count(count)} {what}{'' if count == 1 else 's'}"
+
+
+def describe_optimizers(summary: Summary) -> str:
+    """The optimizers that stepped, in words; empty when none did."""
+    return ", ".join(f"{item.class_name} ({item.implementation})" for item in summary.optimizer)
+
+
+def optimizers_or_none(summary: Summary) -> str:
+    """The same, or that there was none; of a snapshot that is not known, as an update may allocate nothing."""
+    none = "not known" if summary.source is SourceKind.SNAPSHOT else "none stepped"
+    return describe_optimizers(summary) or none
+
+
+def parameters_in_short(summary: Summary) -> str:
+    """``1,000 parameters in 3.9 KiB``; of a snapshot, where they cannot be counted, how much was recognised."""
+    parameters = summary.parameters
+    if parameters.exact:
+        amount = f"{format_count(parameters.count)} parameters in {format_bytes(parameters.bytes)}"
+        return f"{amount}{of_all_ranks(summary)}"
+    return f"{recognised(summary)} of parameters recognised"
+
+
+def of_all_ranks(summary: Summary) -> str:
+    """What of the parameters this rank has, after how many it has: empty where it has all."""
+    parameters = summary.parameters
+    if parameters.global_count is None or parameters.global_bytes is None:
+        return ""
+    return f" on this rank, of {format_count(parameters.global_count)} in {format_bytes(parameters.global_bytes)}"
+
+
+def recognised(summary: Summary) -> str:
+    """How much of the memory was taken for parameters, where they cannot be counted: ``at least 8.6 MiB``."""
+    return " ".join(filter(None, (summary.parameters.bound, format_bytes(summary.parameters.bytes))))
+
+
+def describe_loss(step: Step) -> str:
+    """The loss of the step's last backward, and of how many: ``0.6931 (last of 4)``."""
+    if step.loss is None:
+        return ABSENT
+    return f"{step.loss:.6g}" if step.backwards <= 1 else f"{step.loss:.6g} (last of {step.backwards})"
+
+
+def describe_update(step: Step) -> str:
+    """What became of the step's update, in words."""
+    if not step.finished:
+        return "out of memory"
+    if step.skipped_update:
+        return "skipped"
+    return "done" if step.marks.after_optimizer is not None else "none seen"
+
+
+def conserved(summary: Summary) -> str:
+    """How many events there were, and how far our sums were from the allocator's."""
+    conservation = summary.conservation
+    residual, reserved = conservation.residual_bytes, conservation.reserved_residual_bytes
+    words = [f"{format_count(conservation.events)} events"]
+    words.append("no total to check against" if residual is None else f"residual {format_bytes(residual)}")
+    if reserved is not None:
+        words.append(f"of reserved memory {format_bytes(reserved)}")
+    if conservation.other_threads_bytes:
+        most = format_bytes(conservation.other_threads_bytes)
+        words.append(f"other threads, which are not recorded, held up to {most} at once (in other)")
+    return ", ".join(words)
+
+
+_WORD = "WARNING"
+_INDENT = " " * 9
+
+
+def warnings(summary: Summary, notes: Sequence[str] = ()) -> tuple[str, ...]:
+    """Why the numbers of this run prove nothing, or less, a sentence each; empty where they add up.
+
+    ``notes`` are what else is known of the run, of which some are warnings, beside those that the summary has.
+    """
+    found = doubts_of(summary.conservation, summary.static_problem, notes)
+    return tuple(dict.fromkeys((*found, *summary.warnings)))
+
+
+def render_warnings(summary: Summary, notes: Sequence[str] = (), *, of: str = "", layout: Layout = PLAIN) -> str:
+    """The :func:`warnings` as lines; ``of`` is which of several runs it is. Empty where there are none."""
+    label = f"{of}: " if of else ""
+    return "\n".join(line for text in warnings(summary, notes) for line in warning_lines(f"{label}{text}", layout))
+
+
+def warning_lines(text: str, layout: Layout) -> list[str]:
+    """``text`` under the word that nobody should miss."""
+    first, *others = wrapped(f"{_WORD:<{len(_INDENT)}}{text}", layout.width, indent=_INDENT)
+    return [first.replace(_WORD, layout.alarm(_WORD), 1), *others]
+
+
+def render_next(
+    files: Sequence[str],
+    layout: Layout,
+    *,
+    more: bool = True,
+    pattern: str = "",
+    alone: tuple[str, str] | None = None,
+) -> str:
+    """The commands for a page of ``files`` and, if there is ``more``, for all tables; empty without a file.
+
+    ``pattern`` is what a shell finds those files by, if there is one; ``alone`` is one of them that is worth a look by
+    itself, and what it is. A command is never broken or cut, so that it can be copied: where the names are too long, it
+    has none.
+    """
+    if not files:
+        return ""
+    commands = [("ampmem report", "a page with all of it")]
+    if more:
+        commands.append(("ampmem show --all", "every table"))
+    names = pattern or " ".join(shlex.quote(file) for file in files)
+    longest = max(len(f"next: {command} {names}") for command, _ in commands)
+    if longest > layout.width or printable(names) != names:
+        names = "FILE" if len(files) == 1 else "FILE..."
+    lines = [f"{command} {names}" for command, _ in commands]
+    if alone is not None:
+        line = f"ampmem show {shlex.quote(alone[0])}"
+        if len(f"next: {line}") <= layout.width and printable(line) == line:
+            lines.append(line)
+            commands.append(("", alone[1]))
+    width = max(map(len, lines))
+    said = [f"{line:<{width}}  {what}" for line, (_, what) in zip(lines, commands, strict=True)]
+    if max(map(len, said)) + 6 > layout.width:
+        said = lines
+    return "\n".join(f"{'next: ' if i == 0 else '      '}{line}" for i, line in enumerate(said))
+
+
+KEY = 12
+
+
+def render_run(summary: Summary, title: str, layout: Layout) -> str:
+    """Script (where it is known), device, precision, versions, parameters and optimizer, a line each."""
+    device, allocator = summary.device, summary.caching_allocator
+    rows = [("script", title)] if title else []
+    rows.append(("device", f"{device.name} ({device.type}), events from {summary.source}"))
+    if summary.world_size > 1:
+        rows.append(("rank", f"{summary.rank} of {summary.world_size}"))
+    if allocator is not None:
+        devices = describe_devices(allocator)
+        rows += [("allocator", describe_allocator(allocator)), *([("devices", devices)] * bool(devices))]
+    rows += [
+        ("precision", describe_arm(summary)),
+        ("torch", f"{summary.torch}, ampmem {summary.ampmem}"),
+        ("parameters", describe_parameters(summary)),
+        *([("untrained", untrained)] if (untrained := describe_untrained(summary)) else []),
+        ("optimizer", optimizers_or_none(summary)),
+    ]
+    return "\n".join([layout.strong("the run"), *keyed(rows, layout)])
+
+
+def keyed(rows: Sequence[tuple[str, str]], layout: Layout) -> list[str]:
+    """What each of ``rows`` is about, and beside it what is so, in as many lines as that takes."""
+    return [
+        f"{'' if i else key:<{KEY}}{line}".rstrip()
+        for key, value in rows
+        for i, line in enumerate(wrapped(value, layout.width - KEY, indent=""))
+    ]
+
+
+def describe_parameters(summary: Summary) -> str:
+    """How many there are, in how many bytes, and what of them is trained and cast."""
+    parameters = summary.parameters
+    if not parameters.count:
+        return "not known"
+    if not parameters.exact:
+        return f"{recognised(summary)} recognised"
+    amount = f"{format_count(parameters.count)} in {format_bytes(parameters.bytes)}{of_all_ranks(summary)}"
+    if parameters.trainable != parameters.count:
+        amount += f", {format_count(parameters.trainable)} trainable"
+    if parameters.cast_eligible is not None:
+        amount += f", {format_count(parameters.cast_eligible)} cast by autocast"
+        if casts_compiled(summary.notes):
+            amount += ", without casts inside compiled code, which are not seen"
+    return amount
+
+
+def describe_untrained(summary: Summary) -> str:
+    """How many parameters nothing trains, such as an average's or a teacher's; empty for none."""
+    parameters = summary.parameters
+    if not parameters.untrained_bytes:
+        return ""
+    count = f"{format_count(parameters.untrained_count)} more " if parameters.untrained_count else ""
+    return f"{count}in {format_bytes(parameters.untrained_bytes)}: models that nothing trains, not counted in B/param"
+
+
+def render_foot(summary: Summary, notes: Sequence[str], layout: Layout, *, judged: bool = False) -> str:
+    """How far the sums are from the allocator's own, what lies above the tensors, and the recorder's remarks.
+
+    ``judged`` says that the verdict on the static model is there already.
+    """
+    lines = wrapped(f"conservation: {conserved(summary)}", layout.width)
+    layers = summary.allocator
+    if layers.reserved is not None:
+        parts = " + ".join(
+            f"{name} {format_peak(getattr(layers, name))}" for name in ("requested", "rounding", "cached")
+        )
+        outside = "" if layers.outside is None else f", outside {format_bytes(layers.outside)}"
+        if layers.outside_process is not None:
+            outside += f", of which this process {format_bytes(layers.outside_process)}"
+        text = f"allocator at the peak: {parts} = reserved {format_peak(layers.reserved)}{outside}"
+        lines += wrapped(text, layout.width)
+    if summary.static_recipe is not None and not judged:
+        lines += wrapped(f"static memory: {judgement(summary)}", layout.width)
+    for note in notes:
+        lines.extend(wrapped(f"note: {note}", layout.width))
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """A column, what is in it, and whether it says anything of these steps."""
+
+    column: Column
+    cell: Callable[[Step], str]
+    said: bool = True
+
+
+def render_steps(summary: Summary, notes: Sequence[str], layout: Layout) -> str:
+    """One row for each step; what is not known of any of them has no column."""
+    steps = summary.steps
+    timed = has_times(notes) and summary.source is not SourceKind.SIMULATED
+    updated = any(not step.finished or step.skipped_update or step.marks.after_optimizer is not None for step in steps)
+    figures = [
+        _Figure(number("step"), lambda step: str(step.index)),
+        _Figure(number("loss", rank=2), describe_loss, any(step.loss is not None for step in steps)),
+        _Figure(number("loss\nscale", rank=3), _scale, any(step.loss_scale is not None for step in steps)),
+        _Figure(words("update"), describe_update, updated),
+        _Figure(number("peak"), lambda step: format_peak(step.peak.said)),
+        _Figure(words("in"), lambda step: step.peak.phase),
+        _Figure(number("peak\nreserved", rank=1), _reserved, any(step.peak_reserved is not None for step in steps)),
+        _Figure(number("took", rank=4), lambda step: format_duration(step.duration_ns), timed),
+    ]
+    shown = [figure for figure in figures if figure.said]
+    rows = [[figure.cell(step) for figure in shown] for step in steps]
+    return f"{layout.strong('steps')}\n\n{table([figure.column for figure in shown], rows, layout)}"
+
+
+def _scale(step: Step) -> str:
+    return ABSENT if step.loss_scale is None else f"{step.loss_scale:.6g}"
+
+
+def _reserved(step: Step) -> str:
+    return ABSENT if step.peak_reserved is None else format_peak(step.peak_reserved)
+
+
+_LABEL = 20
+
+
+_SAID = "out-of-memory"
+"""The finding that has a section of its own."""
+
+
+def render_findings(
+    findings: Sequence[Finding], layout: Layout, *, evidence: bool = False, title: str = "findings"
+) -> str:
+    """All of ``findings`` below ``title``, with what shows each where that is asked for; empty when there are none."""
+    return render_labelled([(finding, ()) for finding in findings], layout, evidence=evidence, title=title)
+
+
+def render_labelled(
+    found: Sequence[tuple[Finding, Sequence[str]]], layout: Layout, *, evidence: bool = False, title: str = "findings"
+) -> str:
+    """Findings, each with the labels of the recordings that it is about, where there are several."""
+    texts = [
+        "\n".join(_finding(finding, labels, layout, evidence=evidence))
+        for finding, labels in found
+        if finding.code != _SAID
+    ]
+    if not texts:
+        return ""
+    return "\n".join([layout.strong(title), "\n\n".join(texts)])
+
+
+def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidence: bool) -> list[str]:
+    of = f" ({', '.join(shorten(label, _LABEL) for label in labels)})" if labels else ""
+    said = f"{finding.severity:<{len(_INDENT)}}{finding.code}{of}: {finding.message}"
+    first, *others = wrapped(said, layout.width, indent=_INDENT)
+    lines = [first.replace(finding.severity, _styled(finding, layout), 1), *others]
+    texts = [change_of(finding)]
+    if evidence:
+        texts = [*(f"- {text}" for text in finding.evidence), *texts]
+    room = layout.width - len(_INDENT)
+    return [*lines, *(f"{_INDENT}{line}" for text in texts for line in wrapped(text, room))]
+
+
+def change_of(finding: Finding) -> str:
+    """What to change and what that takes off; where nothing was computed, only a hint."""
+    return f"to change, for {finding.saves}: {finding.change}" if finding.saves else f"hint: {finding.change}"
+
+
+def _styled(finding: Finding, layout: Layout) -> str:
+    match finding.severity:
+        case "warning":
+            return layout.alarm(finding.severity)
+        case "advice":
+            return layout.advice(finding.severity)
+        case _:
+            return layout.strong(finding.severity)

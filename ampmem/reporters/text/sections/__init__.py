@@ -1,1 +1,0 @@
-"""The sections of what is said of one recording."""
