@@ -242,10 +242,9 @@ def _embedding_sums(
     segments = min(count, rows)
     partials = count // _PARTIAL_ROWS + segments
     sums = partials * gradient.shape[-1] * _accumulated_in(gradient.dtype)
-    # CUB's storage for finding the segments is as large as that of a scan of as many, in the cases of tests/emulated/.
-    of_all, of_segments = sorts.scan(count, item), sorts.scan(segments, item)
+    of_all, of_segments, unique = sorts.scan(count, item), sorts.scan(segments, item), sorts.unique(count)
     counted = (each, of_all, -of_all, of_all, -of_all) if by_frequency else ()
-    found = (each, _LONG, each, of_all, -of_all, -each)
+    found = (each, _LONG, each, unique, -unique, -each)
     numbers = (segments * item, segments * item, of_segments, -of_segments, _LONG, partials * item)
     return (each, each, each, sort, -sort, -each, *counted, result, *found, *numbers, sums)
 
