@@ -241,6 +241,21 @@ def _dist(found: Any, source: Tensor, other: Tensor, p: Any = 2) -> Any:
     return torch.norm(source - other, p)
 
 
+def _euclidean_dist(found: Any, source: Tensor, other: Tensor) -> Any:
+    """``_euclidean_dist`` (``Distance.cpp``): ``cdist`` of many rows, by a matrix product."""
+    if source.shape[:-2] != other.shape[:-2]:
+        return NotImplemented
+    norm = source.pow(2).sum(-1, True)
+    ones = torch.ones_like(norm)
+    other_norm = other.pow(2).sum(-1, True)
+    other_ones = torch.ones_like(other_norm)
+    first = torch.cat((source.mul(-2), norm, ones), -1)
+    del norm, ones
+    second = torch.cat((other, other_ones, other_norm), -1)
+    del other_norm, other_ones
+    return first.matmul(second.mT).clamp_min_(0).sqrt_()
+
+
 def _isinf(found: Any, source: Tensor) -> Any:
     """``isinf`` (``TensorCompare.cpp``)."""
     if not source.is_floating_point():
@@ -268,6 +283,7 @@ COMPOSITES: dict[Any, Any] = {
     aten.logsumexp.default: _logsumexp,
     aten.dist.default: _dist,
     aten.isinf.default: _isinf,
+    aten._euclidean_dist.default: _euclidean_dist,
     aten.count_nonzero.default: _count_nonzero,
     aten.count_nonzero.dim_IntList: _count_nonzero,
     aten._thnn_fused_lstm_cell.default: _lstm_cell,

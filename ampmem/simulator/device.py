@@ -306,15 +306,19 @@ class SimulatedDevice:
             pass
 
     @contextmanager
-    def scratch_during(self, op: str, sizes: Sequence[int]) -> Iterator[None]:
+    def scratch_during(self, op: str, sizes: Sequence[int | torch.UntypedStorage]) -> Iterator[None]:
         """Scratch of all these sizes, which ``op`` gives back at the end.
 
-        A negative number gives the newest block of so many bytes back before the next one is taken.
+        A negative number gives the newest block of so many bytes back before the next one is taken. A storage is a
+        result, which gets its memory in its place.
         """
         held, blocks = self._peaks.scratch, list[Block]()
         before = held.get(op, 0)
         try:
             for size in sizes:
+                if isinstance(size, torch.UntypedStorage):
+                    self.born(size)
+                    continue
                 held[op] = held.get(op, 0) + size
                 if size < 0:
                     newest = max(at for at, block in enumerate(blocks) if block.requested == -size)

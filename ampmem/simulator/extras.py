@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from ampmem.simulator.private.general import FakeTensor, in_backward
 from ampmem.simulator.scratch import workspaces
 from ampmem.simulator.scratch.convolutions import Convolution, convolution_of, workspace_limit
 from ampmem.simulator.scratch.measured import table_for
-from ampmem.simulator.scratch.scratch import copies_of, has_scratch, scratch_of, unmodelled
+from ampmem.simulator.scratch.scratch import Course, course_of, has_scratch, scratch_of, unmodelled
 from ampmem.units import format_bytes
 
 aten = torch.ops.aten
@@ -62,17 +63,21 @@ class Extras:
         self._tried: set[tuple[object, ...]] = set()
         """The convolutions whose algorithms were tried, by thread: each has a cache of its own (``Conv_v8.cpp``)."""
 
-    def before(self, func: Any, args: Any, result: Any) -> tuple[int, ...]:
-        """The sizes of what ``func`` takes before it takes memory for ``result``, and gives back after."""
-        return copies_of(func, args, result) if self._device.label == "cuda" and _on_gpu(result) else ()
+    def course(self, func: Any, args: Any, result: Any) -> Course:
+        """What ``func`` takes beside its results, in its order, where that does not come after them."""
+        if self._device.label != "cuda" or not _on_gpu(result):
+            return ()
+        if func in _CONVOLUTIONS:
+            return convolution_of(func, args, result).course(result)
+        return course_of(func, args, result, self._device.gpu)
 
-    def after(self, func: Any, args: Any, result: Any) -> None:
+    def after(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """``func`` has returned ``result``."""
         device = self._device
         if not _matters(func) or device.label != "cuda" or not _on_gpu(result):
             return
         if func in _MATMULS:
-            self._blas(func, args, result)
+            self._blas(func, args, kwargs, result)
         elif func in _CONVOLUTIONS:
             self._convolution(func, args, result)
         for sizes in scratch_of(func, args, result, device.gpu):
@@ -81,10 +86,12 @@ class Extras:
         if missing is not None:
             device.leave_out(missing)
 
-    def _blas(self, func: Any, args: Any, result: Any) -> None:
+    def _blas(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         capability = self._device.gpu.compute_capability
         size = workspaces.cublas(capability, os.environ)
-        by_lt = func in _LT_MATMULS and (func is not aten.addmm.default or workspaces.takes_lt(args))
+        by_lt = func in _LT_MATMULS and (
+            func is not aten.addmm.default or workspaces.takes_lt(args, kwargs.get("beta", 1))
+        )
         own = workspaces.cublaslt(os.environ) if by_lt else 0
         if not workspaces.kept(os.environ):
             if result.numel():
@@ -112,8 +119,6 @@ class Extras:
         device, convolution = self._device, convolution_of(func, args, result)
         if not torch.backends.cudnn.enabled and not convolution.depthwise:
             device.leave_out(_NATIVE)
-        if copies := convolution.copies():
-            device.scratch(str(func), copies)
         if not convolution.by_cudnn:
             return
         benchmark = torch.backends.cudnn.benchmark

@@ -217,7 +217,7 @@ class SimulatedMode(SharedFakeTensorMode):
             self._inside -= whole
             self.cache_enabled = remembered
         if not (self._inside or functions):
-            self._give_memory(func, args, result)
+            self._give_memory(func, args, kwargs, result)
             self.additions.after(func, result)
             self.known.after(func, *given, result)
         return result
@@ -285,19 +285,20 @@ class SimulatedMode(SharedFakeTensorMode):
             meta = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
         return FakeTensor(self, meta, device)
 
-    def _give_memory(self, func: Any, args: Any, result: Any) -> None:
+    def _give_memory(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Give every storage that ``func`` returned for the first time its memory."""
         device = self.device_model
         if (size := whole_result(func, args, result)) is not None:
             with below_modes():
                 result.untyped_storage().resize_(size)
-        if sizes := self.extras.before(func, args, result):
-            with device.scratch_during(str(func), sizes):
-                self._give_results(func, args, result)
+        if course := self.extras.course(func, args, result):
+            steps = (each.untyped_storage() if isinstance(each, torch.Tensor) else each for each in course)
+            with device.scratch_during(str(func), [step for step in steps if step]):
+                self._give_results(func, args, kwargs, result)
         else:
-            self._give_results(func, args, result)
+            self._give_results(func, args, kwargs, result)
 
-    def _give_results(self, func: Any, args: Any, result: Any) -> None:
+    def _give_results(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         device = self.device_model
         for tensor in made_by(func, args, result):
             if isinstance(tensor, FakeTensor) and tensor.fake_device.type == device.label:
@@ -305,7 +306,7 @@ class SimulatedMode(SharedFakeTensorMode):
         if func in _RESIZING and isinstance(args[0], FakeTensor):
             device.resized(args[0].untyped_storage())
         self.accumulation.after(func, result)
-        self.extras.after(func, args, result)
+        self.extras.after(func, args, kwargs, result)
 
     # -- ops that need the values -------------------------------------------------------------------
 
@@ -316,7 +317,7 @@ class SimulatedMode(SharedFakeTensorMode):
             result = KERNELS[func](self._found, *args, **kwargs)
         if result is NotImplemented:
             return self.run(func, args, kwargs)
-        self.extras.after(func, args, result)
+        self.extras.after(func, args, kwargs, result)
         self.known.after(func, args, kwargs, result)
         return result
 

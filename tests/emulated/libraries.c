@@ -2,7 +2,7 @@
 
    - cublasLt finds one algorithm for whatever is asked; cuDNN's graph API has one engine and one plan. Their workspaces are
      EMULATED_CUDA_CUBLASLT_WORKSPACE and EMULATED_CUDA_CUDNN_WORKSPACE bytes: the libraries' own choices are not known here.
-   - cuDNN's RNNs have weights in cuDNN's order. Their workspace is of a plausible size; their reserve is what was measured of an LSTM and a GRU.
+   - cuDNN's RNNs have weights in cuDNN's order. Their workspace is of a plausible size, unless it is set; their reserve is what was measured of an LSTM and a GRU.
    - NCCL's calls return at once and are work for their stream. A rank gets its own part; nothing comes from the others.
    - CUPTI is there and silent: the profiler records the CPU's side. */
 #include "emulated.h"
@@ -201,7 +201,7 @@ cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t h, cudnnRNNDescriptor_t d,
   const struct rnn *r = (const struct rnn *)d;
   const struct sequence *s = (const struct sequence *)x;
   size_t cells = (size_t)s->steps * (size_t)s->batch * (size_t)r->hidden * (size_t)r->directions * item(r->type);
-  if (work) *work = cells * (size_t)gates(r);                                             /* a layer's gates at all steps */
+  if (work) *work = emulated_bytes("CUDNN_WORKSPACE", cells * (size_t)gates(r));   /* a layer's gates at all steps */
   /* What is known of an LSTM and a GRU: 5 and 6 values of each cell, and the outputs between layers. */
   size_t kept = r->cell == CUDNN_LSTM ? 5 : r->cell == CUDNN_GRU ? 6 : 1;
   if (reserve) *reserve = mode == CUDNN_FWD_MODE_TRAINING ? cells * (kept * (size_t)r->layers + (size_t)r->layers - 1) : 0;

@@ -269,6 +269,9 @@ GN, BN = partial(module, nn.GroupNorm), partial(module, nn.BatchNorm2d)
 
 NORMS: dict[str, Build] = {
     "layer_norm": through(LN(768), 8, 256, 768),
+    "layer_norm transposed gradient": of(
+        lambda x, w, b: F.layer_norm(x, (768,), w, b).transpose(0, 1).contiguous(), (8, 256, 768), (768,), (768,)
+    ),
     "layer_norm no affine": through(LN(768, elementwise_affine=False), 8, 256, 768),
     "layer_norm no bias": through(LN(768, bias=False), 8, 256, 768),
     "layer_norm tall": through(LN(96), 80_000, 96),
@@ -505,6 +508,12 @@ TABLE = (10_000, 256)
 PLACES: dict[str, Build] = {
     "embedding": lambda t: (F.embedding, whole(8, 128), rand(t, *TABLE)),
     "embedding long": lambda t: (F.embedding, whole(32, 256), rand(t, *TABLE)),
+    "embedding of a slice": lambda t: (F.embedding, whole(8, 128)[:, :-1], rand(t, *TABLE)),
+    "embedding transposed gradient": lambda t: (
+        lambda words, table: F.embedding(words, table).transpose(0, 1).contiguous(),
+        whole(8, 128),
+        rand(t, *TABLE),
+    ),
     "embedding padding": lambda t: (partial(F.embedding, padding_idx=0), whole(8, 128), rand(t, *TABLE)),
     "embedding frequency": lambda t: (partial(F.embedding, scale_grad_by_freq=True), whole(8, 128), rand(t, *TABLE)),
     **{
@@ -680,6 +689,7 @@ LINEAR: dict[str, Build] = {
     "bmm transposed": of(lambda a, b: torch.bmm(a, b.transpose(1, 2)), (24, 128, 64), (24, 128, 64)),
     "baddbmm": of(torch.baddbmm, (24, 128, 128), (24, 128, 64), (24, 64, 128)),
     "addmm": of(torch.addmm, (1024,), (512, 768), (768, 1024)),
+    "addmm beta": of(partial(torch.addmm, beta=0.5), (1024,), (512, 768), (768, 1024)),
     "addmm full": of(torch.addmm, (512, 1024), (512, 768), (768, 1024)),
     "matmul 4d": of(torch.matmul, (2, 8, 128, 64), (2, 8, 64, 128)),
     "matmul heads": of(

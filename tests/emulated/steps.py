@@ -2,6 +2,7 @@
 
     python tests/emulated/steps.py [--torch 2.14.1] [--gpu a100-80|h100] [--only PROGRAM[/PRECISION]]... [--details]
                                    [--json FILE] [--write]
+    python tests/emulated/steps.py --torch VERSION... --simulate-with VERSION|PYTHON... [...]
 
 Each program of programs.py trains three steps in each precision, on the emulated CUDA runtime and on a
 simulated GPU, in processes of their own. The table has the peaks of both and their difference to the byte; --details
@@ -9,6 +10,11 @@ says of each difference what is alive at the peak on one side only, by category,
 cuBLAS and cuBLASLt are those that PyTorch asks for on both sides; those of cuDNN are 0 on both, since nobody knows
 them without a GPU. --json writes the figures, --write puts a short table into docs/simulation.md and the figures into
 reports/.
+
+With --simulate-with the simulation runs with another torch: that of another environment, or that of a Python, such as
+the CPU build of torch 2.13. Each simulation is then laid beside each emulated torch. So that versions can be compared,
+torch 2.15 keeps cuBLAS's workspaces there as all before did (TORCH_CUBLAS_WORKSPACE_CACHE=1). --write puts these pairs
+into a table and a file of their own. With --go-on what a side has come to in FOLDER is not run again.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +40,11 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 
 DOCUMENT = ROOT / "docs/simulation.md"
 MARKS = ("<!-- steps: made by tests/emulated/steps.py --write -->", "<!-- steps end -->")
+MARKS_OF_PAIRS = ("<!-- pairs: made by tests/emulated/steps.py --simulate-with --write -->", "<!-- pairs end -->")
 FIGURES = ROOT / "reports/steps.json"
+FIGURES_OF_PAIRS = ROOT / "reports/steps-versions.json"
+KEPT = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
+"""With this torch 2.15 keeps cuBLAS's workspaces, as all before it do."""
 _NONE = {"CUDNN_WORKSPACE": "0", "CUDNN_DROPOUT": "0"}
 SETTINGS = {
     "a100-80": {"CC": "80", "SMS": "108", "MEMORY": "80G"} | _NONE,
@@ -147,17 +158,19 @@ def train_side(side: str, gpu: str, wanted: Sequence[tuple[str, str]], folder: P
     for name in IMPORTED_ONCE:
         import_module(name)
 
-    for place, (program, precision) in enumerate(wanted):
+    for program, precision in wanted:
         child = os.fork()
         if child == 0:
+            path = path_of(folder, (program, precision))
             try:
-                found = measured(side, gpu, program, precision, folder / f"{side}-{place}.ampmem")
+                with tempfile.TemporaryDirectory() as temporary:
+                    found = measured(side, gpu, program, precision, Path(temporary) / "run.ampmem")
             except BaseException as error:
                 if os.environ.get("STEPS_TRACEBACKS"):
                     traceback.print_exc()
                 first = str(error).strip().splitlines() or [""]
                 found = Side(error=f"{type(error).__name__}: {first[0]}", categories={}, alive=[], sizes=[], ops=[])
-            (folder / f"{side}-{place}.json").write_text(json.dumps(asdict(found)), encoding="utf-8")
+            path.write_text(json.dumps(asdict(found)), encoding="utf-8")
             sys.stdout.flush()
             os._exit(0)
         os.waitpid(child, 0)
@@ -232,30 +245,92 @@ def side_of(path: Path, allocated: int, reserved: int) -> Side:
 
 def rows(version: str, gpu: str, wanted: Sequence[tuple[str, str]]) -> list[Row]:
     """Train everything on both sides, in the environment that emulation.py made for torch ``version``."""
+    python = python_of(version)
+    with ThreadPoolExecutor(2) as pool:
+        real, simulated = pool.map(lambda side: trained(side, python, gpu, wanted), (REAL, SIMULATED))
+    return joined(wanted, real, simulated)
+
+
+def pairs(
+    versions: Sequence[str],
+    simulating: Sequence[Path],
+    gpu: str,
+    wanted: Sequence[tuple[str, str]],
+    kept: Path | None = None,
+) -> dict[tuple[str, str], list[Row]]:
+    """By the torch that simulates and the emulated one: every pair, each side of which trains once.
+
+    ``kept`` is a folder that has, or gets, what each side came to.
+    """
+    sides = [(SIMULATED, python) for python in simulating] + [(REAL, python_of(version)) for version in versions]
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda side: trained(side[0], side[1], gpu, wanted, KEPT, kept), sides))
+    simulated = dict(zip(map(torch_of, simulating), found[: len(simulating)], strict=True))
+    real = dict(zip(versions, found[len(simulating) :], strict=True))
+    return {(one, other): joined(wanted, real[other], simulated[one]) for one in simulated for other in real}
+
+
+def python_of(version: str) -> Path:
+    """The Python of the environment with that torch; a path to a Python is that one."""
     import emulation
+
+    if os.sep in version:
+        return Path(version).absolute()
+    python = emulation.environment(version) / "bin/python"
+    if not python.exists():
+        sys.exit(f"{python} is not there; python tests/emulated/emulation.py --torch {version} --install makes it")
+    return python
+
+
+def torch_of(python: Path) -> str:
+    """The version of torch that ``python`` has."""
+    asked = [str(python), "-c", "import torch; print(torch.__version__)"]
+    version = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    return version if version.endswith("+cpu") else version.partition("+")[0]
+
+
+def trained(
+    side: str,
+    python: Path,
+    gpu: str,
+    wanted: Sequence[tuple[str, str]],
+    variables: Mapping[str, str] | None = None,
+    kept: Path | None = None,
+) -> list[Side]:
+    """Train everything on one side; what is in ``kept`` is not run again."""
     import run
 
-    where = emulation.environment(version)
-    if not (where / "bin/python").exists():
-        sys.exit(f"{where} is not there; python tests/emulated/emulation.py --torch {version} --install makes it")
     with tempfile.TemporaryDirectory() as temporary:
-        started = []
-        for side in (REAL, SIMULATED):
-            command = [str(where / "bin/python"), str(HERE / "steps.py"), "--side", side, "--gpu", gpu]
-            command += ["--folder", temporary, "--cases", json.dumps(wanted)]
-            environment = run.variables(where, SETTINGS[gpu])
-            if side == SIMULATED:
-                del environment["LD_PRELOAD"]
-                environment["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
-                environment |= {"CUDA_VISIBLE_DEVICES": ""}
-            started.append(subprocess.Popen(command, env=environment))
-        for each in started:
-            each.wait()
-        found = []
-        for place, (program, precision) in enumerate(wanted):
-            real, simulated = (loaded(Path(temporary) / f"{side}-{place}.json") for side in (REAL, SIMULATED))
-            found.append(Row(program=program, precision=precision, real=real, simulated=simulated))
-        return found
+        folder = Path(temporary)
+        if kept is not None:
+            folder = kept / "-".join((side, python.parents[1].name, gpu))
+            folder.mkdir(parents=True, exist_ok=True)
+        left = [case for case in wanted if not path_of(folder, case).exists()]
+        command = [str(python), str(HERE / "steps.py"), "--side", side, "--gpu", gpu]
+        command += ["--folder", str(folder), "--cases", json.dumps(left)]
+        if side == REAL:
+            environment = run.variables(python.parents[1], SETTINGS[gpu])
+        else:  # without what run.py has set, where a test of its runs this
+            ours = ("EMULATED_", "LD_PRELOAD", "LD_LIBRARY_PATH")
+            environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+            environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        if left:
+            subprocess.run(command, env=environment | dict(variables or {}), check=False)
+        return [loaded(path_of(folder, case)) for case in wanted]
+
+
+def path_of(folder: Path, case: Sequence[str]) -> Path:
+    """The file that a side's process writes."""
+    return folder / f"{'-'.join(case).replace(' ', '_')}.json"
+
+
+def joined(wanted: Sequence[tuple[str, str]], real: Sequence[Side], simulated: Sequence[Side]) -> list[Row]:
+    """A row for each case."""
+    sides = zip(wanted, real, simulated, strict=True)
+    return [
+        Row(program=program, precision=precision, real=one, simulated=other)
+        for (program, precision), one, other in sides
+    ]
 
 
 def loaded(path: Path) -> Side:
@@ -337,12 +412,40 @@ def cell(row: Row) -> str:
     return "; ".join(parts) or "equal"
 
 
-def written(text: str, made: str) -> str:
+def written(text: str, made: str, marks: tuple[str, str] = MARKS) -> str:
     """``text`` of the document with the table ``made`` between its marks."""
-    before, found, rest = text.partition(MARKS[0])
-    if not found or MARKS[1] not in rest:
-        raise ValueError(f"{DOCUMENT} has no {MARKS[0]}")
-    return f"{before}{MARKS[0]}\n\n{made}\n\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+    before, found, rest = text.partition(marks[0])
+    if not found or marks[1] not in rest:
+        raise ValueError(f"{DOCUMENT} has no {marks[0]}")
+    return f"{before}{marks[0]}\n\n{made}\n\n{marks[1]}{rest.partition(marks[1])[2]}"
+
+
+def table_of_pairs(found: Mapping[tuple[str, str], Sequence[Row]]) -> str:
+    """The table of the documents: a line for each program, a column for each pair."""
+    columns = list(found)
+    lines = [
+        f"| program | {' | '.join(f'{one} for {other}' for one, other in columns)} |",
+        "|---|" + "---|" * len(columns),
+    ]
+    counts = []
+    for pair in columns:
+        runs = found[pair]
+        counts.append(f"{sum(not (row.failed or row.allocated) for row in runs)} of {len(runs)}")
+    lines.append(f"| all: allocated equal in | {' | '.join(counts)} |")
+    for program in dict.fromkeys(row.program for row in next(iter(found.values()))):
+        cells = (cell_of_pair([row for row in found[pair] if row.program == program]) for pair in columns)
+        lines.append(f"| {program} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def cell_of_pair(found: Sequence[Row]) -> str:
+    """How the precisions of one program differ; precisions that differ alike are named together."""
+    by_text: dict[str, list[str]] = {}
+    for row in found:
+        by_text.setdefault(cell(row), []).append(row.precision)
+    if len(by_text) == 1:
+        return next(iter(by_text))
+    return "<br>".join(f"{', '.join(names)}: {text}" for text, names in by_text.items() if text != "equal")
 
 
 def details(row: Row) -> Iterable[str]:
@@ -357,7 +460,17 @@ def details(row: Row) -> Iterable[str]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch", default="2.14.1", metavar="VERSION", help="which environment of emulation.py")
+    parser.add_argument(
+        "--torch", nargs="+", default=["2.14.1"], metavar="VERSION", help="environments of emulation.py"
+    )
+    parser.add_argument(
+        "--simulate-with",
+        nargs="+",
+        type=python_of,
+        metavar="VERSION|PYTHON",
+        help="what has the torch that simulates, where that is another one",
+    )
+    parser.add_argument("--go-on", type=Path, metavar="FOLDER", help="keep what each side of the pairs came to there")
     parser.add_argument("--gpu", default="a100-80", choices=SETTINGS)
     parser.add_argument("--only", action="append", default=[], metavar="PROGRAM[/PRECISION]")
     parser.add_argument("--details", action="store_true")
@@ -370,25 +483,47 @@ def main() -> None:
     if options.side:
         train_side(options.side, options.gpu, json.loads(options.cases), options.folder)
         return
-    found = rows(options.torch, options.gpu, cases(options.only, NAMES, PRECISIONS))
-    print("\n".join(table(found)))
-    if options.details:
-        for row in found:
+    wanted = cases(options.only, NAMES, PRECISIONS)
+    if options.simulate_with:
+        found = pairs(options.torch, options.simulate_with, options.gpu, wanted, options.go_on)
+        made, marks, path = table_of_pairs(found), MARKS_OF_PAIRS, FIGURES_OF_PAIRS
+        said = document_of_pairs(found, options.gpu)
+    elif len(options.torch) > 1:
+        parser.error("several versions need --simulate-with")
+    else:
+        version = options.torch[0]
+        found = {(version, version): rows(version, options.gpu, wanted)}
+        every = found[version, version]
+        made, marks, path = short(every, version, options.gpu), MARKS, FIGURES
+        said = document(figures(every, version, options.gpu))
+    for (one, other), each in found.items():
+        print(
+            "\n".join([*([f"simulated with torch {one}, emulated with {other}"] if one != other else []), *table(each)])
+        )
+        for row in each if options.details else ():
             if row.allocated or row.reserved or row.failed:
                 print("\n".join(details(row)))
     if options.json:
-        options.json.write_text(document(found, options) + "\n", encoding="utf-8")
+        options.json.write_text(said, encoding="utf-8")
     if options.write:
-        FIGURES.write_text(document(found, options) + "\n", encoding="utf-8")
-        made = short(found, options.torch, options.gpu)
-        DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), made), encoding="utf-8")
+        path.write_text(said, encoding="utf-8")
+        DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), made, marks), encoding="utf-8")
 
 
-def document(found: Sequence[Row], options: argparse.Namespace) -> str:
+def document(everything: dict[str, Any]) -> str:
     """The figures as JSON, a line for each run."""
-    everything = figures(found, options.torch, options.gpu)
     lines = ",\n    ".join(json.dumps(row) for row in everything.pop("rows"))
-    return json.dumps(everything, indent=2)[:-2] + f',\n  "rows": [\n    {lines}\n  ]\n}}'
+    return json.dumps(everything, indent=2)[:-2] + f',\n  "rows": [\n    {lines}\n  ]\n}}\n'
+
+
+def document_of_pairs(found: Mapping[tuple[str, str], Sequence[Row]], gpu: str) -> str:
+    """The same of pairs of versions."""
+    lines = [
+        {"simulated": one, "emulated": other, **row}
+        for (one, other), each in found.items()
+        for row in figures(each, other, gpu)["rows"]
+    ]
+    return document({"schema": "ampmem.steps-versions/1", "gpu": gpu, "rows": lines})
 
 
 NAMES = (

@@ -41,7 +41,6 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "output": ("shown terminal", "files"),
     "recording": ("bounds", "database", "rank_files", "reader", "writer"),
     "allocator": ("settings", "blocks gpus", "oom segments", "caching snapshot", "trace"),
     "recorder": (
@@ -97,7 +96,11 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "analysis/ranks": ("ranks", "jobs", "merge"),
     "analysis/difference": ("sides", "matching", "changes", "difference"),
     "analysis/budgets": ("budget", "run", "check"),
-    "integrations": ("training", "accelerate lightning notebook pytest transformers"),
+    "importer": ("replay unpickle", "trace", "infer", "recording"),
+    "cli/processes": ("messages plan", "afterwards children", "guest spawned_rank", "launcher passenger", "spawned"),
+    "integrations": ("loggers", "training", "accelerate lightning notebook pytest transformers"),
+    "integrations/pytest": ("limits", "judging", "plugin"),
+    "integrations/notebook": ("cells shell", "recorded", "extension"),
     "reporters/html": (
         "activations palette plotlyjs progress safety",
         "stream",

@@ -85,10 +85,22 @@ class Convolution:
         """The memory format of what it reads and writes."""
         return memory_format(self.source, self.weight)
 
-    def copies(self) -> tuple[int, ...]:
-        """Bytes of the tensors that it reads in the memory format that they have not."""
-        read = [self.source, self.weight, *([] if self.passes == (FORWARD,) else [self.target])]
-        return tuple(_bytes(tensor) for tensor in read if not _is_in(tensor, self.format))
+    def course(self, result: Any) -> tuple[Any, ...]:
+        """Its copies of what it reads, in bytes, among its results, in the order in which it allocates them; a negative
+        number gives a copy back (``_convolution``, ``convolution_backward``, ``cudnn_convolution_backward``)."""
+        source, weight, target = (self._copy(tensor) for tensor in (self.source, self.weight, self.target))
+        if self.passes == (FORWARD,):
+            return (*source, result, *weight)
+        of_source, of_weight = result[:2]
+        if not self.by_cudnn:
+            return (*source, *weight, *target, of_weight, of_source) if self.depthwise else (*source, *weight, *target)
+        source = source if of_weight is not None else ()
+        weight = (of_source, *weight, *_back(weight)) if of_source is not None else ()
+        return (*source, *target, *weight, of_weight, *_back(target), *_back(source))
+
+    def _copy(self, tensor: torch.Tensor) -> tuple[int, ...]:
+        """The bytes of a copy of ``tensor`` where it lies in another memory format."""
+        return () if _is_in(tensor, self.format) else (_bytes(tensor),)
 
     def most(self, environment: Mapping[str, str]) -> int:
         """The most bytes that cuDNN is taken to ask for at once in any of the passes; 0 where it is not asked.
@@ -149,6 +161,10 @@ def memory_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_fo
         return torch.contiguous_format
     formats = [suggest_memory_format(tensor) for tensor in (source, weight) if tensor.dim() in (4, 5)]
     return next((found for found in formats if found is not torch.contiguous_format), torch.contiguous_format)
+
+
+def _back(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(-size for size in sizes)
 
 
 def _is_in(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:

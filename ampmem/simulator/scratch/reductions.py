@@ -124,7 +124,7 @@ def _staging(kernel: ReductionKernel, work: Iteration, gpu: GpuSpec) -> tuple[in
         elif across >= 128 and work.reduced == 1:
             across //= kernel.loads
     threads = MAX_THREADS // vector
-    across, down = (min(_power_of_2(size), threads) for size in (across, down))
+    across, down = (min(power_of_2(size), threads) for size in (across, down))
     width = min(across, WARP)
     height = min(down, threads // width)
     width = min(across, threads // height)
@@ -193,7 +193,7 @@ def _coalesced(dims: Sequence[tuple[int, int, int]], offset: int) -> Iteration:
     return Iteration(shape=shape, source=from_strides, target=to_strides, offset=offset)
 
 
-def _power_of_2(number: int) -> int:
+def power_of_2(number: int) -> int:
     """The largest power of two up to ``number``, at least 1 (``last_pow2``)."""
     return 1 << max(number, 1).bit_length() - 1
 

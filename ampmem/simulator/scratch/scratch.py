@@ -8,18 +8,23 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch.torch_version import TorchVersion
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import round_up
 from ampmem.simulator.private.ops import schema_of
 from ampmem.simulator.scratch import sorts
-from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, scratch
+from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, power_of_2, scratch
 
 aten = torch.ops.aten
 
 Sizes: TypeAlias = "list[tuple[int, ...]]"
 """Sets of allocations: those of a set are alive together, one set after the other. A negative number in a set gives the
 newest of so many bytes back before the next allocation."""
+
+Course: TypeAlias = "tuple[int | torch.Tensor | None, ...]"
+"""Allocations of an op in their order: bytes of scratch, and results. A negative number gives the newest scratch of so
+many bytes back; what is left goes when the op ends."""
 
 _HALF = (torch.float16, torch.bfloat16)
 _LONG = 8
@@ -37,6 +42,7 @@ _SORTED_SINCE = 3072
 """With more indices than that an embedding's backward sorts them."""
 _BAG_MAX = 2
 """The mode of an ``EmbeddingBag`` that takes the largest."""
+_NORMS_OF_CHUNKS = TorchVersion(torch.__version__) >= "2.15"
 _INDEX_PUTS = (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
 
 _ITSELF = "what {op} allocates for itself"
@@ -171,19 +177,30 @@ def _indexed_extremum(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     return _reduction(kernel, source, dims, first.dtype.itemsize, gpu)
 
 
-def _foreach_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """One partial norm per tensor and chunk of the largest (``foreach_tensor_norm_cuda``)."""
+def _foreach_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
+    """The partial norms of each tensor, as many as the largest has chunks (``foreach_tensor_norm_cuda``).
+
+    From torch 2.15 on each tensor has as many as it needs, and where they begin is another tensor.
+    """
     tensors = args[0]
-    chunks = max(-(-tensor.numel() // _CHUNK) for tensor in tensors)
-    return [(len(tensors) * chunks * _accumulated_in(result[0].dtype),)]
+    chunks = [-(-tensor.numel() // _CHUNK) for tensor in tensors]
+    item = _accumulated_in(result[0].dtype)
+    if _NORMS_OF_CHUNKS:
+        return ((len(tensors) + 1) * _LONG, sum(chunks) * item)
+    return (len(tensors) * max(chunks) * item,)
 
 
-def _layer_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+def _layer_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
+    """A copy of the input before the results, and one of the gradient after them (``layer_norm_backward_cuda``)."""
+    return (*_copies(args[1]), *result, *_copies(args[0]), *_partial_norms(args, result, gpu))
+
+
+def _partial_norms(args: Sequence[Any], result: Any, gpu: GpuSpec) -> tuple[int, ...]:
     """Partial sums, where there are many rows and few columns (``LaunchGammaBetaBackwardCUDAKernel``)."""
     columns = math.prod(args[2])
     rows = args[1].numel() // max(columns, 1)
     if rows <= 64 * 1024 or columns // 32 >= (gpu.sm_count or 108) // 2:
-        return []
+        return ()
     blocks = min(32 * 1024 // -(-columns // 32), -(-rows // 32))
     gradients = [gradient for gradient in result[1:] if gradient is not None]
     steps = [blocks * columns * gradient.dtype.itemsize for gradient in gradients]
@@ -194,33 +211,42 @@ def _layer_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Size
         for sizes in _launches(_sum_kernel(gradient.dtype, gradient.dtype), work, item, gpu):
             steps += [*sizes, *(-size for size in sizes)]
         steps.append(-columns * item)
-    return [tuple(steps)]
+    return tuple(steps)
 
 
-def _embedding_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+def _embedding(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
+    """The indices in one row (``embedding_symint``)."""
+    return _copies(args[1])
+
+
+def _embedding_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
     gradient, indices, rows, by_frequency = args[0], args[1], args[2], args[4]
+    copies = _copies(indices, gradient)
     if indices.numel() <= _SORTED_SINCE and not by_frequency:
-        return []
-    return _embedding_sums(gradient, indices, rows, by_frequency, gpu)
+        return copies
+    return (*copies, *_embedding_sums(gradient, indices, rows, by_frequency, result, gpu))
 
 
-def _embedding_bag_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
+def _embedding_bag_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
     gradient, indices, rows, by_frequency, mode = args[0], args[1], args[6], args[7], args[8]
-    return [] if mode == _BAG_MAX else _embedding_sums(gradient, indices, rows, by_frequency, gpu)
+    return () if mode == _BAG_MAX else _embedding_sums(gradient, indices, rows, by_frequency, result, gpu)
 
 
 def _embedding_sums(
-    gradient: torch.Tensor, indices: torch.Tensor, rows: int, by_frequency: bool, gpu: GpuSpec
-) -> Sizes:
+    gradient: torch.Tensor, indices: torch.Tensor, rows: int, by_frequency: bool, result: torch.Tensor, gpu: GpuSpec
+) -> Course:
     """The sorted indices, then sums of every :data:`_PARTIAL_ROWS` rows (``EmbeddingBackwardKernel.cu``)."""
     count, item = indices.numel(), indices.dtype.itemsize
-    kept = (count * item,) * (3 if by_frequency else 2)
+    each = count * item
+    sort = sorts.radix_sort(count, item, item, gpu, bits=sorts.bits_of(rows))
     segments = min(count, rows)
     partials = count // _PARTIAL_ROWS + segments
     sums = partials * gradient.shape[-1] * _accumulated_in(gradient.dtype)
-    sort = sorts.radix_sort(count, item, item, gpu, bits=sorts.bits_of(rows))
-    numbers = (count * item, _LONG, segments * item, segments * item, _LONG, partials * item)
-    return [(*kept, count * item, sort), (*kept, *numbers, sums)]
+    of_all, of_segments, unique = sorts.scan(count, item), sorts.scan(segments, item), sorts.unique(count)
+    counted = (each, of_all, -of_all, of_all, -of_all) if by_frequency else ()
+    found = (each, _LONG, each, unique, -unique, -each)
+    numbers = (segments * item, segments * item, of_segments, -of_segments, _LONG, partials * item)
+    return (each, each, each, sort, -sort, -each, *counted, result, *found, *numbers, sums)
 
 
 def _flash_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
@@ -241,20 +267,24 @@ def _rounded_width(width: int) -> int:
     return round_up(width, 32) if width <= 128 else round_up(width, 64)
 
 
-def _flash_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+def _flash_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
     """What several blocks of threads make of parts of the keys (``set_params_splitkv``), in ``mha_fwd``.
 
     It is FP32, and allocated before the state of the random numbers, the last two results.
     """
     query, key = args[0], args[1]
     if len(args) > 3 and args[3]:
-        return [(_RANDOM_STATE,)]  # and keys are not split
+        return ()  # keys are not split
     batch, heads, length, width = query.shape
     splits = _key_splits(batch * heads * -(-length // 64), key.shape[2], width, gpu)
     if splits < 2:
-        return []
+        return ()
     rows = splits * batch * heads * length * 4
-    return [(rows, rows * _rounded_width(width))]
+    return (*result[:2], rows, rows * _rounded_width(width))
+
+
+def _flash_dropout(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    return [(_RANDOM_STATE,)] if len(args) > 3 and args[3] else []
 
 
 def _key_splits(blocks: int, keys: int, width: int, gpu: GpuSpec) -> int:
@@ -507,48 +537,125 @@ def _elementwise_loss(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -
     return [(elements * item, *sizes) for sizes in launches]
 
 
-def _roll_before(args: Sequence[Any], result: torch.Tensor) -> tuple[int, ...]:
+def _huber_loss(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
+    """The loss of each element comes before their mean or sum there (``huber_loss``)."""
+    sets = _elementwise_loss(args, result, gpu)
+    return (sets[0][0], result, *sets[0][1:]) if sets else ()
+
+
+def _roll(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
     """The input rolled over one dimension after the other (``roll_common``)."""
     dims = args[2] if len(args) > 2 else ()
     return (*_copies(args[0]), *(result.numel() * result.dtype.itemsize,) * (len(dims) - 1))
 
 
-def _unfold_before(args: Sequence[Any], result: torch.Tensor) -> tuple[int, ...]:
+def _fold(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
     """The result has the input's size first, and is then given more memory (``im2col_cuda``, ``col2im_cuda``)."""
     before, after = (tensor.numel() * tensor.dtype.itemsize for tensor in (args[0], result))
     return (before,) if before < after else ()
 
 
-_BEFORE: dict[Any, Callable[[Sequence[Any], Any], tuple[int, ...]]] = {
+def _unfold_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
+    """The numbers along the dimension, where windows overlap (``_make_unfold_backward_iter_over_grad_in``)."""
+    sizes, dim, size, step = args[1:5]
+    return (result, sizes[dim] * _LONG) if sizes and step < size else ()
+
+
+def _in_rows(tensor: torch.Tensor) -> bool:
+    """Whether the channels of each place lie together (``batch_norm_use_channels_last_kernels``)."""
+    if tensor.dim() in (4, 5):
+        last = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+        if tensor.is_contiguous(memory_format=last):
+            return True
+    return tensor.dim() > 1 and tensor.is_contiguous() and tensor.stride(1) == 1
+
+
+def _staging(source: torch.Tensor, numbers: int) -> tuple[int, ...]:
+    """What several blocks of threads leave in between, ``numbers`` for each channel, and how they count themselves
+    (``flexible_launch_configs`` and the kernels with ``channels_last`` in ``Normalization.cuh``)."""
+    channels = source.shape[1]
+    count = source.numel() // max(channels, 1)
+    most, width, each, rows = 512, 32, 16, 128
+    down = min(power_of_2(-(-count // each)), most // min(power_of_2(channels), width))
+    across = min(power_of_2(channels), most // down)
+    blocks = min(-(-count // (down * each)), rows)
+    if blocks < 8:
+        return ()
+    return (numbers * channels * blocks * 4, -(-channels // across) * 4)
+
+
+def _batch_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
+    """By PyTorch's own kernels; cuDNN's need nothing that is known."""
+    source = args[0]
+    return (*result[:3], *_staging(source, 4)) if args[5] and _in_rows(source) else ()
+
+
+def _batch_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
+    """Two sums of each channel first, and the gradient of the input last (``batch_norm_backward_cuda``)."""
+    source, train, wanted = args[1], args[7], args[9]
+    if not train or not wanted[0] or not _in_rows(source):
+        return ()
+    statistics = source.shape[1] * 4
+    staging = _staging(source, 2)
+    return (statistics, statistics, *result[1:], *staging, *(-size for size in reversed(staging)), result[0])
+
+
+def _adaptive_max_pool(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
+    """It knows contiguous tensors alone (``adaptive_max_pool2d_out_cuda``)."""
+    copies = _copies(args[0])
+    return (*result, *(each.nbytes for each in result), *copies) if copies else ()
+
+
+def _adaptive_max_pool_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
+    gradient, source, indices = args[:3]
+    return (result, *_copies(gradient, indices), *_copies(source))
+
+
+def _copied_gradient(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
+    """Where the gradient is not contiguous it is copied (``upsample_bicubic2d_backward_out_cuda_template``)."""
+    return (result, *_copies(args[0]))
+
+
+_COURSES: dict[Any, Callable[[Sequence[Any], Any, GpuSpec], Course]] = {
     **dict.fromkeys(
         (aten.native_layer_norm.default, aten._fused_rms_norm.default),
-        lambda args, result: _copies(args[0], args[2]),
+        lambda args, result, gpu: _copies(args[0], args[2]),
     ),
-    **dict.fromkeys(
-        (
-            aten.native_layer_norm_backward.default,
-            aten._fused_rms_norm_backward.default,
-            aten.native_group_norm_backward.default,
-        ),
-        lambda args, result: _copies(args[0], args[1]),
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten._fused_rms_norm_backward.default: _layer_norm_backward,
+    aten.native_group_norm_backward.default: lambda args, result, gpu: _copies(args[0], args[1]),
+    **dict.fromkeys((aten.native_batch_norm.default, aten._native_batch_norm_legit.default), _batch_norm),
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten._scaled_dot_product_flash_attention.default: _flash_forward,
+    aten._scaled_dot_product_flash_attention_backward.default: lambda args, result, gpu: _copies(
+        args[0].transpose(1, 2), args[4].transpose(1, 2)
     ),
-    **dict.fromkeys(
-        (aten._scaled_dot_product_flash_attention_backward.default,),
-        lambda args, result: _copies(args[0].transpose(1, 2), args[4].transpose(1, 2)),
-    ),
-    aten._scaled_dot_product_efficient_attention_backward.default: lambda args, result: _copies(
+    aten._scaled_dot_product_efficient_attention_backward.default: lambda args, result, gpu: _copies(
         args[0].transpose(1, 2)
     ),
-    aten.roll.default: _roll_before,
-    aten.im2col.default: _unfold_before,
-    aten.col2im.default: _unfold_before,
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten._embedding_bag_backward.default: _embedding_bag_backward,
+    aten._foreach_norm.Scalar: _foreach_norm,
+    aten.huber_loss.default: _huber_loss,
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool,
+    aten.adaptive_max_pool2d_backward.default: _adaptive_max_pool_backward,
+    aten.upsample_bicubic2d_backward.default: _copied_gradient,
+    aten.roll.default: _roll,
+    aten.im2col.default: _fold,
+    aten.col2im.default: _fold,
+    aten.unfold_backward.default: _unfold_backward,
 }
 
 
-def copies_of(func: Any, args: Sequence[Any], result: Any) -> tuple[int, ...]:
-    """What ``func`` allocates before it allocates ``result``, and gives back after: copies, most of them."""
-    known = _BEFORE.get(func)
-    return () if known is None else known(args, result)
+def course_of(func: Any, args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
+    """What ``func`` allocates in its order, up to a part of its results or all of them: what it gives back at its end,
+    what it gives back before, and results in their places."""
+    known = _COURSES.get(func)
+    if known is None:
+        return ()
+    steps = known(args, result, gpu)
+    return tuple(step for step in steps if step is not None and not (isinstance(step, int) and step == 0))
 
 
 def made_by(func: Any, args: Sequence[Any], result: Any) -> Sequence[Any]:
@@ -563,6 +670,8 @@ def made_by(func: Any, args: Sequence[Any], result: Any) -> Sequence[Any]:
         return (*result[6:8], *result[:6], *result[8:])
     if func is aten.native_dropout.default:
         return result[::-1]
+    if func is aten._embedding_bag.default:
+        return (*result[2::-1], *result[3:])
     return result
 
 
@@ -609,15 +718,10 @@ _KNOWN: dict[Any, _Known] = {
     **dict.fromkeys((aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default), _indexed_extremum),
     aten.argmax.out: _indexed_extremum,
     aten.aminmax.default: _both_extrema,
-    **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _elementwise_loss),
-    aten._foreach_norm.Scalar: _foreach_norm,
-    aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten._fused_rms_norm_backward.default: _layer_norm_backward,
-    aten.embedding_dense_backward.default: _embedding_backward,
+    **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default), _elementwise_loss),
+    aten._scaled_dot_product_flash_attention.default: _flash_dropout,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._flash_attention_backward.default: _flash_backward,
-    aten._embedding_bag_backward.default: _embedding_bag_backward,
-    aten._scaled_dot_product_flash_attention.default: _flash_forward,
     aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,

@@ -27,6 +27,7 @@ _SUBSCRIPTION, _SUBSCRIBED_THREADS = 5, 256
 _SPINE_TILE = 512 * 11
 """Elements of a block that adds up the counts of those kernels."""
 _SCAN_THREADS, _SCAN_ITEMS = 128, 15
+_UNIQUE_TILE = 1024
 _ROW_BLOCK = 1_000_000
 """From rows of so many elements on, each is sorted by itself (``launch_stable_sort_kernel``)."""
 _FEW_ROWS = 128
@@ -81,6 +82,14 @@ def scan(count: int, item: int) -> int:
     """Bytes for a running sum of ``count`` elements of four or eight bytes (``DeviceScan``)."""
     tiles = -(-count // (_SCAN_THREADS * _per_thread(_SCAN_ITEMS, item)))
     return temporary((tiles + 32) * 2 * item, 1)
+
+
+def unique(count: int) -> int:
+    """Bytes for finding where runs of equal keys begin (``DeviceSelect::UniqueByKey``).
+
+    How many keys a block takes is not known: 512 or more, by the cases of ``tests/emulated/``.
+    """
+    return temporary((-(-count // _UNIQUE_TILE) + 32) * _LONG, 1, 1)
 
 
 def bits_of(number: int) -> int:

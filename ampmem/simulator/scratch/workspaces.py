@@ -47,12 +47,12 @@ def cublaslt(environment: Mapping[str, str], version: str = torch.__version__) -
     return (int(size) if size.isdigit() else 1024) * KIB
 
 
-def takes_lt(args: Sequence[Any]) -> bool:
+def takes_lt(args: Sequence[Any], beta: complex = 1) -> bool:
     """Whether ``addmm`` with these arguments goes through cuBLASLt, which adds the bias by itself
-    (``isInputCompliesAddmmCudaLt``); ``beta`` is taken to be 1.
+    (``isInputCompliesAddmmCudaLt``).
     """
     bias, _, matrix = args[:3]
-    if matrix.dtype.is_complex or min(matrix.shape) <= 1 or not bias.is_contiguous():
+    if beta != 1 or matrix.dtype.is_complex or min(matrix.shape) <= 1 or not bias.is_contiguous():
         return False
     half = matrix.dtype in (torch.float16, torch.bfloat16)
     return bias.dim() == 1 or bias.shape[0] == 1 or half

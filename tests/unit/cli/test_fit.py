@@ -22,6 +22,7 @@ from ampmem.analysis.fit import (
     SCHEMA,
     FitResult,
     Memory,
+    SavingVerdict,
     Vary,
     arm_fits,
     break_evens,

@@ -418,6 +418,17 @@ def test_settings_that_the_script_makes_itself_are_in_force(
     )
 
 
+def test_a_backend_that_torch_refused_is_not_in_force(gpu: ModelCuda, source: CudaSource) -> None:
+    """``_set_allocator_settings`` raises then, and torch names the text as its settings all the same."""
+    source.start({})
+    for gpu.in_force in ("max_split_size_mb:64", "backend:cudaMallocAsync"):
+        gpu.malloc(MIB)
+        source.drain()
+    allocator = source.allocator()
+    assert allocator is not None
+    assert allocator.settings == "max_split_size_mb:64"
+
+
 @pytest.mark.parametrize("read_at_import", [True, False])
 def test_settings_that_the_script_makes_before_it_uses_cuda_are_in_force(
     gpu: ModelCuda, monkeypatch: pytest.MonkeyPatch, read_at_import: bool

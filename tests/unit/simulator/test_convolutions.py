@@ -83,7 +83,7 @@ def test_an_algorithm_is_chosen_for_each_pass_shape_and_setting(monkeypatch: pyt
 def test_channels_last_tensors_are_taken_as_they_are() -> None:
     found = convolution((8, 64, 28, 28), (32, 64, 3, 3), (8, 32, 28, 28), channels_last=True)
     assert found.format is memory_format(found.source, found.weight) is torch.channels_last
-    assert found.copies() == (W,)  # the weight is not in that format
+    assert found.course("result") == ("result", W)  # the weight is not in that format
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,18 @@ def test_cudnn_is_asked_for_some_depthwise_convolutions_in_float16(
 def test_a_gradient_of_one_dimension_that_was_expanded_is_copied() -> None:
     x, w, y = torch.empty(1, 4, 8), torch.empty(4, 1, 3), torch.empty(()).expand(1, 4, 6)
     args = (y, x, w, [0], [1], [0], [1], False, [0], 4, [True, True, False])
-    assert convolution_of(aten.convolution_backward.default, args, (x, w, None)).copies() == (4 * 6 * 4,)
+    found = convolution_of(aten.convolution_backward.default, args, (x, w, None))
+    assert found.course(("x", "w", None)) == (4 * 6 * 4, "w", "x")
+
+
+def test_copies_are_given_back_between_the_gradients() -> None:
+    x, w, y = torch.empty(1, 4, 6, 6), torch.empty(8, 4, 3, 3), torch.empty(1, 8, 6, 6).transpose(2, 3)
+    rows = x.contiguous(memory_format=torch.channels_last)
+    args = (y, rows, w, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True] * 3)
+    results = ("x", "w", "bias")
+    made = convolution_of(aten.convolution_backward.default, args, results).course(results)
+    size, weight = 8 * 36 * 4, 8 * 4 * 9 * 4
+    assert made == (size, "x", weight, -weight, "w", -size)
 
 
 def test_a_backward_computes_what_it_is_asked_for() -> None:

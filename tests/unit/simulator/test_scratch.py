@@ -13,7 +13,7 @@ from ampmem.allocator.settings import KIB, MIB  # noqa: E402
 from ampmem.simulator.scratch import sorts, workspaces  # noqa: E402
 from ampmem.simulator.scratch.scratch import (  # noqa: E402
     SORTS,
-    copies_of,
+    course_of,
     made_by,
     scratch_of,
     unmodelled,
@@ -30,6 +30,14 @@ def meta(*shape: int, dtype: Any = torch.float32) -> Any:
 
 def scratch(func: Any, *args: Any) -> list[tuple[int, ...]]:
     return scratch_of(func, args, func(*args), H100)
+
+
+def course(func: Any, *args: Any) -> list[Any]:
+    """The op's course, with the number of the result in place of each result."""
+    made = func(*args)
+    results = made if isinstance(made, (tuple, list)) else [made]
+    numbers = {id(result): f"result {place}" for place, result in enumerate(results)}
+    return [numbers.get(id(step), step) for step in course_of(func, args, made, H100)]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +68,7 @@ def test_half_is_summed_in_float() -> None:
     assert scratch(aten.sum.dim_IntList, meta(8192, 768, dtype=torch.bfloat16), [0]) == [(4 * 768 * 128 * 128, 24)]
 
 
-@pytest.mark.parametrize("loss", [aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default])
+@pytest.mark.parametrize("loss", [aten.mse_loss.default, aten.smooth_l1_loss.default])
 def test_a_loss_is_made_of_each_element_first(loss: Any) -> None:
     ((each, *reduction),) = scratch(loss, meta(4096, 2048), meta(4096, 2048))
     assert each == 4 * 4096 * 2048
@@ -68,6 +76,13 @@ def test_a_loss_is_made_of_each_element_first(loss: Any) -> None:
     ((broadcast, *_),) = scratch(loss, meta(4096, 1), meta(2048))
     assert broadcast == each
     assert scratch(loss, meta(4096, 2048), meta(4096, 2048), 0) == []
+
+
+def test_huber_loss_makes_its_result_after_each_element() -> None:
+    (reduction,) = scratch(aten.mean.default, meta(4096, 2048))
+    each = 4 * 4096 * 2048
+    assert course(aten.huber_loss.default, meta(4096, 2048), meta(4096, 2048)) == [each, "result 0", *reduction]
+    assert course(aten.huber_loss.default, meta(4096, 2048), meta(4096, 2048), 0) == []
 
 
 def test_the_memory_of_each_element_stays_with_a_reduced_loss() -> None:
@@ -85,19 +100,31 @@ def test_what_is_summed_in_another_type_is_cast_first() -> None:
     assert (cast, staging, semaphores) == (8 << 23, 8 * 528, 4)
 
 
-def test_the_partial_norms_of_many_tensors() -> None:
-    tensors = [meta(65_537), meta(10)]
-    assert scratch(aten._foreach_norm.Scalar, tensors) == [(2 * 2 * 4,)]
+@pytest.mark.parametrize(("by_chunks", "sizes"), [(False, [2 * 2 * 4]), (True, [3 * 8, 3 * 4])])
+def test_the_partial_norms_of_many_tensors_come_before_the_norms(
+    by_chunks: bool, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From torch 2.15 on there are as many as all tensors have chunks."""
+    monkeypatch.setattr("ampmem.simulator.scratch.scratch._NORMS_OF_CHUNKS", by_chunks)
+    assert course(aten._foreach_norm.Scalar, [meta(65_537), meta(10)]) == sizes
 
 
 def test_an_embedding_sorts_many_indices() -> None:
+    """The sizes are those of PyTorch's CUDA build for an A100, but for the number of rows that is added up at once."""
     gradient, indices = meta(4096, 64), meta(4096, dtype=torch.int64)
-    sort, sums = scratch(aten.embedding_dense_backward.default, gradient, indices, 1000, -1, False)
-    assert sort == ((32_768,) * 3 + (2 * 2048 + 1024 + 2 * 32_768 + 256 + 255,))
-    partials = 4096 // 10 + 1000
-    assert sums == (32_768,) * 3 + (8, 8000, 8000, 8, partials * 8, partials * 64 * 4)
+    made = course(aten.embedding_dense_backward.default, gradient, indices, 1000, -1, False)
+    each, sort, partials = 32_768, 2 * 2048 + 1024 + 2 * 32_768 + 256 + 255, 4096 // 10 + 1000
+    assert made[:6] == [each, each, each, sort, -sort, -each]
+    assert made[6:13] == ["result 0", each, 8, each, 1279, -1279, -each]
+    assert made[13:] == [8000, 8000, 1279, -1279, 8, partials * 8, partials * 64 * 4]
     few = (meta(3072, 64), meta(3072, dtype=torch.int64), 1000, -1, False)
-    assert scratch(aten.embedding_dense_backward.default, *few) == []
+    assert course(aten.embedding_dense_backward.default, *few) == []
+
+
+def test_an_embedding_copies_what_is_not_contiguous() -> None:
+    words, gradient = meta(4, 128, dtype=torch.int64)[:, :-1], meta(127, 4, 64).transpose(0, 1)
+    assert course(aten.embedding.default, meta(1000, 64), words) == [4064]
+    assert course(aten.embedding_dense_backward.default, gradient, words, 1000, -1, False) == [4064, 130_048]
 
 
 def test_the_norms_of_very_many_rows() -> None:
@@ -106,10 +133,12 @@ def test_the_norms_of_very_many_rows() -> None:
     # 4096 x 8 blocks of 32 rows; then each gradient is the sum of 4096: 64 blocks of 32 x 4 outputs.
     partial, staging = 4096 * 256 * 4, 4 * 256 * 64 * 128
     added = (1024, staging, 8, -staging, -8, -1024)
-    assert scratch(aten.native_layer_norm_backward.default, *args) == [(partial, partial, *added, *added)]
+    results = ["result 0", "result 1", "result 2"]
+    expected = [*results, partial, partial, *added, *added]
+    assert course(aten.native_layer_norm_backward.default, *args) == expected
     few, moments = meta(65_536, 256), meta(65_536, 1)
     args = (few, few, [256], moments, moments, weight, weight, [True, True, True])
-    assert scratch(aten.native_layer_norm_backward.default, *args) == []
+    assert course(aten.native_layer_norm_backward.default, *args) == results
 
 
 def test_a_convolutions_bias_is_a_sum() -> None:
@@ -147,7 +176,12 @@ def test_flash_attention_divides_the_keys(query: Any, keys: int, dropout: float,
     """The bytes are those of PyTorch's CUDA build for an A100, as in the two tests after this one."""
     key = meta(*query[:2], keys, query[3], dtype=BF16)
     args = (meta(*query, dtype=BF16), key, key, dropout)
-    assert scratch_of(FLASH.default, args, (), A100) == sizes
+    found = scratch_of(FLASH.default, args, (), A100)
+    if not dropout:  # before the state of the random numbers
+        made = course_of(FLASH.default, args, ("out", "sums", "seed", "offset"), A100)
+        assert made[:2] == (("out", "sums") if sizes else ())
+        found = [made[2:]] if made else []
+    assert found == sizes
 
 
 def test_flash_attention_backward_copies_and_sums_over_groups() -> None:
@@ -155,9 +189,9 @@ def test_flash_attention_backward_copies_and_sums_over_groups() -> None:
     func = aten._scaled_dot_product_flash_attention_backward.default
     args = (query, query, key, key, query)
     assert scratch_of(func, args, (), A100) == [(32768, 2097152, 1048576, 1048576)]
-    assert copies_of(func, args, ()) == (1048576, 1048576)
+    assert course_of(func, args, (), A100) == (1048576, 1048576)
     transposed = meta(2, 256, 16, 64, dtype=BF16).transpose(1, 2)
-    assert copies_of(func, (transposed, query, key, key, transposed), ()) == ()
+    assert course_of(func, (transposed, query, key, key, transposed), (), A100) == ()
 
 
 @pytest.mark.parametrize(
@@ -206,9 +240,11 @@ def test_softmax_multiplies_gradient_and_output() -> None:
 
 def test_norms_copy_what_is_not_contiguous() -> None:
     images = meta(4, 96, 56, 56).permute(0, 2, 3, 1)
-    assert copies_of(aten.native_layer_norm.default, (images, [96], None, None, 1e-5), ()) == (4816896,)
-    assert copies_of(aten._fused_rms_norm.default, (images, [96], None, 1e-5), ()) == (4816896,)
-    assert copies_of(aten.native_layer_norm_backward.default, (images.contiguous(), images), ()) == (4816896,)
+    assert course_of(aten.native_layer_norm.default, (images, [96], None, None, 1e-5), (), A100) == (4816896,)
+    assert course_of(aten._fused_rms_norm.default, (images, [96], None, 1e-5), (), A100) == (4816896,)
+    backward, results = aten.native_layer_norm_backward.default, ("source", "weight", "bias")
+    assert course_of(backward, (images.contiguous(), images, [96]), results, A100) == (4816896, *results)
+    assert course_of(backward, (images, images.contiguous(), [96]), results, A100) == (*results, 4816896)
     source, weight = meta(4, 128, 32, 32, dtype=BF16), meta(128, dtype=BF16)
     shape = (4, 128, 1024, 32)
     assert scratch(aten.native_group_norm.default, source, weight, weight, *shape, 1e-5) == [(512, 512, 2048, 2048)]
@@ -219,14 +255,38 @@ def test_norms_copy_what_is_not_contiguous() -> None:
     assert sizes == [(2048, 2048, 512, 512, 2048)]
 
 
+def test_batch_norms_of_channels_last_tensors_are_added_up_by_several_blocks() -> None:
+    """The sizes are those of PyTorch's CUDA build for an A100."""
+    images = meta(8, 64, 56, 56, dtype=BF16)
+    rows, some = images.contiguous(memory_format=torch.channels_last), meta(64, dtype=BF16)
+    results = ("out", "mean", "scale")
+    forward = aten.native_batch_norm.default, (rows, some, some, some, some, True, 0.1, 1e-5)
+    assert course_of(*forward, results, A100) == (*results, 100352, 8)
+    assert course_of(forward[0], (images, *forward[1][1:]), results, A100) == ()
+    args = (rows, rows, some, some, some, some, some, True, 1e-5, [True] * 3)
+    made = course_of(aten.native_batch_norm_backward.default, args, ("source", "weight", "bias"), A100)
+    assert made == (256, 256, "weight", "bias", 50176, 8, -8, -50176, "source")
+
+
+def test_pools_and_interpolations_copy_channels_last_tensors() -> None:
+    """The sizes are those of PyTorch's CUDA build."""
+    images = meta(8, 64, 56, 56).contiguous(memory_format=torch.channels_last)
+    out, places = aten.adaptive_max_pool2d.default(images, [7, 7])
+    made = course_of(aten.adaptive_max_pool2d.default, (images, [7, 7]), (out, places), A100)
+    assert made[2:] == (100352, 200704, 6422528)
+    made = course_of(aten.adaptive_max_pool2d_backward.default, (out, images, places), "source", A100)
+    assert made == ("source", 100352, 200704, 6422528)
+    assert course_of(aten.upsample_bicubic2d_backward.default, (images,), "source", A100) == ("source", 6422528)
+
+
 def test_rolling_and_folding_take_memory_first() -> None:
     images = meta(8, 56, 56, 96)
-    assert copies_of(aten.roll.default, (images, [3, 3], [1, 2]), images) == (9633792,)
-    assert copies_of(aten.roll.default, (images, [1], [1]), images) == ()
+    assert course_of(aten.roll.default, (images, [3, 3], [1, 2]), images, A100) == (9633792,)
+    assert course_of(aten.roll.default, (images, [1], [1]), images, A100) == ()
     image, columns = meta(4, 32, 56, 56), meta(4, 288, 3136)
-    assert copies_of(aten.im2col.default, (image,), columns) == (1605632,)
+    assert course_of(aten.im2col.default, (image,), columns, A100) == (1605632,)
     assert whole_result(aten.im2col.default, (image,), columns) is None
-    assert copies_of(aten.col2im.default, (columns,), image) == ()
+    assert course_of(aten.col2im.default, (columns,), image, A100) == ()
     assert whole_result(aten.col2im.default, (columns,), image) == 14450688
 
 
@@ -289,6 +349,7 @@ def test_which_products_go_through_cublaslt(
 ) -> None:
     made = [torch.empty(shape, dtype=dtype, device="meta") for shape in (bias, (64, inner), (inner, columns))]
     assert workspaces.takes_lt(made) is by_lt
+    assert not workspaces.takes_lt(made, beta=0.5)
 
 
 def test_fsdp2_packs_the_arguments_of_its_copies() -> None:

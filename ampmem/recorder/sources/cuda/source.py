@@ -15,7 +15,15 @@ from dataclasses import replace
 from time import time_ns
 
 from ampmem.allocator.blocks import DEFAULT_POOL
-from ampmem.allocator.settings import UNCACHED, VARIABLES, Settings, settings_of_environment, text_of_environment
+from ampmem.allocator.settings import (
+    NATIVE,
+    UNCACHED,
+    VARIABLES,
+    Settings,
+    backend_of_environment,
+    settings_of_environment,
+    text_of_environment,
+)
 from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
@@ -396,7 +404,10 @@ class CudaSource:
                 "first ones are lost, and its peak may be too low"
             )
         settings: Mapping[str, object] = snapshot.get("allocator_settings", {})
-        self._in_force = next((str(settings[name]) for name in VARIABLES if name in settings), "")
+        text = next((str(settings[name]) for name in VARIABLES if name in settings), "")
+        # torch names what was asked for last, also where it refused that: the backend cannot change once it runs.
+        if backend_of_environment({VARIABLES[0]: text}) == NATIVE:
+            self._in_force = text
         for segment in snapshot["segments"]:
             if segment["device"] == device:
                 self._expandable |= bool(segment.get("is_expandable"))
