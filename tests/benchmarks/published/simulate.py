@@ -99,7 +99,8 @@ def run(gpu: str, file: str, script: str, arguments: list[str], ranks: int = 0) 
     """One script, in this process."""
     began = perf_counter()
     world = World(size=ranks) if ranks else None
-    watched = Watched(Simulation(find_gpu(gpu), world=world).device)
+    simulation = Simulation(find_gpu(gpu), world=world)  # what it put into torch goes with it, so it has a name
+    watched = Watched(simulation.device)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
     try:

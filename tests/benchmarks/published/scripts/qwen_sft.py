@@ -148,15 +148,15 @@ def sharded(model: Any, device: torch.device) -> Any:
 
 
 def fully_sharded(model: Any, device: torch.device) -> Any:
-    """With adapters, in ``fully_shard``, layer by layer."""
+    """With adapters, in ``fully_shard``, layer by layer; what is outside of the layers is sharded again, too."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     model = with_adapters(model).to(device)
     mesh = init_device_mesh("cuda", (torch.distributed.get_world_size(),))
     for layer in model.base_model.model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
 
 def prepared(size: str, method: str, checkpoint: bool, device: torch.device) -> Any:
