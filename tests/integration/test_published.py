@@ -229,10 +229,16 @@ def test_a_run_goes_on_with_the_rows_that_are_older_or_missing() -> None:
     assert simulated_when(table["rows"]) == "Figures simulated: 1 on 2026-11-23, 1 earlier, by an earlier ampmem."
 
 
-def test_a_run_on_ranks_is_the_first_of_them(tmp_path: Path) -> None:
+def test_a_run_on_ranks_is_the_first_of_them_and_keeps_its_simulation(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import os, torch\n"
+        "import gc, os, torch\n"
+        "gc.collect()\n"
+        "query = torch.zeros(1, 1, 256, 64, device='cuda', requires_grad=True)\n"
+        "torch.nn.functional.scaled_dot_product_attention(query, query, query)\n"
+        "kept = torch.cuda.max_memory_allocated()\n"
+        "assert kept < 256 * 256 * 4, f'the scores are kept: {kept} bytes'\n"
+        "del query\n"
         "ranks = int(os.environ.get('WORLD_SIZE', 0))\n"
         "assert os.environ.get('RANK') == ('0' if ranks else None)\n"
         "torch.zeros(2 + ranks << 20, dtype=torch.uint8, device='cuda')\n"
