@@ -1,12 +1,13 @@
 """Runs of other people, with exact configurations: their real peak beside the predicted one, and other predictors'.
 
-    python tests/benchmarks/published.py [--only PATTERN]... [--jobs N] [--json FILE [--update]]
+    python tests/benchmarks/published.py [--only PATTERN]... [--before DAY] [--jobs N] [--json FILE [--update]]
                                          [--html FILE] [--docs FILE] [--no-runs]
 
-``--only`` takes a part of a run's name, ``--update`` keeps the rows of FILE that are not run now. ``--html`` makes
-the page of all that is in FILE then, and ``--docs`` writes the short tables of ``docs/simulation.md``. A run that needs
-libraries gets them, in the versions that it was published with, in a folder of the user's cache; torch is that of the
-interpreter.
+``--only`` takes a part of a run's name, ``--update`` keeps the rows of FILE that are not run now. FILE is written after
+each run, with the day on which it was simulated: after an interruption the same command with ``--update --before DAY``
+goes on, and simulates only those whose row is older than that day, or is missing. ``--html`` makes the page of all
+that is in FILE then, and ``--docs`` writes the short tables of ``docs/simulation.md``. A run that needs libraries gets
+them, in the versions that it was published with, in a folder of the user's cache; torch is that of the interpreter.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from published.document import document_of, joined, read_document, write_document
+from published.document import document_of, joined, older, read_document, write_document
 from published.documentation import update
 from published.page import write_page
 from published.runs import Row
@@ -29,6 +30,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="runs with this in their name")
+    parser.add_argument("--before", metavar="DAY", help="runs whose row in --json is older than this (2026-11-24)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many to simulate at a time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table here")
     parser.add_argument("--update", action="store_true", help="keep what that file has of runs that are not run now")
@@ -36,7 +38,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the short tables of what --json names there")
     parser.add_argument("--no-runs", action="store_true", help="only --html and --docs, of the table that is there")
     options = parser.parse_args()
-    if options.json is None and (options.html or options.docs or options.no_runs):
+    if options.json is None and (options.html or options.docs or options.no_runs or options.before):
         parser.error("say with --json where the table is")
     if not options.no_runs:
         simulate(options)
@@ -52,6 +54,10 @@ def simulate(options: argparse.Namespace) -> None:
     runs = [run for run in every if not options.only or any(part in run.key for part in options.only)]
     if not runs:
         sys.exit("no published run has that in its name")
+    if options.before is not None and options.json.exists():
+        runs = older(runs, read_document(options.json), options.before)
+        if not runs:
+            sys.exit(f"every such run was simulated on {options.before} or later")
     order = [run.key for run in every]
     rows: list[Row] = []
     left_out: list[LeftOut] = []

@@ -142,7 +142,8 @@ def simulate(gpu: str, before: int, until: str, arguments: list[str]) -> NoRetur
     from ampmem.simulator.start import Simulation
     from ampmem.workloads import lm
 
-    device = Simulation(find_gpu(gpu)).device
+    simulation = Simulation(find_gpu(gpu))  # what it put into torch goes with it, so it has a name
+    device = simulation.device
     counters = device.allocator.counters
     sizes: list[int] = []
     ended = 0

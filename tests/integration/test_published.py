@@ -18,9 +18,10 @@ FOLDER = Path(os.environ.get("AMPMEM_SNAPSHOTS") or ROOT.parent / "shared" / "sn
 sys.path.insert(0, str(SCRIPT.parent))
 
 from published.claims import ABOVE_HALF, CLAIMED, NEAREST, RESNET50  # noqa: E402
-from published.document import read_document  # noqa: E402
+from published.document import document_of, older, read_document  # noqa: E402
 from published.documentation import tables  # noqa: E402
-from published.page import claims, page_of  # noqa: E402
+from published.libraries import folder_of  # noqa: E402
+from published.page import claims, page_of, simulated_when  # noqa: E402
 from published.runs import Peak, PublishedRun, Row, Simulated  # noqa: E402
 from published.savings import SAVINGS  # noqa: E402
 from published.snapshots import compared, longest_common  # noqa: E402
@@ -211,6 +212,57 @@ def test_sequences_are_compared_in_order() -> None:
 def test_savings_name_their_sources() -> None:
     assert all(len(each.source) > 20 and each.unit in ("MiB", "MB", "GB") for each in SAVINGS)
     assert min(each.ratio for each in SAVINGS) > 0.4  # half would be remarkable: look twice
+
+
+def test_a_run_goes_on_with_the_rows_that_are_older_or_missing() -> None:
+    one, other, missing = RUNS[:3]
+    nothing = Peak(least=1, likely=1, most=1)
+    simulated = Simulated(
+        allocated=nothing, reserved=nothing, outside=nothing, total=1, ran_out=False, seconds=0.0, sizes=()
+    )
+    rows = [Row(run=one, simulated=simulated, day="2026-11-23"), Row(run=other, simulated=simulated, day="2026-11-24")]
+    table = document_of(rows, [])
+    assert older(RUNS[:3], table, "2026-11-24") == [one, missing]
+    assert older(RUNS[:3], table, "2026-11-23") == [missing]
+    del table["rows"][1]["day"]  # as rows were written before
+    assert older(RUNS[:3], table, "2026-11-24") == [one, other, missing]
+    assert simulated_when(table["rows"]) == "Figures simulated: 1 on 2026-11-23, 1 earlier, by an earlier ampmem."
+
+
+def test_a_run_on_ranks_is_the_first_of_them_and_keeps_its_simulation(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import gc, os, torch\n"
+        "gc.collect()\n"
+        "query = torch.zeros(1, 1, 256, 64, device='cuda', requires_grad=True)\n"
+        "torch.nn.functional.scaled_dot_product_attention(query, query, query)\n"
+        "kept = torch.cuda.max_memory_allocated()\n"
+        "assert kept < 256 * 256 * 4, f'the scores are kept: {kept} bytes'\n"
+        "del query\n"
+        "ranks = int(os.environ.get('WORLD_SIZE', 0))\n"
+        "assert os.environ.get('RANK') == ('0' if ranks else None)\n"
+        "torch.zeros(2 + ranks << 20, dtype=torch.uint8, device='cuda')\n"
+    )
+    asked = [
+        {"gpu": "rtx3090", "ranks": ranks, "settings": "", "file": str(tmp_path / f"{ranks}.json")}
+        | {"script": str(script), "arguments": []}
+        for ranks in (0, 2)
+    ]
+    given = "\n".join(map(json.dumps, asked)) + "\n"
+    done = python(ROOT, "tests/benchmarks/published/simulate.py", given=given)
+    assert (done.returncode, done.stdout) == (0, "\n\n")
+    peaks = [json.loads((tmp_path / f"{ranks}.json").read_text())["allocated"]["likely"] for ranks in (0, 2)]
+    assert peaks == [2 << 20, 4 << 20]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not folder_of("qwen").exists(), reason="published.py --only fakegpu/ gets its libraries")
+def test_one_rank_of_two_is_what_the_table_has(document: dict[str, Any], tmp_path: Path) -> None:
+    table, name = tmp_path / "table.json", "fakegpu/qwen3.5-0.8b-fsdp-s16-2ranks"
+    done = python(ROOT, str(SCRIPT), "--only", name, "--json", str(table))
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(table.read_text())["rows"]
+    assert row["simulated"] == next(each["simulated"] for each in document["rows"] if each["key"] == name)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ampmem.version import __version__
-from published.runs import Row
+from published.runs import PublishedRun, Row
 from published.sources import every_run
 from published.together import LeftOut
 
@@ -36,6 +36,7 @@ def _row(row: Row) -> dict[str, Any]:
     return {
         **asdict(row.run),
         "simulated": simulated,
+        "day": row.day,
         "predicted": asdict(row.predicted),
         "error": row.error,
         "fits": row.simulated.fits,
@@ -52,6 +53,12 @@ def joined(old: dict[str, Any], new: dict[str, Any], order: Sequence[str]) -> di
         rows = new[kind] + [each for each in old[kind] if each["key"] not in here and each["key"] in order]
         merged[kind] = sorted(rows, key=lambda row: order.index(row["key"]))
     return merged
+
+
+def older(runs: Iterable[PublishedRun], document: dict[str, Any], day: str) -> list[PublishedRun]:
+    """Those of ``runs`` that ``document`` has no row of, or one that was simulated before ``day``."""
+    days = {row["key"]: row.get("day", "") for row in document["rows"]}
+    return [run for run in runs if days.get(run.key, "") < day]
 
 
 def read_document(path: Path) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from published.wording import percent, signed
 GOOD = "| published runs | peaks | median error | worst | inside of the range | verdicts right, or *may fit* |"
 OTHERS = "| predictor | peaks | its median error | its worst | ampmem's median | ampmem's worst |"
 RECORDINGS = "| recording of a GPU | allocations in the same order | peak allocated | peak reserved |"
+TUNED = "| one step of fine-tuning Qwen3.5 in bfloat16 | tokens | peak on a GPU | predicted |"
 RANGES = "| runs | in the range | median | worst |"
 
 
@@ -31,6 +32,7 @@ def tables(rows: Sequence[dict[str, Any]]) -> list[list[str]]:
         good,
         [OTHERS, "|---|---|---|---|---|---|", *others],
         [RECORDINGS, "|---|---|---|---|", *_recordings(rows)],
+        [TUNED, "|---|---|---|---|", *_tuned(rows)],
         [
             *(RANGES, "|---|---|---|---|"),
             *(
@@ -50,6 +52,29 @@ def _recordings(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
             found = both["allocated"]["sequence"]
             peaks = [_off(both[what]) for what in ("allocated", "reserved")]
             yield f"| {ABOUT[snapshot]} | {found['common']:,} of {found['real']:,} | {' | '.join(peaks)} |"
+
+
+METHODS = {
+    "full": "all parameters",
+    "lora": "LoRA",
+    "nf4": "LoRA on weights of 4 bits (NF4)",
+    "nf4-nested": "LoRA on weights of 4 bits with scales of 8",
+    "fsdp": "FSDP, full shard",
+    "fsdp2-lora": "FSDP2 with LoRA",
+}
+
+
+def _tuned(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line for each run of ``scripts/qwen_sft.py``."""
+    for row in rows:
+        script, *arguments = row["command"]
+        if script == "qwen_sft.py":
+            model, method, tokens, *options = arguments
+            named = [f"{model}, {METHODS[method]}"]
+            named += [f"one of {row['ranks']} ranks"] if row["ranks"] else []
+            named += ["two batches accumulated"] if "--accumulate" in options else []
+            named += ["checkpointed"] if "--checkpoint" in options else []
+            yield f"| {', '.join(named)} | {tokens} | {row['real'] / (1 << 30):.3f} GiB | {signed(row['error'])} |"
 
 
 def _off(row: dict[str, Any]) -> str:

@@ -22,20 +22,26 @@ def cache() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "ampmem" / "published"
 
 
-def library_path(environment: str) -> str:
-    """The folder to put in front of Python's path for ``environment``, made unless it is there; none for ``""``.
-
-    Its name has the versions of its list and of Python. Raises :class:`NoEnvironment`.
-    """
-    if not environment:
-        return ""
+def folder_of(environment: str) -> Path:
+    """Where the libraries of ``environment`` are once they are installed. Its name has the versions of its list and of
+    Python. Raises :class:`NoEnvironment` where there is no such list."""
     wanted = LISTS / f"{environment}.txt"
     if not wanted.exists():
         raise NoEnvironment(f"there is no list {wanted.name} of libraries")
     mark = hashlib.sha256(wanted.read_bytes() + sys.version.encode()).hexdigest()[:12]
-    folder = cache() / f"{environment}-{mark}"
+    return cache() / f"{environment}-{mark}"
+
+
+def library_path(environment: str) -> str:
+    """The folder to put in front of Python's path for ``environment``, made unless it is there; none for ``""``.
+
+    Raises :class:`NoEnvironment`.
+    """
+    if not environment:
+        return ""
+    folder = folder_of(environment)
     if not folder.exists():
-        _install(wanted, folder)
+        _install(LISTS / f"{environment}.txt", folder)
     return str(folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -119,12 +120,21 @@ def opening(rows: Sequence[dict[str, Any]], document: dict[str, Any]) -> str:
         f"<p>{len(rows)} figures of {runs} runs that others published with their configurations, {mixed} of them under "
         f"autocast; allocated and reserved of one run are two figures. ampmem ran each on a simulated GPU: "
         f"the median error of the peak is {text(percent(every.median))}, the worst {text(percent(every.worst))}. "
-        f"The runs were chosen by hand{not_run}.</p>\n"
+        f"The runs were chosen by hand{not_run}. {simulated_when(rows)}</p>\n"
         f'<p class="quiet">ampmem {text(document["ampmem"])}, torch {text(document["torch"])}. Made anew by '
         f"<code>{COMMAND}</code>; the allocations of recordings are compared where <code>AMPMEM_SNAPSHOTS</code> names "
         "their folder. The figures are those of the sources; the scripts that repeat the runs are ampmem's own, in "
         "<code>tests/benchmarks/published/scripts/</code>.</p>"
     )
+
+
+def simulated_when(rows: Sequence[dict[str, Any]]) -> str:
+    """How many figures are of which day; those of an earlier ampmem may be others today."""
+    days = Counter(row.get("day", "") for row in rows)
+    dated = [f"{count} on {text(day)}" for day, count in sorted(days.items(), reverse=True) if day]
+    if days[""]:
+        dated.append(f"{days['']} earlier, by an earlier ampmem")
+    return f"Figures simulated: {', '.join(dated)}."
 
 
 def what_was_seen(rows: Sequence[dict[str, Any]], document: dict[str, Any]) -> str:
@@ -147,7 +157,8 @@ def what_was_seen(rows: Sequence[dict[str, Any]], document: dict[str, Any]) -> s
         f"All were simulated with torch {text(document['torch'])}. The published runs were made with "
         + (f"torch {theirs} where that is said" if theirs else "a torch that is not said")
         + "; what changed between the versions is in the errors.",
-        f"For {assumed} figures the GPU is assumed, since no source names it surely. The table says which.",
+        f"For {assumed} figures the GPU is assumed: no source names it surely, or ampmem does not simulate it and a "
+        "near relative stands for it. The table says which.",
     ]
     return (
         "<h3>What was known before, and what is assumed</h3>\n<ul>"
@@ -297,7 +308,18 @@ def _saving(each: Saving) -> tuple[str, ...]:
 
 def every_run(rows: Sequence[dict[str, Any]]) -> str:
     """The whole table."""
-    heads = ("run", "GPU", "torch", "measured", "real MiB", "predicted MiB", "off by", "allocations", "source")
+    heads = (
+        "run",
+        "GPU",
+        "torch",
+        "measured",
+        "real MiB",
+        "predicted MiB",
+        "off by",
+        "allocations",
+        "simulated",
+        "source",
+    )
     lines = [
         (
             text(row["key"]),
@@ -308,6 +330,7 @@ def every_run(rows: Sequence[dict[str, Any]]) -> str:
             predicted(row),
             text(signed(row["error"])),
             sequence(row["sequence"]),
+            text(row.get("day") or "earlier"),
             linked(row["source"], row["address"]),
         )
         for row in rows

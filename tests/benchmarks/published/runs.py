@@ -54,6 +54,8 @@ class PublishedRun:
     """The list of libraries in ``environments/`` that the script needs beside torch; none where empty."""
     settings: str = ""
     """``PYTORCH_CUDA_ALLOC_CONF`` of the run."""
+    ranks: int = 0
+    """How many processes trained together; the figure is that of the first. 0 where no launcher started the script."""
     snapshot: str = ""
     """The name of the recording of the run, where it is at hand: then the allocations are compared one by one."""
     tuned: bool = False
@@ -131,6 +133,8 @@ class Row:
     run: PublishedRun
     simulated: Simulated
     sequence: Sequence | None = None
+    day: str = ""
+    """When it was simulated: year, month and day."""
 
     @property
     def predicted(self) -> Peak:

@@ -2,8 +2,9 @@
 
     python simulate.py
 
-Each line of standard input is a run: a JSON object with the ``gpu``, the ``script`` and its ``arguments``, the
-allocator's ``settings``, and the ``file`` for the JSON of a ``Simulated``. A line of standard output says that it is
+Each line of standard input is a run: a JSON object with the ``gpu``, the ``script`` and its ``arguments``, how many
+``ranks`` it is the first of (0 without a launcher), the allocator's ``settings``, and the ``file`` for the JSON of a
+``Simulated``. A line of standard output says that it is
 done: empty, or the script's last words where it failed. Peaks are those since the script last called
 ``torch.cuda.reset_peak_memory_stats``.
 """
@@ -32,6 +33,7 @@ from ampmem.events import Action
 from ampmem.simulator.device import Event, SimulatedDevice
 from ampmem.simulator.memory.peaks import Peaks
 from ampmem.simulator.start import Simulation
+from ampmem.simulator.world import World
 from published.runs import Peak, Simulated
 
 
@@ -93,10 +95,12 @@ class Watched:
         )
 
 
-def run(gpu: str, file: str, script: str, arguments: list[str]) -> None:
+def run(gpu: str, file: str, script: str, arguments: list[str], ranks: int = 0) -> None:
     """One script, in this process."""
     began = perf_counter()
-    watched = Watched(Simulation(find_gpu(gpu)).device)
+    world = World(size=ranks) if ranks else None
+    simulation = Simulation(find_gpu(gpu), world=world)  # what it put into torch goes with it, so it has a name
+    watched = Watched(simulation.device)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
     try:
@@ -120,7 +124,7 @@ def in_child(asked: dict[str, Any]) -> str:
                 os.dup2(words.fileno(), 2)
                 if asked["settings"]:
                     os.environ["PYTORCH_CUDA_ALLOC_CONF"] = asked["settings"]
-                run(asked["gpu"], asked["file"], asked["script"], asked["arguments"])
+                run(asked["gpu"], asked["file"], asked["script"], asked["arguments"], asked["ranks"])
                 status = 0
             except BaseException:
                 traceback.print_exc()
@@ -136,7 +140,7 @@ def in_child(asked: dict[str, Any]) -> str:
 
 def main() -> None:
     """Until standard input ends."""
-    for library in ("transformers", "timm", "torchvision"):
+    for library in ("transformers", "peft", "timm", "torchvision"):
         with suppress(ImportError, RuntimeError):  # such as of kernels for another build of torch
             import_module(library)
     for line in sys.stdin:

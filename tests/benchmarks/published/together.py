@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
@@ -53,7 +54,8 @@ def every_row(runs: Iterable[PublishedRun], jobs: int) -> Iterator[Row | LeftOut
             if isinstance(found, str):
                 yield LeftOut(key=run.key, why=found)
             else:
-                yield Row(run=run, simulated=found, sequence=compared_with_snapshot(run, found))
+                sequence = compared_with_snapshot(run, found)
+                yield Row(run=run, simulated=found, sequence=sequence, day=date.today().isoformat())
         for warm in workers.every:
             warm.end()
 
@@ -66,10 +68,13 @@ class WhatRuns:
     command: tuple[str, ...]
     environment: str
     settings: str
+    ranks: int
 
 
 def _what_runs(run: PublishedRun) -> WhatRuns:
-    return WhatRuns(gpu=run.gpu, command=run.command, environment=run.environment, settings=run.settings)
+    return WhatRuns(
+        gpu=run.gpu, command=run.command, environment=run.environment, settings=run.settings, ranks=run.ranks
+    )
 
 
 class Warm:
@@ -93,8 +98,9 @@ class Warm:
         assert self._process.stdin is not None and self._process.stdout is not None
         with TemporaryDirectory() as folder:
             file = Path(folder) / "simulated.json"
-            asked = {"gpu": run.gpu, "settings": run.settings, "file": str(file), "arguments": arguments}
-            print(json.dumps(asked | {"script": str(HERE / "scripts" / script)}), file=self._process.stdin, flush=True)
+            asked = {"gpu": run.gpu, "ranks": run.ranks, "settings": run.settings, "file": str(file)}
+            asked |= {"script": str(HERE / "scripts" / script), "arguments": arguments}
+            print(json.dumps(asked), file=self._process.stdin, flush=True)
             words = self._process.stdout.readline()
             if not file.exists():
                 return f"its script failed: {words.strip()}"
