@@ -20,10 +20,9 @@ from ampmem import api
 from ampmem.analysis.budgets.budget import NONE_ALLOWED, PEAK, Allowance, parse_allowance
 from ampmem.analysis.budgets.check import CheckResult, Limit, check
 from ampmem.analysis.budgets.run import JudgedRun, is_same, require_replaceable, run_of
-from ampmem.analysis.difference.sides import Side
+from ampmem.analysis.difference.sides import Side, read_side
 from ampmem.analysis.summary import Summary
 from ampmem.block import ENDS_LATER
-from ampmem.cli.check import read_baseline
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.integrations.pytest.limits import NO_LIMITS, Limits
 from ampmem.output import open_output
@@ -154,7 +153,7 @@ class Baselines:
         path = self._folder / file_of(test, block)
         if not path.is_file():
             raise UsageError(f"baseline not found: {self.named / file_of(test, block)}; --ampmem-update writes it")
-        return replace(read_baseline(path), label=str(self.named / file_of(test, block)))
+        return replace(read_side(path), label=str(self.named / file_of(test, block)))
 
     def write(self, test: str, block: int, side: Side) -> bool:
         """Make ``side`` the baseline of that block, unless it is; returns whether it was not.

@@ -558,11 +558,12 @@ def test_another_thread_may_initialize_cuda(gpu: ModelCuda, source: CudaSource) 
     assert source._nodes.running
 
 
-def test_private_pools_are_noted(gpu: ModelCuda, source: CudaSource) -> None:
+def test_private_pools_are_noted(gpu: ModelCuda, source: CudaSource, monkeypatch: pytest.MonkeyPatch) -> None:
     source.start({})
-    gpu.allocator.begin_allocate_to_pool(1)
     gpu.malloc(512)
-    gpu.allocator.end_allocate_to_pool(1)
+    found = gpu.snapshot()
+    found["segments"][0]["segment_pool_id"] = (0, 1)
+    monkeypatch.setattr(gpu, "snapshot", lambda: found)
     source.drain()
     assert any("CUDA graphs" in note for note in source.notes())
 

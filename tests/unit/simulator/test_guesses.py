@@ -79,5 +79,5 @@ def test_a_guess_has_the_kind_of_its_tensor(dtype: str, number: Any) -> None:
 
 def test_what_is_assumed_of_cublas_is_told_as_a_size() -> None:
     device = SimulatedDevice(find_gpu("24GiB"), Settings())
-    Extras(device)._blas(torch.ops.aten.mm.default, (torch.ones(2, 2), torch.ones(2, 2)), torch.ones(2, 2))
+    Extras(device)._blas(torch.ops.aten.mm.default, (torch.ones(2, 2), torch.ones(2, 2)), {}, torch.ones(2, 2))
     assert list(device.assumptions) == ["cuBLAS workspaces of 8.1 MiB: the GPU's architecture is not known"]
