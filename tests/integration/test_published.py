@@ -71,7 +71,7 @@ def test_the_page_is_made_of_the_table(document: dict[str, Any]) -> None:
     assert page == page_of(document)
     assert "<script" not in page
     assert len(page) < 400_000
-    style = (ROOT / "ampmem" / "reporters" / "html" / "page" / "page.css").read_text(encoding="utf-8")
+    style = (ROOT / "ampmem" / "reporters" / "html" / "templates" / "page.css").read_text(encoding="utf-8")
     assert style in page, "the dress of the other pages"
     anchors = re.findall(r'<a href="#([^"]+)">', page)
     assert len(anchors) >= 6 and all(f'<section class="card" id="{anchor}">' in page for anchor in anchors)

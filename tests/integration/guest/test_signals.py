@@ -156,7 +156,6 @@ def test_in_what_follows_the_script(monkeypatch: pytest.MonkeyPatch, place: str)
 
 SWALLOWING = (
     (Log, "about"),
-    (Log, "_kind"),
     (Storages, "_was_seen"),
     (Storages, "_note_death"),
     (ForwardMode, "_before"),
