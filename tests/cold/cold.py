@@ -46,6 +46,7 @@ EARLIER: Mapping[str, str] = {
     "run.csv": f"ampmem profile {SIM} -o run.ampmem train.py && ampmem export run.ampmem --format csv -o run.csv",
     "run.pickle": f"ampmem profile {SIM} -o run.ampmem train.py && "
     "ampmem export run.ampmem --format snapshot -o run.pickle",
+    "summary.json": f"ampmem profile {SIM} -o run.ampmem train.py && ampmem show --json run.ampmem > summary.json",
     "train.fp32.ampmem": "ampmem compare --no-times --arms fp32,amp train.py",
     "train.amp.ampmem": "ampmem compare --no-times --arms fp32,amp train.py",
     "train.rank*": "ampmem profile --nproc-per-node 2 train.py",

@@ -107,7 +107,7 @@ BARE = frozenset(
         "ampmem profile --gpu h100 train.py",
         "ampmem profile --nproc-per-node 2 train.py",
         "ampmem profile --device sim --gpu h100 --world-size 64 train.py",
-        "ampmem compare --no-times --arms fp32,amp --dtype fp16 -o run train.py",
+        "ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py",
         "ampmem check --device sim --budget peak=20GiB train.py",
         "torchrun --nproc-per-node 2 -m ampmem profile train.py",
         "accelerate launch -m ampmem profile train.py",
