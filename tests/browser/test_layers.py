@@ -57,8 +57,7 @@ def test_the_page_computes_the_layers_and_the_map_of_the_analysis(expandable: bo
     for position, sums, shown in zip(positions, found["sums"], found["maps"], strict=True):
         rounding = int(layers.allocated[position] - timeline.total[position])
         assert sums == [*timeline.live[:, position].tolist(), rounding, int(layers.cached[position])]
-        expected = address_map_view(analysis, position)
-        segments = expected
+        segments = address_map_view(analysis, position)
         told = [(each["address"], each["bytes"], [tuple(piece[:3]) for piece in each["blocks"]]) for each in shown]
         assert told == [(each.address, each.bytes, [*each.blocks]) for each in segments]
         blocks = [piece[3] for each in shown for piece in each["blocks"] if piece[2] != "cached"]
