@@ -179,7 +179,7 @@ class Session:
         elif self.options.skip == 0:
             self._begin()
         elif self.options.baseline:
-            for optimizer in live_at_start()[0]:
+            for optimizer in live_at_start(tensors=False)[0]:
                 self.add_optimizer(optimizer)
         if self.options.step_on is StepOn.FORWARD:
             self._skim()
@@ -301,7 +301,7 @@ class Session:
             self._unskim()
         self._source.check()
         if self.options.baseline or self.options.skip:
-            optimizers, tensors = live_at_start()
+            optimizers, tensors = live_at_start(tensors=self._source.see is not None)
             self._storages.add(tensors, self._holders.state_of(optimizers))
             for optimizer in optimizers:
                 self.add_optimizer(optimizer)
