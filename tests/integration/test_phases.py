@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import gc
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 import torch
+from commands import python
 from torch import nn
 
 import ampmem
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category
 from ampmem.errors import UsageError
 from ampmem.events import Phase, Recording
 from ampmem.names import FUNCTIONAL
+from ampmem.recording import read
 
 
 class Normalize(nn.Module):
@@ -152,33 +157,43 @@ def test_what_raises_ends_no_step(step_on: str) -> None:
     assert len(prof.recording().steps) == 1
 
 
-@pytest.mark.parametrize("own_steps", [True, False])
-def test_training_with_torch_func(own_steps: bool) -> None:
-    """The model runs with tensors in the places of its parameters; what follows its gradients is no forward."""
-    net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
-    params = {name: value.detach() for name, value in net.named_parameters()}
+TORCH_FUNC = """
+import sys
+import torch
+from torch import nn
+import ampmem
 
-    def loss(params: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = torch.func.functional_call(net, params, (x,))
-        return (output - y).square().mean()
+net = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
+params = {name: value.detach() for name, value in net.named_parameters()}
 
-    gc.collect()  # models of earlier tests may lie in cycles
-    mine = set(map(id, net.parameters()))
-    others = {id(each): each.nbytes for each in gc.get_objects() if type(each) is nn.Parameter}
-    with ampmem.profile(net) as prof:
-        for _ in range(4):
-            x = torch.randn(64, 32)
-            grads, _ = torch.func.grad_and_value(loss)(params, x, x.sum(1, keepdim=True))
-            params = {name: value - 0.01 * grads[name] for name, value in params.items()}
-            if own_steps:
-                prof.step()
-    recording, summary = prof.recording(), prof.summary()
-    size = sum(value.numel() * 4 for value in net.parameters())
+def loss(params, x, y):
+    return (torch.func.functional_call(net, params, (x,)) - y).square().mean()
+
+with ampmem.profile(net, output="run.ampmem") as prof:
+    for _ in range(4):
+        x = torch.randn(64, 32)
+        grads, _ = torch.func.grad_and_value(loss)(params, x, x.sum(1, keepdim=True))
+        params = {name: value - 0.01 * grads[name] for name, value in params.items()}
+        if "own-steps" in sys.argv:
+            prof.step()
+"""
+
+
+@pytest.mark.parametrize("given", [("own-steps",), ()])
+def test_training_with_torch_func(tmp_path: Path, given: tuple[str, ...]) -> None:
+    """The model runs with tensors in the places of its parameters; what follows its gradients is no forward.
+
+    In a process of its own: what earlier tests have left alive would be counted.
+    """
+    (tmp_path / "train.py").write_text(TORCH_FUNC)
+    done = python(tmp_path, "train.py", *given)
+    assert done.returncode == 0, done.stderr
+    recording = read(tmp_path / "run.ampmem")
+    summary = summarize(analyse(recording))
+    size = (32 * 64 + 64 + 64 + 1) * 4
     assert [step.backwards for step in summary.steps] == [1] * 4
     assert phases(recording, 2) == ["forward", "backward"]
-    alive = summary.last_step.peak.categories[Category.PARAMETERS]
-    # Models of other tests may be alive, too.
-    assert (summary.parameters.bytes, alive) == (size, size + sum(others[each] for each in others.keys() - mine))
+    assert (summary.parameters.bytes, summary.last_step.peak.categories[Category.PARAMETERS]) == (size, size)
     assert (summary.conservation.residual_bytes, summary.findings) == (0, ())
     assert FUNCTIONAL in summary.notes
     assert all(component.holds for component in summary.static_model)
