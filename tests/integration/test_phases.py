@@ -12,7 +12,6 @@ from commands import python
 from torch import nn
 
 import ampmem
-from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category
 from ampmem.errors import UsageError
@@ -189,7 +188,7 @@ def test_training_with_torch_func(tmp_path: Path, given: tuple[str, ...]) -> Non
     done = python(tmp_path, "train.py", *given)
     assert done.returncode == 0, done.stderr
     recording = read(tmp_path / "run.ampmem")
-    summary = summarize(analyse(recording))
+    summary = summarize(recording)
     size = (32 * 64 + 64 + 64 + 1) * 4
     assert [step.backwards for step in summary.steps] == [1] * 4
     assert phases(recording, 2) == ["forward", "backward"]
