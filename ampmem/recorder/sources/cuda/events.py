@@ -106,7 +106,7 @@ class History:
         traces = snapshot["device_traces"]
         trace = self._read(traces, device)
         traces.clear()
-        if again is not None and not self._follows(trace.entries(), final, held):
+        if again is not None and not self._follows(trace, final, held):
             whole = _until_snapshot(again()["device_traces"], device, len(trace))
             trace = trace if whole is None else self._read(whole, device)
         return Window(trace, held, final)
@@ -146,11 +146,10 @@ class History:
         self.stacks.forget()
         return read_trace(traces[device] if device < len(traces) else (), self.stacks)
 
-    def _follows(self, entries: list[TraceEntry], final: Blocks, held: list[Extent]) -> bool:
-        """Whether what there was before ``entries``, by where they led, is what is known. At first nothing is."""
-        before = rewound_blocks(entries, final)
-        calls = [(entry.action, _extent(entry)) for entry in entries if entry.action in RESERVING]
-        reserved = sum(extent.size for extent in rewound(held, calls)[0])
+    def _follows(self, trace: Trace, final: Blocks, held: list[Extent]) -> bool:
+        """Whether what there was before ``trace``, by where it led, is what is known. At first nothing is."""
+        before = rewound_blocks(trace.entries(), final)
+        reserved = sum(extent.size for extent in _before(held, trace))
         return not self._first and reserved == self._segments.held.size and before.same(self._live, self._awaiting)
 
     def _await_again(self, before: dict[int, LiveBlock]) -> None:
@@ -184,7 +183,7 @@ class History:
 
     def _reconcile_segments(self, held: list[Extent], trace: Trace, start_ns: int) -> int:
         """The same for segments, which are there before the blocks in them."""
-        before = rewound(held, [(action, extent) for _, action, extent in _segment_calls(trace)])[0]
+        before = _before(held, trace)
         if self._first:
             self._segments.begin(start_ns, before)
             return 0
@@ -277,6 +276,11 @@ def _segment_calls(trace: Trace) -> Iterator[tuple[int, str, Extent]]:
     for at in np.flatnonzero(trace.kind >= IS_SEGMENT).tolist():
         action = trace.action[at]
         yield at, action, extent_of_call(action, int(trace.address[at]), int(trace.size[at]), int(trace.stream[at]))
+
+
+def _before(held: list[Extent], trace: Trace) -> list[Extent]:
+    """The segments that were there before ``trace``, which led to ``held``."""
+    return rewound(held, [(action, extent) for _, action, extent in _segment_calls(trace)])[0]
 
 
 def _extent(entry: TraceEntry) -> Extent:

@@ -100,10 +100,7 @@ class Chain:
         kind = self._with_known(np.roll(self.kind, 1), self._kind_before, always=True)
         size = self._with_known(np.roll(self.size, 1), [block.requested for block in self._before], always=True)
         goes_on = (self.kind == _NEXT[kind]) & ((self.kind == IS_ALLOC) | (self.size == size))
-        return bool(goes_on.all()) and all(
-            {at: block.requested for at, block in there.items()} == {at: block.requested for at, block in ours.items()}
-            for there, ours in zip(final, self.after(), strict=True)
-        )
+        return bool(goes_on.all()) and final.same(*self.after())
 
     def after(self) -> Blocks:
         """The blocks that there are then."""
