@@ -1,4 +1,8 @@
-"""Everything here runs on the emulated CUDA runtime, and says so where it is not there."""
+"""Everything here runs on the emulated CUDA runtime, and says so where it is not there.
+
+With AMPMEM_RECORDER_ON_GPU=1 the tests of the recorder run on a real GPU instead, but for what only the emulation can
+do: fail on demand, have a small memory or a second device.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ import torch
 HERE = Path(__file__).parent
 LIBRARY = os.environ.get("EMULATED_CUDA", "")
 """The library, where ``run.py`` has started this."""
+ON_GPU = bool(os.environ.get("AMPMEM_RECORDER_ON_GPU")) and not LIBRARY
 REASON = "needs PyTorch's CUDA build on the emulated runtime: python tests/emulated/run.py"
 
 Setting = Callable[[str, str], None]
@@ -24,6 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is in this folder without the emulation, but for the tests of its commands."""
     for item in items:
         anywhere = item.path.name in ("test_commands.py", "test_ops.py") and item.name != "test_what_differs_is_known"
+        anywhere |= ON_GPU and item.path.name == "test_recorder.py"
         if HERE in item.path.parents and not LIBRARY and not anywhere:
             item.add_marker(pytest.mark.skip(reason=REASON))
 
@@ -41,6 +47,13 @@ def setting() -> Iterator[Setting]:
     yield change
     for name in changed:
         library.emulated_cuda_set(name.encode(), b"")
+
+
+@pytest.fixture
+def emulated_only() -> None:
+    """Skips the test on a real GPU."""
+    if ON_GPU:
+        pytest.skip("only the emulation can do this")
 
 
 @pytest.fixture

@@ -8,6 +8,10 @@ things are compared: the bytes that are kept at its end, the peak of the request
 allocations in their order. The workspaces of cuBLAS are taken out: :data:`WORKSPACE` gives them a size that nothing
 else has. --all prints the phases that agree too, --json FILE writes everything down.
 
+--real FILE measures the cases on the GPU of this Python's torch instead, and writes FILE; nothing is emulated or
+simulated then. --beside FILE lays such a file beside both sides: first what the emulated runtime says differently
+from the GPU, then what the simulation does. Give the GPU's --torch and --gpu with it.
+
 known_differences.json has what is known to differ, by set. --check compares with it, and fails where a difference is
 new or gone; --write puts what differs now in its place, and its table into docs/simulation.md.
 """
@@ -15,6 +19,7 @@ new or gone; --write puts what differs now in its place, and its table into docs
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import re
@@ -23,7 +28,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,13 +38,16 @@ ROOT = HERE.parents[1]
 KNOWN = HERE / "known_differences.json"
 PAGE = ROOT / "docs/simulation.md"
 BEGIN, END = "<!-- begin of tests/emulated/ops.py -->", "<!-- end of tests/emulated/ops.py -->"
-SETS = {"large": "op_cases", "op_db": "op_db_cases", "optimizers": "optimizer_cases"}
+SETS = {"large": "op_cases", "op_db": "op_db_cases", "optimizers": "optimizer_cases", "recurrent": "recurrent_cases"}
 """The module that has the cases of a set, as ``cases()``."""
+EMULATED_SETS = ("large", "op_db", "optimizers")
+"""The sets that the emulated runtime can judge."""
 SMALL = 2
 """From which factor on the page has a phase of the samples of ``op_db``, which are of a few elements."""
 GPU = "a100-80"
 WORKSPACE = 7919 << 10
-"""Bytes of each workspace of cuBLAS on both sides."""
+"""Bytes of each workspace of cuBLAS on all sides."""
+WORKSPACE_SETTING = f":{WORKSPACE >> 10}:1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +183,7 @@ def run_side(side: str, options: argparse.Namespace) -> None:
 
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what ops print is not part of the answer
-    take = emulated_events() if side == "emulated" else simulated_events(options.gpu)
+    take = simulated_events(options.gpu) if side == "simulated" else emulated_events()
     import torch
 
     a = torch.ones(8, 8, device="cuda", requires_grad=True)  # the handles of both threads, and what they keep
@@ -212,7 +220,7 @@ def both(options: argparse.Namespace) -> list[tuple[str, str, Result, Result]]:
     gpu = find_gpu(options.gpu)
     major, minor = gpu.compute_capability or (8, 0)
     settings = {"CC": f"{major}{minor}", "SMS": str(gpu.sm_count or 108)}
-    common = {"CUBLAS_WORKSPACE_CONFIG": f":{WORKSPACE >> 10}:1", "PYTHONPATH": str(ROOT)}
+    common = {"CUBLAS_WORKSPACE_CONFIG": WORKSPACE_SETTING, "PYTHONPATH": str(ROOT)}
     sides = {
         "emulated": ([str(python)], run.variables(where, settings) | common),
         "simulated": ([str(Path(options.simulate_with or python).absolute())], {**_without_emulation(), **common}),
@@ -223,6 +231,50 @@ def both(options: argparse.Namespace) -> list[tuple[str, str, Result, Result]]:
         lines = dict(zip(sides, (side.finish() for side in started), strict=True))
     pairs = zip(lines["emulated"], lines["simulated"], strict=True)
     return [(one[0], one[1], one[2], other[2]) for one, other in pairs]
+
+
+def real(options: argparse.Namespace) -> None:
+    """Measure the cases on the GPU that is here, and write their file: the machine, and what came of each case."""
+    import torch
+
+    seen = torch.cuda.get_device_properties(0)
+    machine = {"gpu": seen.name, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+    how = [sys.executable], os.environ | {"CUBLAS_WORKSPACE_CONFIG": WORKSPACE_SETTING, "PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryDirectory() as folder:
+        side = _Side(*how, "real", options, Path(folder), names_of_cases(*how, options))
+        lines = side.finish()
+    rows = [
+        [name, arm, answer if isinstance(answer, str) else {phase: asdict(each) for phase, each in answer.items()}]
+        for name, arm, answer in lines
+    ]
+    said = json.dumps({"schema": "ampmem.ops/1", "set": options.set, "machine": machine, "rows": rows})
+    options.real.write_bytes(gzip.compress(said.encode(), mtime=0))
+    print(f"{sum(not isinstance(row[2], str) for row in rows)} of {len(rows)} cases measured on {machine['gpu']}")
+
+
+def read_real(path: Path) -> dict[tuple[str, str], Result]:
+    """What came of each case of a file that --real wrote, by name and arm."""
+    rows = json.loads(gzip.decompress(path.read_bytes()))["rows"]
+    return {
+        (name, arm): answer
+        if isinstance(answer, str)
+        else {
+            phase: Phase(sizes=tuple(each["sizes"]), peak=each["peak"], kept=each["kept"])
+            for phase, each in answer.items()
+        }
+        for name, arm, answer in rows
+    }
+
+
+def beside(options: argparse.Namespace) -> None:
+    """Print what differs from the GPU, of the emulated side and of the simulated one."""
+    measured = read_real(options.beside)
+    results = [each for each in both(options) if each[:2] in measured]
+    for place, side in ((2, "emulated"), (3, "simulated")):
+        print(f"== {side}, beside the GPU: factor = {side} / real")
+        pairs = [(name, arm, measured[name, arm], each[place]) for each in results for name, arm in [each[:2]]]
+        phases, failed = compared(pairs)
+        print("\n".join(report(phases, failed, everything=options.all)))
 
 
 def _without_emulation() -> dict[str, str]:
@@ -402,7 +454,9 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="compare with the known differences")
     parser.add_argument("--write", action="store_true", help="replace the known differences of the whole set")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--side", choices=("emulated", "simulated"), help=argparse.SUPPRESS)
+    parser.add_argument("--real", type=Path, metavar="FILE", help="measure on the GPU that is here, into FILE (gzip)")
+    parser.add_argument("--beside", type=Path, metavar="FILE", help="compare both sides with what --real wrote")
+    parser.add_argument("--side", choices=("emulated", "simulated", "real"), help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -416,6 +470,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.side:
         run_side(options.side, options)
+        return
+    if options.real:
+        real(options)
+        return
+    if options.beside:
+        beside(options)
         return
     phases, failed = compared(both(options))
     if options.sizes:

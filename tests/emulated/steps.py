@@ -11,6 +11,10 @@ cuBLAS and cuBLASLt are those that PyTorch asks for on both sides; those of cuDN
 them without a GPU. --json writes the figures, --write puts a short table into docs/simulation.md and the figures into
 reports/.
 
+--real FILE trains on the GPU of this Python's torch instead, and writes what that side came to into FILE (without the
+programs of several ranks, which one GPU cannot run). --beside FILE takes the side of the GPU from such a file, in place
+of the emulated one: cuDNN's workspaces then are those that it chose.
+
 With --simulate-with the simulation runs with another torch: that of another environment, or that of a Python, such as
 the CPU build of torch 2.13. Each simulation is then laid beside each emulated torch. So that versions can be compared,
 torch 2.15 keeps cuBLAS's workspaces there as all before did (TORCH_CUBLAS_WORKSPACE_CACHE=1). --write puts these pairs
@@ -20,6 +24,7 @@ into a table and a file of their own. With --go-on what a side has come to in FO
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import subprocess
@@ -270,6 +275,30 @@ def pairs(
     return {(one, other): joined(wanted, real[other], simulated[one]) for one in simulated for other in real}
 
 
+def real(path: Path, gpu: str, only: Sequence[str]) -> None:
+    """Train everything on the GPU that is here, and write the machine and what each run came to."""
+    import programs
+    import torch
+
+    seen = torch.cuda.get_device_properties(0)
+    wanted = cases(only, [name for name in NAMES if name not in programs.DISTRIBUTED], PRECISIONS)
+    sides = trained(REAL, Path(sys.executable), gpu, wanted, emulated=False)
+    runs = [[*case, asdict(side)] for case, side in zip(wanted, sides, strict=True)]
+    machine = {"gpu": seen.name, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
+    said = json.dumps({"schema": "ampmem.steps-real/1", "machine": machine, "runs": runs})
+    path.write_bytes(gzip.compress(said.encode(), mtime=0))
+    print(f"{sum(not side.error for side in sides)} of {len(sides)} runs trained on {seen.name}")
+
+
+def rows_beside(path: Path, version: str, gpu: str, only: Sequence[str]) -> list[Row]:
+    """The runs of a file that ``--real`` wrote, and what the simulation says of them with torch ``version``."""
+    runs = json.loads(gzip.decompress(path.read_bytes()))["runs"]
+    measured = {(program, precision): Side(**side) for program, precision, side in runs}
+    wanted = [case for case in cases(only, NAMES, PRECISIONS) if case in measured]
+    simulated = trained(SIMULATED, python_of(version), gpu, wanted)
+    return joined(wanted, [measured[case] for case in wanted], simulated)
+
+
 def python_of(version: str) -> Path:
     """The Python of the environment with that torch; a path to a Python is that one."""
     import emulation
@@ -296,8 +325,10 @@ def trained(
     wanted: Sequence[tuple[str, str]],
     variables: Mapping[str, str] | None = None,
     kept: Path | None = None,
+    *,
+    emulated: bool = True,
 ) -> list[Side]:
-    """Train everything on one side; what is in ``kept`` is not run again."""
+    """Train everything on one side; what is in ``kept`` is not run again. ``emulated`` is false on a real GPU."""
     import run
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -308,7 +339,9 @@ def trained(
         left = [case for case in wanted if not path_of(folder, case).exists()]
         command = [str(python), str(HERE / "steps.py"), "--side", side, "--gpu", gpu]
         command += ["--folder", str(folder), "--cases", json.dumps(left)]
-        if side == REAL:
+        if side == REAL and not emulated:
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        elif side == REAL:
             environment = run.variables(python.parents[1], SETTINGS[gpu])
         else:  # without what run.py has set, where a test of its runs this
             ours = ("EMULATED_", "LD_PRELOAD", "LD_LIBRARY_PATH")
@@ -476,12 +509,17 @@ def main() -> None:
     parser.add_argument("--details", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write", action="store_true", help="put the table into docs/simulation.md and reports/")
+    parser.add_argument("--real", type=Path, metavar="FILE", help="train on the GPU that is here, into FILE (gzip)")
+    parser.add_argument("--beside", type=Path, metavar="FILE", help="compare with what --real wrote")
     parser.add_argument("--side", choices=(REAL, SIMULATED), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--cases", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.side:
         train_side(options.side, options.gpu, json.loads(options.cases), options.folder)
+        return
+    if options.real:
+        real(options.real, options.gpu, options.only)
         return
     wanted = cases(options.only, NAMES, PRECISIONS)
     if options.simulate_with:
@@ -492,8 +530,12 @@ def main() -> None:
         parser.error("several versions need --simulate-with")
     else:
         version = options.torch[0]
-        found = {(version, version): rows(version, options.gpu, wanted)}
-        every = found[version, version]
+        every = (
+            rows_beside(options.beside, version, options.gpu, options.only)
+            if options.beside
+            else rows(version, options.gpu, wanted)
+        )
+        found = {(version, version): every}
         made, marks, path = short(every, version, options.gpu), MARKS, FIGURES
         said = document(figures(every, version, options.gpu))
     for (one, other), each in found.items():

@@ -6,6 +6,7 @@ code are the same, that as many allocations of as many bytes were made, and that
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Recording
 from ampmem.recording import read
 
+ON_GPU = not os.environ.get("EMULATED_CUDA")
+"""Whether a real GPU is asked; conftest.py says when."""
 PROGRAMS_OF_THE_FIELD = Path(__file__).parents[1] / "integration/field/programs"
 HEAD = """
 import os, threading
@@ -454,7 +457,13 @@ torch.empty(1 << 40, device="cuda:1", dtype=torch.uint8)
 
 
 def recorded(folder: Path, program: Program, patch: pytest.MonkeyPatch) -> tuple[str, Recording]:
-    """What ``program`` printed under ampmem, which is what it prints without, and the recording."""
+    """What ``program`` printed under ampmem, which is what it prints without, and the recording.
+
+    Skips what a real GPU cannot do.
+    """
+    wanted = {"EMULATED_CUDA_FAIL", "EMULATED_CUDA_MEMORY"} & set(program.settings)
+    if ON_GPU and (wanted or ("cuda:1" in program.text and torch.cuda.device_count() < 2)):
+        pytest.skip("only the emulation can do this")
     for name, value in program.settings.items():
         patch.setenv(name, value)
     (folder / "program.py").write_text(HEAD + LOOP + program.text + TAIL, encoding="utf-8")
@@ -557,6 +566,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.usefixtures("emulated_only")
 def test_ranks_that_nccl_connects(tmp_path: Path) -> None:
     (tmp_path / "rank.py").write_text(HEAD + RANK, encoding="utf-8")
     options = ("--device", "cuda", "--run-to-end", "--steps", "99", "--quiet", "--nproc-per-node", "2")
@@ -602,6 +612,7 @@ def test_an_allocator_that_the_script_chooses_itself_is_refused(name: str, tmp_p
     assert not (tmp_path / "program.ampmem").exists()
 
 
+@pytest.mark.usefixtures("emulated_only")
 @pytest.mark.parametrize(
     ("failure", "words"),
     [("illegal", "an illegal memory access was encountered"), ("assert", "device-side assert triggered")],

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from children import HERE
@@ -33,6 +34,9 @@ for power in range(6, 40, 2):
     optimizer.step()
 """
 ARMS = ("fp32", "amp", "amp-nocache")
+EMULATED = HERE.parent / "emulated"
+SETS = ("large", "optimizers", "recurrent", "op_db")
+"""The cases of ``tests/emulated/ops.py``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class Part:
     """``command`` is what Python is given; ``{seconds}`` in it becomes the seconds that are left.
 
     ``tests`` says that it is pytest, which is started again for what is left when it dies; ``rows`` that it writes its
-    own rows. Others pass by ending with ``code`` and having left ``leaves``.
+    own rows. Others pass by ending with ``code`` and having left ``leaves``. ``variables`` are its environment's.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Part:
     tests: bool = False
     rows: bool = False
     leaves: tuple[Path, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def parts(folder: Path, work: Path, *, device: str = "cuda", quick: bool = False) -> dict[str, Part]:
@@ -62,8 +67,9 @@ def parts(folder: Path, work: Path, *, device: str = "cuda", quick: bool = False
     small = ("--rounds", "2", "--only", "gpu/gpt-amp/", "--only", "gpu/gpt2/3") if quick else ("--rounds", "3")
     every = [
         Part(name="environment", command=("-c", ENVIRONMENT), seconds=60),
-        _tests("laws", 300),
-        _tests("processes", 240),
+        _tests("laws", HERE / "test_laws.py", 300),
+        _tests("processes", HERE / "test_processes.py", 240),
+        _tests("recorder", EMULATED / "test_recorder.py", 400, {"AMPMEM_RECORDER_ON_GPU": "1"}),
         Part(
             name="compare",
             command=(
@@ -90,6 +96,8 @@ def parts(folder: Path, work: Path, *, device: str = "cuda", quick: bool = False
         _own("probes", 400, ("--device", device)),
         _own("truth", 565, ("--device", device, "--out", str(folder / "truth"))),
         _own("workspaces", 565, ("--device", device, "--out", str(folder / "workspaces.json"), "--quiet")),
+        _measured("steps", work / "steps.json.gz", ("steps.py", "--gpu", "h100")),
+        *(_measured(f"ops-{name}", work / f"ops-{name}.json.gz", ("ops.py", "--set", name)) for name in SETS),
     ]
     return {part.name: part for part in every}
 
@@ -107,11 +115,19 @@ sys.exit(bool(failed))
 """
 
 
-def _tests(name: str, seconds: float) -> Part:
+def _tests(name: str, file: Path, seconds: float, variables: Mapping[str, str] | None = None) -> Part:
     """A file of tests; a test may take two minutes, since some compile or start three processes."""
     command = ("-m", "pytest", "-v", "-rfE", "--tb=short", "-p", "no:cacheprovider", "-p", "one_by_one")
     command += ("--seconds-per-test", "120")
-    return Part(name=name, command=(*command, str(HERE / f"test_{name}.py")), seconds=seconds, tests=True, rows=True)
+    more = variables or {}
+    return Part(name=name, command=(*command, str(file)), seconds=seconds, tests=True, rows=True, variables=more)
+
+
+def _measured(name: str, file: Path, command: tuple[str, ...]) -> Part:
+    """A script of ``tests/emulated`` that measures on the GPU what the emulation and the simulation are to say."""
+    script, *options = command
+    asked = (str(EMULATED / script), *options, "--real", str(file))
+    return Part(name=name, command=asked, seconds=400, leaves=(file,))
 
 
 def _own(name: str, seconds: float, more: tuple[str, ...]) -> Part:

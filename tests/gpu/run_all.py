@@ -14,6 +14,12 @@ The parts, and how long they may take (all that is asked for together ends after
     probes        5 min   single questions, each in a process of its own (probes.py)
     truth         9 min   measured peaks beside the simulation's (truth.py)
     workspaces    9 min   what convolutions and matrix products take beside their results (workspaces.py)
+    recorder      6 min   the programs of tests/emulated, recorded and as they are
+    steps         3 min   whole steps of tests/emulated/steps.py, to be laid beside the emulation and the simulation
+    ops-large       3 min   the same of single ops: what training uses in its usual shapes,
+    ops-optimizers  2 min   the updates of torch.optim,
+    ops-recurrent   1 min   cuDNN's recurrent networks,
+    ops-op_db       5 min   and PyTorch's own samples of its ops (needs expecttest)
 
 Where a command may take ten minutes: ``environment laws processes``, then ``compare oom pages
 overhead --quick``, then ``probes``, ``truth`` and ``workspaces`` by themselves. ``pages``
@@ -154,7 +160,7 @@ def run(part: Part, report: Report, ends: float) -> Outcome:
         return Outcome(name=part.name, how=NO_TIME, seconds=0, rows=())
     report.begin(part.name)
     path = report.rows_of(part.name)
-    variables = {results.FILE: str(path)}
+    variables = {results.FILE: str(path), **part.variables}
     late = False
     while True:
         left = limit - (monotonic() - began)

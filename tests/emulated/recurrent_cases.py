@@ -1,0 +1,58 @@
+"""Recurrent networks in shapes of real models, for ops.py: cuDNN alone knows their memory, so a GPU has to be asked.
+
+On the emulated runtime their workspaces are made up; ``ops.py --real`` measures them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import product
+
+import torch
+from op_cases import Build, rand, trained
+from ops import Case
+from torch import nn
+
+KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+SHAPES = (  # layers, both directions, time, batch, input, hidden
+    *product((1, 2, 3), (False, True), (64,), (16,), (256,), (512,)),
+    (1, False, 35, 20, 200, 200),
+    (2, False, 35, 20, 650, 650),
+    (2, False, 70, 40, 1150, 1150),
+    (1, False, 256, 32, 128, 128),
+    (1, False, 256, 64, 1024, 1024),
+    (2, True, 400, 16, 80, 320),
+    (4, True, 200, 32, 80, 512),
+    (1, True, 50, 128, 300, 150),
+    (1, False, 1, 64, 512, 512),
+)
+
+
+def cases() -> Iterable[Case]:
+    """Each kind in each shape and arm; some LSTMs with dropout, projections, without bias, and evaluating."""
+    for kind in KINDS:
+        for shape in SHAPES:
+            yield from _arms(f"{kind} {_text(*shape)}", partial(network, kind, shape))
+    for shape in ((2, False, 64, 16, 256, 512), (2, True, 64, 16, 256, 512)):
+        for named in ({"dropout": 0.2}, {"bias": False}, {"proj_size": 128}, {"batch_first": True}):
+            yield from _arms(f"lstm {_text(*shape)} {named}", partial(network, "lstm", shape, **named))
+
+
+def _text(layers: int, both: bool, time: int, batch: int, inputs: int, hidden: int) -> str:
+    return f"layers={layers} both={int(both)} time={time} batch={batch} input={inputs} hidden={hidden}"
+
+
+def _arms(name: str, build: Build) -> Iterable[Case]:
+    for arm in ("f32", "bf16", "amp"):
+        yield Case(name=name, arm=arm, run=partial(trained, build, arm))
+
+
+def network(
+    kind: str, shape: tuple[int, bool, int, int, int, int], dtype: torch.dtype, **named: object
+) -> tuple[nn.Module, torch.Tensor]:
+    """A network and its input ``(time, batch, input)``, or with the batch first."""
+    layers, both, time, batch, inputs, hidden = shape
+    options = {"num_layers": layers, "bidirectional": both, "device": "cuda", "dtype": dtype, **named}
+    sizes = (batch, time, inputs) if named.get("batch_first") else (time, batch, inputs)
+    return KINDS[kind](inputs, hidden, **options), rand(dtype, *sizes)
