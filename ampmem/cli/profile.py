@@ -180,7 +180,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
 
     def all_done() -> None:
         _stop(stopper, together, simulated=simulation is not None)
-        audience.say(afterwards.spared(path, stopper.spared))
+        audience.say(afterwards.spared(path, stopper))
 
     try:
         session = Session(

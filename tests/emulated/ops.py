@@ -235,11 +235,12 @@ def both(options: argparse.Namespace) -> list[tuple[str, str, Result, Result]]:
 
 def real(options: argparse.Namespace) -> None:
     """Measure the cases on the GPU that is here, and write their file: the machine, and what came of each case."""
+    import run
     import torch
 
     seen = torch.cuda.get_device_properties(0)
     machine = {"gpu": seen.name, "torch": torch.__version__, "cudnn": torch.backends.cudnn.version()}
-    how = [sys.executable], os.environ | {"CUBLAS_WORKSPACE_CONFIG": WORKSPACE_SETTING, "PYTHONPATH": str(ROOT)}
+    how = [sys.executable], run.checkout_first() | {"CUBLAS_WORKSPACE_CONFIG": WORKSPACE_SETTING}
     with tempfile.TemporaryDirectory() as folder:
         side = _Side(*how, "real", options, Path(folder), names_of_cases(*how, options))
         lines = side.finish()

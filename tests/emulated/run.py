@@ -30,22 +30,26 @@ MARK = "EMULATED_CUDA"
 """The variable that says that this process runs on the emulation; its value is the library."""
 
 
+def checkout_first() -> dict[str, str]:
+    """The environment of a program that runs on what this machine has: the checkout is found, and what was before."""
+    path = os.pathsep.join(each for each in (str(ROOT), os.environ.get("PYTHONPATH", "")) if each)
+    return os.environ | {"PYTHONPATH": path}
+
+
 def variables(where: Path, settings: Mapping[str, str]) -> dict[str, str]:
     """The environment of a program that is to run on the library in ``where``."""
     folder = emulation.folder_of(where)
     library = folder / emulation.LIBRARY
     if not library.exists():
         emulation.build(where)
-    path = os.pathsep.join(each for each in (str(ROOT), os.environ.get("PYTHONPATH", "")) if each)
     libraries = os.pathsep.join(each for each in (str(folder), os.environ.get("LD_LIBRARY_PATH", "")) if each)
     return (
-        os.environ
+        checkout_first()
         | {f"EMULATED_CUDA_{name}": value for name, value in settings.items()}
         | {
             MARK: str(library),
             "LD_PRELOAD": str(library),
             "LD_LIBRARY_PATH": libraries,
-            "PYTHONPATH": path,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
     )

@@ -340,7 +340,7 @@ def trained(
         command = [str(python), str(HERE / "steps.py"), "--side", side, "--gpu", gpu]
         command += ["--folder", str(folder), "--cases", json.dumps(left)]
         if side == REAL and not emulated:
-            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            environment = run.checkout_first()
         elif side == REAL:
             environment = run.variables(python.parents[1], SETTINGS[gpu])
         else:  # without what run.py has set, where a test of its runs this

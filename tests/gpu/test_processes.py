@@ -107,11 +107,13 @@ def test_a_cache_that_is_turned_off_is_refused(tmp_path: Path) -> None:
     assert "PYTORCH_NO_CUDA_MEMORY_CACHING" in done.stderr
 
 
-def test_an_error_on_the_device_comes_out_as_the_scripts_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", ["", "sync"])
+def test_an_error_on_the_device_comes_out_as_the_scripts_own(tmp_path: Path, late: str) -> None:
+    """Also where ampmem meets it first, at the end of the last step that it records."""
     script = tmp_path / "broken.py"
     script.write_text(BROKEN)
-    # The emulated runtime has no kernels that could fail by themselves; a GPU does not know the variable.
-    third = {"EMULATED_CUDA_FAIL": "cudaLaunchKernel:index_elementwise@1=assert!"}
+    # The emulated runtime has no kernels that could fail by themselves; a GPU does not know the variables.
+    third = {"EMULATED_CUDA_FAIL": "cudaLaunchKernel:index_elementwise@1=assert!", "EMULATED_CUDA_LATE": late}
     done = ampmem(tmp_path, "profile", "--device", "cuda", "broken.py", **third)
     assert done.returncode == 1
     assert "device-side assert" in done.stderr

@@ -163,12 +163,12 @@ def let_go(path: Path) -> str:
     )
 
 
-def spared(path: Path, why: str) -> str:
-    """That the script is not stopped."""
-    return (
-        f"all steps that were asked for are in {path}; the script is let run to its end, unrecorded, so that no rank "
-        f"waits for one that was stopped: {why}"
-    )
+def spared(path: Path, stopper: Stopper) -> str:
+    """That the script is not stopped, and why."""
+    there = f"all steps that were asked for are in {path}; the script runs to its end, unrecorded"
+    if stopper.device_failed:
+        return f"{there}, since its device has failed and the script has not seen the error yet"
+    return f"{there}, so that no rank waits for one that was stopped: {stopper.spared}"
 
 
 def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
@@ -189,8 +189,8 @@ def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
 
 def _stopped(stopper: Stopper) -> str:
     """How the script took the stop."""
-    if stopper.spared:
-        return "; the script was let run to its end"
+    if stopper.spared or stopper.device_failed:
+        return "; the script ran to its end"
     if not stopper.caught:
         return ", and stopped the script (--run-to-end lets it finish)"
     caught = f"caught the stop {_times(stopper.caught)}, {_CATCHES},"

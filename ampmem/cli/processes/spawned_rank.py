@@ -114,7 +114,7 @@ class SpawnedRank:
                 self._crew.stopped.touch()
             self._stopper.stop()
         if self._session is not None and self._audience is not None:
-            self._audience.say(afterwards.spared(self._path, self._stopper.spared))
+            self._audience.say(afterwards.spared(self._path, self._stopper))
 
     def _ended(self, failure: BaseException | None) -> None:
         session, audience = self._session, self._audience

@@ -32,12 +32,21 @@ class Stopper:
         self.stopped = False
         """Whether the last one has ended it."""
         self.spared = ""
-        """Why the script was not to be stopped, where it was not."""
+        """Why the script was not to be stopped, where it was not: other ranks may wait for it."""
+        self.device_failed = False
+        """Whether it was not stopped since its device has failed."""
         self.line = ""
         """Where the last one met the script."""
 
     def stop(self) -> None:
-        """Stop the script, which runs in this thread."""
+        """Stop the script, which runs in this thread.
+
+        Where a kernel of the script's has failed on the device, and the script does not know yet, it is left alone:
+        its next call raises the error, and stopping it would hide that.
+        """
+        self.device_failed = _device_failed()
+        if self.device_failed:
+            return
         self._runner = _runner()
         self._undo = hook(on_module_before, self._again)
         self._raise()
@@ -60,6 +69,17 @@ class Stopper:
         self._raised += 1
         self.line = script_line()
         raise StopScript
+
+
+def _device_failed() -> bool:
+    """Whether the CUDA device in use has failed; waits for it."""
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _runner() -> tuple[int, int]:

@@ -12,11 +12,12 @@ from typing import cast
 import click
 import pytest
 
+from ampmem.cli.processes.afterwards import spared
 from ampmem.cli.processes.guest import ScriptEnd, run_script, usage_error
 from ampmem.cli.processes.messages import StepEnded
 from ampmem.errors import UsageError
 from ampmem.failure import FailureRecord
-from ampmem.recorder.script import find_script, own_traceback, script_alone, standard_input, stops_in
+from ampmem.recorder.script import StopScript, find_script, own_traceback, script_alone, standard_input, stops_in
 from ampmem.recorder.session import Session
 from ampmem.recorder.steering.stopping import Stopper
 from ampmem.simulator.where import NotSimulated
@@ -116,6 +117,28 @@ def test_what_python_ends_well_with(tmp_path: Path, code: str) -> None:
 def test_what_python_does_not_end_well_with(tmp_path: Path, code: str) -> None:
     ended = run(tmp_path, f"import sys; sys.exit({code})", Recorder("nowhere", Boom()))
     assert isinstance(ended.failure, SystemExit)
+
+
+def _lost() -> None:
+    raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+@pytest.mark.parametrize(("synchronize", "stops"), [(_lost, False), (lambda: None, True)], ids=["failed", "well"])
+def test_a_script_whose_device_has_failed_is_not_stopped(
+    synchronize: Callable[[], None], stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own next call raises the error, which a stop would hide."""
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", synchronize)
+    stopper = Stopper()
+    stopped = False
+    try:
+        stopper.stop()
+    except StopScript:
+        stopped = True
+    assert (stopped, stopper.device_failed) == (stops, not stops)
+    assert ("since its device has failed" in spared(Path("r.ampmem"), stopper)) is not stops
+    stopper.ended(None)
 
 
 def test_errors_that_are_linked_in_a_circle_are_followed_once() -> None:
