@@ -12,8 +12,8 @@ from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import current_stack
+from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.base import DeviceSource, Place, Source
-from ampmem.recorder.update import RunningUpdate
 from ampmem.vocabulary import Mark
 
 Taken: TypeAlias = tuple[list[LayersRecord], list[OomRecord]]

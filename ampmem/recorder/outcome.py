@@ -58,6 +58,10 @@ class Outcome:
         """The number of the step that has not ended yet."""
         return self.first_step + self.steps
 
+    def count_evaluation(self) -> None:
+        """A model runs with gradients off."""
+        self.evaluations += 1
+
     def check(self, elsewhere: str | None, unseen: str = "", nothing: str | None = None) -> None:
         """Raise :class:`NothingRecorded` when there is nothing to show.
 

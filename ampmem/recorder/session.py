@@ -1,22 +1,29 @@
-"""One recording session in the user's process: owns the source, every hook, the steps and the file."""
+"""One recording session in the user's process: owns the source, every hook, the steps and the file.
+
+The hooks speak to :class:`Session`; what follows from what they say, :mod:`ampmem.recorder.steps` decides, and the
+session does it.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from time import time_ns
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from ampmem.errors import RecordingError, UsageError
-from ampmem.events import NO_STEP, OomRecord, Phase, StepRecord
+from ampmem.events import NO_STEP, Fact, OomRecord, Phase, StepRecord
 from ampmem.failure import FailureRecord
+from ampmem.names import warning
 from ampmem.patching import Undo
 from ampmem.recorder.device import DeviceWatch, Taken
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.follower import Follower
 from ampmem.recorder.hooks import children, skimming
 from ampmem.recorder.hooks.backward import GradientHooks
 from ampmem.recorder.hooks.casts import CastHooks
@@ -25,27 +32,37 @@ from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTen
 from ampmem.recorder.models.holders import Holders
 from ampmem.recorder.models.live import collection_paused, live_at_start
 from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.optimizers import Optimizers
 from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.models.variables import Variables
 from ampmem.recorder.options import Options
-from ampmem.recorder.outcome import Outcome
+from ampmem.recorder.outcome import IN_PLACE, Outcome
 from ampmem.recorder.process.active import active, claim, release
 from ampmem.recorder.process.forks import forked_since
+from ampmem.recorder.running import OpenStep, RunningUpdate, Stopwatch
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.choose import check_torch, choose_source
+from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recorder.sources.storages import Storages
+from ampmem.recorder.steering import depth
 from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.steering.steering import Steering
-from ampmem.recorder.steps import Stopwatch
-from ampmem.recorder.update import RunningUpdate
+from ampmem.recorder.steps import Actions, Do, EndStep, Enter, Say, SetMark, StepMachine
+from ampmem.recorder.torch_private.general import in_backward
 from ampmem.recorder.writing.describe import Describer, Notes, run_record
 from ampmem.recorder.writing.join import Joiner
 from ampmem.recorder.writing.writer import StepWriter
 from ampmem.recording import MOST_STEPS, RecordingWriter
 from ampmem.signals import SIGNALS, opened
 from ampmem.vocabulary import Arm, StepOn
+
+_ENDED_ELSEWHERE = "the recording was ended by another thread, and went on until the recorded one next ran something"
+_RAN_ELSEWHERE = (
+    "forward of {model} ran on another thread than the recorded one: its activations and cast copies cannot be "
+    "attributed"
+)
 
 
 class Session:
@@ -72,12 +89,23 @@ class Session:
         self._on_step, self._on_done = on_step, on_done
         self._over = False
         """Whether the script has come to its end."""
+        self._end_asked = False
+        """Whether another thread has asked for the end of the session."""
 
     def _make(self, options: Options, source: Source | None) -> None:
         self._notes = Notes(check_torch(options))
         self.options = options
         self.outcome = Outcome(skip=options.skip, step_on=options.step_on, first_step=options.first_step)
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
+        self._thread: int | None = threading.get_ident()
+        """The one that is recorded; none in a child that was forked."""
+        self.optimizers = Optimizers(self._optimizer_died)
+        self._machine = StepMachine(options.step_on, self.optimizers)
+        self._open_step = OpenStep()
+        self._loaded: int | None = None
+        """How many samples a DataLoader made into the newest batch, where that is known."""
+        self._forward_ns = 0
+        """When the last outermost forward began."""
         self._undo = ExitStack()
         self._undo.callback(release, self)
         self.forked = forked_since()
@@ -87,56 +115,57 @@ class Session:
         self.log = Log(self._source.addresses, texts, self._source.see)
         self.log.misses.note = self._notes.add
         self.models = Models(texts, self.log)
-        arm_seen = ArmSeen(device_type=self._source.device_type)
+        self._arm_seen = ArmSeen(device_type=self._source.device_type)
         self._steering: Steering | None = None
         if options.arm != Arm.AS_IS:
             self._steering = Steering(options.arm, options.dtype, self._source.device_type, self._notes.add)
         self._update = RunningUpdate(self.log, stacks, texts)
         placement = Placement(self.models, self.log, self._source.kind, self._source.device_type)
         self._device = DeviceWatch(self._source, self.log, texts, self._update, placement, stacks=options.stacks)
-        self._make_hooks(texts, stacks, arm_seen)
-        self._open_file = partial(self._open, texts, stacks, arm_seen)
+        self._make_hooks(texts, stacks)
+        self._open_file = partial(self._open, texts, stacks)
         self.writer: StepWriter | None = None
 
-    def _make_hooks(self, texts: Texts, stacks: Stacks, arm_seen: ArmSeen) -> None:
+    def _make_hooks(self, texts: Texts, stacks: Stacks) -> None:
         log, models = self.log, self.models
         self._casts = CastHooks(log, models)
         self._holders = Holders(log, texts)
+        self._variables = Variables(log, texts)
         mode = ForwardMode(log, self._casts, stacks, texts, self._notes.add)
-        forward = ForwardObserver(log, mode, SavedTensors(log), self._source.owns_mode, self._notes.add)
+        self._forward = ForwardObserver(log, mode, SavedTensors(log), self._source.owns_mode, self._notes.add)
         self._gradients = GradientHooks(log, models, texts)
-        listener = self._follower = Follower(
-            log=log,
-            models=models,
-            holders=self._holders,
-            variables=Variables(log, texts),
-            forward=forward,
-            gradients=self._gradients,
-            update=self._update,
-            device=self._device,
-            arm_seen=arm_seen,
-            steering=self._steering,
-            outcome=self.outcome,
-            note=self._notes.add,
-            end_step=self._end_step,
-            skim=self._skim,
-            stop=self._stop_recording,
-            end=self.close,
-        )
+        self._does: dict[Do, Callable[[], None]] = {
+            Do.PAUSE: self._device.pause,
+            Do.BEGIN_STEP: self._begin_step,
+            Do.SEE_MODEL: self._see_model,
+            Do.COUNT_EVALUATION: self.outcome.count_evaluation,
+            Do.LOOK: self._variables.note,
+            Do.OBSERVE: self._observe,
+            Do.OBSERVE_AGAIN: partial(self._observe, recomputing=True),
+            Do.LEAVE_OPS: self._leave_ops,
+            Do.LEAVE: self._leave_forward,
+            Do.END_FORWARD: self._forward.forward_ended,
+            Do.KEEP_RECOMPUTED: self._keep_recomputed,
+            Do.NOTE_HOLDERS: self._holders.note,
+            Do.BEGIN_BACKWARD: self._forward.backward_started,
+            Do.END_BACKWARD: self._forward.backward_ended,
+            Do.NOTE_INPUTS: self._note_inputs,
+            Do.END_UPDATE: self._update.end,
+        }
         held = (mode.saved.let_go, self._casts.let_go)
-        known = (listener, self._source, log, models, texts, self._update, arm_seen, self.options)
+        known = (self, self._source, log, models, texts, self._update, self._arm_seen, self.options)
         self._hooks = Hooks(*known, hold_tensors=held)
-        self.forked_child = partial(children.forked, listener)
+        self.forked_child = partial(children.forked, self)
         self._unskim: Undo | None = None
         self._recording_hooks: list[Callable[[], Undo]] = [
             self._source.install,
             self._hooks.modules.install,
-            forward.install,
+            self._forward.install,
             self._casts.install,
             *self._hooks.others,
         ]
 
-    def _open(self, texts: Texts, stacks: Stacks, arm_seen: ArmSeen) -> StepWriter:
+    def _open(self, texts: Texts, stacks: Stacks) -> StepWriter:
         """Create the recording."""
         options = self.options
         describer = Describer(
@@ -145,7 +174,7 @@ class Session:
             device=self._device,
             models=self.models,
             optimizers=self._hooks.optimizers,
-            arm_seen=arm_seen,
+            arm_seen=self._arm_seen,
             steering=self._steering,
             notes=self._notes,
             outcome=self.outcome,
@@ -188,7 +217,7 @@ class Session:
         """From now on follow the forwards of a script that is not recorded, if nobody does yet."""
         to_come = self.options.timed or self.outcome.steps < self.options.skip
         if self._unskim is None and to_come:
-            self._unskim = skimming.install(self._follower, self._hooks.modules.before)
+            self._unskim = skimming.install(self, self._hooks.modules.before)
             self._undo.callback(self._unskim)
 
     def close(self, failure: BaseException | None = None) -> None:
@@ -200,13 +229,13 @@ class Session:
         """
         if active() is not self:
             return
-        if not self._follower.on_own_thread():
-            self._follower.end_asked = True
+        if not self._on_own_thread():
+            self._end_asked = True
             return
         try:
             if failure is None:
                 self._over = True
-                self._follower.script_over()
+                self._act(self._machine.script_over())
         finally:
             if active() is self:  # else that was the last step
                 with SIGNALS:
@@ -214,7 +243,7 @@ class Session:
 
     def _end(self, failure: BaseException | None) -> None:
         try:
-            if self._follower.recording:
+            if self.recording:
                 with collection_paused():
                     self._end_recording(failure)
         finally:
@@ -227,12 +256,14 @@ class Session:
 
     def forget(self) -> None:
         """This process is a child that was just forked: the recording is its parent's, and nothing of it stays here."""
-        recording = self._follower.recording
+        recording = self.recording
         writer, self.writer = self.writer, None
         if writer is not None:
             writer.forget()
         with suppress(Exception):  # whatever fails, it is none of the script's
-            self._follower.forget()
+            self._leave_forward()
+            self._machine.forget()
+            self._thread = None
             if recording:
                 self._source.abandon()
         with suppress(Exception):
@@ -278,21 +309,21 @@ class Session:
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """``optimizer`` is what the user named, or was there before the recording."""
-        self._follower.optimizer_made(optimizer)
+        self.optimizer_made(optimizer)
 
     def manual_step(self) -> None:
         """The user says that a step ends here; from now on only that counts."""
         if self.forked():
             return
-        if not self._follower.on_own_thread():
+        if not self._on_own_thread():
             raise UsageError("prof.step() was called on another thread than the one that is recorded")
-        if self.log.step == NO_STEP and self._follower.recording:
-            self._follower.manual_steps = True
+        if self.log.step == NO_STEP and self.recording:
+            self._machine.manual = True
             raise UsageError(
                 "prof.step() was called before any model ran forward; call it at the end of an iteration "
                 "(for inference, which runs with gradients off, pass step_on='forward')"
             )
-        self._follower.manual_step()
+        self._act(self._machine.manual_step())
 
     def _begin(self) -> None:
         """Start the source and the hooks that only matter while it runs."""
@@ -313,12 +344,233 @@ class Session:
         self._undo.callback(self._device.end)
         self._source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
         self._device.begin()
-        self._follower.recording = True
+        self._machine.recording = True
         if self.options.skip:
-            self._follower.begin_step()
+            self._begin_step()
 
-    def _end_step(self) -> None:
-        """A step has ended: write it, then go on or stop."""
+    # What the hooks say.
+
+    @property
+    def recording(self) -> bool:
+        """Whether allocator events are being recorded now."""
+        return self._machine.recording
+
+    def on_thread(self) -> bool:
+        """Whether the calling thread is the one that is recorded, or a device's thread that runs its backward."""
+        if self._on_own_thread():
+            if self._end_asked:
+                self._end_asked = False
+                self._notes.add(_ENDED_ELSEWHERE)
+                self.close()
+            return True
+        return self._arm_seen.device_type != "cpu" and self._machine.in_engine and in_backward()
+
+    def _on_own_thread(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
+        """An outermost ``module`` is about to run; ``recomputing`` when backward computes a forward again."""
+        grad, observed = torch.is_grad_enabled(), self._forward.active
+        held = None if recomputing else self._held_by(module)
+        self._act(self._machine.forward_started(held, grad=grad, observed=observed, recomputing=recomputing))
+
+    def _held_by(self, module: nn.Module) -> frozenset[int] | None:
+        """The optimizers that hold its parameters; none where it is no part of a step, or no step waits for another."""
+        takes_part = self._machine.rounds.several and (module.training or torch.is_grad_enabled())
+        return self.optimizers.holding(module) if takes_part else None
+
+    def forward_elsewhere(self, model: str) -> None:
+        """A model of this class runs forward on a thread that is not recorded."""
+        self.outcome.other_thread = model
+        self._notes.add(warning(_RAN_ELSEWHERE.format(model=model)))
+
+    def compiled_in_place(self, model: str) -> None:
+        """A model of this class runs that ``model.compile()`` compiled in its place: no hook sees its forward."""
+        if self.outcome.in_place is None:
+            self.outcome.in_place = model
+            self._notes.add(warning(IN_PLACE.format(model=model)))
+
+    def batch_seen(self, size: int) -> None:
+        """The outermost module is fed tensors whose first dimension is ``size``."""
+        if self._machine.phase is Phase.FORWARD:
+            self._open_step.batch_size = size
+            self._open_step.batch_loaded = size == self._loaded
+
+    def input_seen(self, tensor: torch.Tensor) -> None:
+        """The outermost module is fed ``tensor``, a leaf that gets a gradient."""
+        self._gradients.add_input(tensor)
+
+    def forward_ended(self, *, raised: bool) -> None:
+        """The outermost module has returned or ``raised``."""
+        depth.take_room()
+        stepping = bool(self._update.stepping)
+        self._act(self._machine.forward_ended(raised=raised, grad=torch.is_grad_enabled(), stepping=stepping))
+
+    def skimmed(self, module: nn.Module) -> None:
+        """An outermost ``module`` is about to run, and nothing is recorded."""
+        self._act(self._machine.skimmed(self._held_by(module)))
+
+    def skimmed_over(self) -> None:
+        """It has returned."""
+        self._act(self._machine.skimmed_over())
+
+    def backward_started(self, loss: float | LateNumber | None) -> None:
+        """The autograd engine is about to run, from ``loss`` where it starts at one number."""
+        if self.recording:
+            self.outcome.backwards += 1
+            step = self._open_step
+            step.loss, step.backwards = loss, step.backwards + 1
+            step.autocast_in_backward |= torch.is_autocast_enabled(self._arm_seen.device_type)
+        in_forward = self._forward.active and self.log.module != 0
+        self._act(self._machine.backward_started(in_forward=in_forward))
+
+    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
+        """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
+        ended = self._machine.backward_ended(
+            time_ns(),
+            raised=raised,
+            differentiable=differentiable,
+            grad=torch.is_grad_enabled(),
+            observed=self._forward.active,
+            stepping=bool(self._update.stepping),
+        )
+        self._act(ended)
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """``optimizer`` exists."""
+        self.outcome.optimizer = True
+        self.optimizers.add(optimizer)
+        self._machine.rounds.made(id(optimizer), type(optimizer).__name__)
+        if self._machine.rounds.several and not self.recording:
+            self._skim()  # which models run between updates says whose step it is
+
+    def _optimizer_died(self, optimizer: int) -> None:
+        self._machine.rounds.died(optimizer)
+
+    def optimizer_inside(self, optimizer: int) -> None:
+        """The optimizer with this ``id`` has stepped inside another's step."""
+        self._machine.rounds.step_inside(optimizer)
+
+    def optimizer_started(self, optimizer: str) -> None:
+        """An optimizer of this class, or a GradScaler for it, is about to update."""
+        self._act(self._machine.update_started())
+        if self.recording:
+            self._update.begin(optimizer)
+
+    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
+        """The outermost ``step`` of the optimizer with this ``id`` has returned.
+
+        ``skipped`` is something other than 0 when a GradScaler left the update out.
+        """
+        self._open_step.skips.append(skipped)
+        self._act(self._machine.updated(optimizer, time_ns(), in_backward=in_backward()))
+
+    def scaled(self, scale: float | LateNumber | None) -> None:
+        """A GradScaler is about to step with ``scale``."""
+        self._arm_seen.scaler = True
+        self._open_step.loss_scale = scale
+
+    def data_started(self) -> Phase:
+        """A DataLoader is about to make a batch; returns the phase to go back to."""
+        before = self._machine.phase
+        self._act(self._machine.data_started())
+        return before
+
+    def batch_loaded(self, samples: int | None) -> None:
+        """A DataLoader has made a batch, of ``samples`` where that is a dimension of all its tensors."""
+        self._loaded = samples
+
+    def transform_started(self) -> Phase:
+        """A module that is no part of a model is about to run; returns the phase to go back to."""
+        before = self._machine.phase
+        self._act(self._machine.transform_started())
+        return before
+
+    def data_ended(self, before: Phase) -> None:
+        """The batch is made or transformed, or there is none left."""
+        self._act(self._machine.data_ended(before))
+
+    def function_returned(self) -> None:
+        """The function has returned whose returns end steps."""
+        self.outcome.returned = True
+        self._act(self._machine.function_returned())
+
+    def process_started(self) -> None:
+        """The script has started a child process."""
+        self.outcome.children += 1
+        self._notes.add("the script started child processes: what happens there is not recorded")
+
+    def remark(self, message: str) -> None:
+        """A reader of the recording must know ``message``."""
+        self._notes.add(message)
+
+    def stop_recording(self, why: str) -> None:
+        """The recording ends although the script goes on."""
+        self.outcome.stopped_by = why
+        self.close()
+
+    # What follows from it.
+
+    def _act(self, actions: Actions) -> None:
+        """Do each before the machine says the next: a step that has ended may end the recording."""
+        for action in actions:
+            match action:
+                case Do():
+                    self._does[action]()
+                case Enter(phase):
+                    self.log.enter_phase(phase)
+                case SetMark(mark):
+                    self._device.mark(mark)
+                case EndStep(ended_ns):
+                    self._end_step(ended_ns)
+                case Say(message):
+                    self._notes.add(message)
+
+    def _begin_step(self) -> None:
+        self.log.enter_phase(Phase.BETWEEN, step=self.outcome.number)
+        ended_ns = self._open_step.end_ns
+        self._open_step = OpenStep() if ended_ns is None else OpenStep(start_ns=ended_ns)
+        self._machine.step_began()
+
+    def _see_model(self) -> None:
+        self._forward_ns = time_ns()
+        self._note_models()
+        self._gradients.watch()
+
+    def _note_models(self) -> None:
+        self.models.note()
+        self.outcome.model |= bool(self.models.parameters_at)
+
+    def _observe(self, *, recomputing: bool = False) -> None:
+        self._forward.enter(recomputing=recomputing)
+        depth.make_room()
+
+    def _leave_ops(self) -> None:
+        if self._forward.active:
+            self._forward.leave()
+
+    def _leave_forward(self) -> None:
+        depth.take_room()
+        self._leave_ops()
+        if self._steering is not None:
+            self._steering.leave()
+
+    def _keep_recomputed(self) -> None:
+        for address in self._forward.take_recomputed():
+            self.log.fact(Fact.RECOMPUTED, address)
+
+    def _note_inputs(self) -> None:
+        if not self.outcome.model:
+            # A model has run, and had no parameters: torch.func puts tensors in their places while it runs.
+            self.models.changed = True
+            self._note_models()
+        self._gradients.note_inputs()
+
+    def _end_step(self, ended_ns: int | None) -> None:
+        """A step has ended, at ``ended_ns`` where that was before now: write it, then go on or stop."""
+        if ended_ns is not None and self.recording:
+            self._open_step.end_ns = ended_ns
+            self.log.begin_step(ended_ns, self.outcome.number + 1)
         if active() is not self:  # it was forgotten in the middle of a step
             return
         if self.options.timed:
@@ -326,7 +578,7 @@ class Session:
             self.outcome.steps += 1
             if self.outcome.steps == self.options.skip + (self.options.steps or 0):
                 self._done()
-        elif self._follower.recording:
+        elif self.recording:
             self._end_recorded_step()
         else:
             self._end_skipped_step()
@@ -352,13 +604,13 @@ class Session:
     def _append_step(self) -> None:
         try:
             raw, taken = self._source.drain(), self._device.take()
-            self._write(raw, taken, self._follower.open_step.record(self.outcome.number))
+            self._write(raw, taken, self._open_step.record(self.outcome.number))
         except RecordingError as error:
             self._give_up(str(error))
             return
         self.outcome.steps += 1
         self.outcome.recorded += 1
-        self._follower.begin_step()
+        self._begin_step()
 
     def _step_recorded(self) -> None:
         try:
@@ -368,7 +620,7 @@ class Session:
             if self.outcome.recorded == self.options.steps:
                 self._done()
             elif self.outcome.recorded == MOST_STEPS:
-                self._stop_recording(f"the recording was full: it has at most {MOST_STEPS:,} steps")
+                self.stop_recording(f"the recording was full: it has at most {MOST_STEPS:,} steps")
 
     def _done(self) -> None:
         """All steps that were asked for have ended."""
@@ -379,29 +631,24 @@ class Session:
             if self._on_done is not None and not over:
                 self._on_done()
 
-    def _stop_recording(self, why: str) -> None:
-        """End the recording although the script goes on."""
-        self.outcome.stopped_by = why
-        self.close()
-
     def _give_up(self, why: str) -> None:
         """The file cannot be written: that is no reason to stop somebody's training."""
         self._notes.add(why)
-        if self._follower.recording:
-            self._follower.leave_forward()
-            self._follower.recording = False
+        if self.recording:
+            self._leave_forward()
+            self._machine.recording = False
             self._source.stop()
-        self._stop_recording(why)
+        self.stop_recording(why)
 
     def _end_recording(self, failure: BaseException | None) -> None:
-        self._follower.leave_forward()
-        self._follower.recording = False
+        self._leave_forward()
+        self._machine.recording = False
         raw, taken, step = self._source.stop(), self._device.take(), None
-        if ended_with(failure, taken[1], self._follower.forward_ns):
+        if ended_with(failure, taken[1], self._forward_ns):
             step = self._unfinished_step()
         self.models.note()  # as every forward does when it starts
         if failure is None:
-            states = self._hooks.optimizers.note_idle(self._follower.optimizers)
+            states = self._hooks.optimizers.note_idle(self.optimizers)
             self._holders.note_rest(self.models, states, self._source.blocks())
         try:
             self._write(raw, taken, step)
@@ -411,15 +658,15 @@ class Session:
     def _unfinished_step(self) -> StepRecord:
         """The step in which memory ran out, or else the script's setup; notes what else is known by now."""
         self.models.add_registered()
-        for optimizer in self._follower.optimizers:
+        for optimizer in self.optimizers:
             self._hooks.optimizers.note_kept(optimizer)
-        self.log.misses.guarded(self._hooks.optimizers.note_waiting)(self._follower.optimizers)
+        self.log.misses.guarded(self._hooks.optimizers.note_waiting)(self.optimizers)
         if self.log.phase == Phase.OPTIMIZER:
             self._update.end()
         self.outcome.unfinished = self.outcome.number
-        return self._follower.open_step.record(self.outcome.number, finished=False)
+        return self._open_step.record(self.outcome.number, finished=False)
 
     def _write(self, raw: RawEvents, taken: Taken, step: StepRecord | None) -> None:
         assert self.writer is not None
-        self.writer.write(raw, taken, step, last=not self._follower.recording)
+        self.writer.write(raw, taken, step, last=not self.recording)
         self._casts.forget_dead()

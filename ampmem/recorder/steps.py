@@ -1,85 +1,533 @@
-"""The step that is running, and how long steps take."""
+"""When steps begin and end and in which phase a script is, from what the hooks report: pure, without torch.
+
+Whoever drives :class:`StepMachine` calls a method for each event and does what it yields before asking for more: a step
+that has ended may end the recording, and the rest of the event depends on that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from time import time_ns
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import combinations
+from typing import Protocol, TypeAlias
 
-import torch
+from ampmem.events import Phase
+from ampmem.recorder.marker import Marker
+from ampmem.vocabulary import Mark, StepOn
 
-from ampmem.events import StepRecord
-from ampmem.patching import hook
-from ampmem.recorder.sources.cuda.late import LateNumber, settled
-from ampmem.recorder.torch_private.general import on_module_before
+PATIENCE = 8
+"""Updates of one optimizer in a step after which those that made none are taken for idle.
+
+A GAN may train its critic several times per generator update (five times, as published most often); an
+optimizer that a script makes and never steps must not keep a step open for ever.
+"""
+MOST_LOOKS = 16
+"""So often the script's variables are looked at in one step: some have a backward for each of many tasks."""
+WITHOUT_OPTIMIZER = (
+    "the script has no torch.optim optimizer: a step ends with each backward (--step-on names another end)"
+)
 
 
-@dataclass(slots=True, kw_only=True)
-class OpenStep:
-    """What is known of the step that is running; ``loss`` is scaled where a GradScaler scales."""
+class Do(Enum):
+    """What is to be done at an instant of the script."""
 
-    start_ns: int = field(default_factory=time_ns)
-    end_ns: int | None = None
-    """When it ended, where that was known only later."""
-    loss: float | LateNumber | None = None
-    """Of its last backward."""
-    backwards: int = 0
-    loss_scale: float | LateNumber | None = None
-    batch_size: int | None = None
-    batch_loaded: bool = False
-    skips: list[float | LateNumber | None] = field(default_factory=list)
-    """Of each update, something other than 0 when it was skipped."""
-    due: bool = False
-    """Whether the step ends with the backward that is running."""
-    autocast_in_backward: bool = False
-    began: bool = False
-    """Whether it had a forward with gradients."""
-    looks: int = 0
-    """How often the script's variables were to be looked at."""
+    PAUSE = auto()
+    """The script is between two phases: read what the device has made so far, where that is much."""
+    BEGIN_STEP = auto()
+    """The first step begins. Those after it begin where one ends."""
+    SEE_MODEL = auto()
+    """A model is about to run: note its parameters."""
+    COUNT_EVALUATION = auto()
+    """That forward is no step's own."""
+    LOOK = auto()
+    """Note which variables of the script hold memory."""
+    OBSERVE = auto()
+    """Observe the ops of forward from now on."""
+    OBSERVE_AGAIN = auto()
+    """Observe the ops of a forward that backward computes again."""
+    LEAVE_OPS = auto()
+    """Observe ops no longer."""
+    LEAVE = auto()
+    """Nothing that belongs to forward alone may be active any longer: no mode, no autocast of ampmem's."""
+    END_FORWARD = auto()
+    """The outermost forward has ended."""
+    KEEP_RECOMPUTED = auto()
+    """Note what the forward made that backward has computed again."""
+    NOTE_HOLDERS = auto()
+    """Note who holds what there is at the end of a step without backward."""
+    BEGIN_BACKWARD = auto()
+    """The engine is about to run."""
+    END_BACKWARD = auto()
+    """The engine has returned."""
+    NOTE_INPUTS = auto()
+    """Note the gradients of inputs."""
+    END_UPDATE = auto()
+    """An optimizer's update is over."""
 
-    def record(self, index: int, *, finished: bool = True) -> StepRecord:
-        """The step, ending now; not ``finished`` where memory ran out in it."""
-        loss, scale = settled(self.loss), settled(self.loss_scale)
-        if loss is not None and scale:
-            loss /= scale
-        return StepRecord(
-            index=index,
-            start_ns=self.start_ns,
-            end_ns=self.end_ns or time_ns(),
-            skipped_update=any(settled(skip) for skip in self.skips),
-            loss=loss,
-            loss_scale=scale,
-            batch_size=self.batch_size,
-            batch_loaded=self.batch_loaded,
-            autocast_in_backward=self.autocast_in_backward,
-            finished=finished,
-            backwards=self.backwards,
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """The script is in ``phase`` from now on."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class SetMark:
+    """The script is at ``mark`` of its step."""
+
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
+class EndStep:
+    """A step has ended: now, or at ``ended_ns`` where that is known only now."""
+
+    ended_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A reader of the recording must know ``message``."""
+
+    message: str
+
+
+Actions: TypeAlias = Iterator[Do | Enter | SetMark | EndStep | Say]
+
+
+class Trained(Protocol):
+    """What is asked of the script's optimizers, which are their ``id`` here."""
+
+    def trains(self, optimizer: int) -> bool:
+        """Whether any parameter of it takes a gradient now: a script may freeze a model while another is trained."""
+
+    def has_gradients(self, optimizer: int) -> bool:
+        """Whether any parameter of it has a gradient now."""
+
+
+class Rounds:
+    """Counts the updates of a step, and knows for whom it waits. An optimizer is its ``id`` here.
+
+    A step waits for an optimizer whose model ran in it, apart from those of the optimizers that have updated: a GAN's
+    generator runs while its discriminator is trained. It does not wait for one whose parameters are in a model with
+    theirs: backward reached both, so both could have updated by the next forward. Two that have updated before, but
+    never in one step, train in turn; so do two that both update several times in a row.
+    """
+
+    def __init__(self) -> None:
+        self.updates: dict[int, int] = {}
+        """Updates of this step, by optimizer, in the order of their first."""
+        self._names: dict[int, str] = {}
+        self._living: set[int] = set()
+        self._inside: set[int] = set()
+        """Those that step inside another's step: a step of training does not wait for one."""
+        self._ran: set[frozenset[int]] = set()
+        """Of each model that ran in this step, the optimizers that hold parameters of it, if any does."""
+        self._ever: set[int] = set()
+        self._idle: set[int] = set()
+        self._together: set[frozenset[int]] = set()
+        """Pairs that have updated in one step."""
+        self._row: tuple[int, int] = (0, 0)
+        """Who updated last, and how often in a row."""
+        self._rows: dict[int, int] = {}
+        """How often each has updated in a row at the most."""
+        self._dead = 0
+        """Stands for the last one that died: below 0, as no ``id`` is."""
+
+    @property
+    def any(self) -> bool:
+        """Whether the script has, or had, an optimizer."""
+        return bool(self._names)
+
+    @property
+    def several(self) -> bool:
+        """Whether it has more than one."""
+        return len(self._living - self._inside) > 1
+
+    @property
+    def beside(self) -> set[int]:
+        """Those whose models ran in this step, and that have made no update in it."""
+        return set().union(*self._ran) - self.updates.keys()
+
+    @property
+    def begun(self) -> bool:
+        """Whether a model has run, and an update was made."""
+        return bool(self._ran and self.updates)
+
+    def made(self, optimizer: int, name: str) -> None:
+        """``optimizer``, of the class ``name``, exists."""
+        self._names[optimizer] = name
+        self._living.add(optimizer)
+
+    def step_inside(self, optimizer: int) -> None:
+        """``optimizer`` steps inside another's step."""
+        if optimizer not in self._inside:
+            self._inside.add(optimizer)
+            self._leave_out(optimizer)
+
+    def ran(self, optimizers: frozenset[int]) -> None:
+        """A model ran forward of which ``optimizers`` hold parameters."""
+        self._ran.add(optimizers - self._inside)
+
+    def update(self, optimizer: int) -> None:
+        """``optimizer`` made (or skipped) its update."""
+        self._names.setdefault(optimizer, "an optimizer")
+        last, row = self._row
+        self._row = (optimizer, row + 1 if last == optimizer else 1)
+        self._rows[optimizer] = max(self._rows.get(optimizer, 0), self._row[1])
+        self._idle.discard(optimizer)
+        self._ever.add(optimizer)
+        self.updates[optimizer] = self.updates.get(optimizer, 0) + 1
+
+    def due(self, *, ever: bool = False) -> set[int]:
+        """For whom the step waits; with ``ever`` only those who have updated before."""
+        if max(self.updates.values(), default=0) >= PATIENCE:
+            return set()
+        beside = self.beside & self._ever if ever else self.beside
+        return {optimizer for optimizer in beside if self._is_due(optimizer)}
+
+    def end(self) -> str | None:
+        """The step is over; what there is to know of it where it puts several updates together."""
+        message = self._put_together()
+        if max(self.updates.values(), default=0) >= PATIENCE:
+            self._idle |= self.beside
+        self._together |= set(map(frozenset, combinations(self.updates, 2)))
+        self.updates, self._ran = {}, set()
+        return message
+
+    def died(self, optimizer: int) -> None:
+        """``optimizer`` no longer exists, and another may get its ``id``: its updates of this step stay.
+
+        It may be gone before the step is known to be over, as what a function has made for itself is.
+        """
+        self._dead -= 1
+        self._names[self._dead] = self._names.get(optimizer, "an optimizer")
+        if optimizer in self.updates:
+            self.updates[self._dead] = self.updates[optimizer]
+            self._ran = {each | {self._dead} if optimizer in each else each for each in self._ran}
+        self._living.discard(optimizer)
+        self._inside.discard(optimizer)
+        self._leave_out(optimizer)
+
+    def _leave_out(self, optimizer: int) -> None:
+        for group in (self._ever, self._idle):
+            group.discard(optimizer)
+        for counts in (self.updates, self._rows):
+            counts.pop(optimizer, None)
+        self._ran = {each - {optimizer} for each in self._ran}
+        self._together = {pair for pair in self._together if optimizer not in pair}
+
+    def _is_due(self, optimizer: int) -> bool:
+        if optimizer in self._idle or any(optimizer in each and each & self.updates.keys() for each in self._ran):
+            return False
+        return optimizer not in self._ever or any(self._take_turns(optimizer, other) for other in self.updates)
+
+    def _take_turns(self, one: int, other: int) -> bool:
+        in_rows = self._rows.get(one, 0) > 1 and self._rows.get(other, 0) > 1
+        return frozenset((one, other)) in self._together and not in_rows
+
+    def _put_together(self) -> str | None:
+        parts = list(self._counted())
+        optimizers, total = len(self.updates), sum(self.updates.values())
+        if total <= 1:
+            return None
+        if optimizers > 1:
+            return f"the updates of several optimizers are put together into one step: {', '.join(parts)}"
+        waited = [self._names.get(key, "an optimizer") for key in self.beside]
+        if total < PATIENCE or not waited:
+            return f"several updates of one optimizer are put together into one step: {parts[0]}"
+        return (
+            f"several updates are put together into one step ({parts[0]}), which waited for one of "
+            f"{' and '.join(waited)}, whose model ran too; from then on nothing waits for that"
         )
 
+    def _counted(self) -> Iterator[str]:
+        """The optimizers that have updated in this step and how often, those of a class that did so alike as one."""
+        alike = Counter((self._names[key], count) for key, count in self.updates.items())
+        said: set[str] = set()
+        for (name, count), optimizers in alike.items():
+            other = name in said
+            said.add(name)
+            if optimizers > 1:
+                yield f"{name} {_times(count)} each ({optimizers} {'other ' if other else ''}optimizers)"
+            else:
+                yield f"{'another ' if other else ''}{name} {_times(count)}"
 
-class Stopwatch:
-    """How long each step takes, from the first forward on, in nanoseconds."""
 
-    def __init__(self, *, synchronize: bool = True) -> None:
-        self._synchronize = synchronize
-        self.durations_ns: list[int] = []
-        self._since: int | None = None
+class StepMachine:
+    """Where the script is. ``trained`` is asked for whom a step waits; ``step_on`` says what ends a step."""
 
-    def install(self) -> Callable[[], None]:
-        """Start with the first module that runs; returns what undoes the waiting for it."""
+    def __init__(self, step_on: StepOn | Marker, trained: Trained) -> None:
+        self._step_on = step_on
+        self._trained = trained
+        self.rounds = Rounds()
+        self.recording = False
+        """Whether allocator events are being recorded now. The recording says so, which begins and ends."""
+        self.phase = Phase.SETUP
+        self.begun = False
+        """Whether the first recorded step has begun."""
+        self.manual = False
+        """Whether the user says when steps end; then updates no longer do."""
+        self.in_engine = False
+        """Whether autograd's engine runs."""
+        self._inside_forward = False
+        """Whether the engine was started inside a forward."""
+        self._trains = False
+        """Whether a backward has run."""
+        self._ended_ns: int | None = None
+        """When the step ended, unless the next forward shows that it goes on."""
+        self._before_evaluation, self._observed_before = Phase.SETUP, False
+        """What there was when gradients were off and a model ran: the phase, and whether forward was observed."""
+        self._model_ran = False
+        """Whether one ran since the last batch: what a module without parameters is fed may be what the model gave."""
+        self._due = False
+        """Whether the step ends with the backward that is running."""
+        self._looked_back = False
+        """Whether the step had a forward with gradients, before which the script's variables are looked at."""
+        self._looks = 0
 
-        def begin(*_: object) -> None:
-            self._since = time_ns()
-            undo()
+    # What the recording says of itself.
 
-        undo = hook(on_module_before, begin)
-        return undo
+    def step_began(self) -> None:
+        """A step begins: the first, or the one after a step that was written."""
+        self.begun, self.phase = True, Phase.BETWEEN
+        self._model_ran = self._due = self._looked_back = False
+        self._looks = 0
 
-    def lap(self) -> None:
-        """A step has ended."""
-        if self._synchronize and torch.cuda.is_initialized():  # else only what the host did is timed
-            torch.cuda.synchronize()
-        now = time_ns()
-        if self._since is not None:
-            self.durations_ns.append(now - self._since)
-        self._since = now
+    def forget(self) -> None:
+        """In a child that was forked: nothing that happens here is the recording's."""
+        self.recording = self.in_engine = self._inside_forward = False
+        self._ended_ns = None
+
+    # Forward. ``observed`` is whether its ops are being observed, ``grad`` whether gradients are on.
+
+    def forward_started(
+        self, optimizers: frozenset[int] | None, *, grad: bool, observed: bool, recomputing: bool
+    ) -> Actions:
+        """An outermost module is about to run; ``recomputing`` when backward computes a forward again.
+
+        ``optimizers`` hold parameters of it; ``None`` where it is no part of a step, or a step waits for nobody.
+        """
+        if recomputing:
+            yield Do.OBSERVE_AGAIN
+            return
+        yield from self._settle()
+        if not self.recording:  # that was the last step
+            return
+        if optimizers is not None:
+            self.rounds.ran(optimizers)
+        if self._trains and grad and not self._looked_back:
+            self._looked_back = True
+            yield from self._look()
+        yield from self._begin_forward(grad=grad, observed=observed)
+        yield Do.OBSERVE
+
+    def _begin_forward(self, *, grad: bool, observed: bool) -> Actions:
+        yield Do.PAUSE
+        evaluates = self._evaluates(grad=grad)
+        if not (self.begun or evaluates):
+            yield Do.BEGIN_STEP
+        self._model_ran = True
+        yield Do.SEE_MODEL
+        if evaluates:
+            self._before_evaluation, self._observed_before = self.phase, observed
+            yield Do.COUNT_EVALUATION
+        yield from self._enter(Phase.EVALUATION if evaluates else Phase.FORWARD)
+
+    def _evaluates(self, *, grad: bool) -> bool:
+        """Whether a forward that starts now is none of a step's own, which inference has without gradients."""
+        if grad or self._step_on is StepOn.FORWARD:
+            return False
+        return self._trains or not isinstance(self._step_on, Marker)
+
+    def forward_ended(self, *, raised: bool, grad: bool, stepping: bool) -> Actions:
+        """The outermost module has returned or ``raised``; ``stepping``: inside an optimizer's ``step``."""
+        if self.phase is Phase.BACKWARD:
+            yield Do.KEEP_RECOMPUTED
+            yield Do.LEAVE_OPS
+            return
+        if self.phase is Phase.EVALUATION:
+            before = self._before_evaluation
+            if before is not Phase.FORWARD or not self._observed_before:  # else a step's own forward goes on
+                yield Do.END_FORWARD
+            yield from self._enter(before)
+            return
+        yield Do.END_FORWARD
+        if not grad:
+            yield from self._rest(stepping=stepping)
+        if self._step_on is StepOn.FORWARD and self.recording and not (self.manual or raised):
+            yield Do.LEAVE
+            yield Do.NOTE_HOLDERS
+            yield from self._finish()
+
+    def skimmed(self, optimizers: frozenset[int] | None) -> Actions:
+        """An outermost module is about to run, and nothing is recorded; ``optimizers`` as in forward."""
+        yield from self._settle()
+        if not self.recording and optimizers is not None:
+            self.rounds.ran(optimizers)
+
+    def skimmed_over(self) -> Actions:
+        """It has returned."""
+        if self._step_on is StepOn.FORWARD and not self.recording:
+            yield from self._finish()
+
+    # Backward.
+
+    def backward_started(self, *, in_forward: bool) -> Actions:
+        """The autograd engine is about to run; ``in_forward``: inside an outermost module that is observed."""
+        if not self.recording:
+            return
+        self.in_engine, self._inside_forward = True, in_forward
+        yield Do.LEAVE
+        yield from self._look()
+        self._trains = True
+        yield Do.BEGIN_BACKWARD
+        yield from self._enter(Phase.BACKWARD)
+        yield SetMark(Mark.AFTER_FORWARD)
+
+    def backward_ended(
+        self, ended_ns: int, *, raised: bool, differentiable: bool, grad: bool, observed: bool, stepping: bool
+    ) -> Actions:
+        """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
+        yield Do.END_BACKWARD
+        if self.recording:
+            self.in_engine = False
+            yield Do.NOTE_INPUTS
+            yield from self._rest(stepping=stepping)
+            yield SetMark(Mark.AFTER_BACKWARD)
+        inside_forward, self._inside_forward = self._inside_forward, False
+        if inside_forward:  # torch.func.grad, or a model that computes forces
+            yield from self._begin_forward(grad=grad, observed=observed)
+            yield Do.OBSERVE
+        elif differentiable and self.recording and self.begun and not stepping:
+            yield from self._enter(Phase.FORWARD)  # a penalty on gradients: what follows is part of the loss
+            yield Do.OBSERVE
+        elif not (self.manual or raised):
+            yield from self._after_backward(ended_ns)
+
+    def _after_backward(self, ended_ns: int) -> Actions:
+        if self._due:
+            self._due = False
+            yield from self._after_update(ended_ns)
+        elif self.recording and not self.begun:
+            return
+        elif self._step_on is StepOn.BACKWARD:
+            yield from self._finish()
+        elif self._step_on is StepOn.FOUND and not self.rounds.any:
+            if self.recording:
+                self._ended_ns = ended_ns  # the script may say by itself when the step ends: prof.step()
+            else:
+                yield from self._finish()
+
+    # Updates.
+
+    def update_started(self) -> Actions:
+        """An optimizer is about to update, or a GradScaler for it."""
+        if self.recording:
+            yield Do.LEAVE_OPS
+            yield from self._look()
+            yield from self._enter(Phase.OPTIMIZER)
+
+    def updated(self, optimizer: int, ended_ns: int, *, in_backward: bool) -> Actions:
+        """The outermost ``step`` of ``optimizer`` has returned, or was skipped."""
+        self.rounds.update(optimizer)
+        if self.recording and self.phase is Phase.OPTIMIZER:
+            yield Do.END_UPDATE
+            yield from self._enter(Phase.BACKWARD if in_backward else Phase.BETWEEN)
+            yield SetMark(Mark.AFTER_OPTIMIZER)
+        if self.manual or self._step_on not in (StepOn.FOUND, StepOn.OPTIMIZER):
+            return
+        if in_backward:
+            self._due = True  # an optimizer that steps inside backward: the step ends with that
+        else:
+            yield from self._after_update(ended_ns)
+
+    def _after_update(self, ended_ns: int) -> Actions:
+        if self._step_on is StepOn.OPTIMIZER or self._over():
+            yield from self._finish()
+        else:
+            self._ended_ns = ended_ns
+
+    def _over(self) -> bool:
+        """Whether the update just made ends the step, whatever comes; where it may, :meth:`_settled` tells later."""
+        if not self.rounds.several:
+            return True
+        return self._settled() and not any(map(self._trained.has_gradients, self.rounds.beside))
+
+    def _settled(self, *, script_over: bool = False) -> bool:
+        """Whether the last update has ended the step, as a forward comes next, or the script is over."""
+        return self.rounds.begun and not any(map(self._trained.trains, self.rounds.due(ever=script_over)))
+
+    # Data, and ends that the user names.
+
+    def data_started(self) -> Actions:
+        """A DataLoader is about to make a batch."""
+        self._model_ran = False
+        if self.phase in (Phase.SETUP, Phase.BETWEEN):
+            yield from self._enter(Phase.DATA)
+
+    def transform_started(self) -> Actions:
+        """A module that is no part of a model is about to run."""
+        if not self._model_ran:
+            yield from self.data_started()
+
+    def data_ended(self, before: Phase) -> Actions:
+        """The batch is made or transformed, or there is none left; the script was in the phase ``before``."""
+        if self.recording and self.phase is Phase.DATA:
+            yield from self._enter(before)
+
+    def manual_step(self) -> Actions:
+        """The user says that a step ends here; from now on only that counts."""
+        self.manual = True
+        yield from self._finish()
+
+    def function_returned(self) -> Actions:
+        """The function has returned whose returns end steps."""
+        if self.manual or (self.recording and not self.begun):
+            return
+        if self.recording and not self._trains:  # inference
+            yield Do.NOTE_HOLDERS
+        yield from self._finish()
+
+    def script_over(self) -> Actions:
+        """The script has come to its end: a step may have ended that nothing has settled yet."""
+        yield from self._settle(script_over=True)
+
+    # What several of these do.
+
+    def _enter(self, phase: Phase) -> Actions:
+        yield Enter(phase)
+        self.phase = phase
+
+    def _rest(self, *, stepping: bool) -> Actions:
+        yield from self._enter(Phase.OPTIMIZER if stepping else Phase.BETWEEN)
+
+    def _look(self) -> Actions:
+        self._looks += 1
+        if self._looks <= MOST_LOOKS:
+            yield Do.LOOK
+
+    def _settle(self, *, script_over: bool = False) -> Actions:
+        """A forward begins, or the script is over: the step may have ended some time ago."""
+        ended_ns, self._ended_ns = self._ended_ns, None
+        if ended_ns is None or self.manual:
+            return
+        if not self.rounds.any:
+            yield Say(WITHOUT_OPTIMIZER)
+        elif not self._settled(script_over=script_over):
+            return
+        yield from self._finish(ended_ns)
+
+    def _finish(self, ended_ns: int | None = None) -> Actions:
+        self._ended_ns = None
+        together = self.rounds.end()
+        if together is not None and self._step_on is StepOn.FOUND and not self.manual:
+            yield Say(together)
+        yield EndStep(ended_ns)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

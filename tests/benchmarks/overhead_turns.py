@@ -264,10 +264,10 @@ PARTS: dict[str, str] = {
     "step's end: joining events": "recorder.writing.join:Joiner.join",
     "step's end: the log as columns": """recorder.facts.log:Log.take_facts recorder.facts.log:Log.take_ops
         recorder.facts.log:Log.take_phases recorder.facts.log:Log.take_modules""",
-    "following the script's phases": """recorder.follower:Follower.forward_started
-        recorder.follower:Follower.forward_ended recorder.follower:Follower.backward_started
-        recorder.follower:Follower.backward_ended recorder.follower:Follower.optimizer_started
-        recorder.follower:Follower.updated""",
+    "following the script's phases": """recorder.session:Session.forward_started
+        recorder.session:Session.forward_ended recorder.session:Session.backward_started
+        recorder.session:Session.backward_ended recorder.session:Session.optimizer_started
+        recorder.session:Session.updated""",
     "step's end: what is known of the run": """recorder.writing.describe:Describer.description
         recorder.writing.describe:Describer.changed""",
     "SQLite: the file made and closed": "recording:RecordingWriter.__init__ recording:RecordingWriter.close",

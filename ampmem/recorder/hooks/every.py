@@ -23,9 +23,9 @@ from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.options import Options
 from ampmem.recorder.ranks.places import Places
+from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.update import RunningUpdate
 
 
 class Hooks:

@@ -25,6 +25,7 @@ from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot, parameter_record
 from ampmem.recorder.models.twins import chosen_from, is_master, partition_of, twins_of
+from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import SCALER_STEP, found_inf, scale_of
 from ampmem.recorder.torch_private.optimizers import (
@@ -34,7 +35,6 @@ from ampmem.recorder.torch_private.optimizers import (
     on_step_before,
     running_steps,
 )
-from ampmem.recorder.update import RunningUpdate
 
 _Names: TypeAlias = dict[int, list[tuple[int, int]]]
 """``id`` of each parameter to the text ids of its name and module; of a flat copy to those of all that are in it."""

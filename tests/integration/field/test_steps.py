@@ -11,7 +11,7 @@ import pytest
 from commands import ampmem
 from field import PROGRAMS, Ran, record
 
-from ampmem.recorder.rounds import PATIENCE
+from ampmem.recorder.steps import PATIENCE
 
 pytest.importorskip("torch")
 

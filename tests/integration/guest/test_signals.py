@@ -22,10 +22,10 @@ import ampmem
 from ampmem.own_code import RECORDING_CODE
 from ampmem.patching import in_place
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.follower import Follower
 from ampmem.recorder.hooks.forward import ForwardMode
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.hooks.saved import SavedByNodes
+from ampmem.recorder.session import Session
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recording import RecordingWriter
@@ -139,12 +139,12 @@ def test_at_the_end(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     assert (len(summary.steps), summary.conservation.residual_bytes) == (1, 0)
 
 
-@pytest.mark.parametrize("place", ["_begin_forward", "_observe_forward", "backward_started", "updated"])
+@pytest.mark.parametrize("place", ["_note_models", "_act", "backward_started", "updated"])
 def test_in_what_follows_the_script(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     model, optimizer = make()
     with ampmem.profile() as prof:
         step(model, optimizer)
-        sends(monkeypatch, Follower, place)
+        sends(monkeypatch, Session, place)
         with pytest.raises(Timeout):
             step(model, optimizer)
         step(model, optimizer)
@@ -162,7 +162,7 @@ SWALLOWING = (
     (ForwardMode, "_after"),
     (SavedByNodes, "read"),
     (OptimizerHooks, "note_gradients"),
-    (Follower, "optimizer_started"),
+    (Session, "optimizer_started"),
 )
 """What runs where an ``Exception`` is kept from the script, or where Python only prints it."""
 

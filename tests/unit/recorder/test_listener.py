@@ -18,9 +18,9 @@ from ampmem.recorder.hooks.modules import ModuleHooks
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
+from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.update import RunningUpdate
 
 
 class Diary:
