@@ -1,4 +1,4 @@
-"""The step machine, by tables: what hooks report, and the steps, phases and marks that come of it. It needs no torch."""
+"""The step machine, by tables: what hooks report, and the steps, phases and marks that come of it. Without torch."""
 
 from __future__ import annotations
 
