@@ -155,14 +155,20 @@ def drawn(count: int, seed: int, only: str) -> list[Mutant]:
 
 def survives(mutant: Mutant) -> bool:
     """Whether all the tests that are for it pass on the mutant."""
+    return _tests_pass(mutant.tests, mutant)
+
+
+def _tests_pass(tests: Sequence[str], mutant: Mutant | None = None) -> bool:
+    """Whether they pass on a copy of the package, that of ``mutant`` where one is given."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "ampmem")
         shutil.copytree(ROOT / "ampmem", package, ignore=shutil.ignore_patterns("__pycache__"))
-        (package / mutant.path).write_text(mutant.source, encoding="utf-8")
-        return _tests_pass(Path(folder), mutant.tests)
+        if mutant is not None:
+            (package / mutant.path).write_text(mutant.source, encoding="utf-8")
+        return _run(Path(folder), tests)
 
 
-def _tests_pass(folder: Path, tests: Sequence[str]) -> bool:
+def _run(folder: Path, tests: Sequence[str]) -> bool:
     """Run them in a child of this process, which has imported torch already, on the package in ``folder``."""
     child = os.fork()
     if child == 0:
@@ -181,7 +187,7 @@ def _tests_pass(folder: Path, tests: Sequence[str]) -> bool:
             import pytest
 
             signal.alarm(SECONDS)
-            options = ("-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/tests")
+            options = ("-x", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/made")
             code = int(pytest.main([*options, *(f"tests/unit/{test}" for test in tests)]))
         finally:
             os._exit(code)
@@ -200,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     chosen = drawn(asked.count, asked.seed, asked.only)
     for tests in {mutant.tests for mutant in chosen}:
-        if not _tests_pass(ROOT, tests):
+        if not _tests_pass(tests):
             print(f"without a mutant these fail: {' '.join(tests)}", file=sys.stderr)
             return 1
     noticed: dict[str, list[bool]] = {}
