@@ -271,7 +271,167 @@ def _batch_norm_with_update(found: Any, source: Tensor, weight: Tensor | None, *
     return result, mean, inverse, source.new_empty((0,), dtype=torch.uint8)
 
 
+def _bernoulli(found: Any, source: Tensor, *, generator: Any = None) -> Tensor:
+    """``bernoulli`` (``Distributions.cpp``): of 16 bits the probabilities are made FP32 (``bernoulli_tensor_cuda``)."""
+    result = torch.empty_like(source)
+    if source.dtype in (torch.float16, torch.bfloat16):
+        source.to(torch.float32)
+    return result
+
+
+def _affine_grid(found: Any, theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+    """``affine_grid_generator`` (``AffineGridGenerator.cpp``)."""
+    points, grid = _points(theta, size, align_corners)
+    shape = (*grid.shape[:-1], len(size) - 2)
+    return grid.view(len(theta), points, -1).bmm(theta.transpose(1, 2)).view(shape)
+
+
+def _affine_grid_backward(found: Any, grad: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+    points, grid = _points(grad, size, align_corners)
+    flat = grid.view(len(grad), points, -1).transpose(1, 2).bmm(grad.reshape(len(grad), points, -1))
+    return flat.transpose(1, 2)
+
+
+def _points(like: Tensor, size: Sequence[int], align_corners: bool) -> tuple[int, Tensor]:
+    """How many points each grid has, and their coordinates with a 1 behind (``make_base_grid_4D``, ``_5D``)."""
+    batch, _, *extents = size
+    grid = like.new_empty((batch, *extents, len(extents) + 1))
+    for place, extent in enumerate(reversed(extents)):
+        _spread(like, extent, align_corners, grid.select(-1, place))
+    return math.prod(extents), grid
+
+
+def _spread(like: Tensor, extent: int, align_corners: bool, coordinate: Tensor) -> None:
+    """``linspace_from_neg_one``, copied to its coordinate."""
+    if extent <= 1:
+        return
+    spread = like.new_empty((extent,))
+    if not align_corners:
+        spread = spread * (extent - 1) / extent
+
+
+def _trilinear(
+    found: Any,
+    first: Tensor,
+    second: Tensor,
+    third: Tensor,
+    expand_first: Sequence[int],
+    expand_second: Sequence[int],
+    expand_third: Sequence[int],
+    summed: Sequence[int],
+    unrolled: int = 1,
+) -> Any:
+    """``_trilinear`` (``Linear.cpp``), which runs one product after the other for each index of one dimension."""
+    given = [first, second, third]
+    for place, expanded in enumerate((expand_first, expand_second, expand_third)):
+        for dim in sorted(expanded):
+            given[place] = given[place].unsqueeze(dim)
+    if not all(each.numel() for each in given):
+        return NotImplemented
+    whole = torch.broadcast_shapes(*(each.shape for each in given))
+    early = [dim for dim in summed if dim != unrolled and given[2].shape[dim] == 1 and dim in expand_third]
+    late = [dim for dim in summed if dim != unrolled and dim not in early]
+    result = first.new_zeros([1 if dim in summed else length for dim, length in enumerate(whole)])
+    expansions = (expand_first, expand_second, expand_third)
+    for index in range(whole[unrolled]):
+        parts = [
+            each if unrolled in expanded else each.narrow(unrolled, index, 1)
+            for each, expanded in zip(given, expansions, strict=True)
+        ]
+        product = _product_of_two(parts[0], parts[1], early)
+        product = _product_of_two(product, parts[2], late)
+        (result if unrolled in summed else result.narrow(unrolled, index, 1)).add_(product)
+    return result.squeeze(tuple(summed)) if summed else result
+
+
+def _product_of_two(left: Tensor, right: Tensor, summed: Sequence[int]) -> Tensor:
+    """``sumproduct_pair`` (``Linear.cpp``), which keeps the dimensions that it sums over."""
+    if not summed:
+        return left * right
+    both: list[int] = []
+    of_left: list[int] = []
+    of_right: list[int] = []
+    for dim in range(left.dim()):
+        wide_left, wide_right = left.shape[dim] != 1, right.shape[dim] != 1
+        if dim in summed:
+            if wide_left and not wide_right:
+                left = left.sum(dim, True)
+            elif wide_right and not wide_left:
+                right = right.sum(dim, True)
+        elif wide_left and wide_right:
+            both.append(dim)
+        else:
+            (of_left if wide_left else of_right).append(dim)
+    size = [math.prod(left.shape[dim] for dim in dims) for dims in (both, of_left, summed)]
+    columns = math.prod(right.shape[dim] for dim in of_right)
+    order = [*both, *of_left, *summed, *of_right]
+    shape = [*(left.shape[dim] for dim in (*both, *of_left)), *(1 for _ in summed), *(right.shape[d] for d in of_right)]
+    rows = left.permute(order).reshape(size)
+    turned = right.permute([*both, *summed, *of_right, *of_left]).reshape(size[0], size[2], columns)
+    product = rows.bmm(turned).view(shape)
+    return product.permute([order.index(dim) for dim in range(left.dim())])
+
+
+def _encoder_layer(
+    found: Any,
+    source: Tensor,
+    width: int,
+    heads: int,
+    weight: Tensor,
+    bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    gelu: bool,
+    norm_first: bool,
+    epsilon: float,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    second_weight: Tensor,
+    second_bias: Tensor,
+    up_weight: Tensor,
+    up_bias: Tensor,
+    down_weight: Tensor,
+    down_bias: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+) -> Any:
+    """``transformer_encoder_layer_forward`` (``transformers/transformer.cpp``), without a mask.
+
+    With one, attention is another.
+    """
+    if mask is not None:
+        return NotImplemented
+
+    def norm(tensor: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return aten.native_layer_norm.default(tensor, [width], weight, bias, epsilon)[0]  # type: ignore[no-any-return]
+
+    def attention(tensor: Tensor) -> Tensor:
+        projected = torch.nn.functional.linear(tensor, weight, bias)
+        query, key, value = (each.view(*each.shape[:2], heads, -1).transpose(1, 2) for each in projected.chunk(3, -1))
+        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        del projected, query, key, value
+        attended = attended.transpose(1, 2).reshape(*tensor.shape[:2], width)
+        return torch.nn.functional.linear(attended, out_weight, out_bias)
+
+    def feed_forward(tensor: Tensor) -> Tensor:
+        flat = tensor.reshape(-1, width)
+        inner = aten._addmm_activation.default(up_bias, flat, up_weight.t(), use_gelu=gelu)
+        return torch.nn.functional.linear(inner.view(*tensor.shape[:-1], -1), down_weight, down_bias)
+
+    result = attention(norm(source, norm_weight, norm_bias) if norm_first else source).add_(source)
+    if not norm_first:
+        result = norm(result, norm_weight, norm_bias)
+    before = result
+    result = feed_forward(norm(result, second_weight, second_bias) if norm_first else result).add_(before)
+    return result if norm_first else norm(result, second_weight, second_bias)
+
+
 COMPOSITES: dict[Any, Any] = {
+    aten.bernoulli.default: _bernoulli,
+    aten.affine_grid_generator.default: _affine_grid,
+    aten.affine_grid_generator_backward.default: _affine_grid_backward,
+    aten._trilinear.default: _trilinear,
+    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
     aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
     aten.binary_cross_entropy.default: _bce,
     aten.soft_margin_loss.default: _soft_margin,

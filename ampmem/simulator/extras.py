@@ -15,7 +15,7 @@ from ampmem.simulator.private.general import FakeTensor, in_backward
 from ampmem.simulator.scratch import workspaces
 from ampmem.simulator.scratch.convolutions import Convolution, convolution_of, workspace_limit
 from ampmem.simulator.scratch.measured import table_for
-from ampmem.simulator.scratch.scratch import Course, course_of, has_scratch, scratch_of, unmodelled
+from ampmem.simulator.scratch.scratch import ASSUMED, Course, course_of, has_scratch, scratch_of, unmodelled
 from ampmem.units import format_bytes
 
 aten = torch.ops.aten
@@ -82,6 +82,8 @@ class Extras:
             self._convolution(func, args, result)
         for sizes in scratch_of(func, args, result, device.gpu):
             device.scratch(str(func), sizes)
+        if func in ASSUMED:
+            device.assume(ASSUMED[func])
         missing = unmodelled(func)
         if missing is not None:
             device.leave_out(missing)

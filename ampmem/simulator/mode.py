@@ -95,7 +95,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
         self.answers: dict[Any, Callable[..., Any]] = {}
         """By op: what runs in its place, whatever it is given."""
-        self._special: dict[Any, Callable[..., Any]] = {
+        self.special: dict[Any, Callable[..., Any]] = {
             **Reading(self).answers,
             aten._amp_foreach_non_finite_check_and_unscale_.default: self._check_finite,
             aten._amp_update_scale_.default: self._update_scale,
@@ -103,6 +103,7 @@ class SimulatedMode(SharedFakeTensorMode):
             aten._pin_memory.default: lambda func, args, kwargs: args[0],
             **dict.fromkeys(KERNELS, self._own_kernel),
         }
+        """By op: what runs in its place on the device."""
 
     @property
     def avoid_device_init(self) -> bool:
@@ -173,7 +174,7 @@ class SimulatedMode(SharedFakeTensorMode):
             return func(*args, **kwargs)
         if kwargs.get("layout") not in _DENSE:
             raise stop(no_layout(kwargs["layout"]))
-        special = self._special.get(func)
+        special = self.special.get(func)
         if special is not None:
             return special(func, args, kwargs)
         return self.run(func, args, kwargs)
@@ -200,7 +201,8 @@ class SimulatedMode(SharedFakeTensorMode):
         self._inside += whole
         # What fake tensors remember of an op is its result: the parts of a composite one (inference mode lets them
         # through) have to run each time, or what they allocate would get memory the first time only.
-        remembered, self.cache_enabled = self.cache_enabled, self._remembers and whole
+        remembers = whole and func is not _PART_OF_MORE
+        remembered, self.cache_enabled = self.cache_enabled, self._remembers and remembers
         try:
             result = super().dispatch(func, (), args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
@@ -371,6 +373,8 @@ _GONE = (
 )
 _REAL = (aten.randperm.default, aten.randperm.generator, aten.lift_fresh.default)
 """What stays real even where everything else is simulated: a DataLoader reads it."""
+_PART_OF_MORE = aten._scaled_dot_product_efficient_attention_backward.default
+"""Its gradient of a mask is a part of larger memory, of which what fake tensors remember does not know the end."""
 _RESIZING = (aten.resize_.default, aten.resize_as_.default, aten.set_.source_Storage_storage_offset)
 
 

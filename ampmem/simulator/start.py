@@ -106,7 +106,7 @@ def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -
     """Patch, register and push all that belongs to ``mode`` and its device."""
     device = mode.device_model
     undo.callback(general.accept_foreach())
-    undo.callback(attention.install(device, mode.additions))
+    undo.callback(attention.install(mode))
     if device.label == "cuda":
         undo.callback(kernels_of_cuda())
         undo.callback(cuda.install(mode, alone=world is None))

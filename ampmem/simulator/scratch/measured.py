@@ -1,13 +1,15 @@
 """Workspaces of convolutions that were measured on a GPU, where there is a table for it.
 
 ``tests/gpu/workspaces.py`` writes such tables (schema ``ampmem.workspaces/1``). Each lies in ``tables/``, under any
-name that ends in ``.json``. A table counts for the GPU that it names, and for the version of torch, of which its last
-part, such as ``+cu130``, is ignored: a build for the CPU simulates for one with CUDA.
+name that ends in ``.json``, or in ``.json.gz`` where it is compressed. A table counts for the GPU that it names, and
+for the version of torch, of which its last part, such as ``+cu130``, is ignored: a build for the CPU simulates for one
+with CUDA.
 """
 
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,12 +55,12 @@ def table_for(gpu: GpuSpec, version: str = torch.__version__, folder: Path = TAB
 
 @functools.cache
 def _tables(folder: Path) -> tuple[MeasuredWorkspaces, ...]:
-    return tuple(read(path) for path in sorted(folder.glob("*.json")))
+    return tuple(read(path) for path in sorted((*folder.glob("*.json"), *folder.glob("*.json.gz"))))
 
 
 def read(path: Path) -> MeasuredWorkspaces:
     """The table at ``path``. Raises ``ValueError`` for one of another schema."""
-    data = json.loads(path.read_text(encoding="utf-8"))
+    data = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
     if data.get("schema") != SCHEMA:
         raise ValueError(f"{path.name} is not a table of schema {SCHEMA}")
     machine = data["machine"]

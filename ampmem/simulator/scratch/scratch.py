@@ -43,11 +43,13 @@ _SORTED_SINCE = 3072
 _BAG_MAX = 2
 """The mode of an ``EmbeddingBag`` that takes the largest."""
 _NORMS_OF_CHUNKS = TorchVersion(torch.__version__) >= "2.15"
+_STATE_ON_HOST = TorchVersion(torch.__version__) < "2.13"
+"""Whether memory-efficient attention keeps the state of random numbers on the host without dropout, too: 2.12 does,
+2.14 does not, and 2.13 is not confirmed."""
 _INDEX_PUTS = (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
 
 _ITSELF = "what {op} allocates for itself"
 SORTS = "the temporary storage of sorts and scans (CUB)"
-_ATTENTION = "cuDNN's workspaces in attention"
 _OF_LIBRARIES = "what {library}'s own kernels allocate for themselves"
 _TORCHS = frozenset({"aten", "prims", "prim", "c10d", "c10d_functional", "dtensor", "fsdp", "symm_mem", "inductor"})
 """The namespaces of ops that come with torch, without underscores before them."""
@@ -61,11 +63,16 @@ _UNKNOWN = {
     **dict.fromkeys(
         ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"), "what cuDNN keeps for batch norms"
     ),
-    **dict.fromkeys(
-        ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"), _ATTENTION
-    ),
 }
 """Ops whose scratch has no formula here, by name."""
+ASSUMED = dict.fromkeys(
+    (
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_cudnn_attention_backward.default,
+    ),
+    "assumed: cuDNN's workspaces in attention are those of cuDNN 9.19, measured on an H200",
+)
+"""Ops whose scratch a library chooses, and was measured: what is to be said where they run."""
 
 
 @functools.cache
@@ -362,13 +369,26 @@ def _efficient_workspace(
     return staging + -(-length // rows) * -(-width // columns) * (rows * columns * 4 + 16)
 
 
-def _cudnn_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """The gradient of the queries and a sum for each of them in FP32, which cuDNN's frontend asks for.
+_CUDNN_PLAN = 256
+"""Bytes that cuDNN's plans ask for in attention: in 47 of 48 calls on an H200 with torch 2.11 and cuDNN 9.19."""
 
-    That part of cuDNN is compiled into torch; what the library itself asks for is not known.
-    """
-    batch, heads, length, width = args[1].shape
-    return [(batch * heads * length * (width + 1) * 4,)]
+
+def _cudnn_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """Nothing for a single query, as measured."""
+    return [(_CUDNN_PLAN,)] if args[0].shape[2] > 1 else []
+
+
+def _cudnn_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
+    """The gradient of the queries and a sum for each of them in FP32, which cuDNN's frontend asks for (that part of
+    cuDNN is compiled into torch), and what the library itself does: the gradients of keys and values for each head of
+    the queries, where several share one."""
+    query, key, value = args[1:4]
+    batch, heads, length, width = query.shape
+    rows = batch * heads * length * (width + 1) * 4
+    groups = 0
+    if key.shape[1] != heads:
+        groups = sum(batch * heads * each.shape[2] * each.shape[3] * each.dtype.itemsize for each in (key, value))
+    return [(rows + groups + _CUDNN_PLAN,)]
 
 
 def _softmax(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
@@ -664,8 +684,8 @@ def made_by(func: Any, args: Sequence[Any], result: Any) -> Sequence[Any]:
         return (result,)
     if func is aten._scaled_dot_product_efficient_attention.default:
         # The state of random numbers comes first; with dropout it is on the host.
-        dropout = len(args) > 5 and args[5]
-        return result[:2] if dropout else (*result[2:], *result[:2])
+        on_host = _STATE_ON_HOST or (len(args) > 5 and args[5])
+        return result[:2] if on_host else (*result[2:], *result[:2])
     if func is aten._scaled_dot_product_cudnn_attention.default and not (len(args) > 5 and args[5]):
         return (*result[6:8], *result[:6], *result[8:])
     if func is aten.native_dropout.default:
@@ -724,6 +744,7 @@ _KNOWN: dict[Any, _Known] = {
     aten._flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
+    aten._scaled_dot_product_cudnn_attention.default: _cudnn_forward,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
     **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), _softmax),
     aten._safe_softmax.default: _safe_softmax,

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.library import Library
 from torch.torch_version import TorchVersion
 
-from ampmem.additions import InPlaceAdditions
 from ampmem.patching import added
 from ampmem.simulator.device import SimulatedDevice
+from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.ops import give_back
 
 aten = torch.ops.aten
@@ -168,8 +168,9 @@ def _unit_stride(*tensors: Tensor) -> bool:
     return all(tensor.stride(-1) == 1 or tensor.shape[-1] == 1 for tensor in tensors)
 
 
-def install(device: SimulatedDevice, additions: InPlaceAdditions) -> Callable[[], None]:
+def install(mode: SimulatedMode) -> Callable[[], None]:
     """Take the place of the op that chooses the kernel; returns what gives it back."""
+    device, additions = mode.device_model, mode.additions
 
     def attention(
         query: Tensor,
@@ -206,6 +207,8 @@ def install(device: SimulatedDevice, additions: InPlaceAdditions) -> Callable[[]
         with additions.of_a_product():
             return _plain(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
+    if device.label == "cuda":  # inside of another op autograd does not see it
+        mode.special[aten.scaled_dot_product_attention.default] = lambda func, args, kwargs: attention(*args, **kwargs)
     library = Library("aten", "IMPL")
     for dispatch_key in _KEYS[device.label]:
         library.impl("scaled_dot_product_attention", attention if device.label == "cuda" else _on_cpu, dispatch_key)

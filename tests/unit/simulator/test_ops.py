@@ -26,6 +26,8 @@ from ampmem.simulator.where import NotSimulated  # noqa: E402
 @pytest.fixture(scope="module")
 def simulation() -> Iterator[Simulation]:
     simulated = Simulation(find_gpu("a100-80"))
+    ones = rand(8, 8)
+    (ones @ ones).sum().backward()  # the workspaces that cuBLAS keeps
     yield simulated
     simulated.end()
 
@@ -178,6 +180,24 @@ FORWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], list
         [160, 80_000, 80_000, 80_000],
         240_160,
     ),
+    "bernoulli, two bytes": (
+        torch.bernoulli,
+        lambda: (plain(512, 1000).bfloat16(),),
+        [1_024_000, 2_048_000],
+        3_072_000,
+    ),
+    "affine_grid": (
+        lambda theta: F.affine_grid(theta, [4, 3, 64, 64], align_corners=False),
+        lambda: (rand(4, 2, 3),),
+        [196_608, *[256] * 6, 131_072],
+        327_680,
+    ),
+    "bilinear": (
+        F.bilinear,
+        lambda: (rand(128, 64), rand(128, 64), rand(32, 64, 64), rand(32)),
+        [16_384, *[32_768, 512] * 32, 16_384],
+        49_664,
+    ),
 }
 BACKWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], list[int], int]] = {
     "bce_with_logits": (F.binary_cross_entropy_with_logits, lambda: (rand(512, 768), plain(512, 768)), [N], N),
@@ -194,6 +214,12 @@ BACKWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], lis
         lambda: (rand(1000, 64), whole(5000), whole(5000)),
         [256_000, *[40_000] * 7, 87_039],
         503_039,
+    ),
+    "affine_grid": (
+        lambda theta: F.affine_grid(theta, [4, 3, 64, 64], align_corners=False),
+        lambda: (rand(4, 2, 3),),
+        [196_608, *[256] * 6, 96, 96],
+        197_376,
     ),
     "few indices": (lambda x, i: x[i], lambda: (rand(1000, 64), whole(100)), [256_000, *[800] * 5, 1], 259_201),
 }
@@ -212,6 +238,18 @@ def test_backward(simulation: Simulation, name: str) -> None:
     result = function(*arguments())
     gradient = torch.ones_like(result)
     assert made(simulation, lambda: result.backward(gradient))[:2] == (sizes, peak)
+
+
+def test_an_encoder_layer_that_is_not_trained_is_one_op(simulation: Simulation) -> None:
+    layer = nn.TransformerEncoderLayer(256, 8, 1024, batch_first=True, device="cuda").eval()
+    source = plain(8, 128, 256)
+    with torch.no_grad():
+        layer(source)  # which makes what attention asks of the device for good
+        sizes, peak, _ = made(simulation, lambda: layer(source))
+    row, number = 1_048_576, 4096
+    state = [8, 8]  # of random numbers
+    assert sizes == [3 * row, *state, row, row, row, number, number, 4 * row, row, row, number, number]
+    assert peak == 6_291_456
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])

@@ -220,7 +220,13 @@ def test_efficient_attention_with_wide_heads_has_its_output_in_fp32() -> None:
 def test_cudnns_attention_backward_adds_up_in_fp32() -> None:
     func = aten._scaled_dot_product_cudnn_attention_backward.default
     query = meta(8, 12, 256, 64, dtype=BF16)
-    assert scratch_of(func, (query, query), (), H100) == [(6389760,)]
+    # As on an H200 with torch 2.11 and cuDNN 9.19.
+    assert scratch_of(func, (query, query, query, query), (), H100) == [(6390016,)]
+    groups = meta(2, 16, 256, 64, dtype=BF16), meta(2, 4, 256, 64, dtype=BF16)
+    assert scratch_of(func, (query, groups[0], groups[1], groups[1]), (), H100) == [(4227328,)]
+    forward = aten._scaled_dot_product_cudnn_attention.default
+    assert scratch_of(forward, (query, query, query), (), H100) == [(256,)]
+    assert scratch_of(forward, (meta(2, 12, 1, 64, dtype=BF16), query, query), (), H100) == []
 
 
 def test_random_numbers_of_efficient_attention_come_first_and_with_dropout_not_at_all() -> None:
