@@ -244,3 +244,71 @@ def test_the_sum_is_the_processs_total_whatever_threads_do(actions: list[tuple[s
     for action, size, total in zip(raw.action, raw.bytes, raw.allocated, strict=True):
         running += -size if action == Action.FREE else size
         assert total in (UNKNOWN, running)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("allocate", "free", "theirs", "dies", "settle")), st.integers(0, 9)), max_size=40
+    ),
+    st.lists(st.integers(1, 10**6), min_size=40, max_size=40),
+    st.integers(0, 10**6),
+)
+def test_what_is_alive_is_exact_beside_blocks_of_before(
+    actions: list[tuple[str, int]], sizes: list[int], stale: int
+) -> None:
+    """Blocks of before are not in the total; what an earlier profile has counted is, and is not in the events."""
+    process = Process()
+    if stale:
+        process.alive[0x10] = stale
+    before = {0x500000 + 0x1000 * place: size for place, size in enumerate(sizes[:8])}
+    process.tensors.baseline |= before
+    process.ledger.add_baseline(before)
+    own = [process.allocate(1)]
+    raws = []
+    for (action, place), size in zip(actions, sizes, strict=False):
+        if action == "allocate":
+            own.append(process.allocate(size))
+        elif action == "theirs":
+            process.allocate(size, elsewhere=True)
+        elif action == "free" and own:
+            process.free(own.pop(place % len(own)))
+        elif action == "dies" and before:
+            address = list(before)[place % len(before)]
+            del before[address]
+            process.tensors.lost(address)
+        elif action == "settle":
+            raws.append(process.settle())
+    process.allocate(1)
+    raws.append(process.settle())
+    running = 0
+    for raw in raws:
+        rows = zip(raw.action, raw.bytes, raw.allocated, raw.op, raw.sequence, strict=True)
+        for action, size, total, op, sequence in rows:
+            running += -size if action == Action.FREE else size
+            assert total in (UNKNOWN, running)
+            assert sequence == -1
+            assert op == 0 or (action == Action.ALLOC and raw.ops[op] == ELSEWHERE)
+    assert running == process.total - stale + sum(before.values())
+
+
+def test_a_storage_that_nothing_explains_is_memory_that_torch_did_not_allocate() -> None:
+    process = Process()
+    block = process.allocate(100)
+    process.tensors.saw(0x90000, 40, resizable=False)
+    process.tensors.saw(block + 8, 20, resizable=False)  # a part of a block that is known
+    process.tensors.saw(0xA0000, 30, resizable=False, kept=False)  # one that is gone at once
+    assert left(process.settle()) == {block: 100, 0x90000: 40}
+    process.tensors.lost(0x90000)
+    process.free(block)
+    raw = process.settle()
+    assert raw.action.tolist() == [Action.FREE] * 2
+    assert raw.allocated.tolist() == [UNKNOWN, 0]
+
+
+def test_a_storage_larger_than_what_others_hold_is_not_theirs() -> None:
+    process = Process()
+    process.allocate(1)
+    process.allocate(50, elsewhere=True)
+    process.allocate(2)
+    process.tensors.saw(0x90000, 51, kept=False)
+    assert 0x90000 not in left(process.settle())
