@@ -52,8 +52,7 @@ from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Actions, Do, EndStep, Enter, Say, SetMark, StepMachine
 from ampmem.recorder.torch_private.general import in_backward
 from ampmem.recorder.writing.describe import Describer, Notes, run_record
-from ampmem.recorder.writing.join import Joiner
-from ampmem.recorder.writing.writer import StepWriter
+from ampmem.recorder.writing.writer import Joiner, StepWriter
 from ampmem.recording import MOST_STEPS, RecordingWriter
 from ampmem.signals import SIGNALS, opened
 from ampmem.vocabulary import Arm, StepOn

@@ -259,9 +259,9 @@ PARTS: dict[str, str] = {
     "step's end: the allocator's snapshot": "recorder.sources.cuda.device:TorchCuda.snapshot",
     "step's end: reading the trace": "recorder.sources.cuda.events:History.read",
     "step's end: settling events": "recorder.sources.ledger:Ledger.settle recorder.sources.cuda.events:History.settle",
-    "step's end: the rest of the source": """recorder.sources.cuda.peaks:Peaks.note
+    "step's end: the rest of the source": """recorder.sources.cuda.source:Peaks.note
         recorder.sources.cuda.source:CudaSource._take""",
-    "step's end: joining events": "recorder.writing.join:Joiner.join",
+    "step's end: joining events": "recorder.writing.writer:Joiner.join",
     "step's end: the log as columns": """recorder.facts.log:Log.take_facts recorder.facts.log:Log.take_ops
         recorder.facts.log:Log.take_phases recorder.facts.log:Log.take_modules""",
     "following the script's phases": """recorder.session:Session.forward_started

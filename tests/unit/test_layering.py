@@ -56,10 +56,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
     ),
     "recorder/torch_private": ("entries", "cuda distributed general optimizers sharded", "tensors"),
     "recorder/sources": (
-        "base kineto missing_frees storages torch_flags",
-        "process_total window",
-        "mappings",
-        "ledger",
+        "base kineto storages torch_flags",
+        "ledger window",
         "cpu cuda simulated",
         "choose",
     ),

@@ -15,7 +15,7 @@ from ampmem.recorder.hooks.calls import Calls
 from ampmem.recorder.hooks.communication.collectives import CollectiveHooks
 from ampmem.recorder.hooks.communication.data_parallel import DataParallelHooks
 from ampmem.recorder.hooks.communication.every import CommunicationHooks
-from ampmem.recorder.hooks.conflicts import memory_history, swaps, torch_profiler
+from ampmem.recorder.hooks.conflicts import LetGo, let_go_of_swapped, make_way_for_history, make_way_for_profilers
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, UnseenByCompiled, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
@@ -42,7 +42,7 @@ class Hooks:
         arm_seen: ArmSeen,
         options: Options,
         *,
-        hold_tensors: Sequence[swaps.LetGo],
+        hold_tensors: Sequence[LetGo],
     ) -> None:
         self.optimizers = OptimizerHooks(listener, log, models, texts, update)
         communication = CommunicationHooks(listener, log, models, texts, arm_seen)
@@ -66,7 +66,7 @@ class Hooks:
             self.compiled.install,
             self.data_parallel.install,
             CollectiveHooks(listener, log, texts).install,
-            partial(swaps.install, (*hold_tensors, self.optimizers.let_go), log.misses),
+            partial(let_go_of_swapped, (*hold_tensors, self.optimizers.let_go), log.misses),
         ]
         """Those that say when steps end, which may not be recorded, and what is made before a recording."""
         if self.calls is not None:
@@ -74,6 +74,6 @@ class Hooks:
         self.others: list[Callable[[], Undo]] = [partial(data.install, listener, log.misses), communication.install]
         """Those that only matter while there is a recording."""
         if source.uses_profiler:
-            self.others.append(partial(torch_profiler.install, listener))
+            self.others.append(partial(make_way_for_profilers, listener))
         if source.uses_history:
-            self.others.append(partial(memory_history.install, listener))
+            self.others.append(partial(make_way_for_history, listener))

@@ -6,7 +6,8 @@ Holds weak references only: a model that the script drops must die as it would w
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +19,131 @@ from ampmem.recorder.facts.log import Log
 from ampmem.recorder.facts.parts import PLAIN, bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.texts import Texts
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named, named_parameters, tree
-from ampmem.recorder.models.covered import Covered
 from ampmem.recorder.models.live import dictionaries_with, live_modules
-from ampmem.recorder.models.sharded import Sharded
 from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
-from ampmem.recorder.torch_private.sharded import flat_wholes, is_part_of_whole
+from ampmem.recorder.torch_private.sharded import (
+    flat_wholes,
+    fully_sharded,
+    groups_of,
+    is_offloaded,
+    is_part_of_whole,
+    padding_of,
+    params_of,
+    shard_of,
+    stand_ins,
+)
 from ampmem.recorder.torch_private.tensors import base_of
+
+
+class Sharded:
+    """Which parameter is the shard of which whole one. Weak references to FSDP2's own objects, none to tensors."""
+
+    def __init__(self) -> None:
+        self._by_shard: dict[int, weakref.ref[Any]] = {}
+        """By ``id`` of the shard, FSDP2's object for it."""
+        self._by_stand_in: dict[int, weakref.ref[Any]] = {}
+        """By ``id`` of what modules have in the shard's place."""
+
+    def look(self, modules: Iterable[nn.Module]) -> Iterator[Any]:
+        """Find the groups of FSDP2's among ``modules``, which are yielded, and note their parameters."""
+        if not fully_sharded():
+            return
+        for module in modules:
+            for group in groups_of(module):
+                for param in params_of(group):
+                    self.add(param)
+                yield group
+
+    def add(self, param: Any) -> None:
+        """Note what belongs to FSDP2's object ``param`` by now."""
+        shard = shard_of(param)
+        if shard is not None:
+            self._by_shard[id(shard)] = weakref.ref(param)
+        for tensor in stand_ins(param):
+            self._by_stand_in[id(tensor)] = weakref.ref(param)
+
+    def kept(self, parameter: nn.Parameter) -> nn.Parameter:
+        """``parameter``, or the shard that is this rank's where it stands in for that."""
+        if not self._by_stand_in:
+            return parameter
+        reference = self._by_stand_in.get(id(parameter))
+        param = None if reference is None else reference()
+        if param is None or not any(tensor is parameter for tensor in stand_ins(param)):
+            return parameter
+        shard = shard_of(param)
+        return parameter if shard is None else shard
+
+    def manages(self, parameter: torch.Tensor) -> bool:
+        """Whether ``parameter`` is a shard of FSDP2's."""
+        return self._param(parameter) is not None
+
+    def offloaded(self, parameter: torch.Tensor) -> bool:
+        """Whether ``parameter`` is a shard that FSDP2 keeps on the CPU."""
+        return is_offloaded(self._param(parameter))
+
+    def padding(self, parameter: torch.Tensor) -> int:
+        """Bytes in the memory of the shard ``parameter`` that are no element's."""
+        param = self._param(parameter)
+        return 0 if param is None else padding_of(param) * parameter.element_size()
+
+    def _param(self, parameter: torch.Tensor) -> Any:
+        reference = self._by_shard.get(id(parameter))
+        param = None if reference is None else reference()
+        return param if param is not None and shard_of(param) is parameter else None
+
+
+_MOST_RUNS = 100_000
+"""A tensor in more pieces than that is not looked at: it counts as if it shared nothing."""
+
+
+class Covered:
+    """The addresses that belong to the parameters seen so far."""
+
+    def __init__(self, data_address: Callable[[torch.Tensor], int]) -> None:
+        self._data_address = data_address
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def place(self, parameter: torch.Tensor) -> tuple[tuple[int, int], ...]:
+        """The ranges of addresses in which ``parameter`` lies; empty where that cannot be told."""
+        parts = [(self._data_address(part), part) for part in parts_of(parameter)]
+        return tuple(
+            (address + start, address + end) for address, part in parts if address for start, end in _runs(part)
+        )
+
+    def overlap(self, place: tuple[tuple[int, int], ...], size: int) -> int:
+        """How many of the ``size`` bytes at ``place`` are those of parameters before, or lie there more than once."""
+        return size - sum(self._take(start, end) for start, end in place) if place else 0
+
+    def _take(self, start: int, end: int) -> int:
+        """Add this range; how many bytes of it are new."""
+        first = last = bisect_left(self._ends, start)
+        new, low, high = end - start, start, end
+        while last < len(self._starts) and self._starts[last] <= end:
+            new -= max(0, min(end, self._ends[last]) - max(start, self._starts[last]))
+            low, high = min(low, self._starts[last]), max(high, self._ends[last])
+            last += 1
+        self._starts[first:last], self._ends[first:last] = [low], [high]
+        return new
+
+
+def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+    """The ranges of bytes, from its first element on, in which the elements of a strided ``tensor`` lie."""
+    dimensions = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+    block, pieces = 1, 1
+    while dimensions and dimensions[0][0] == block:
+        block *= dimensions.pop(0)[1]
+    for _, size in dimensions:
+        pieces *= size
+    if pieces > _MOST_RUNS or not tensor.numel():
+        return
+    starts = [0]
+    for stride, size in dimensions:
+        starts = [start + number * stride for number in range(size) for start in starts]
+    width = tensor.element_size()
+    for start in starts:
+        yield start * width, (start + block) * width
+
 
 ROOT = "(model)"
 """Path of the only model's root module; with several models each has its class name instead."""

@@ -5,6 +5,8 @@ The profiler is stopped and started again at each :meth:`ProfilerSource.drain`.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import platform
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -15,12 +17,13 @@ import numpy as np
 import torch
 
 from ampmem.events import Column
+from ampmem.patching import Undo, added
 from ampmem.recorder.facts.addresses import Blocks, RealAddresses
 from ampmem.recorder.facts.log import See
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.ledger import NOTHING, Ledger, Profiled
-from ampmem.recorder.sources.process_total import NOT_COUNTED, count_all_threads
 from ampmem.recorder.sources.storages import Storages
+from ampmem.recorder.sources.torch_flags import counting_begins, torch_flag
 from ampmem.recorder.sources.window import (
     COLLECTIVES,
     MARKER,
@@ -36,10 +39,38 @@ from ampmem.recorder.torch_private.general import ALLOCATION
 from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
+FLAG = "FLAGS_caffe2_report_cpu_memory_usage"
+NOT_COUNTED = "what threads other than the recorded one allocate and free on the CPU is not counted: {why}"
 TOLD_BY_SIZE = (
     "{size} were freed on threads that are not recorded. Sums and peaks are the allocator's own all the same; but "
     "which tensors went was told by their sizes, so up to that much may stand in a wrong category"
 )
+
+
+def count_all_threads() -> tuple[Undo, str | None]:
+    """Have torch's CPU allocator count for the whole process; returns what undoes it, or why it cannot.
+
+    The profiler looks at one thread. The running total in its events is the process's once :data:`FLAG` of libc10 is
+    set: then every allocation and free is added up. Source: ``ProfiledCPUMemoryReporter`` in PyTorch's
+    ``c10/core/CPUAllocator.cpp``.
+    """
+    # At that level torch would print a line for each allocation.
+    if os.environ.get("TORCH_CPP_LOG_LEVEL", "").upper() in ("INFO", "0"):
+        return _nothing, "TORCH_CPP_LOG_LEVEL is INFO"
+    flag = torch_flag(FLAG, ctypes.c_bool)
+    if flag is None:
+        return _nothing, f"this torch ({torch.__version__}) does not export {FLAG}"
+    with counting_begins():
+        before, flag.value = flag.value, True
+
+    def restore() -> None:
+        flag.value = before
+
+    return added("libc10", FLAG, restore), None
+
+
+def _nothing() -> None:
+    """There is nothing to restore."""
 
 
 class ProfilerSource:

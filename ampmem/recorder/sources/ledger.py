@@ -8,7 +8,9 @@ what cannot be told stays a difference between the events and the total.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from time import time_ns
 from typing import NamedTuple
@@ -18,9 +20,140 @@ import numpy as np
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Column
 from ampmem.recorder.facts.addresses import Blocks
 from ampmem.recorder.sources.base import RawEvents
-from ampmem.recorder.sources.mappings import Mappings
-from ampmem.recorder.sources.missing_frees import fates, proven_dead, told_by_size
 from ampmem.recorder.sources.storages import Died, Seen, Storages
+
+
+def fates(events: Iterable[tuple[int, int]], blocks: Mapping[int, int]) -> tuple[list[int], set[int]]:
+    """What the ``events`` to come (address, signed bytes) say of ``blocks``.
+
+    Those at whose addresses memory is handed out again were dead before; those that they free are alive until then.
+    """
+    undecided, reused, freed = set(blocks), [], set()
+    for address, size in events:
+        if address in undecided:
+            undecided.discard(address)
+            if size > 0:
+                reused.append(address)
+            else:
+                freed.add(address)
+    return reused, freed
+
+
+def proven_dead(missing: int, blocks: Mapping[int, int], dead: Iterable[int]) -> list[int]:
+    """Those of the ``blocks`` at the addresses ``dead`` that fit into ``missing`` bytes of frees."""
+    found: list[int] = []
+    for address in dead:
+        if blocks[address] <= missing:
+            found.append(address)
+            missing -= blocks[address]
+    return found
+
+
+def told_by_size(missing: int, blocks: Mapping[int, int]) -> list[int]:
+    """Those of the ``blocks`` (address to bytes, oldest first) that make up ``missing`` bytes; none where none do.
+
+    That is one block, or several of one size, or several that were allocated in a row.
+    """
+    return (_of_one_size(missing, blocks) or _in_a_row(missing, blocks)) if missing else []
+
+
+def _of_one_size(missing: int, blocks: Mapping[int, int]) -> list[int]:
+    by_size: dict[int, list[int]] = {}
+    for address, size in blocks.items():
+        by_size.setdefault(size, []).append(address)
+    for size in sorted(by_size, reverse=True):  # the largest: the fewest blocks
+        count, left = divmod(missing, size)
+        if not left and 0 < count <= len(by_size[size]):
+            return by_size[size][:count]
+    return []
+
+
+def _in_a_row(missing: int, blocks: Mapping[int, int]) -> list[int]:
+    row = list(blocks.items())
+    first, total = 0, 0
+    for last, (_, size) in enumerate(row):
+        total += size
+        while total > missing:
+            total -= row[first][1]
+            first += 1
+        if total == missing:
+            return [address for address, _ in row[first : last + 1]]
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedMemory:
+    """Mapped memory, the storages in it (address and bytes of each), and in the same way what lies around them."""
+
+    address: int
+    bytes: int
+    storages: tuple[tuple[int, int], ...]
+    rest: tuple[tuple[int, int], ...]
+
+    @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """All of it."""
+        return self.rest + self.storages
+
+
+class Mappings:
+    """Divides each mapping into the storages that were seen in it; what lies around them is one more part."""
+
+    def __init__(self) -> None:
+        self._mappings: dict[int, MappedMemory] = {}
+        self._seen: dict[int, int] = {}
+        """Address of each storage that was seen to its bytes; those that no block is known for."""
+        self._sorted: list[int] = []
+        self.parts: set[int] = set()
+        """The addresses of all parts."""
+
+    def __contains__(self, address: int) -> bool:
+        return address in self._mappings
+
+    def expect(self, seen: Iterable[Seen]) -> None:
+        """These storages were seen since the last call: some may lie in mappings that are still to be added."""
+        inside = [storage for mapping in self._mappings.values() for storage in mapping.storages]
+        self._seen = dict(inside) | {each.address: each.bytes for each in seen}
+        self._sorted = sorted(self._seen)
+
+    def add(self, address: int, size: int) -> tuple[tuple[int, int], ...]:
+        """``size`` bytes are mapped at ``address``; their parts."""
+        mapping = self._mappings[address] = self._divide(address, size)
+        self.parts.update(start for start, _ in mapping.parts)
+        return mapping.parts
+
+    def remove(self, address: int) -> list[int]:
+        """The mapping at ``address`` is no more; the addresses of its parts. None where there is no such mapping."""
+        mapping = self._mappings.pop(address, None)
+        starts = [] if mapping is None else [start for start, _ in mapping.parts]
+        self.parts.difference_update(starts)
+        return starts
+
+    def around(self, address: int) -> MappedMemory | None:
+        """The mapping in which ``address`` lies."""
+        for mapping in self._mappings.values():
+            if mapping.address <= address < mapping.address + mapping.bytes:
+                return mapping
+        return None
+
+    def _divide(self, address: int, size: int) -> MappedMemory:
+        end, reached, rest_at = address + size, address, None
+        storages: list[tuple[int, int]] = []
+        for start in self._sorted[bisect_left(self._sorted, address) :]:
+            if start >= end:
+                break
+            if start < reached or start + self._seen[start] > end:  # a view of what is a part already
+                continue
+            if start > reached and rest_at is None:
+                rest_at = reached
+            storages.append((start, self._seen[start]))
+            reached = start + self._seen[start]
+        if reached < end and rest_at is None:
+            rest_at = reached
+        left = size - sum(each for _, each in storages)
+        rest = () if rest_at is None else ((rest_at, left),)
+        return MappedMemory(address=address, bytes=size, storages=tuple(storages), rest=rest)
+
 
 ELSEWHERE = "other threads"
 """The op of what no event of the recorded thread accounts for."""

@@ -2,15 +2,119 @@
 
 from __future__ import annotations
 
-from ampmem.events import PredictionRecord, StepRecord
+from dataclasses import replace
+from typing import TypedDict
+
+import numpy as np
+
+from ampmem.events import (
+    Action,
+    Column,
+    EventColumns,
+    FactColumns,
+    Phase,
+    PhaseColumns,
+    PredictionRecord,
+    SegmentColumns,
+    StepRecord,
+)
 from ampmem.recorder.device import Taken
+from ampmem.recorder.facts.log import ELSEWHERE, Log, OpColumns
 from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.process.forks import leave_to_parent
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.writing.describe import Describer
-from ampmem.recorder.writing.join import Joiner
 from ampmem.recording import Batch, RecordingWriter
 from ampmem.recording.database import written_here
+
+
+class Joined(TypedDict):
+    """One window, as the recording stores it."""
+
+    events: EventColumns
+    segments: SegmentColumns
+    facts: FactColumns
+    phases: PhaseColumns
+
+
+class Joiner:
+    """Joins one window after the other; the phase at the end of one holds at the start of the next."""
+
+    def __init__(self, log: Log, stacks: Stacks, texts: Texts) -> None:
+        self._log = log
+        self._stacks = stacks
+        self._texts = texts
+        self._last_phase = np.zeros((1, 3), dtype=np.int64)
+        self._count = 0
+
+    def join(self, raw: RawEvents) -> Joined:
+        """The events since the last call as the recording stores them, with the facts and phases."""
+        phases = self._log.take_phases()
+        step, phase = self._steps_and_phases(raw.time_ns, phases)
+        ops = self._log.take_ops()
+        module_times, modules = self._log.take_modules()
+        # In backward modules only run to compute forward again; what they allocate is their own.
+        recomputed = (phase == Phase.BACKWARD) & (_at(raw.time_ns, module_times, modules) != 0)
+        origin_ns = np.where(recomputed, raw.time_ns, _origins(raw, ops))
+        inside_op = origin_ns <= _at(origin_ns, ops.start_ns, ops.end_ns)
+        own_op = inside_op & (origin_ns == raw.time_ns)
+        nodes = np.array([self._texts.id(name) for name in raw.ops], dtype=np.int64)
+        stacks = np.array(self._stacks.text_ids(self._texts), dtype=np.int64)
+        born = (raw.action == Action.ALLOC).astype(np.int64)
+        stack = _at(origin_ns, ops.start_ns, stacks[ops.stack]) * inside_op
+        if raw.stack is not None:
+            taken = np.array([self._texts.id(text) for text in raw.stacks], dtype=np.int64)
+            stack = np.where(stack == 0, taken[raw.stack], stack)
+        events = EventColumns(
+            time_ns=raw.time_ns,
+            step=step,
+            phase=phase,
+            action=raw.action,
+            address=raw.address,
+            bytes=raw.bytes,
+            block_bytes=raw.block_bytes,
+            stream=raw.stream,
+            op=np.where(own_op, _at(raw.time_ns, ops.start_ns, ops.name), nodes[raw.op]) * born,
+            module=_at(origin_ns, module_times, modules) * born,
+            stack=stack * born,
+            allocated=raw.allocated,
+        )
+        segments = replace(raw.segments, position=raw.segments.position + self._count)
+        self._count += len(events)
+        return Joined(events=events, segments=segments, facts=self._log.take_facts(), phases=phases)
+
+    def _steps_and_phases(self, times: Column, phases: PhaseColumns) -> tuple[Column, Column]:
+        rows = np.stack([phases.time_ns, phases.step, phases.phase], axis=1)
+        rows = np.concatenate([self._last_phase, rows])
+        if rows[0, 2] == 0:
+            rows[0] = (0, rows[1, 1], rows[1, 2])
+        self._last_phase = rows[-1:]
+        index = np.searchsorted(rows[:, 0], times, side="right") - 1
+        return rows[index, 1], rows[index, 2]
+
+
+def _origins(raw: RawEvents, ops: OpColumns) -> Column:
+    """When the op ran that an event belongs to: in backward the forward op, elsewhere the event itself.
+
+    Ops that make no node carry the number of the newest one too, so the first op with a number made it.
+    A node that runs inside another one on the engine's thread was made there, or else on the recorded one.
+    """
+    made, first = np.unique(ops.sequence, return_index=True)
+    if len(made) == 0:
+        return raw.time_ns
+    origins = raw.time_ns
+    for sequence in (raw.sequence - ELSEWHERE, raw.sequence):
+        place = np.minimum(np.searchsorted(made, sequence), len(made) - 1)
+        known = (sequence >= 0) & (made[place] == sequence)
+        origins = np.where(known, ops.start_ns[first][place], origins)
+    return origins
+
+
+def _at(times: Column, since: Column, values: Column) -> Column:
+    """The value of the last change at or before each of ``times``; 0 before the first."""
+    index = np.searchsorted(since, times, side="right")
+    return np.concatenate([np.zeros(1, dtype=np.int64), values]).take(index)
 
 
 class StepWriter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ampmem.recorder.models.covered import Covered
+from ampmem.recorder.models.models import Covered
 
 
 def overlaps(*tensors: torch.Tensor) -> list[int]:

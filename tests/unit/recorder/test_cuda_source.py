@@ -30,13 +30,12 @@ from ampmem.recorder.sources.cuda import source as cuda
 from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks
 from ampmem.recorder.sources.cuda.device import TorchCuda
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Ran, Seen, _Walk, nodes_of
-from ampmem.recorder.sources.cuda.peaks import Peaks
-from ampmem.recorder.sources.cuda.source import CudaSource
+from ampmem.recorder.sources.cuda.source import CudaSource, Peaks
 from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, StackTexts, Stamps, read_trace, timed
 from ampmem.recorder.sources.window import MARKER
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import next_node
-from ampmem.recorder.writing.join import Joiner
+from ampmem.recorder.writing.writer import Joiner
 
 
 @pytest.fixture

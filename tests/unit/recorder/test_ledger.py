@@ -12,8 +12,13 @@ from hypothesis import strategies as st  # noqa: E402
 
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action  # noqa: E402
 from ampmem.recorder.sources.base import RawEvents  # noqa: E402
-from ampmem.recorder.sources.ledger import ELSEWHERE, MAPPED, Ledger, Profiled  # noqa: E402
-from ampmem.recorder.sources.missing_frees import told_by_size  # noqa: E402
+from ampmem.recorder.sources.ledger import (  # noqa: E402
+    ELSEWHERE,
+    MAPPED,
+    Ledger,
+    Profiled,
+    told_by_size,
+)
 from ampmem.recorder.sources.storages import Died, Seen, Storages  # noqa: E402
 
 

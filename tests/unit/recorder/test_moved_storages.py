@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ampmem.recorder.sources.missing_frees import fates  # noqa: E402
+from ampmem.recorder.sources.ledger import fates  # noqa: E402
 from ampmem.recorder.sources.storages import Storages  # noqa: E402
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import time_ns
+from typing import Any
 
 from ampmem.allocator.blocks import DEFAULT_POOL
 from ampmem.allocator.settings import (
@@ -21,9 +22,11 @@ from ampmem.allocator.settings import (
     VARIABLES,
     Settings,
     backend_of_environment,
+    round_size,
     settings_of_environment,
     text_of_environment,
 )
+from ampmem.allocator.snapshot import ALLOC, FREE_REQUESTED
 from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
@@ -37,12 +40,56 @@ from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, fo
 from ampmem.recorder.sources.cuda.events import History, Level, Settled
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
-from ampmem.recorder.sources.cuda.peaks import Peaks
 from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, Stamps
 from ampmem.recorder.sources.window import check_free, install
 from ampmem.recorder.torch_private.general import in_backward
 from ampmem.units import format_count
 from ampmem.vocabulary import Mark, SourceKind
+
+
+class Peaks:
+    """The largest sum of blocks that each device has had by now.
+
+    ``torch.cuda.reset_peak_memory_stats`` takes the allocator's own peak down to what is there; the trace has it.
+    """
+
+    def __init__(self, api: CudaApi, settings: Settings) -> None:
+        self._api = api
+        self._settings = settings
+        self._known: dict[int, int] = {}
+
+    def now(self) -> dict[int, int]:
+        """By device; also where only the allocator says so."""
+        for device in range(self._api.device_count()):
+            self._know(device, self._api.stats(device).allocated_peak)
+        return dict(self._known)
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Take in what the trace of ``snapshot`` led through, on every device."""
+        blocks: dict[int, dict[int, int]] = {}
+        for segment in snapshot["segments"]:
+            of_device = blocks.setdefault(segment["device"], {})
+            for block in segment["blocks"]:
+                if block["state"] == "active_allocated":
+                    of_device[int(block["address"])] = int(block["size"])
+        for device, trace in enumerate(snapshot["device_traces"]):
+            self._know(device, self._largest(trace, blocks.get(device, {})))
+
+    def _largest(self, trace: Sequence[Mapping[str, Any]], blocks: dict[int, int]) -> int:
+        """Backwards from the ``blocks`` that are there after ``trace``; others count as what they are rounded to."""
+        now = most = sum(blocks.values())
+        for row in reversed(trace):
+            if row["action"] == FREE_REQUESTED:
+                blocks[row["addr"]] = round_size(int(row["size"]), self._settings)
+                now += blocks[row["addr"]]
+                most = max(most, now)
+            elif row["action"] == ALLOC:
+                now -= blocks.pop(row["addr"], 0)
+        return most
+
+    def _know(self, device: int, peak: int) -> None:
+        self._known[device] = max(self._known.get(device, 0), peak)
+
 
 ENTRIES = 2_000_000
 """How many entries of the trace torch keeps: a bound for its memory, far above what a phase of a step makes."""
