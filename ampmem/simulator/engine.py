@@ -47,6 +47,7 @@ _IN_FORMULA: dict[str, dict[Any, Any]] = {
     **dict.fromkeys(("ClampBackward0", "ClampBackward1", "ClampMinBackward1", "ClampMaxBackward1"), _MASKED),
     **dict.fromkeys(("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"), _LOGICAL),
     "BinaryCrossEntropyWithLogitsBackward0": _CHAINED,
+    "Atan2Backward0": _MASKED,
     "VarMeanBackward0": {},
     "StdMeanBackward0": {},
 }

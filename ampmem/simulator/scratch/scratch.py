@@ -12,6 +12,7 @@ from torch.torch_version import TorchVersion
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import round_up
+from ampmem.simulator.private.general import in_backward
 from ampmem.simulator.private.ops import schema_of
 from ampmem.simulator.scratch import sorts
 from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, power_of_2, scratch
@@ -46,6 +47,9 @@ _NORMS_OF_CHUNKS = TorchVersion(torch.__version__) >= "2.15"
 _STATE_ON_HOST = TorchVersion(torch.__version__) < "2.13"
 """Whether memory-efficient attention keeps the state of random numbers on the host without dropout, too: 2.12 does,
 2.14 does not, and 2.13 is not confirmed."""
+_LIMITS_FIRST = TorchVersion(torch.__version__) >= "2.13"
+"""Whether indices are compared once the least and the largest are there, and not each by itself: 2.14 does, 2.12 does
+not, and 2.13 is not confirmed."""
 _INDEX_PUTS = (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
 
 _ITSELF = "what {op} allocates for itself"
@@ -450,7 +454,8 @@ def _index_put(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     """Adding at indices sorts them first (``index_put_with_sort_kernel``).
 
     Of each index there is one that counts from the front, and one times the stride (``computeLinearIndex``). A mask has
-    become indices before, for which there is scratch by themselves.
+    become indices before, for which there is scratch by themselves. Where a script asks for it, and not autograd, the
+    least and the largest of each index are compared with the size (``wrapIndexOnce``).
     """
     target, indices = args[0], [index for index in args[1] if index is not None]
     if len(args) < 4 or not args[3] or any(index.dtype in (torch.bool, torch.uint8) for index in indices):
@@ -462,7 +467,11 @@ def _index_put(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     largest = sum((length - 1) * stride for length, stride in zip(target.shape, target.stride(), strict=True))
     bits = sorts.bits_of(largest // max(slices, 1))
     ends = (size,) * 4, sorts.radix_sort(count, _LONG, _LONG, gpu, bits=bits)
-    return [*[(size,)] * (2 * len(indices) - 1), (*ends[0], ends[1])]
+    checks: Sizes = []
+    if not in_backward():
+        each = [_LONG, _LONG, 1, 1] if _LIMITS_FIRST else [_LONG, 1, _LONG, 1]
+        checks = [tuple(each)] * len(indices)
+    return [*checks, *[(size,)] * (2 * len(indices) - 1), (*ends[0], ends[1])]
 
 
 def _slice_size(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:

@@ -54,6 +54,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(replace_all((torch.TypedStorage,), _typed_storage_writes(mode)))
         undo.callback(replace_all((torch, torch.serialization), _files(device)))
         undo.callback(replace_all((torch,), {"ctc_loss": _ctc_loss(mode)}))
+        undo.callback(replace_all((torch.nn.functional,), {"one_hot": _one_hot()}))
         undo.callback(_generators())
         undo.callback(traced.install())
         undo.callback(replace_all((torch.nn.parallel.comm,), {"scatter": _scatter}))
@@ -133,6 +134,20 @@ def _ctc_loss(mode: SimulatedMode) -> Any:
         return original(log_probs, targets, inputs, lengths, *how, **named)
 
     return ctc_loss
+
+
+def _one_hot() -> Any:
+    """``one_hot`` as it runs on plain tensors of a GPU; of classes like :class:`FakeTensor` torch compares instead."""
+    original = torch.nn.functional.one_hot
+
+    @functools.wraps(original)
+    def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+        known = num_classes > 0 and tensor.dtype == torch.int64 and tensor.numel()
+        if not (known and isinstance(tensor, FakeTensor) and tensor.fake_device.type == "cuda"):
+            return original(tensor, num_classes)
+        return tensor.new_zeros((*tensor.shape, num_classes)).scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return one_hot
 
 
 def _lengths(mode: SimulatedMode, lengths: torch.Tensor, batch: int, most: int) -> list[int]:

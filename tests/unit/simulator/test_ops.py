@@ -186,6 +186,13 @@ FORWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], list
         [1_024_000, 2_048_000],
         3_072_000,
     ),
+    "one_hot": (lambda x: F.one_hot(x, 1000), lambda: (whole(512),), [4_096_000], 4_096_000),
+    "index_put": (
+        lambda x, i, y: x.index_put((i,), y, accumulate=True),
+        lambda: (plain(500, 512), whole(512), plain(512, 512)),
+        [1_024_000, 8, 8, 1, 1, *[4096] * 5, 1],
+        1_040_385,
+    ),
     "affine_grid": (
         lambda theta: F.affine_grid(theta, [4, 3, 64, 64], align_corners=False),
         lambda: (rand(4, 2, 3),),
@@ -208,6 +215,12 @@ BACKWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], lis
         lambda: (rand(1000, 64), whole(5000)),
         [256_000, *[40_000] * 5, 87_039],
         503_039,
+    ),
+    "atan2": (
+        torch.atan2,
+        lambda: (rand(1024, 1024), rand(1024, 1024)),
+        [*[4_194_304] * 4, 1_048_576, *[4_194_304] * 5],
+        29_360_128,
     ),
     "index in two dimensions": (
         lambda x, i, j: x[i, j],
