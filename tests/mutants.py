@@ -32,9 +32,14 @@ SECONDS = 180
 TARGETS: dict[str, tuple[str, ...]] = {
     "recorder/steps.py": ("recorder/test_steps.py",),
     "recorder/sources/ledger.py": ("recorder/test_ledger.py", "recorder/test_cuda_source.py"),
-    "analysis/timeline": ("analysis",),
-    "analysis/static_model": ("analysis",),
-    "analysis/findings": ("analysis",),
+    "analysis/timeline": tuple(
+        f"analysis/test_{name}.py"
+        for name in ("classify", "untrained", "lifetimes", "marks", "timeline", "communication")
+    ),
+    "analysis/static_model": tuple(
+        f"analysis/test_{name}.py" for name in ("static_model", "verdict", "evidence_of_terms", "unfinished_step")
+    ),
+    "analysis/findings": ("analysis/test_findings.py", "analysis/test_remedies.py", "analysis/test_out_of_memory.py"),
     "analysis/budgets": ("analysis/budgets", "cli/test_check.py"),
     "allocator": ("allocator",),
 }

@@ -215,7 +215,7 @@ def _requested(row: _Row, size: int, where: str) -> int:
 
 def _pool_id(value: object, where: str) -> PoolId:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise _damaged(f"{where} has a pool that is none")
+        raise _damaged(f"{where} has a segment_pool_id that is not two whole numbers")
     return _number(value[0], where), _number(value[1], where)
 
 
@@ -354,7 +354,7 @@ class _Trace:
                 stack = by_list[id(frames)] = self._stack(frames, index)
             self.events.append(SnapshotEvent(action, address, size, stream, now, stack))
         if now > _MAX_NUMBER:
-            raise _damaged("the last event of the trace is in no known century")
+            raise _damaged("the time of the trace's last event is no possible date")
 
     def _count(self, action: str, row: _Row, index: int) -> None:
         if action == _OUT_OF_MEMORY:

@@ -114,7 +114,7 @@ def parse_allowance(text: str | int, option: str = "--allow") -> Allowance:
     except (ValueError, ZeroDivisionError):
         raise UsageError(f"{option}: {given!r} is neither a share, such as 1%, nor a size, such as 10MiB") from None
     if fraction < 0:
-        raise UsageError(f"{option}: {given} is less than nothing; shrinking is never a failure")
+        raise UsageError(f"{option}: {given} is below 0; a peak that shrinks never fails")
     return Allowance(fraction=fraction, text=given)
 
 

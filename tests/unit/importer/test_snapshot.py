@@ -252,7 +252,7 @@ BROKEN: dict[str, Any] = {
     ),
     "a pool that is none": (
         lambda data: {**data, "segments": [data["segments"][0] | {"segment_pool_id": (1, 2, 3)}]},
-        "segment 0 has a pool that is none",
+        "segment 0 has a segment_pool_id that is not two whole numbers",
     ),
     "a segment of no type": (
         lambda data: {**data, "segments": [data["segments"][0] | {"segment_type": None}]},
@@ -282,7 +282,7 @@ BROKEN: dict[str, Any] = {
     ),
     "a time that cannot be": (
         lambda data: {**data, "device_traces": [[trace_of(data)[0] | {"time_us": 2**61}]]},
-        "no known century",
+        "no possible date",
     ),
 }
 
