@@ -108,6 +108,7 @@ def _group(title: str, names: str, *examples: str) -> _Group:
 
 _GROUPS = (
     _group("Search", "specs points jobs", "--points 9 --jobs 2"),
+    _group("Changes", "budget changes", "--budget 24GiB --allow checkpoint"),
     _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
     _group(
         "Script and precision",
@@ -264,7 +265,7 @@ class ScriptOptions:
     step_on: str | None = None
     skip: int
     stacks: bool = True
-    force: bool
+    force: bool = False
     nproc_per_node: int | None = None
     named: str | None = None
     forced: Forced = NOTHING_FORCED

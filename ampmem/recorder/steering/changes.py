@@ -81,7 +81,8 @@ class _Checkpoints:
 
     def unmet(self) -> list[str]:
         option = f"--force-checkpoint {','.join(self._patterns)}"
-        reasons = [f"{option}: {reason}" for reason in self._refused]
+        more = f" ({len(self._refused) - 1} more are refused)" if len(self._refused) > 1 else ""
+        reasons = [f"{option}: {reason}{more}" for reason in list(self._refused)[:1]]
         if not self._matched:
             reasons.append(f"{option}: the model that ran has no module of such a name")
         elif not self._done and not reasons:
