@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,14 @@ import pytest
 from commands import ampmem
 
 from ampmem.analysis.fit import memory_of
+from ampmem.cli.main import run
+from ampmem.cli.processes.children import ChildEnd
+from ampmem.cli.processes.messages import StepEnded
 from ampmem.recording import read
 
 pytestmark = pytest.mark.slow
 
+advise_module = import_module("ampmem.cli.advise")
 SCRIPT = """
 import functools
 import torch
@@ -57,14 +63,14 @@ def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: P
     assert not less["meets"] and less["highest_device_used_bytes"] > 1500 << 20 >= best["highest_device_used_bytes"]
     assert said.count("run ") == len(found["runs"]) == len({tuple(run["options"]) for run in found["runs"]})
     profile = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
-    for run in found["runs"]:
-        argument = next((", " + each.partition("..., ")[2][:-1] for each in run["code"] if "AdamW(" in each), "")
-        write(tmp_path, change="\n".join(each for each in run["code"] if "AdamW(" not in each), argument=argument)
+    for made in found["runs"]:
+        argument = next((", " + each.partition("..., ")[2][:-1] for each in made["code"] if "AdamW(" in each), "")
+        write(tmp_path, change="\n".join(each for each in made["code"] if "AdamW(" not in each), argument=argument)
         done = ampmem(tmp_path, *profile, "-o", "written.ampmem", "train.py")
         assert done.returncode == 0, done.stderr
         memory = memory_of(read(tmp_path / "written.ampmem"))
         assert memory is not None
-        assert (memory.allocated, memory.reserved) == (run["allocated_bytes"], run["reserved_bytes"])
+        assert (memory.allocated, memory.reserved) == (made["allocated_bytes"], made["reserved_bytes"])
     plain = next(run for run in found["runs"] if not run["options"])
     assert best["saved_bytes"] == plain["allocated_bytes"] - best["allocated_bytes"] > 0
 
@@ -91,6 +97,28 @@ def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path:
         "the script chose foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
     )
     assert len(failures) == 3 and "refused or failed: --force-fused: " in said
+
+
+def test_ctrl_c_prints_the_runs_that_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    real, made = advise_module.run_child, []
+
+    def interrupted(arguments: Sequence[str], on_step: Callable[[StepEnded], None]) -> ChildEnd:
+        made.append(arguments)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return real(arguments, on_step)
+
+    monkeypatch.setattr(advise_module, "run_child", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(["advise", "--json", "train.py"])
+    printed = capsys.readouterr()
+    assert {each["change"] for each in json.loads(printed.out)["runs"]} == {"the script as it is", "fused=True"}
+    assert printed.err.count("run ") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
 @pytest.mark.parametrize(
