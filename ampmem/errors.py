@@ -31,5 +31,9 @@ class NothingRecorded(AmpmemError):
     """The run ended without what a recording needs: a model, a backward or a step."""
 
 
+class ChangeNotForced(AmpmemError):
+    """A change that was to be forced on the script could not be: the recording is of the script without it."""
+
+
 class ModelElsewhere(NothingRecorded):
     """The model was not on the device that was recorded: what was recorded says nothing of it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -34,6 +35,28 @@ class AutocastDtype(StrEnum):
 
     BF16 = "bf16"
     FP16 = "fp16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forced:
+    """Changes that save memory and that ampmem forces on a script beside a precision; by default none.
+
+    ``checkpoint`` has patterns of module names; ``foreach`` is how optimizers are to update, ``None`` for what the
+    script says.
+    """
+
+    checkpoint: tuple[str, ...] = ()
+    foreach: bool | None = None
+    fused: bool = False
+
+    def options(self) -> list[str]:
+        """The options of ``ampmem profile`` that say so."""
+        options = ["--force-checkpoint", ",".join(self.checkpoint)] if self.checkpoint else []
+        options += [] if self.foreach is None else ["--force-foreach", str(self.foreach).lower()]
+        return options + (["--force-fused"] if self.fused else [])
+
+
+NOTHING_FORCED = Forced()
 
 
 class Device(StrEnum):

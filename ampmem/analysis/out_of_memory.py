@@ -50,6 +50,8 @@ _INFERENCE = (StepOn.FORWARD,)
 _STATES_OF_ADAM = 2
 _STEPS = 3
 """So many steps are recorded unless more are asked for."""
+_STEPS_OF_ADVISE = 2
+"""``ampmem advise`` records so many."""
 _BATCH_SIZE = re.compile(r"-b|(--?)?([\w-]+[._-])?(batch[_-]?size|bs|bsz)|--?batch", re.IGNORECASE)
 """How scripts call the argument that says their batch size."""
 _WITHOUT_BATCH = (Phase.SETUP, Phase.OPTIMIZER)
@@ -115,7 +117,8 @@ class FailedRequest:
     were on the device by then, ``None`` where that is not known: fewer than all where the model was being moved.
     ``to_come`` is ``None`` where nothing is known of it. ``options`` are the ``changes``, with the
     findings that know more. ``next_commands`` are lines for a shell that tell more: the largest batch size that fits,
-    where the command line of the script says which that is, and the whole step on a larger simulated GPU.
+    where the command line of the script says which that is, changes that make it fit, and the whole step on a larger
+    simulated GPU.
     ``residual_bytes`` is how far ``alive`` is from the allocator's own blocks.
     """
 
@@ -407,6 +410,11 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
         arms = ["--arms", str(forced or Arm.AS_IS)]
         lines.append(["ampmem", "fit", "--gpu", _gpu(run, total), *arms, *shared, *script, *varied])
     arm = [] if forced is None else ["--arm", str(forced)]
+    if phase is not Phase.SETUP and not found.later:
+        least_steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS_OF_ADVISE else []
+        lines.append(
+            ["ampmem", "advise", "--gpu", _gpu(run, total), *arm, *shared, *least_steps, *script, *run.arguments]
+        )
     steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS else []
     steps += ["--run-to-end"] if found.later else []
     least = _least_needed(recording, found, total)

@@ -35,6 +35,7 @@ SUBCOMMANDS = {
     "profile": "Record where the memory of a training script goes.",
     "compare": "Record a script in each precision, and lay them side by side.",
     "fit": "Find the largest batch size that fits on a GPU, without one.",
+    "advise": "Find changes that make a script fit, each proven by running it.",
     "check": "Fail where a run takes more memory than its budgets or its baseline.",
     "show": "Print recordings as tables, or as JSON.",
     "diff": "Say where the memory of two runs of changed code differs.",

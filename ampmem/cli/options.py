@@ -23,7 +23,7 @@ from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
 from ampmem.recording import rank_file, taken_for_script
-from ampmem.vocabulary import ASSUMABLE, AutocastDtype, Device
+from ampmem.vocabulary import ASSUMABLE, NOTHING_FORCED, AutocastDtype, Device, Forced
 
 if TYPE_CHECKING:
     from ampmem.simulator.assumed import Assumed
@@ -108,6 +108,7 @@ def _group(title: str, names: str, *examples: str) -> _Group:
 
 _GROUPS = (
     _group("Search", "specs points jobs", "--points 9 --jobs 2"),
+    _group("Changes", "budget changes", "--budget 24GiB --allow checkpoint"),
     _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
     _group(
         "Script and precision",
@@ -115,6 +116,11 @@ _GROUPS = (
         "--precision fp32,amp --times",
         "--precision fp32,amp --points 9",
         "--precision amp --dtype fp16",
+    ),
+    _group(
+        "Forced changes",
+        "force_checkpoint force_foreach force_fused",
+        "--gpu h100 --force-checkpoint 'blocks.*'",
     ),
     _group("GPU", "device gpu assume", "--gpu h100"),
     _group("Steps", "steps skip step_on synchronize stacks run_to_end times", "--steps 5 --skip 2"),
@@ -259,9 +265,10 @@ class ScriptOptions:
     step_on: str | None = None
     skip: int
     stacks: bool = True
-    force: bool
+    force: bool = False
     nproc_per_node: int | None = None
     named: str | None = None
+    forced: Forced = NOTHING_FORCED
 
     @property
     def name(self) -> str:

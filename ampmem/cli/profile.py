@@ -24,7 +24,7 @@ from ampmem.output import check_output, remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read, remove_claim
-from ampmem.vocabulary import Arm, Device
+from ampmem.vocabulary import Arm, Device, Forced
 
 if TYPE_CHECKING:
     from ampmem.recorder.ranks.together import Together
@@ -46,6 +46,18 @@ if TYPE_CHECKING:
     "with autocast without its weight cache.",
 )
 @click.option("--seed", type=int, metavar="N", help="Seed Python's, numpy's and torch's random numbers first.")
+@click.option(
+    "--force-checkpoint",
+    metavar="NAME,...",
+    help="Run the modules of these names under torch.utils.checkpoint; * stands for one part of a name, as in "
+    "'blocks.*'.",
+)
+@click.option(
+    "--force-foreach",
+    type=click.Choice(("true", "false")),
+    help="Make torch's optimizers with foreach=True or False.",
+)
+@click.option("--force-fused", is_flag=True, help="Make torch's optimizers with fused=True.")
 @click.option(
     "--run-to-end",
     is_flag=True,
@@ -76,6 +88,9 @@ if TYPE_CHECKING:
 def profile(
     arm: str,
     seed: int | None,
+    force_checkpoint: str | None,
+    force_foreach: str | None,
+    force_fused: bool,
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
@@ -99,8 +114,13 @@ def profile(
     ampmem profile train.py --epochs 1
     ampmem profile --steps 5 -o run.ampmem -m ampmem.workloads.gpt --preset tiny
     """
+    forced = Forced(
+        checkpoint=_patterns(force_checkpoint),
+        foreach=None if force_foreach is None else force_foreach == "true",
+        fused=force_fused,
+    )
     plan = Plan(
-        script=options,
+        script=replace(options, forced=forced),
         arm=Arm(arm),
         seed=seed,
         run_to_end=run_to_end,
@@ -126,6 +146,20 @@ def profile(
         raise click.exceptions.Exit(error.exit_code) if plan.launched is None else exit_of_rank(error) from error
 
 
+def _patterns(text: str | None) -> tuple[str, ...]:
+    """What ``--force-checkpoint`` lists."""
+    patterns = () if text is None else tuple(each.strip() for each in text.split(","))
+    if not all(patterns):
+        raise UsageError("--force-checkpoint needs names of modules, separated by commas, such as 'blocks.*'")
+    return patterns
+
+
+def _check_forced(forced: Forced) -> None:
+    """Raise :class:`UsageError` for changes that contradict each other."""
+    if forced.fused and forced.foreach is not None:
+        raise UsageError("--force-fused and --force-foreach exclude each other: an optimizer updates in one way")
+
+
 def _audience(plan: Plan, report_to: Path | None) -> Audience:
     if report_to is not None:
         return Parent(report_to)
@@ -139,6 +173,7 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
         raise UsageError(
             f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {plan.arm}"
         )
+    _check_forced(script.forced)
     check_ranks(plan)
     if launches(script):
         launch_ranks(plan)
@@ -283,6 +318,7 @@ class _RecordedScript:
         later = afterwards.complete(self.session, simulation, ran_on=went_on)
         if failure is None:
             self._show()
+            self.session.check_forced()
         else:
             self._show_failure(failure, later=later)
 

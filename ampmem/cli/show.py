@@ -143,7 +143,9 @@ def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
     """``runs``, each of which is one of several ranks. Raises :class:`UsageError` where one is not."""
     for run in runs:
         if run.world_size == 1:
-            raise UsageError(f"{run.path} is of a process that ran alone, not of one rank of several; show it by itself")
+            raise UsageError(
+                f"{run.path} is of a process that ran alone, not of one rank of several; show it by itself"
+            )
     return runs
 
 

@@ -10,7 +10,7 @@ import torch
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
 from ampmem.recorder.marker import Marker
-from ampmem.vocabulary import Arm, AutocastDtype, Device, StepOn
+from ampmem.vocabulary import NOTHING_FORCED, Arm, AutocastDtype, Device, Forced, StepOn
 
 DTYPES = {AutocastDtype.BF16: torch.bfloat16, AutocastDtype.FP16: torch.float16}
 
@@ -26,7 +26,7 @@ class Options:
     script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
     memory to record. ``synchronize`` waits for a CUDA device at each step's end. ``step_on`` is what ends a step.
     ``place`` is which process of a job this is, where a launcher says so. ``assume`` is what a simulated device takes
-    for granted, as it was said.
+    for granted, as it was said. ``forced`` are changes to force on the script beside the precision.
     """
 
     path: Path
@@ -46,6 +46,7 @@ class Options:
     step_on: StepOn | Marker = StepOn.FOUND
     place: PlaceRecord | None = None
     assume: tuple[str, ...] = ()
+    forced: Forced = NOTHING_FORCED
 
 
 def device_named(name: str) -> Device:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ampmem.errors import RecordingError, UsageError
+from ampmem.errors import ChangeNotForced, RecordingError, UsageError
 from ampmem.events import NO_STEP, Fact, OomRecord, Phase, StepRecord
 from ampmem.failure import FailureRecord
 from ampmem.names import warning
@@ -48,6 +48,7 @@ from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recorder.steering import depth
 from ampmem.recorder.steering.arms import ArmSeen
+from ampmem.recorder.steering.changes import ForcedChanges
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Actions, Do, EndStep, Enter, Say, SetMark, StepMachine
 from ampmem.recorder.torch_private.general import in_backward
@@ -118,6 +119,7 @@ class Session:
         self._steering: Steering | None = None
         if options.arm != Arm.AS_IS:
             self._steering = Steering(options.arm, options.dtype, self._source.device_type, self._notes.add)
+        self._changes = ForcedChanges(options.forced, self._notes.add)
         self._update = RunningUpdate(self.log, stacks, texts)
         placement = Placement(self.models, self.log, self._source.kind, self._source.device_type)
         self._device = DeviceWatch(self._source, self.log, texts, self._update, placement, stacks=options.stacks)
@@ -200,6 +202,7 @@ class Session:
     def _install(self) -> None:
         if self._steering is not None:  # first, so that a region of ours is left before an update is marked
             self._undo.callback(self._steering.install())
+        self._undo.callback(self._changes.install())
         for install in self._hooks.early:  # these say when steps end that are not recorded, too
             self._undo.callback(install())
         if self.options.timed:
@@ -279,6 +282,12 @@ class Session:
         if self._hooks.calls is not None:
             self.outcome.elsewhere = self._hooks.calls.elsewhere
         self.outcome.check(self._device.elsewhere(), self.log.misses.why(), self.nothing())
+
+    def check_forced(self) -> None:
+        """Raise :class:`ChangeNotForced` when a change that was to be forced was not, or not wherever it was to be."""
+        unmet = [] if self.forked() else self._changes.unmet()
+        if unmet:
+            raise ChangeNotForced(f"{'; '.join(unmet)}: the recording is not of the script with that change")
 
     def nothing(self) -> str | None:
         """Why no memory of the device was recorded; ``None`` where some was."""

@@ -30,6 +30,7 @@ RECORDED: Mapping[str, tuple[str, str]] = {
 RUNS: Mapping[str, str] = {
     "compare": "ampmem compare --arms fp32,amp --no-times {options} train.py",
     "check": "ampmem check --budget peak=1GiB {options} train.py",
+    "advise": "ampmem advise {options} train.py",
     "fit": "ampmem fit --arms as-is --points 0 --vary --batch-size=4:8 {options} train.py",
 }
 """The subcommands that run a script, beside ``profile``."""
@@ -46,6 +47,8 @@ READS: Mapping[str, str] = {
 WITHOUT_MEANING: Mapping[tuple[str, str], str] = {
     ("fit", "cpu"): "every run of fit is on a simulated GPU, since it asks what fits on one",
     ("fit", "two ranks"): "fit simulates one rank (--world-size) and starts no others",
+    ("advise", "cpu"): "every run of advise is on a simulated GPU, since it asks what fits on one",
+    ("advise", "two ranks"): "advise simulates one rank (--world-size) and starts no others",
     **{("completion", way): "it prints text for a shell and runs no script" for way in WAYS if way != "cpu"},
 }
 """The combinations that are not tried, and why."""
@@ -63,7 +66,7 @@ def test_each_subcommand_is_tried_in_each_way_that_has_a_meaning() -> None:
     assert all(name in SUBCOMMANDS and way in WAYS for name, way in LEFT_OUT)
     assert {way_of(command) for _, command in RECORDED.values()} == set(WAYS)
     assert {way_of(line) for line in BARE if line.startswith("ampmem profile")} == set(WAYS)
-    assert {line.split()[1] for line in BARE if line.startswith("ampmem ")} == {"profile", *RUNS} - {"fit"}
+    assert {line.split()[1] for line in BARE if line.startswith("ampmem ")} == {"profile", *RUNS} - {"fit", "advise"}
     assert ("profile", "simulated") in OF_THE_DOCUMENTS and ("model", "one of eight") not in OF_THE_DOCUMENTS
 
 
@@ -83,10 +86,10 @@ def run(cold: Cold, folder: Path, command: str, *, ready: bool = False) -> str:
 def test_scripts(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
     (tmp_path / "train.py").write_bytes(TRAIN.read_bytes())
     options = WAYS[way]
-    if name == "fit":
+    if name in ("fit", "advise"):
         options = options.replace("--device sim", "")
     # compare and check run bare among the commands of the documents.
-    run(cold, tmp_path, RUNS[name].format(options=options), ready=name != "fit")
+    run(cold, tmp_path, RUNS[name].format(options=options), ready=name not in ("fit", "advise"))
     left = sorted(path.name for path in tmp_path.glob("*.ampmem"))
     assert len(left) == (2 * len(RECORDED[way][0].split()) if name == "compare" else 0)
 

@@ -80,7 +80,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "activations casts estimate largest modules",
         "static_model",
         "fit layers out_of_memory",
-        "analyse",
+        "advise analyse",
         "findings",
         "summary",
         "comparison soundness",

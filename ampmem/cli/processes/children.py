@@ -264,6 +264,7 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *option
         arguments += ["--assume", assumption]
     if script.dtype is not None and arm.autocast:
         arguments += ["--dtype", script.dtype]
+    arguments += script.forced.options()
     if script.force:
         arguments.append("--force")
     if script.as_module:

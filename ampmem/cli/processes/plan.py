@@ -266,6 +266,7 @@ class Plan:
             step_on=step_on_of(script.step_on),
             place=place or self.place_known,
             assume=script.assume,
+            forced=script.forced,
         )
 
 

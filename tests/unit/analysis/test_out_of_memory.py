@@ -264,7 +264,8 @@ def test_the_commands_run_the_same_script_with_the_same_options(
         *(*shared, "my train.py", *arguments),
     ]
     fit = ["ampmem", "fit", "--gpu", "h100", "--arms", "amp", *shared, "my train.py", *varied]
-    assert commands[:-1] == ([fit] if varied else [])
+    advise = ["ampmem", "advise", "--gpu", "h100", "--arm", "amp", *shared, "my train.py", *arguments]
+    assert commands[:-1] == ([fit, advise] if varied else [advise])
     narrow = render(summarize(replace(recording, run=run, arm=forced, ooms=(oom,))), (), layout=Layout(width=40))
     printed = narrow.partition("to run next\n\n")[2].partition("\n\n")[0].replace("\\\n", " ")
     assert [shlex.split(line) for line in printed.splitlines()][: len(commands)] == commands

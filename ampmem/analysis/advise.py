@@ -1,0 +1,321 @@
+"""Which forced changes to run a script with, and what the runs say (``ampmem.advise/1``).
+
+Everything here is said of runs that were made. No peak is computed from another; only what a change costs, and how it
+is written in code, follows from the recording of the script as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Annotated
+
+from ampmem.analysis.fit import Memory
+from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
+from ampmem.events import OptimizerRecord, ParameterRecord, Recording
+from ampmem.version import __version__
+from ampmem.vocabulary import NOTHING_FORCED, Forced
+
+
+class Change(StrEnum):
+    """A kind of change that can be allowed."""
+
+    CHECKPOINT = "checkpoint"
+    FOREACH = "foreach"
+    FUSED = "fused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """The modules of one structure that hang below ``prefix``, by their numbers there."""
+
+    prefix: str
+    numbers: tuple[int, ...]
+
+    def first(self, count: int) -> tuple[str, ...]:
+        """The names of the first ``count``."""
+        return tuple(f"{self.prefix}.{number}".removeprefix(".") for number in self.numbers[:count])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What the recording of the script as it is says of it, as far as it came."""
+
+    blocks: Blocks | None
+    optimizers: tuple[str, ...]
+    updated: int
+    """How many parameters are trained."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A run with changes. ``memory`` is ``None`` where it ran out, or where ``failure`` says why there was no run."""
+
+    memory: Memory | None
+    failure: str | None = None
+
+
+Trials = Mapping[Forced, Trial]
+"""The runs so far, by their changes; the first is of the script as it is."""
+
+
+def script_of(recording: Recording) -> Script:
+    """What can be changed in the script that was recorded."""
+    return Script(
+        blocks=_blocks(recording.parameters),
+        optimizers=tuple(dict.fromkeys(_class_names(recording.optimizers))),
+        updated=sum(parameter.trainable for parameter in recording.parameters),
+    )
+
+
+def _class_names(optimizers: Sequence[OptimizerRecord]) -> Iterator[str]:
+    return (optimizer.class_name for optimizer in optimizers)
+
+
+def _blocks(parameters: Sequence[ParameterRecord]) -> Blocks | None:
+    """The numbered modules that have parameters of the same names and shapes and, of all such, the most bytes.
+
+    A module with no other inside is not a block: it saves as much as it would recompute.
+    """
+    inside: dict[str, dict[int, dict[str, ParameterRecord]]] = {}
+    for record in parameters:
+        parts = record.name.split(".")
+        for i, part in enumerate(parts[:-2]):
+            if part.isdecimal():
+                rest = ".".join(parts[i + 1 :])
+                inside.setdefault(".".join(parts[:i]), {}).setdefault(int(part), {})[rest] = record
+                break
+    found: list[tuple[int, Blocks]] = []
+    for prefix, modules in inside.items():
+        alike: dict[frozenset[tuple[str, tuple[int, ...]]], list[int]] = {}
+        for number, held in sorted(modules.items()):
+            alike.setdefault(frozenset((rest, each.shape) for rest, each in held.items()), []).append(number)
+        for numbers in alike.values():
+            if len(numbers) > 1:
+                size = sum(each.bytes for number in numbers for each in modules[number].values())
+                found.append((size, Blocks(prefix=prefix, numbers=tuple(numbers))))
+    return max(found, key=lambda each: each[0])[1] if found else None
+
+
+def meets(trial: Trial, budget: int | None) -> bool:
+    """Whether the run surely fits on the GPU and, where there is a ``budget``, takes no more of it than that."""
+    memory = trial.memory
+    return memory is not None and memory.surely and (budget is None or memory.most <= budget)
+
+
+def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budget: int | None) -> Forced | None:
+    """The changes to run next; ``None`` when the search is over.
+
+    First each change alone, then what lowers more than one part of the peak, then the fewest blocks that are enough.
+    """
+    wanted = budget is not None or not meets(trials[NOTHING_FORCED], None)
+    enough = wanted and meets(trials[NOTHING_FORCED], budget)
+    for forced in _singles(script, allowed):
+        if forced not in trials:
+            return forced
+    if enough:
+        return None
+    if script.blocks is None or Change.CHECKPOINT not in allowed:
+        return None
+    count = len(script.blocks.numbers)
+    whole = Forced(checkpoint=script.blocks.first(count))
+    if trials[whole].failure is not None:
+        return None
+    both = replace(_update(trials), checkpoint=whole.checkpoint)
+    bases = (NOTHING_FORCED, _update(trials))
+    if both not in trials and not (wanted and meets(trials[whole], budget)):
+        return both
+    if not wanted:
+        half = Forced(checkpoint=script.blocks.first(count // 2))
+        return None if half in trials else half
+    for base in bases:
+        if meets(trials.get(replace(base, checkpoint=whole.checkpoint), Trial(memory=None)), budget):
+            return _between(trials, script.blocks, base, budget)
+    return None
+
+
+def _singles(script: Script, allowed: frozenset[Change]) -> Iterator[Forced]:
+    if Change.FUSED in allowed:
+        yield Forced(fused=True)
+    if Change.FOREACH in allowed:
+        yield Forced(foreach=False)
+    if Change.CHECKPOINT in allowed and script.blocks is not None:
+        yield Forced(checkpoint=script.blocks.first(len(script.blocks.numbers)))
+
+
+def _update(trials: Trials) -> Forced:
+    """How the optimizers are to update in a combination: fused where that ran, else one by one, else as they do."""
+    for forced in (Forced(fused=True), Forced(foreach=False)):
+        if forced in trials and trials[forced].failure is None:
+            return forced
+    return NOTHING_FORCED
+
+
+def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None) -> Forced | None:
+    """The next number of blocks to run with ``base``, halfway between too few and enough."""
+    low, high = 0, len(blocks.numbers)
+    if meets(trials.get(base, Trial(memory=None)), budget):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        forced = replace(base, checkpoint=blocks.first(middle))
+        if forced not in trials:
+            return forced
+        low, high = (low, middle) if meets(trials[forced], budget) else (middle, high)
+    return None
+
+
+def ranked(trials: Trials, budget: int | None) -> list[Forced]:
+    """The runs: those that meet the ``budget`` first, with the fewest changes; then by what they take; failures last.
+
+    Where the script fits as it is and there is no budget, those that allocate least come first.
+    """
+    wanted = budget is not None or not meets(trials[NOTHING_FORCED], None)
+
+    def key(forced: Forced) -> tuple[int, ...]:
+        trial = trials[forced]
+        if trial.memory is None:
+            return (2 + (trial.failure is not None),)
+        size = (trial.memory.allocated, trial.memory.most, len(forced.checkpoint))
+        if wanted and meets(trial, budget):
+            return (0, len(forced.checkpoint), len(forced.options()), *size)
+        return (1, *size)
+
+    return sorted(trials, key=key)
+
+
+def name_of(forced: Forced, script: Script) -> str:
+    """The changes in words: ``checkpoint 6 of 12 blocks, fused=True``."""
+    words = []
+    if forced.checkpoint:
+        total = 0 if script.blocks is None else len(script.blocks.numbers)
+        words.append(f"checkpoint {len(forced.checkpoint)} of {total} blocks")
+    words += [] if forced.foreach is None else [f"foreach={forced.foreach}"]
+    words += ["fused=True"] if forced.fused else []
+    return ", ".join(words) or "the script as it is"
+
+
+def cost_of(forced: Forced, script: Script) -> str:
+    """What the changes cost, computed from what they do: nothing here was timed."""
+    words = []
+    if forced.checkpoint and script.blocks is not None:
+        words.append(f"forward of {len(forced.checkpoint)} of {len(script.blocks.numbers)} blocks once more in a step")
+    if forced.foreach is False:
+        words.append(f"kernels for each of {script.updated} parameters")
+    if forced.fused:
+        words.append("fewer kernels")
+    return "; ".join(words)
+
+
+def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
+    """The changes in the script's code, where ``model`` is the outermost module that it calls."""
+    lines: list[str] = []
+    if forced.checkpoint and script.blocks is not None:
+        which = _in_code(script.blocks, len(forced.checkpoint))
+        lines.append(
+            f"for block in {which}: "
+            "block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
+        )
+    argument = "fused=True" if forced.fused else None if forced.foreach is None else f"foreach={forced.foreach}"
+    if argument is not None:
+        lines += [f"{name}(..., {argument})" for name in script.optimizers or ("the optimizer",)]
+    return tuple(lines)
+
+
+def _in_code(blocks: Blocks, count: int) -> str:
+    """The first ``count`` blocks as Python finds them: ``model.blocks[:6]``."""
+    held = "model"
+    for part in filter(None, blocks.prefix.split(".")):
+        held += f"[{part}]" if part.isdecimal() else f".{part}"
+    numbers = blocks.numbers[:count]
+    return f"{held}[:{count}]" if numbers == tuple(range(count)) else f"({held}[i] for i in {numbers})"
+
+
+SCHEMA = "ampmem.advise/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvisedRun:
+    """One run: the changes, and its peaks, null where memory ran out or the change was not made.
+
+    ``options`` are those of ``ampmem profile`` that make this run. ``saved_bytes`` is what it allocates less than the
+    script as it is; null where one of the two has no peak. ``meets`` says that it surely fits, and takes no more than
+    the budget where there is one. ``failure`` is why the change was not made, or the script failed. ``cost`` is
+    computed, not measured.
+    """
+
+    change: str
+    options: tuple[str, ...]
+    meets: bool
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    device_used_bytes: int | None
+    highest_device_used_bytes: int | None
+    saved_bytes: Signed | None
+    failure: str | None
+    cost: str
+    code: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceDocument:
+    """The whole search; ``runs`` have the best first. ``budget_bytes`` is null where only the GPU's memory counts."""
+
+    schema: Annotated[str, OneOf((SCHEMA,))]
+    ampmem: str
+    script: str
+    steps: Positive
+    gpu: str
+    gpu_bytes: Positive
+    budget_bytes: int | None
+    runs: tuple[AdvisedRun, ...]
+
+    def to_json(self) -> str:
+        """The document as JSON text, as :func:`advise_schema` describes it."""
+        return json.dumps(plain(self), indent=2)
+
+
+def advise_schema() -> dict[str, Json]:
+    """The JSON Schema of :meth:`AdviceDocument.to_json`."""
+    return schema_of(
+        AdviceDocument,
+        title="ampmem advise, version 1",
+        description="What `ampmem advise --json` prints. Sizes are bytes; null is a value that is not known.",
+    )
+
+
+def advice(
+    trials: Trials, script: Script, budget: int | None, *, title: str, steps: int, gpu: str, total: int
+) -> AdviceDocument:
+    """The search as its document."""
+    runs = tuple(_run(forced, trials, script, budget) for forced in ranked(trials, budget))
+    return AdviceDocument(
+        schema=SCHEMA,
+        ampmem=__version__,
+        script=title,
+        steps=steps,
+        gpu=gpu,
+        gpu_bytes=total,
+        budget_bytes=budget,
+        runs=runs,
+    )
+
+
+def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> AdvisedRun:
+    memory, before = trials[forced].memory, trials[NOTHING_FORCED].memory
+    both = memory is not None and before is not None
+    return AdvisedRun(
+        change=name_of(forced, script),
+        options=tuple(forced.options()),
+        meets=meets(trials[forced], budget),
+        allocated_bytes=None if memory is None else memory.allocated,
+        reserved_bytes=None if memory is None else memory.reserved,
+        device_used_bytes=None if memory is None else memory.used,
+        highest_device_used_bytes=None if memory is None else memory.highest,
+        saved_bytes=before.allocated - memory.allocated if both and memory and before else None,
+        failure=trials[forced].failure,
+        cost=cost_of(forced, script),
+        code=code_of(forced, script),
+    )

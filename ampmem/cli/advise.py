@@ -1,0 +1,200 @@
+"""``ampmem advise``: what would make a script fit, each change proven by a run of the unmodified script with it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+
+from ampmem.allocator.gpus import gpu_to_simulate
+from ampmem.analysis.advise import (
+    Change,
+    Script,
+    Trial,
+    advice,
+    advise_schema,
+    meets,
+    name_of,
+    next_forced,
+    script_of,
+)
+from ampmem.analysis.fit import memory_of
+from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, schema_option, settled, shared_options
+from ampmem.cli.processes.children import ProgressLine, misplaced, profile_arguments, run_child
+from ampmem.errors import AmpmemError, RecordingError, UsageError
+from ampmem.failure import FailureKind
+from ampmem.recording import SUFFIX, read
+from ampmem.reporters.text.advise import render
+from ampmem.reporters.text.layout import layout_for
+from ampmem.units import format_bytes, parse_bytes
+from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
+
+STEPS = 2
+"""The optimizer's state is there from the end of the first step on."""
+
+_NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
+"""Shared options that say nothing of simulated runs whose recordings are thrown away."""
+
+
+@click.command(
+    "advise", cls=ScriptCommand, context_settings={"allow_interspersed_args": False, "default_map": {"steps": STEPS}}
+)
+@click.option(
+    "--budget",
+    metavar="BYTES",
+    help="What the script may take of the GPU's memory, such as 24GiB, with all that is outside of the allocator.  "
+    "[default: all of it]",
+)
+@click.option(
+    "--allow",
+    "changes",
+    default=",".join(Change),
+    show_default=True,
+    metavar="CHANGE,...",
+    help="Which changes to try: checkpoint blocks of the model, foreach=False or fused=True of its optimizers.",
+)
+@click.option(
+    "--precision",
+    "--arm",
+    "arm",
+    type=click.Choice(choices(Arm)),
+    default=Arm.AS_IS.value,
+    show_default=True,
+    help="The precision of every run.",
+)
+@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table, schema ampmem.advise/1.")
+@schema_option(advise_schema)
+@click.option("--device", "device_option", default=Device.SIMULATED.value, hidden=True)
+@shared_options
+def advise(
+    budget: str | None, changes: str, arm: str, seed: int, as_json: bool, device_option: str, options: ScriptOptions
+) -> None:
+    """Find changes that make a script fit, each proven by running it.
+
+    Every change is forced on the unmodified script in a run of its own on a simulated GPU, as profile
+    --force-checkpoint does; every peak in the table is of such a run. Activation checkpointing is tried on all
+    blocks of the model, alone and with the optimizer's change; where that is enough, the fewest blocks that are
+    enough are searched for. The best comes first. The table goes to stdout, a line for each run to stderr.
+
+    Exit code 0: the script fits, as it is or with a change; 1: nothing that was run fits. Ctrl-C prints the runs that
+    have ended.
+
+    \b
+    ampmem advise --gpu h100 train.py --batch-size 64
+    ampmem advise --gpu h100 --budget 24GiB --allow checkpoint -m my_package.train
+    """
+    if device_option != Device.SIMULATED:
+        raise UsageError(f"advise runs on a simulated GPU only; leave --device {device_option} out")
+    if options.steps < STEPS:
+        raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
+    if options.dtype is not None and not Arm(arm).autocast:
+        raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
+    allowed, limit = _allowed(changes), _bytes(budget)
+    script = settled(replace(options, device=Device.SIMULATED, stacks=False, force=False))
+    gpu = gpu_to_simulate(options.gpu)
+    if limit is not None and limit > gpu.total_memory:
+        raise UsageError(f"--budget {budget} is more than {gpu.name} has: name a larger one with --gpu")
+    options.find()
+    search = _Search(script, Arm(arm), seed)
+    try:
+        search.run(allowed, limit)
+    finally:
+        if NOTHING_FORCED in search.trials:
+            found = advice(
+                search.trials,
+                search.found,
+                limit,
+                title=script.title,
+                steps=script.steps,
+                gpu=gpu.name,
+                total=gpu.total_memory,
+            )
+            click.echo(found.to_json() if as_json else render(found, layout_for(sys.stdout)))
+    if not any(meets(trial, limit) for trial in search.trials.values()):
+        raise click.exceptions.Exit(1)
+
+
+advise.params = [param for param in advise.params if param.name not in _NOT_HERE]
+
+
+def _allowed(text: str) -> frozenset[Change]:
+    names = [name.strip() for name in text.split(",")]
+    unknown = next((name for name in names if name not in tuple(Change)), None)
+    if unknown is not None:
+        raise UsageError(f"--allow: unknown change {unknown!r}; there are {', '.join(Change)}")
+    return frozenset(map(Change, names))
+
+
+def _bytes(budget: str | None) -> int | None:
+    try:
+        return None if budget is None else parse_bytes(budget)
+    except ValueError as error:
+        raise UsageError(f"--budget: {error}") from error
+
+
+class _Search:
+    """The runs, one after the other, no changes twice."""
+
+    def __init__(self, script: ScriptOptions, arm: Arm, seed: int) -> None:
+        self._script = script
+        self._arm = arm
+        self._seed = seed
+        self.trials: dict[Forced, Trial] = {}
+        self.found = Script(blocks=None, optimizers=(), updated=0)
+        """What the first run says of the script."""
+
+    def run(self, allowed: frozenset[Change], budget: int | None) -> None:
+        """Run the script as it is, and with changes until the search is over."""
+        with TemporaryDirectory(prefix="ampmem-advise-") as folder, ProgressLine() as progress:
+            forced: Forced | None = NOTHING_FORCED
+            while forced is not None:
+                self.trials[forced] = self._try(forced, Path(folder) / f"run{SUFFIX}", progress)
+                forced = next_forced(self.trials, self.found, allowed, budget)
+
+    def _try(self, forced: Forced, path: Path, progress: ProgressLine) -> Trial:
+        name = f"run {len(self.trials) + 1}: {name_of(forced, self.found)}"
+        progress.now(f"{name}: starting")
+        script = replace(self._script, forced=forced)
+        ended = run_child(
+            profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path)),
+            lambda step: progress.now(f"{name}: step {step.done} of {step.wanted}"),
+        )
+        try:
+            refused = ended.said is not None and ended.said.kind is FailureKind.REFUSED
+            trial = Trial(memory=None, failure=ended.failure) if refused else self._outcome(path, ended.failure, forced)
+        finally:
+            path.unlink(missing_ok=True)
+        if trial.failure is not None and forced == NOTHING_FORCED:
+            progress.stay(f"{name}: failed: {trial.failure}{misplaced(script, ended)}", tail=ended.tail)
+            raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")
+        progress.stay(f"{name}: {_said(trial)}")
+        return trial
+
+    def _outcome(self, path: Path, failure: str | None, forced: Forced) -> Trial:
+        if not path.exists():
+            return Trial(memory=None, failure=failure or "it left no recording")
+        try:
+            recording = read(path)
+            if forced == NOTHING_FORCED:
+                self.found = script_of(recording)
+            ended = sum(step.finished for step in recording.steps)
+            if recording.ooms:
+                return Trial(memory=None)
+            if ended < self._script.steps:
+                short = f"it ended after {ended} of {self._script.steps} steps; let it train for longer"
+                return Trial(memory=None, failure=failure or short)
+            return Trial(memory=memory_of(recording))
+        except RecordingError as error:
+            return Trial(memory=None, failure=failure or str(error))
+
+
+def _said(trial: Trial) -> str:
+    if trial.failure is not None:
+        return f"refused or failed: {trial.failure}"
+    if trial.memory is None:
+        return "out of memory"
+    return f"peak {format_bytes(trial.memory.allocated)} allocated, {format_bytes(trial.memory.reserved)} reserved"

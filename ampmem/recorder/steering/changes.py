@@ -1,0 +1,298 @@
+"""Forces changes that save memory on an unmodified script, as if they were written in it, and says what came of each.
+
+A change that found nothing to act on, and one that the script had decided otherwise, is a reason to fail:
+what was recorded then is not what was asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.torch_private.entries import Place
+from ampmem.recorder.torch_private.general import COMPILED_CALL, in_backward, on_module_before
+from ampmem.recorder.torch_private.optimizers import FUSED_INITS, OPTIMIZER_INIT, on_step_before
+from ampmem.vocabulary import Forced
+
+_CHECKPOINT_FILE = checkpoint.__code__.co_filename
+
+
+class ForcedChanges:
+    """The changes of ``forced``, from :meth:`install` until what that returns is called.
+
+    ``note`` is told what was changed, and what was left as the script has it, for the recording.
+    """
+
+    def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
+        self._parts: list[_Checkpoints | _Implementation] = []
+        if forced.checkpoint:
+            self._parts.append(_Checkpoints(forced.checkpoint, note))
+        if forced.foreach is not None:
+            self._parts.append(_Implementation("foreach", forced.foreach, note))
+        if forced.fused:
+            self._parts.append(_Implementation("fused", True, note))
+
+    def install(self) -> Undo:
+        """Patch and hook; returns what undoes all of it."""
+        with ExitStack() as undo:
+            for part in self._parts:
+                undo.callback(part.install())
+            return undo.pop_all().close
+
+    def unmet(self) -> list[str]:
+        """Why what was asked for was not done, or not all of it; empty where all was."""
+        return [reason for part in self._parts for reason in part.unmet()]
+
+
+class _Checkpoints:
+    """Runs the modules whose names match ``patterns`` under ``torch.utils.checkpoint``, to be recomputed in backward.
+
+    A module's name is the one that ``named_modules()`` of the outermost module that runs gives it. The forwards of the
+    modules' classes are replaced, not those of the modules: a copy of a model then has nothing of ours.
+    """
+
+    def __init__(self, patterns: tuple[str, ...], note: Callable[[str], None]) -> None:
+        self._patterns = patterns
+        self._note = note
+        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._chosen: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._done: set[str] = set()
+        self._refused: dict[str, None] = {}
+        self._matched = False
+        self._inside = threading.local()
+        self._undo = ExitStack()
+        self._owners: set[type[nn.Module]] = set()
+
+    def install(self) -> Undo:
+        self._undo.callback(hook(on_module_before, self._before))
+        return self._undo.close
+
+    def unmet(self) -> list[str]:
+        option = f"--force-checkpoint {','.join(self._patterns)}"
+        more = f" ({len(self._refused) - 1} more are refused)" if len(self._refused) > 1 else ""
+        reasons = [f"{option}: {reason}{more}" for reason in list(self._refused)[:1]]
+        if not self._matched:
+            reasons.append(f"{option}: the model that ran has no module of such a name")
+        elif not self._done and not reasons:
+            reasons.append(f"{option}: none of the modules ran forward with gradients on")
+        return reasons
+
+    def _before(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling() or module in self._seen:
+            return
+        self._seen.update(module.modules())
+        taken: list[str] = []
+        chosen: list[str] = []
+        for name, each in module.named_modules():
+            inside = any(name.startswith(f"{other}.") for other in taken)
+            if name and not inside and any(_matches(name, pattern) for pattern in self._patterns):
+                self._matched = True
+                taken.append(name)
+                reason = _no_checkpoint(each)
+                if reason is None:
+                    self._choose(name, each)
+                    chosen.append(name)
+                else:
+                    self._refuse(f"{name} {reason}")
+        if chosen:
+            self._note(f"forced: activation checkpointing of {_counted(chosen)}")
+
+    def _refuse(self, reason: str) -> None:
+        self._refused[reason] = None
+        self._note(f"not forced: {reason}")
+
+    def _choose(self, name: str, module: nn.Module) -> None:
+        self._chosen[module] = name
+        owner = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
+        if owner not in self._owners:
+            self._owners.add(owner)
+            place: Place = (owner, "forward")  # of the script's own class, or of one of torch's
+            self._undo.callback(patch(*place, self._wrap))
+
+    def _wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(forward)
+        def run(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._is_due(module):
+                return forward(module, *args, **kwargs)
+            self._done.add(self._chosen[module])
+            return checkpoint(self._alone, forward, module, *args, use_reentrant=False, **kwargs)
+
+        return run
+
+    def _is_due(self, module: nn.Module) -> bool:
+        """Whether the forward of ``module`` that begins now is to be checkpointed."""
+        name = self._chosen.get(module)
+        if name is None or in_backward() or not torch.is_grad_enabled() or module is getattr(self._inside, "of", None):
+            return False
+        if name not in self._done and _under_checkpoint():
+            self._refuse(f"the script checkpoints {name} itself")
+            del self._chosen[module]
+            return False
+        return True
+
+    def _alone(self, forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """``forward`` of ``module``, where that of a class above it, which may be ours as well, does no more."""
+        before, self._inside.of = getattr(self._inside, "of", None), module
+        try:
+            return forward(module, *args, **kwargs)
+        finally:
+            self._inside.of = before
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether ``pattern`` fits ``name``, part by part between the dots."""
+    names, patterns = name.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
+
+
+def _no_checkpoint(module: nn.Module) -> str | None:
+    """Why ``module`` must not run its forward twice; ``None`` where nothing is known against it."""
+    counting = next((type(each).__name__ for each in module.modules() if _counts(each)), None)
+    if counting is not None:
+        return f"has a {counting} inside, whose running statistics a second forward would change"
+    if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
+        return f"is a {type(module).__name__}, which has no forward of its own"
+    if "forward" in vars(module):
+        return "has a forward that the script, or a library, has put in its place"
+    if type(module).__name__ == "OptimizedModule" or getattr(module, COMPILED_CALL, None) is not None:
+        return "is compiled, and a compiled module is recomputed as its own settings say"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is a ScriptModule, whose forward is not Python's"
+    return None
+
+
+def _counts(module: nn.Module) -> bool:
+    return bool(getattr(module, "track_running_stats", False)) and module.training
+
+
+def _under_checkpoint() -> bool:
+    """Whether a checkpoint of the script's own runs what runs now."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename == _CHECKPOINT_FILE:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _counted(names: list[str]) -> str:
+    """``h.0``; ``12 modules, h.0 to h.11``."""
+    return names[0] if len(names) == 1 else f"{len(names)} modules, {names[0]} to {names[-1]}"
+
+
+class _Implementation:
+    """Has each optimizer run its update ``foreach`` or ``fused``, where the script leaves the choice to torch."""
+
+    def __init__(self, option: str, value: bool, note: Callable[[str], None]) -> None:
+        self._option, self._value = option, value
+        self._note = note
+        self._changed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._done = False
+        self._refused: dict[str, None] = {}
+        self._making: set[int] = set()
+        """``id`` of each optimizer whose class is setting it up: the class below sets it up, too."""
+
+    def install(self) -> Undo:
+        with ExitStack() as undo:
+            if self._option == "foreach":
+                undo.callback(patch(*OPTIMIZER_INIT, self._wrap_foreach))
+            else:
+                undo.callback(patch(*OPTIMIZER_INIT, self._wrap_without_fused))
+                for place in FUSED_INITS:
+                    undo.callback(patch(*place, self._wrap_fused))
+            undo.callback(hook(on_step_before, self._check))
+            return undo.pop_all().close
+
+    def unmet(self) -> list[str]:
+        value = f" {str(self._value).lower()}" if self._option == "foreach" else ""
+        reasons = list(self._refused)
+        if not self._done and not reasons:
+            reasons.append("the script made no optimizer of torch's")
+        return [f"--force-{self._option}{value}: {reason}" for reason in reasons]
+
+    def _wrap_foreach(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def __init__(optimizer: Optimizer, params: Any, defaults: dict[str, Any]) -> None:
+            reason = _why_not(optimizer, defaults, "foreach")
+            if reason is None:
+                defaults["foreach"] = self._value
+            original(optimizer, params, defaults)
+            self._made(optimizer, reason)
+
+        return __init__
+
+    def _wrap_without_fused(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def __init__(optimizer: Optimizer, params: Any, defaults: dict[str, Any]) -> None:
+            original(optimizer, params, defaults)
+            if "fused" not in defaults:
+                self._made(optimizer, f"{type(optimizer).__name__} has no fused implementation")
+
+        return __init__
+
+    def _wrap_fused(self, original: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def __init__(optimizer: Optimizer, params: Any, *args: Any, **kwargs: Any) -> None:
+            if id(optimizer) in self._making:
+                original(optimizer, params, *args, **kwargs)
+                return
+            bound = signature.bind(optimizer, params, *args, **kwargs)
+            bound.apply_defaults()
+            reason = _why_not(optimizer, bound.arguments, "fused")
+            if reason is None:
+                kwargs["fused"] = True
+            self._making.add(id(optimizer))
+            try:
+                original(optimizer, params, *args, **kwargs)
+            finally:
+                self._making.discard(id(optimizer))
+            self._made(optimizer, reason)
+
+        return __init__
+
+    def _made(self, optimizer: Optimizer, reason: str | None) -> None:
+        if reason is None and any(group.get(self._option) is not self._value for group in optimizer.param_groups):
+            reason = f"the script chose {self._option} of {type(optimizer).__name__} for a group of parameters"
+        if reason is not None:
+            self._refused[reason] = None
+            self._note(f"not forced: {reason}")
+            return
+        self._done = True
+        self._changed.add(optimizer)
+        self._note(f"forced: {type(optimizer).__name__}({self._option}={self._value})")
+
+    def _check(self, optimizer: Optimizer, *_: Any) -> None:
+        if optimizer not in self._changed:
+            return
+        if any(group.get(self._option) is not self._value for group in optimizer.param_groups):
+            self._changed.discard(optimizer)
+            reason = f"the script has changed {self._option} of {type(optimizer).__name__} back"
+            self._refused[reason] = None
+            self._note(f"not forced: {reason}")
+
+
+def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
+    """Why the script's choice of how ``optimizer`` updates stays; ``None`` where it has made none."""
+    name = type(optimizer).__name__
+    if option not in chosen:
+        return f"{name} has no {option} implementation"
+    for each in ("foreach", "fused"):
+        if chosen.get(each) is not None:
+            return f"the script chose {each}={chosen[each]} for {name} itself"
+    if option == "fused" and chosen.get("differentiable"):
+        return f"the script made {name} differentiable, which torch does not fuse"
+    return None

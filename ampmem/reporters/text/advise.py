@@ -1,0 +1,85 @@
+"""What changes really save, as text: the table of ``ampmem advise`` and the code of each change."""
+
+from __future__ import annotations
+
+from ampmem.analysis.advise import AdviceDocument, AdvisedRun
+from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
+from ampmem.reporters.text.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.words import size_beside
+from ampmem.units import format_bytes
+
+
+def render(found: AdviceDocument, layout: Layout = PLAIN) -> str:
+    """The answer, a row for each run, why others could not be made, and what to write for those that save."""
+    sections = ["\n".join(layout.strong(line) for line in wrapped(headline(found), layout.width, indent=""))]
+    made = [run for run in found.runs if run.failure is None]
+    sections.append(_table(made, found, layout))
+    refused = [f"{run.change}: {run.failure}" for run in found.runs if run.failure is not None]
+    if refused:
+        lines = [line for each in refused for line in wrapped(each, layout.width)]
+        sections.append("\n".join([layout.strong("refused or failed"), "", *lines]))
+    best = next((run for run in made if run.code), None)
+    if best is not None and best is made[0]:
+        sections.append("\n".join([layout.strong(f"in code: {best.change}"), "", *best.code]))
+    return "\n\n".join(sections)
+
+
+def headline(found: AdviceDocument) -> str:
+    """The answer in one sentence."""
+    plain = next(run for run in found.runs if not run.options)
+    best, limit = found.runs[0], _limit(found)
+    if found.budget_bytes is None and plain.meets:
+        if best is plain:
+            return f"The script fits on {limit} as it is, and no change that was run lowers its peak."
+        return f"The script fits on {limit} as it is; {best.change} allocates least."
+    if plain.meets:
+        return f"The script fits into {limit} as it is."
+    if best.meets:
+        return f"With {best.change} the script fits into {limit}."
+    if best.allocated_bytes is None:
+        return f"Nothing that was run fits into {limit}: memory runs out in each run."
+    over = (best.highest_device_used_bytes or best.device_used_bytes or 0) - (found.budget_bytes or found.gpu_bytes)
+    return (
+        f"Nothing that was run surely fits into {limit}; {best.change} allocates least, and the device would need "
+        f"{format_bytes(max(over, 0))} more at most."
+    )
+
+
+def _limit(found: AdviceDocument) -> str:
+    if found.budget_bytes is None:
+        return found.gpu if size_beside(found.gpu) else format_bytes(found.gpu_bytes)
+    return f"{format_bytes(found.budget_bytes)} of {found.gpu if size_beside(found.gpu) else 'the GPU'}"
+
+
+def _table(runs: list[AdvisedRun], found: AdviceDocument, layout: Layout) -> str:
+    columns = [
+        words("change"),
+        number("peak\nallocated"),
+        number("peak\nreserved"),
+        number("device\nat most"),
+        number("saved"),
+        words("fits"),
+        words("cost (computed)", wraps=True, least=20),
+    ]
+    return table(columns, [_row(run, found) for run in runs], layout)
+
+
+def _row(run: AdvisedRun, found: AdviceDocument) -> list[str]:
+    if run.allocated_bytes is None:
+        return [run.change, "out of memory", ABSENT, ABSENT, ABSENT, "no", run.cost]
+    most = run.highest_device_used_bytes or run.device_used_bytes
+    sizes = [format_bytes(size) for size in (run.allocated_bytes, run.reserved_bytes, most)]
+    return [run.change, *sizes, _saved(run), _fits(run, found), run.cost]
+
+
+def _fits(run: AdvisedRun, found: AdviceDocument) -> str:
+    """Not surely: with the least that is assumed for what is not known it does."""
+    if run.meets:
+        return "yes"
+    return "no" if (run.device_used_bytes or 0) > (found.budget_bytes or found.gpu_bytes) else "not surely"
+
+
+def _saved(run: AdvisedRun) -> str:
+    if not run.options or run.saved_bytes is None:
+        return ABSENT
+    return "nothing" if run.saved_bytes == 0 else format_bytes(run.saved_bytes)

@@ -1,0 +1,236 @@
+"""Changes forced on a script allocate what the same changes do that are written in it, event by event."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from commands import ampmem
+
+from ampmem.events import Recording
+from ampmem.recorder.steering.changes import ForcedChanges
+from ampmem.recording import read
+from ampmem.vocabulary import Forced
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import functools
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+        self.drop = nn.Dropout(0.1)
+    def forward(self, x, *, scale=1.0):
+        return x + scale * self.drop(self.down(nn.functional.gelu(self.up(self.norm(x)))))
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range(4)), nn.Linear(64, 8)
+    def forward(self, x):
+        for block in self.blocks:
+            x = {call}
+        return self.head(x)
+
+model = Model().cuda()
+{setup}
+optimizer = {optimizer}
+for step in range(3):
+    {in_step}
+    loss = model(torch.randn(512, 64, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("the script ends")
+"""
+PLAIN = {
+    "call": "block(x, scale=0.5)",
+    "setup": "",
+    "optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3)",
+    "in_step": "",
+}
+WRITTEN = {
+    "--force-checkpoint blocks.*": {
+        "setup": "for block in model.blocks: "
+        "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)"
+    },
+    "--force-checkpoint blocks.0,blocks.[23]": {
+        "setup": "for i in (0, 2, 3): model.blocks[i].forward = "
+        "functools.partial(checkpoint, model.blocks[i].forward, use_reentrant=False)"
+    },
+    "--force-foreach false": {"optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)"},
+    "--force-foreach true": {"optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)"},
+    "--force-fused": {"optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)"},
+}
+"""Options, and the same change written in the script."""
+
+
+def run(folder: Path, name: str, options: str, device: str = "sim", **parts: str) -> tuple[int, str]:
+    (folder / "train.py").write_text(SCRIPT.format(**(PLAIN | parts)))
+    command = ("profile", "--device", device, "--seed", "0", "--quiet", "-o", f"{name}.ampmem")
+    done = ampmem(folder, *command, *options.split(), "train.py")
+    return done.returncode, done.stderr
+
+
+def recorded(folder: Path, name: str, options: str, **parts: str) -> Recording:
+    code, said = run(folder, name, options, **parts)
+    assert code == 0, said
+    return read(folder / f"{name}.ampmem")
+
+
+def events(recording: Recording) -> list[tuple[int, int]]:
+    found = recording.events
+    return list(zip(found.action.tolist(), found.bytes.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("options", WRITTEN)
+def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, options: str) -> None:
+    plain = recorded(tmp_path, "plain", "")
+    forced = recorded(tmp_path, "forced", options)
+    written = recorded(tmp_path, "written", "", **WRITTEN[options])
+    assert events(forced) == events(written)
+    # foreach is what torch takes on a GPU that is not told: forcing it changes nothing
+    assert (events(forced) == events(plain)) == (options == "--force-foreach true")
+    assert any(note.startswith("forced: ") for note in forced.remarks)
+    assert not any("forced: " in note for note in written.remarks)
+
+
+GPU_OPTIMIZER = "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)"
+REFUSED = {
+    "no such module": ("--force-checkpoint layers.*", {}, "the model that ran has no module of such a name"),
+    "a list": ("--force-checkpoint blocks", {}, "blocks is a ModuleList, which has no forward of its own"),
+    "batch norm": (
+        "--force-checkpoint blocks.*",
+        {"setup": "model.blocks[1].norm = nn.BatchNorm1d(64).cuda()"},
+        "blocks.1 has a BatchNorm1d inside, whose running statistics a second forward would change",
+    ),
+    "checkpointed": (
+        "--force-checkpoint blocks.0",
+        {"call": "checkpoint(block, x, use_reentrant=False)"},
+        "the script checkpoints blocks.0 itself",
+    ),
+    "a forward of its own": (
+        "--force-checkpoint blocks.0",
+        {"setup": "model.blocks[0].forward = model.blocks[0].forward"},
+        "blocks.0 has a forward that the script, or a library, has put in its place",
+    ),
+    "chosen": ("--force-foreach false", {"optimizer": GPU_OPTIMIZER}, "the script chose foreach=True for AdamW itself"),
+    "chosen, not fused": (
+        "--force-fused",
+        {"optimizer": GPU_OPTIMIZER},
+        "the script chose foreach=True for AdamW itself",
+    ),
+    "for a group": (
+        "--force-foreach false",
+        {"optimizer": "torch.optim.AdamW([dict(params=model.parameters(), foreach=True)], lr=1e-3)"},
+        "the script chose foreach of AdamW for a group of parameters",
+    ),
+    "never fused": (
+        "--force-fused",
+        {"optimizer": "torch.optim.RMSprop(model.parameters(), lr=1e-3)"},
+        "RMSprop has no fused implementation",
+    ),
+    "undone": (
+        "--force-foreach false",
+        {"in_step": "optimizer.param_groups[0]['foreach'] = None"},
+        "the script has changed foreach of AdamW back",
+    ),
+}
+"""Options, what the script has, and why the change is not made."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_change_that_is_not_made_is_an_error(tmp_path: Path, case: str) -> None:
+    options, parts, reason = REFUSED[case]
+    code, said = run(tmp_path, "refused", options, **parts)
+    assert code == 1, said
+    assert said.splitlines()[-1].startswith(f"ampmem: {options}: ") and reason in said.splitlines()[-1]
+    assert "Traceback" not in said
+    assert (tmp_path / "refused.ampmem").exists()
+
+
+def test_fused_and_foreach_exclude_each_other(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "both", "--force-fused --force-foreach false")
+    assert code == 2 and "exclude each other" in said
+    code, said = run(tmp_path, "none", "--force-checkpoint a,")
+    assert code == 2 and "--force-checkpoint needs names of modules" in said
+
+
+def test_what_torch_cannot_fuse_is_left_as_it_is() -> None:
+    notes: list[str] = []
+    changes = ForcedChanges(Forced(fused=True), notes.append)
+    before = {kind: dict(vars(kind)) for kind in (torch.optim.Optimizer, torch.optim.Adam, torch.optim.AdamW)}
+    undo = changes.install()
+    try:
+        parameters = [torch.nn.Parameter(torch.zeros(2))]
+        assert torch.optim.AdamW(iter(parameters)).defaults["fused"] is True
+        assert changes.unmet() == [] and notes == ["forced: AdamW(fused=True)"]
+        assert torch.optim.AdamW(parameters, differentiable=True).defaults["fused"] is None
+        (reason,) = changes.unmet()
+        assert reason == "--force-fused: the script made AdamW differentiable, which torch does not fuse"
+    finally:
+        undo()
+    # torch itself marks the first optimizer of a class on its step
+    assert {kind: vars(kind)["__init__"] for kind in before} == {
+        kind: names["__init__"] for kind, names in before.items()
+    }
+
+
+def test_a_copy_of_a_model_has_nothing_of_ours_and_all_is_undone() -> None:
+    class Block(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).relu()
+
+    model = torch.nn.Sequential(Block(4, 4), torch.nn.Linear(4, 4))
+    forward = Block.forward, torch.nn.Linear.forward
+    changes = ForcedChanges(Forced(checkpoint=("*",)), lambda note: None)
+    undo = changes.install()
+    try:
+        loss = model(torch.ones(2, 4)).sum()
+        copied = copy.deepcopy(model)
+        assert (Block.forward, torch.nn.Linear.forward) != forward
+        loss.backward()
+    finally:
+        undo()
+    assert changes.unmet() == []
+    assert (Block.forward, torch.nn.Linear.forward) == forward
+    assert all("forward" not in vars(each) for each in (*model.modules(), *copied.modules()))
+    first = [each.grad for each in model.parameters()]
+    model.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    again = [each.grad for each in model.parameters()]
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+
+
+RESULTS = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5), nn.ReLU()))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    loss = model(torch.randn(8, 16)).square().mean()
+    loss.backward()
+    print(loss.item(), *(each.grad.double().sum().item() for each in model.parameters()), torch.rand(1).item())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_results_and_the_random_numbers_are_those_without(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RESULTS)
+    printed = []
+    for options in ((), ("--force-checkpoint", "2"), ("--force-foreach", "false")):
+        command = ("profile", "--device", "cpu", "--run-to-end", "--quiet", "--force", *options, "train.py")
+        done = ampmem(tmp_path, *command)
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert len(printed[0].splitlines()) == 3
+    assert printed[0] == printed[1] == printed[2]

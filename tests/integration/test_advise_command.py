@@ -1,0 +1,143 @@
+"""``ampmem advise``: every peak is that of a script in which the change is written; what is refused is said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import ampmem
+
+from ampmem.analysis.fit import memory_of
+from ampmem.cli.main import run
+from ampmem.cli.processes.children import ChildEnd
+from ampmem.cli.processes.messages import StepEnded
+from ampmem.recording import read
+
+pytestmark = pytest.mark.slow
+
+advise_module = import_module("ampmem.cli.advise")
+SCRIPT = """
+import functools
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.{norm}(512), nn.Linear(512, 2048), nn.Linear(2048, 512)
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+model = nn.Sequential(nn.Linear(64, 512), *(Block() for _ in range(4)), nn.Linear(512, 8)).cuda()
+{change}
+optimizer = torch.optim.AdamW(model.parameters(){argument})
+for _ in range(3):
+    model(torch.randn({rows}, 64, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def write(folder: Path, *, norm: str = "LayerNorm", change: str = "", argument: str = "", rows: int = 8192) -> None:
+    (folder / "train.py").write_text(SCRIPT.format(norm=norm, change=change, argument=argument, rows=rows))
+
+
+def advised(folder: Path, *options: str, code: int = 0) -> tuple[dict[str, Any], str]:
+    done = ampmem(folder, "advise", "--json", *options, "train.py")
+    assert done.returncode == code, done.stderr
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+    return json.loads(done.stdout), done.stderr
+
+
+def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: Path) -> None:
+    write(tmp_path)
+    found, said = advised(tmp_path, "--gpu", "h100", "--budget", "1500MiB")
+    best, *others = found["runs"]
+    assert best["meets"] and best["change"] == "checkpoint 3 of 4 blocks"
+    (less,) = [run for run in others if run["change"] == "checkpoint 2 of 4 blocks"]
+    assert not less["meets"] and less["highest_device_used_bytes"] > 1500 << 20 >= best["highest_device_used_bytes"]
+    assert said.count("run ") == len(found["runs"]) == len({tuple(run["options"]) for run in found["runs"]})
+    profile = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
+    for made in found["runs"]:
+        argument = next((", " + each.partition("..., ")[2][:-1] for each in made["code"] if "AdamW(" in each), "")
+        write(tmp_path, change="\n".join(each for each in made["code"] if "AdamW(" not in each), argument=argument)
+        done = ampmem(tmp_path, *profile, "-o", "written.ampmem", "train.py")
+        assert done.returncode == 0, done.stderr
+        memory = memory_of(read(tmp_path / "written.ampmem"))
+        assert memory is not None
+        assert (memory.allocated, memory.reserved) == (made["allocated_bytes"], made["reserved_bytes"])
+    plain = next(run for run in found["runs"] if not run["options"])
+    assert best["saved_bytes"] == plain["allocated_bytes"] - best["allocated_bytes"] > 0
+
+
+def test_after_an_out_of_memory_the_command_is_named_and_finds_what_fits(tmp_path: Path) -> None:
+    write(tmp_path, rows=65536)
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "4GiB", "-o", "oom.ampmem", "train.py")
+    assert done.returncode == 1
+    assert "ampmem advise --gpu 4GiB train.py\n" in done.stderr
+    (tmp_path / "oom.ampmem").unlink()
+    found, _ = advised(tmp_path, "--gpu", "4GiB")
+    assert found["runs"][0]["meets"] and found["runs"][0]["options"][0] == "--force-checkpoint"
+    plain = next(run for run in found["runs"] if not run["options"])
+    assert plain["allocated_bytes"] is None and plain["failure"] is None
+
+
+def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path: Path) -> None:
+    write(tmp_path, norm="BatchNorm1d", argument=", foreach=True")
+    found, said = advised(tmp_path, "--gpu", "h100", "--budget", "600MiB", code=1)
+    failures = {run["change"]: run["failure"] for run in found["runs"]}
+    assert failures.pop("the script as it is") is None
+    assert "1 has a BatchNorm1d inside" in failures["checkpoint 4 of 4 blocks"]
+    assert all(
+        "the script chose foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
+    )
+    assert len(failures) == 3 and "refused or failed: --force-fused: " in said
+
+
+def test_ctrl_c_prints_the_runs_that_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    real, made = advise_module.run_child, []
+
+    def interrupted(arguments: Sequence[str], on_step: Callable[[StepEnded], None]) -> ChildEnd:
+        made.append(arguments)
+        if len(made) == 3:
+            raise KeyboardInterrupt
+        return real(arguments, on_step)
+
+    monkeypatch.setattr(advise_module, "run_child", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(["advise", "--json", "train.py"])
+    printed = capsys.readouterr()
+    assert {each["change"] for each in json.loads(printed.out)["runs"]} == {"the script as it is", "fused=True"}
+    assert printed.err.count("run ") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "reason"),
+    [
+        (("--steps", "1", "train.py"), 2, "--steps: at least 2"),
+        (("--allow", "magic", "train.py"), 2, "--allow: unknown change 'magic'"),
+        (("--budget", "much", "train.py"), 2, "--budget: 'much' is not a size"),
+        (("--gpu", "t4", "--budget", "80GiB", "train.py"), 2, "is more than Tesla T4 has"),
+        (("--device", "cpu", "train.py"), 2, "advise runs on a simulated GPU only"),
+        (("--dtype", "fp16", "train.py"), 2, "--dtype is what autocast casts to"),
+        (("nowhere.py",), 2, "nowhere.py"),
+        (("short.py",), 1, "the script as it is failed, and not for want of memory"),
+    ],
+)
+def test_what_cannot_be_advised_is_one_line(tmp_path: Path, options: tuple[str, ...], code: int, reason: str) -> None:
+    write(tmp_path)
+    (tmp_path / "short.py").write_text("raise ValueError('not today')")
+    done = ampmem(tmp_path, "advise", *options)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert reason in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr.replace("    Traceback", "")
