@@ -32,6 +32,7 @@ ALWAYS = (
     "simulated: no GPU was used",
     "attention ran with the ",
     "not modelled: ",
+    "assumed: cuDNN's workspaces in attention are those of cuDNN",
     "the script has no autocast of its own: ampmem ran each outermost forward and its loss under autocast",
     "a number that the script read from the device was taken as 1.0",  # a loss, or a norm
 )

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.torch_private.entries import Place
-from ampmem.recorder.torch_private.general import COMPILED_CALL, in_backward, on_module_before
+from ampmem.recorder.torch_private.general import in_backward, is_compiled_in_place, on_module_before
 from ampmem.recorder.torch_private.optimizers import FUSED_INITS, OPTIMIZER_INIT, on_step_before
 from ampmem.vocabulary import Forced
 
@@ -166,7 +166,7 @@ def _no_checkpoint(module: nn.Module) -> str | None:
         return f"is a {type(module).__name__}, which has no forward of its own"
     if "forward" in vars(module):
         return "has a forward that the script, or a library, has put in its place"
-    if type(module).__name__ == "OptimizedModule" or getattr(module, COMPILED_CALL, None) is not None:
+    if type(module).__name__ == "OptimizedModule" or is_compiled_in_place(module):
         return "is compiled, and a compiled module is recomputed as its own settings say"
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule, whose forward is not Python's"

@@ -205,6 +205,11 @@ _compile_context: Any = optional(
 )
 
 
+def is_compiled_in_place(module: torch.nn.Module) -> bool:
+    """Whether ``module.compile()`` was called. A torch without this attribute compiles no module in its place."""
+    return vars(module).get("_compiled_call_impl") is not None
+
+
 def makes_graph() -> bool:
     """Whether torch.compile is making a graph on this thread: what runs meanwhile computes nothing of a step."""
     return _compile_context is not None and _compile_context.try_get() is not None
@@ -213,12 +218,6 @@ def makes_graph() -> bool:
 COMPILE: Place = patched("torch", "compile", "that dynamo is there", without="torch.compile may compile once more")
 _EVAL_FRAME, _SET_EVAL_FRAME, RUNS_COMPILED = "torch._dynamo.eval_frame", "_maybe_set_eval_frame", "compile_wrapper"
 """The last is the function in which compiled code runs."""
-COMPILED_CALL = attribute(
-    "torch.nn.Module",
-    "_compiled_call_impl",
-    "whether a module is compiled in place",
-    without="a module that is compiled in place is not told from others",
-)
 CALLS_MODULE = "_call_impl"
 """The method of a module that ``module.compile()`` compiles: the variable ``fn`` of that function's frame."""
 

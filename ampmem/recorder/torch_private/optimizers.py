@@ -18,9 +18,9 @@ from ampmem.recorder.torch_private.entries import ENTRIES, NOTHING, Place, attri
 
 OPTIMIZER_INIT: Place = patched("torch.optim.Optimizer", "__init__", "that an optimizer is made")
 FUSED_INITS: tuple[Place, ...] = tuple(
-    patched(f"torch.optim.{name}", "__init__", "has an update fused", without=f"{name} is not fused by force")
-    for name in ("Adagrad", "Adam", "AdamW", "SGD")
+    (kind, "__init__") for kind in (torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 )
+"""Where each optimizer that can run its update fused is made."""
 on_step_before, on_step_after = (
     needed("torch.optim.optimizer", f"register_optimizer_step_{when}_hook", "when an optimizer updates")
     for when in ("pre", "post")
