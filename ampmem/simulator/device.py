@@ -101,6 +101,8 @@ class SimulatedDevice:
         how a user says another one."""
         self.unmodelled: dict[str, None] = {}
         """What it left out, likewise."""
+        self.seeds = 0
+        """How often its random numbers were given a seed or a state."""
         self._libraries: dict[str, tuple[int, int]] = {}
         self._peaks = Peaks(self.allocator.counters)
         self._highest = Highest(
@@ -123,6 +125,10 @@ class SimulatedDevice:
     def warn(self, text: str) -> None:
         """Keep ``text``, once, for the warnings."""
         self.warnings[warning(text)] = None
+
+    def seeded(self, *given: object, **named: object) -> None:
+        """The random numbers begin anew; what is ``given`` changes no size."""
+        self.seeds += 1
 
     def retract(self, text: str) -> None:
         """What :meth:`warn` was given is true no longer."""

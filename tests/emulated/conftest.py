@@ -28,7 +28,8 @@ Setting = Callable[[str, str], None]
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is in this folder without the emulation, but for the tests of its commands."""
     for item in items:
-        anywhere = item.path.name in ("test_commands.py", "test_ops.py") and item.name != "test_what_differs_is_known"
+        test = item.name.partition("[")[0]
+        anywhere = item.path.name in ("test_commands.py", "test_ops.py") and test != "test_what_differs_is_known"
         anywhere |= ON_GPU and item.path.name == "test_recorder.py"
         if HERE in item.path.parents and not LIBRARY and not anywhere:
             item.add_marker(pytest.mark.skip(reason=REASON))

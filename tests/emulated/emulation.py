@@ -54,7 +54,7 @@ HARMLESS: dict[str, str] = {
         cudnn(Convolution|BatchNormalization|Pooling|SpatialTf)\w*(Forward|Backward)\w*
         cudnnRNN(Forward|Backward)\w* cudnnCTCLoss(_v8)? cufftXtExec""",
     "sets what only its own library reads": r"""
-        cublasSet\w+ cublasLt\w+SetAttribute cublasLtMatmulAlgoInit cudnnSet\w+ cudnnRestoreDropoutDescriptor
+        cublasSet\w+ cublasLt\w+SetAttribute cublasLtMatmulAlgoInit cudnnSet\w+
         cudnnBackend(SetAttribute|Finalize) cusparseSet\w+ cusparseDnMatSet\w+ cusolverDnSet\w+ cufftSet\w+""",
     "ends what costs nothing": r"""
         (cublas|cublasLt|cudnn|cusparse|cusolverDn|cufft)\w*Destroy\w* nccl\w*(Destroy|Abort|Finalize|Deregister|Revoke)

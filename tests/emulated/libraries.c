@@ -2,7 +2,8 @@
 
    - cublasLt finds one algorithm for whatever is asked; cuDNN's graph API has one engine and one plan. Their workspaces are
      EMULATED_CUDA_CUBLASLT_WORKSPACE and EMULATED_CUDA_CUDNN_WORKSPACE bytes: the libraries' own choices are not known here.
-   - cuDNN's RNNs have weights in cuDNN's order. Their workspace is of a plausible size, unless it is set; their reserve is what was measured of an LSTM and a GRU.
+   - cuDNN's RNNs have weights in cuDNN's order. Their workspace is of a plausible size, unless it is set; their reserve and
+     the state of their dropout are what an H200 asked for.
    - NCCL's calls return at once and are work for their stream. A rank gets its own part; nothing comes from the others.
    - CUPTI is there and silent: the profiler records the CPU's side. */
 #include "emulated.h"
@@ -39,7 +40,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *h, void *op, void *a, void *b, void *c,
 /* What a handle of ours has behind it where cuDNN is asked for what it was told. */
 struct tensor { cudnnDataType_t type; int count, size[CUDNN_DIM_MAX], stride[CUDNN_DIM_MAX]; };
 struct filter { cudnnDataType_t type; cudnnTensorFormat_t format; int count, size[CUDNN_DIM_MAX]; };
-struct rnn { cudnnRNNMode_t cell; int bias, directions; cudnnDataType_t type; int input, hidden, projected, layers; };
+struct rnn { cudnnRNNMode_t cell; int bias, directions; cudnnDataType_t type; int input, hidden, projected, layers, drops; };
 struct sequence { int steps, batch, width; };
 
 size_t cudnnGetVersion(void) { return CUDNN_VERSION; }
@@ -165,7 +166,7 @@ cudnnStatus_t cudnnSetRNNDescriptor_v8(cudnnRNNDescriptor_t d, cudnnRNNAlgo_t al
                                        cudnnDirectionMode_t direction, cudnnRNNInputMode_t input_mode, cudnnDataType_t type,
                                        cudnnDataType_t math, cudnnMathType_t math_type, int32_t input, int32_t hidden,
                                        int32_t projected, int32_t layers, cudnnDropoutDescriptor_t dropout, uint32_t flags) {
-  *(struct rnn *)d = (struct rnn){cell, bias != CUDNN_RNN_NO_BIAS, direction == CUDNN_BIDIRECTIONAL ? 2 : 1, type, input, hidden, projected, layers};
+  *(struct rnn *)d = (struct rnn){cell, bias != CUDNN_RNN_NO_BIAS, direction == CUDNN_BIDIRECTIONAL ? 2 : 1, type, input, hidden, projected, layers, *(float *)dropout > 0};
   return CUDNN_STATUS_SUCCESS;
 }
 cudnnStatus_t cudnnSetRNNDataDescriptor(cudnnRNNDataDescriptor_t d, cudnnDataType_t type, cudnnRNNDataLayout_t layout, int steps,
@@ -200,14 +201,31 @@ cudnnStatus_t cudnnGetRNNTempSpaceSizes(cudnnHandle_t h, cudnnRNNDescriptor_t d,
                                         size_t *work, size_t *reserve) {
   const struct rnn *r = (const struct rnn *)d;
   const struct sequence *s = (const struct sequence *)x;
-  size_t cells = (size_t)s->steps * (size_t)s->batch * (size_t)r->hidden * (size_t)r->directions * item(r->type);
-  if (work) *work = emulated_bytes("CUDNN_WORKSPACE", cells * (size_t)gates(r));   /* a layer's gates at all steps */
-  /* What is known of an LSTM and a GRU: 5 and 6 values of each cell, and the outputs between layers. */
-  size_t kept = r->cell == CUDNN_LSTM ? 5 : r->cell == CUDNN_GRU ? 6 : 1;
-  if (reserve) *reserve = mode == CUDNN_FWD_MODE_TRAINING ? cells * (kept * (size_t)r->layers + (size_t)r->layers - 1) : 0;
+  size_t cells = (size_t)s->steps * (size_t)s->batch * (size_t)r->directions, hidden = (size_t)r->hidden, layers = (size_t)r->layers;
+  if (work) *work = emulated_bytes("CUDNN_WORKSPACE", cells * hidden * item(r->type) * (size_t)gates(r));   /* a layer's gates at all steps */
+  /* As cuDNN 9.19 on an H200: 5 values of each cell of an LSTM, 6 of a GRU, 1 of an RNN, and the outputs between layers. */
+  size_t output = out(r) == r->hidden ? 0 : (size_t)out(r), between = (layers - 1) * (output ? output * 2 : hidden);
+  size_t values = hidden * (r->cell == CUDNN_LSTM ? 5 : r->cell == CUDNN_GRU ? 6 : 1) + (output ? hidden + 2 * output : 0);
+  size_t kept = cells * (layers * values + between) * item(r->type);
+  if (r->drops) kept += cells * between * (size_t)r->directions / 8;   /* a bit for each value between layers, for each direction */
+  if (reserve) *reserve = mode == CUDNN_FWD_MODE_TRAINING ? 256 + (kept + 31) / 32 * 32 : 0;
   return CUDNN_STATUS_SUCCESS;
 }
-cudnnStatus_t cudnnDropoutGetStatesSize(cudnnHandle_t h, size_t *size) { *size = emulated_bytes("CUDNN_DROPOUT", 1 << 20); return CUDNN_STATUS_SUCCESS; }
+cudnnStatus_t cudnnSetDropoutDescriptor(cudnnDropoutDescriptor_t d, cudnnHandle_t h, float p, void *states, size_t size, unsigned long long seed) {
+  *(float *)d = p;
+  return CUDNN_STATUS_SUCCESS;
+}
+cudnnStatus_t cudnnRestoreDropoutDescriptor(cudnnDropoutDescriptor_t d, cudnnHandle_t h, float p, void *states, size_t size, unsigned long long seed) {
+  return cudnnSetDropoutDescriptor(d, h, p, states, size, seed);
+}
+/* 6,488,064 bytes on an H200, which has 132 multiprocessors. */
+cudnnStatus_t cudnnDropoutGetStatesSize(cudnnHandle_t h, size_t *size) {
+  int count = 0, device = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+  *size = (size_t)count * 49152;
+  return CUDNN_STATUS_SUCCESS;
+}
 
 /* ---- NCCL ---------------------------------------------------------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 """The larger cases of what training uses, for ops.py: each op in shapes of real models, forward and backward.
 
-Recurrent networks are not among them: cuDNN says how much memory they take, and the emulation has no cuDNN.
+Recurrent networks are in recurrent_cases.py.
 """
 
 from __future__ import annotations

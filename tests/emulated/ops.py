@@ -6,7 +6,8 @@ Both sides run in the environment that emulation.py made, each in a process of i
 another Python for the simulated one. Of each phase of a case (forward and backward, or the steps of an optimizer) three
 things are compared: the bytes that are kept at its end, the peak of the requested bytes within it, and the sizes of the
 allocations in their order. The workspaces of cuBLAS are taken out: :data:`WORKSPACE` gives them a size that nothing
-else has. --all prints the phases that agree too, --json FILE writes everything down.
+else has. Those of cuDNN are 0 on both sides. --all prints the phases that agree too, --json FILE writes everything
+down.
 
 --real FILE measures the cases on the GPU of this Python's torch instead, and writes FILE; nothing is emulated or
 simulated then. --beside FILE lays such a file beside both sides: first what the emulated runtime says differently
@@ -40,7 +41,7 @@ PAGE = ROOT / "docs/simulation.md"
 BEGIN, END = "<!-- begin of tests/emulated/ops.py -->", "<!-- end of tests/emulated/ops.py -->"
 SETS = {"large": "op_cases", "op_db": "op_db_cases", "optimizers": "optimizer_cases", "recurrent": "recurrent_cases"}
 """The module that has the cases of a set, as ``cases()``."""
-EMULATED_SETS = ("large", "op_db", "optimizers")
+EMULATED_SETS = ("large", "recurrent", "op_db", "optimizers")
 """The sets that the emulated runtime can judge."""
 SMALL = 2
 """From which factor on the page has a phase of the samples of ``op_db``, which are of a few elements."""
@@ -219,7 +220,7 @@ def both(options: argparse.Namespace) -> list[tuple[str, str, Result, Result]]:
         sys.exit(f"{where} is not there; python tests/emulated/emulation.py --torch {options.torch} --install makes it")
     gpu = find_gpu(options.gpu)
     major, minor = gpu.compute_capability or (8, 0)
-    settings = {"CC": f"{major}{minor}", "SMS": str(gpu.sm_count or 108)}
+    settings = {"CC": f"{major}{minor}", "SMS": str(gpu.sm_count or 108), "CUDNN_WORKSPACE": "0"}
     common = {"CUBLAS_WORKSPACE_CONFIG": WORKSPACE_SETTING, "PYTHONPATH": str(ROOT)}
     sides = {
         "emulated": ([str(python)], run.variables(where, settings) | common),

@@ -1,6 +1,7 @@
-"""Recurrent networks in shapes of real models, for ops.py: cuDNN alone knows their memory, so a GPU has to be asked.
+"""Recurrent networks in shapes of real models, for ops.py.
 
-On the emulated runtime their workspaces are made up; ``ops.py --real`` measures them.
+cuDNN alone knows what it keeps of them and which workspaces it takes. ``ops.py --real`` measured both on a GPU; the
+emulated runtime keeps what was measured there, and has no workspaces.
 """
 
 from __future__ import annotations

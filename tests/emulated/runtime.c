@@ -31,7 +31,6 @@
      EMULATED_CUDA_COPY=64M       the largest copy that is carried out
      EMULATED_CUDA_CUDNN_WORKSPACE=0, EMULATED_CUDA_CUBLASLT_WORKSPACE=0
                                   bytes that each plan of cuDNN, and each algorithm of cublasLt, asks for
-     EMULATED_CUDA_CUDNN_DROPOUT=1M  bytes of the state of cuDNN's dropout in recurrent layers
      EMULATED_CUDA_LOG=           1: name on stderr each function that does nothing, at its first call
    A function that is neither written here or in libraries.c nor listed as harmless in build.py ends the process with its name. */
 #define _GNU_SOURCE

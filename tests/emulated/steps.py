@@ -50,7 +50,7 @@ FIGURES = ROOT / "reports/steps.json"
 FIGURES_OF_PAIRS = ROOT / "reports/steps-versions.json"
 KEPT = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
 """With this torch 2.15 keeps cuBLAS's workspaces, as all before it do."""
-_NONE = {"CUDNN_WORKSPACE": "0", "CUDNN_DROPOUT": "0"}
+_NONE = {"CUDNN_WORKSPACE": "0"}
 SETTINGS = {
     "a100-80": {"CC": "80", "SMS": "108", "MEMORY": "80G"} | _NONE,
     "h100": {"CC": "90", "SMS": "132", "MEMORY": "80G"} | _NONE,

@@ -22,15 +22,17 @@ CASES = (
     r"|F\.(un)?fold|linear( transposed)?|addmm|conv 3x3|scatter_add|cat|sort long) \[(bf16|amp)\]$"
 )
 """Those of the set "large" that are run here; ``ops.py --check`` runs all of them."""
+RECURRENT = r"^lstm layers=2 .* batch=16 .*\[(f32|amp)\]$"
 
 
-def test_what_differs_is_known(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("name", "only"), [("large", CASES), ("recurrent", RECURRENT)])
+def test_what_differs_is_known(name: str, only: str) -> None:
     import torch
 
     if torch.__version__.partition("+")[0] != emulation.TORCH:
         pytest.skip(f"the known differences are those of torch {emulation.TORCH}")
     with pytest.raises(SystemExit) as ended:
-        ops.main(["--check", "--only", CASES])
+        ops.main(["--check", "--set", name, "--only", only])
     assert ended.value.code == 0, ended.value.code
 
 

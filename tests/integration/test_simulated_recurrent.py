@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +22,8 @@ from ampmem.simulator.start import Simulation
 STEPS, BATCH, WIDTH, HIDDEN = 6, 4, 24, 40
 KEPT = {nn.RNN: 1, nn.LSTM: 5, nn.GRU: 6}
 """Values of each cell that cuDNN keeps for backward."""
+DROPOUT_STATE = 6_488_064
+"""Bytes that cuDNN's dropout takes on 132 multiprocessors, as on an H200."""
 PRECISIONS = {
     "fp32": {"enabled": False},
     "amp": {"dtype": torch.bfloat16},
@@ -62,9 +65,14 @@ def source(layer: nn.RNNBase) -> Tensor:
 
 def reserve(layer: nn.RNNBase, item: int, cells: int = STEPS * BATCH) -> int:
     """What backward needs: the values of each cell, and the outputs that go from one layer to the next."""
-    each = KEPT[type(layer)] * HIDDEN + (HIDDEN if layer.proj_size else 0)
-    between = (layer.num_layers - 1) * (layer.proj_size or HIDDEN)
-    return cells * (1 + layer.bidirectional) * (layer.num_layers * each + between) * item
+    cells *= 1 + layer.bidirectional
+    each, between = KEPT[type(layer)] * HIDDEN, (layer.num_layers - 1) * HIDDEN
+    if layer.proj_size:
+        each, between = each + HIDDEN + 2 * layer.proj_size, (layer.num_layers - 1) * 2 * layer.proj_size
+    kept = cells * (layer.num_layers * each + between) * item
+    if layer.dropout:
+        kept += cells * between // 8  # a bit for each value
+    return 256 + math.ceil(kept / 32) * 32
 
 
 def states(layer: nn.RNNBase, item: int) -> int:
@@ -87,14 +95,86 @@ def test_forward_keeps_the_output_the_states_and_the_reserve(gpu: None, case: st
     casts = 0 if precision == "fp32" else weights * item + x.numel() * item
     assert y.dtype == (torch.float32 if precision == "fp32" else torch.float16)
     assert size(*(last if isinstance(last, tuple) else (last,))) == states(layer, item)
-    assert requested() - before == made + states(layer, item) + reserve(layer, item) + casts
+    forever = DROPOUT_STATE if layer.dropout else 0
+    assert requested() - before == made + states(layer, item) + reserve(layer, item) + casts + forever
 
     y.float().sum().backward()
     gradients = [parameter.grad for parameter in layer.parameters()]
     assert {gradient.dtype for gradient in gradients} == {torch.float32}
     storages = {gradient.untyped_storage()._cdata for gradient in gradients}
     assert len(storages) == (1 if precision == "fp32" else len(gradients))
-    assert requested() - before == made + 4 * weights
+    assert requested() - before == made + 4 * weights + forever
+
+
+def test_the_state_of_dropout_is_made_once_for_each_seed(gpu: None) -> None:
+    layer = nn.LSTM(WIDTH, HIDDEN, 2, dropout=0.5).cuda()
+    x = source(layer)
+
+    def run() -> tuple[int, int]:
+        """Bytes that a forward without gradients adds for good, and at its peak."""
+        before = requested()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.no_grad():
+            layer(x)
+        return requested() - before, requested("peak") - before
+
+    layer.eval()
+    in_evaluation = run()
+    layer.train()
+    assert in_evaluation[0] == 0
+    assert run()[0] == DROPOUT_STATE
+    kept, plain = run()
+    assert kept == 0
+    for seed in (torch.manual_seed, torch.cuda.manual_seed):
+        seed(1)
+        kept, peak = run()
+        assert kept == 0
+        assert peak == max(plain, DROPOUT_STATE + states(layer, 4))  # beside the one of before
+        assert run() == (0, plain)
+    torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+    assert run() == (0, peak)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "time", "batch", "width", "hidden", "dtype", "kept"),
+    [
+        (nn.LSTM, {"num_layers": 2}, 35, 20, 650, 650, torch.float32, 20_020_256),
+        (nn.LSTM, {"num_layers": 2}, 35, 20, 650, 650, torch.bfloat16, 10_010_272),
+        (nn.LSTM, {"num_layers": 4, "bidirectional": True}, 200, 32, 80, 512, torch.float32, 602_931_456),
+        (nn.LSTM, {"num_layers": 2, "proj_size": 128}, 64, 16, 256, 512, torch.float32, 28_311_808),
+        (nn.LSTM, {"num_layers": 2, "dropout": 0.2}, 64, 16, 256, 512, torch.bfloat16, 11_600_128),
+        (
+            nn.LSTM,
+            {"num_layers": 2, "dropout": 0.2, "bidirectional": True},
+            64,
+            16,
+            256,
+            512,
+            torch.float32,
+            46_399_744,
+        ),
+        (nn.GRU, {"num_layers": 2}, 35, 20, 650, 650, torch.bfloat16, 11_830_272),
+        (nn.RNN, {"num_layers": 2, "bidirectional": True}, 400, 16, 80, 320, torch.float32, 49_152_256),
+    ],
+)
+def test_the_reserve_is_what_an_h200_kept(
+    gpu: None,
+    kind: Any,
+    options: dict[str, Any],
+    time: int,
+    batch: int,
+    width: int,
+    hidden: int,
+    dtype: torch.dtype,
+    kept: int,
+) -> None:
+    """As measured with cuDNN 9.19."""
+    layer = kind(width, hidden, **options, device="cuda", dtype=dtype)
+    y, _ = layer(torch.randn(time, batch, width, device="cuda", dtype=dtype))
+    node = y.grad_fn
+    while not hasattr(node, "_saved_result3"):
+        node = node.next_functions[0][0]
+    assert node._saved_result3.nbytes == kept
 
 
 def test_parameters_are_views_of_one_buffer(gpu: None) -> None:

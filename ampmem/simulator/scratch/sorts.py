@@ -19,11 +19,15 @@ _DIGITS = 256
 _ALIGNED = 256
 """Each part of the storage begins at a multiple of this, and so may the whole (``alias_temporaries``)."""
 _THREADS = 384
-"""Threads of a block of the radix sort."""
+"""Threads of a block of the radix sort, but for small keys."""
+_SMALL_KEYS = {1: (384, 18), 2: (512, 23)}
+"""Threads of a block, and elements of four bytes that each takes, for keys of one and two bytes with values of eight, on
+GPUs of compute capability 9 and more (``sm90_small_key_tuning``)."""
 _ALONE_THREADS, _ALONE_ITEMS = 256, 19
 """Threads and elements of four bytes each of a block that sorts alone, for which CUB asks for one byte."""
 _SUBSCRIPTION, _SUBSCRIBED_THREADS = 5, 256
-"""How often the kernels that sort keys of one and two bytes may fill the GPU, and the threads of their blocks."""
+"""How often the kernels that sort keys of one and two bytes before Hopper may fill the GPU, and the threads of their
+blocks."""
 _SPINE_TILE = 512 * 11
 """Elements of a block that adds up the counts of those kernels."""
 _SCAN_THREADS, _SCAN_ITEMS = 128, 15
@@ -54,11 +58,12 @@ def radix_sort(count: int, key: int, value: int, gpu: GpuSpec, *, bits: int = 0)
         return 1
     passes = -(-(bits or 8 * key) // 8)
     buffers = (count * key, count * value) if passes > 1 else ()
-    if key < 4:
+    if key < 4 and _before_hopper(gpu):
         blocks = (gpu.sm_count or 108) * (gpu.threads_per_sm // _SUBSCRIBED_THREADS) * _SUBSCRIPTION
         digits = 128 if key > 1 else 64
         return temporary((blocks * digits + _SPINE_TILE) * _LONG, count * key, count * value)
-    tile = _THREADS * _per_thread(_nominal(key, value, gpu), widest)
+    threads, items = _SMALL_KEYS[key] if key < 4 else (_THREADS, _nominal(key, value, gpu))
+    tile = threads * _per_thread(items, widest)
     at_once = ((1 << 28) - 1) // tile * tile
     portions = -(-count // at_once)
     lookback = -(-min(count, at_once) // tile) * _DIGITS * 4
@@ -67,11 +72,15 @@ def radix_sort(count: int, key: int, value: int, gpu: GpuSpec, *, bits: int = 0)
 
 def _nominal(key: int, value: int, gpu: GpuSpec) -> int:
     """Elements of four bytes that a thread takes (``OnesweepPolicy`` with offsets of 64 bits)."""
-    if (gpu.compute_capability or (8, 0)) < (9, 0):
+    if _before_hopper(gpu):
         return 17 if key == 4 and value else 21
     if key == 4:
         return (17 if value < _LONG else 29) if value else 18
     return 30 if value < _LONG else 24
+
+
+def _before_hopper(gpu: GpuSpec) -> bool:
+    return (gpu.compute_capability or (8, 0)) < (9, 0)
 
 
 def _per_thread(nominal: int, size: int) -> int:

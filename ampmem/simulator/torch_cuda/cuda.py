@@ -47,7 +47,7 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
         undo.callback(replace_all((torch.cuda, torch.cuda.memory), _memory(device)))
         owner, sets, gets = ACCELERATOR_SETTINGS
         undo.callback(replace_all((owner,), {sets: _settings(device), gets: lambda: device.in_force[1]}))
-        undo.callback(replace_all((torch.cuda, torch.cuda.random), _random()))
+        undo.callback(replace_all((torch.cuda, torch.cuda.random), _random(device)))
         undo.callback(replace_all((torch.cuda.nvtx,), _nvtx()))
         undo.callback(replace_all((torch.accelerator,), _accelerator(device)))
         undo.callback(streams.install(device))
@@ -195,18 +195,14 @@ def _settings(device: SimulatedDevice) -> Callable[[str], None]:
     return set_settings
 
 
-def _random() -> dict[str, Any]:
+def _random(device: SimulatedDevice) -> dict[str, Any]:
     """The random numbers of a device that computes none: a state that can be kept and set, and that is all."""
     return {
-        "manual_seed": lambda seed: None,
-        "manual_seed_all": lambda seed: None,
-        "seed": lambda: None,
-        "seed_all": lambda: None,
+        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), device.seeded),
         "initial_seed": lambda: 0,
         "get_rng_state": lambda device="cuda": _state(),
         "get_rng_state_all": lambda: [_state()],
-        "set_rng_state": lambda new_state, device="cuda": None,
-        "set_rng_state_all": lambda new_states: None,
+        **dict.fromkeys(("set_rng_state", "set_rng_state_all"), device.seeded),
     }
 
 

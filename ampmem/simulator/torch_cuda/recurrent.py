@@ -24,7 +24,7 @@ from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.general import FakeTensor, without_autocast
 from ampmem.simulator.private.ops import storage_key
 from ampmem.simulator.private.recurrent import COPIED, FLATTEN, flat_weights, replace_layers
-from ampmem.simulator.scratch.recurrent import Layers, reserve
+from ampmem.simulator.scratch.recurrent import Layers, dropout_state, reserve
 
 aten = torch.ops.aten
 
@@ -35,13 +35,12 @@ _MODES = {name.upper(): number for name, number in _KINDS.items()}
 _PACKED = (torch.float16, torch.float32, torch.float64)
 """What ``torch.backends.cudnn.is_acceptable`` takes: parameters of other types are packed at every call."""
 _RESERVE = (
-    "assumed: what cuDNN keeps of a recurrent layer for backward is the 5 values of each cell of an LSTM, the 6 of a "
-    "GRU's, the one of an RNN's, and the outputs between layers, as it was measured once in FP32"
+    "assumed: what cuDNN keeps of a recurrent layer for backward, and the state of its dropout, are of the sizes that "
+    "cuDNN 9.19 asked for on an H200"
 )
 _HALF = "recurrent layers run in float16 under autocast, whatever its type is: torch has no other cast for cuDNN's"
 _SCATTERED = "the weights of a recurrent layer are not one piece of memory, so cuDNN has them copied at every call"
 WORKSPACES = "cuDNN's workspaces in recurrent layers"
-DROPOUT = "the state of cuDNN's dropout in recurrent layers (about 2 MiB)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +77,13 @@ class _Call:
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
     """Put cuDNN's ops, and the modules' way to them, in place; returns what undoes it."""
+    dropout = _Dropout(mode.device_model)
     answers: dict[Any, Callable[..., Any]] = {
         aten._cudnn_rnn.default: functools.partial(_forward, mode.device_model),
         aten._cudnn_rnn_backward.default: _backward,
     }
     with ExitStack() as undo:
-        undo.callback(replace_layers(tuple(_KINDS), functools.partial(_layer, mode.device_model)))
+        undo.callback(replace_layers(tuple(_KINDS), functools.partial(_layer, mode.device_model, dropout)))
         undo.callback(patch(*FLATTEN, _flatten))
         undo.callback(patch(*COPIED, _copied))
         mode.answers.update(answers)
@@ -165,7 +165,25 @@ def _on_gpu(tensor: Any) -> bool:
 # -- from the module to the op ----------------------------------------------------------------------
 
 
-def _layer(device: SimulatedDevice, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+class _Dropout:
+    """The state of cuDNN's dropout, which lasts until the random numbers are seeded again (``get_dropout_state``)."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+        self._state: Tensor | None = None
+        self._seeds = 0
+
+    def prepare(self, call: _Call) -> None:
+        """Have the state there, if ``call`` needs it."""
+        if not (call.train and call.dropout) or (self._state is not None and self._seeds == self._device.seeds):
+            return
+        self._seeds = self._device.seeds
+        torch.empty((), dtype=torch.int64, device="cuda").random_()  # the seed
+        size = dropout_state(self._device.gpu.sm_count or 108)
+        self._state = torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def _layer(device: SimulatedDevice, dropout: _Dropout, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """What stands in for ``torch._VF.lstm`` and the like (``_cudnn_impl``)."""
 
     @functools.wraps(original)
@@ -173,8 +191,7 @@ def _layer(device: SimulatedDevice, name: str, original: Callable[..., Any]) -> 
         if not _on_gpu(args[0]) or not torch.backends.cudnn.enabled or not args[0].numel():
             return original(*args)
         call = _call(_KINDS[name], args)
-        if call.train and call.dropout:
-            device.leave_out(DROPOUT)
+        dropout.prepare(call)
         run_it = _cast_and_run if torch.is_autocast_enabled("cuda") else _run
         with without_autocast():
             results = run_it(device, call, _packed(call))
@@ -218,8 +235,9 @@ def _cast_and_run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -
         for weight, start in zip(call.weights, call.shape.starts(call.biases), strict=True):
             piece = buffer[start : start + weight.numel()].view_as(weight).detach()
             weights.append(piece.copy_(weight))
-    cell = None if call.cell is None else _half(call.cell)
-    call = replace(call, source=_half(call.source), hidden=_half(call.hidden), cell=cell, weights=weights)
+    cell = None if call.cell is None else _half(call.cell)  # the arguments are cast from the last to the first
+    hidden = _half(call.hidden)
+    call = replace(call, source=_half(call.source), hidden=hidden, cell=cell, weights=weights)
     return _run(device, call, buffer)
 
 
@@ -258,12 +276,12 @@ def _run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -> tuple[T
 
 def _forward(device: SimulatedDevice, func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Tensor, ...]:
     """``_cudnn_rnn``: output, last states, what backward needs, and the buffer of the weights."""
-    source, _, _, buffer, hidden, cell, kind, size, projection, layers, batch_first = args[:11]
-    train, bidirectional, steps = args[12:15]
+    source, _, _, buffer, hidden, cell, kind, width, projection, layers, batch_first = args[:11]
+    dropout, train, bidirectional, steps = args[11:15]
     shape = Layers(
         kind=kind,
         width=source.shape[-1],
-        hidden=size,
+        hidden=width,
         projection=projection,
         layers=layers,
         directions=1 + bidirectional,
@@ -276,7 +294,8 @@ def _forward(device: SimulatedDevice, func: Any, args: Sequence[Any], kwargs: An
     if buffer is None:
         buffer = x.new_empty(shape.elements).zero_()
     cells = x.shape[0] if steps else x.shape[0] * x.shape[1]
-    kept = x.new_empty(reserve(shape, cells, x.element_size()) if train else 0, dtype=torch.uint8)
+    size = reserve(shape, cells, x.element_size(), dropout=dropout > 0) if train else 0
+    kept = x.new_empty(size, dtype=torch.uint8)
     device.assume(_RESERVE)
     device.leave_out(WORKSPACES)
     return output.transpose(0, 1) if turned else output, last, last_cell, kept, buffer

@@ -389,6 +389,13 @@ def test_a_radix_sort(count: int, key: int, value: int, bits: int, size: int) ->
     assert sorts.radix_sort(count, key, value, find_gpu("a100-80"), bits=bits) == size
 
 
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+def test_a_radix_sort_of_small_keys_since_hopper(gpu: str) -> None:
+    """As on an H200 (two bytes), and under the emulated runtime as an H200 and a B200 (both)."""
+    assert sorts.radix_sort(200_000, 2, 8, find_gpu(gpu)) == 2_041_599
+    assert sorts.radix_sort(200_000, 1, 8, find_gpu(gpu)) == 61_951
+
+
 def test_masks_have_their_scratch_as_indices() -> None:
     mask = meta(1000, dtype=torch.bool)
     args = (meta(1000, 64), [mask], meta(10, 64), True)
