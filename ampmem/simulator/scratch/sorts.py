@@ -21,8 +21,8 @@ _ALIGNED = 256
 _THREADS = 384
 """Threads of a block of the radix sort, but for small keys."""
 _SMALL_KEYS = {1: (384, 18), 2: (512, 23)}
-"""Threads of a block, and elements of four bytes that each takes, for keys of one and two bytes with values of eight, on
-GPUs of compute capability 9 and more (``sm90_small_key_tuning``)."""
+"""Threads of a block, and elements of four bytes that each takes, for keys of one and two bytes with values of eight,
+on GPUs of compute capability 9 and more (``sm90_small_key_tuning``)."""
 _ALONE_THREADS, _ALONE_ITEMS = 256, 19
 """Threads and elements of four bytes each of a block that sorts alone, for which CUB asks for one byte."""
 _SUBSCRIPTION, _SUBSCRIBED_THREADS = 5, 256
