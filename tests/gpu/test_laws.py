@@ -148,12 +148,13 @@ def test_a_captured_graph_has_a_pool_of_its_own() -> None:
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_the_device_with_the_most_is_recorded_and_the_others_are_named() -> None:
-    model = nn.Linear(512, 512).to("cuda:1")
+    # Larger than what earlier tests may have left on the first device: the choice is made before the first matmul.
+    model = nn.Linear(4096, 4096).to("cuda:1")
     small = torch.ones(1000, device="cuda:0")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with ampmem.profile(model, device="cuda") as profile:
         for _ in range(3):
-            model(torch.randn(64, 512, device="cuda:1")).sum().backward()
+            model(torch.randn(64, 4096, device="cuda:1")).sum().backward()
             optimizer.step()
     assert_conserved(profile)
     allocator = profile.recording().allocator
