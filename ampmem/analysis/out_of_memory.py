@@ -405,7 +405,7 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
         shared += ["--step-on", run.step_on]
     forced = recording.arm.name if recording.arm.forced else None
     lines = []
-    varied = _varied(run.arguments)
+    varied = batch_varied(run.arguments)
     if varied is not None and phase not in _WITHOUT_BATCH and not found.later:
         arms = ["--arms", str(forced or Arm.AS_IS)]
         lines.append(["ampmem", "fit", "--gpu", _gpu(run, total), *arms, *shared, *script, *varied])
@@ -434,9 +434,13 @@ def _precision(recording: Recording, option: str) -> list[str]:
 
 
 def _gpu(run: RunRecord, total: int) -> str:
+    return gpu_called(run.device_name, run.source, total)
+
+
+def gpu_called(name: str, source: str, total: int) -> str:
     """What ``--gpu`` calls this device: a name that it knows, what it was called, else its memory."""
-    known = next((key for key, gpu in GPUS.items() if gpu.name == run.device_name), None)
-    return known or (run.device_name if run.source is SourceKind.SIMULATED else f"{total // MIB}MiB")
+    known = next((key for key, gpu in GPUS.items() if gpu.name == name), None)
+    return known or (name if source == SourceKind.SIMULATED else f"{total // MIB}MiB")
 
 
 def _least_needed(recording: Recording, found: FailedRequest, total: int) -> int:
@@ -464,7 +468,7 @@ def _larger(least: int) -> str:
     return min(enough, key=lambda key: enough[key], default=f"{-(-least // GIB)}GiB")
 
 
-def _varied(arguments: Sequence[str]) -> list[str] | None:
+def batch_varied(arguments: Sequence[str]) -> list[str] | None:
     """``arguments`` with the batch size to be varied from 1 to what failed; ``None`` where none of them says it."""
     for i, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")

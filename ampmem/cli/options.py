@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import wraps
@@ -123,7 +123,12 @@ _GROUPS = (
         "--gpu h100 --force-checkpoint 'blocks.*'",
     ),
     _group("GPU", "device gpu assume", "--gpu h100"),
-    _group("Steps", "steps skip step_on synchronize stacks run_to_end times", "--steps 5 --skip 2"),
+    _group(
+        "Steps",
+        "steps skip every keep step_on synchronize stacks run_to_end times",
+        "--steps 5 --skip 2",
+        "--every 200",
+    ),
     _group("Ranks", "nproc_per_node world_size rank", "--nproc-per-node 2", "--world-size 8 --rank 0"),
     _group("Output", "output html snapshot quiet as_json schema force", "--html page.html", "--json"),
 )
@@ -254,16 +259,16 @@ class ScriptOptions:
     script_or_module: str
     as_module: bool
     arguments: tuple[str, ...]
-    dtype: AutocastDtype | None
+    dtype: AutocastDtype | None = None
     device: Device = Device.AUTO
-    gpu: str | None
-    assume: tuple[str, ...]
+    gpu: str | None = None
+    assume: tuple[str, ...] = ()
     world_size: int | None = None
     rank: int | None = None
     synchronize: bool = True
-    steps: int
+    steps: int = 3
     step_on: str | None = None
-    skip: int
+    skip: int = 0
     stacks: bool = True
     force: bool = False
     nproc_per_node: int | None = None
@@ -293,19 +298,38 @@ class ScriptOptions:
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give ``command`` the script to run and how to record it, as the argument ``options``."""
+    return _with(command, _SHARED)
+
+
+def script_options(*names: str) -> Decorator:
+    """The same with the options of these names alone, the script and its arguments."""
+    wanted = {*names, "script_or_module", "arguments"}
+    return lambda command: _with(command, [each for each in _SHARED if _name_of(each) in wanted])
+
+
+def _name_of(decorate: Decorator) -> str | None:
+    """The parameter that ``decorate`` gives a command."""
+
+    def command() -> None: ...
+
+    parameters: list[click.Parameter] = vars(decorate(command))["__click_params__"]
+    return parameters[0].name
+
+
+def _with(command: Callable[..., Any], decorators: Sequence[Decorator]) -> Callable[..., Any]:
     names = {field.name for field in fields(ScriptOptions)}
 
     @wraps(command)
     def with_options(**given: Any) -> Any:
         shared = {name: given.pop(name) for name in names & given.keys()}
-        dtype = shared.pop("dtype")
+        dtype = shared.pop("dtype", None)
         shared |= {"dtype": None if dtype is None else AutocastDtype(dtype)}
         shared |= {"device": Device(shared["device"])} if "device" in shared else {}
         step_on_of(shared.get("step_on"))  # what is wrong with it is said before anything runs
         return command(options=ScriptOptions(**shared), **given)
 
     decorated: Callable[..., Any] = with_options
-    for decorate in reversed(_SHARED):
+    for decorate in reversed(decorators):
         decorated = decorate(decorated)
     return decorated
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
@@ -18,9 +19,11 @@ from ampmem.analysis.ranks.merge import Jobs, merge_all
 from ampmem.analysis.ranks.ranks import Ranks, ranks_schema
 from ampmem.analysis.soundness import faults, soundness
 from ampmem.analysis.summary import Summary, summary_schema
+from ampmem.analysis.watched import WatchedSummary, full_recording, watched_run, watched_schema
 from ampmem.cli.options import schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
+from ampmem.recording.watched import is_watched, read_watched
 from ampmem.reporters.base import JsonReporter, Report
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.details import EVERYTHING, WHAT, Detail
@@ -28,6 +31,8 @@ from ampmem.reporters.text.layout import Layout, layout_for
 from ampmem.reporters.text.memory import render_what_if
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.reporters.text.table import TableReporter, separator
+from ampmem.reporters.text.watched import render as render_watched
+from ampmem.reporters.text.watched import render_ranks
 from ampmem.vocabulary import SourceKind
 
 _OF_EACH = frozenset({Detail.ACTIVATIONS, Detail.CASTS, Detail.MODULES, Detail.LARGEST})
@@ -45,6 +50,13 @@ def _detail_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON; several files give an array.")
 @schema_option(lambda: one_or_several(Summary, summary_schema()))
+@click.option(
+    "--full",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Of a watched run: show its full recording N, as any other recording.",
+)
+@schema_option(lambda: one_or_several(WatchedSummary, watched_schema()), "--watch-schema", of="a watched run's --json")
 @click.option(
     "--ranks",
     "as_ranks",
@@ -79,6 +91,7 @@ def show(
     files: tuple[Path, ...],
     as_json: bool,
     as_ranks: bool,
+    full: int | None,
     each: bool,
     everything: bool,
     settings: tuple[str, ...],
@@ -99,6 +112,26 @@ def show(
     """
     details = EVERYTHING if everything else frozenset(detail for detail in Detail if chosen[detail.replace("-", "_")])
     layout, files = layout_for(sys.stdout), tuple(without_journals(files))
+    watched = [path for path in files if is_watched(path)]
+    if full is not None:
+        with TemporaryDirectory(prefix="ampmem-") as folder:
+            context.invoke(
+                show,
+                files=[_taken_out(files, full, Path(folder))],
+                as_json=as_json,
+                as_ranks=as_ranks,
+                each=each,
+                everything=everything,
+                settings=settings,
+                checking=checking,
+                all_steps=all_steps,
+                full=None,
+                **chosen,
+            )
+        return
+    if watched:
+        _show_watched(files, watched, as_json=as_json, layout=layout)
+        return
     if checking:
         context.exit(1 if [path for path in files if not is_sound(path)] else 0)
     if settings:
@@ -118,6 +151,31 @@ def show(
     if after:
         click.echo(f"\n{separator(layout)}\n")
         click.echo(reporter.render(list(map(_report, after))))
+
+
+def _taken_out(files: Sequence[Path], number: int, folder: Path) -> Path:
+    """The full recording of that number of the one watched run in ``files``, as a file in ``folder``."""
+    if len(files) != 1 or not is_watched(files[0]):
+        raise UsageError("--full takes a recording out of one watched run: ampmem show FILE --full N")
+    into = folder / f"{files[0].stem}-{number}{files[0].suffix}"
+    full_recording(read_watched(files[0]), number, into)
+    return into
+
+
+def _show_watched(files: Sequence[Path], watched: Sequence[Path], *, as_json: bool, layout: Layout) -> None:
+    """Watched runs, one after the other; of the ranks of one job first a row for each."""
+    others = [path for path in files if path not in watched]
+    if others:
+        raise UsageError(f"{watched[0]} is a watched run and {others[0]} is not: show them in two commands")
+    found = [watched_run(read_watched(path)) for path in watched]
+    if as_json:
+        texts = [each.to_json() for each in found]
+        click.echo(texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]")
+        return
+    parts = [render_watched(each, layout) for each in found]
+    if len(found) > 1:
+        parts = [render_ranks(found, layout), *parts]
+    click.echo(f"\n\n{separator(layout)}\n\n".join(parts))
 
 
 def _together(runs: Sequence[RankRun], jobs: Jobs | None, details: frozenset[Detail], layout: Layout) -> str:

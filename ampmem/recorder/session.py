@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from time import time_ns
+from typing import Any
 
 import torch
 from torch import nn
@@ -213,9 +214,9 @@ class Session:
             for optimizer in live_at_start(tensors=False)[0]:
                 self.add_optimizer(optimizer)
         if self.options.step_on is StepOn.FORWARD:
-            self._skim()
+            self.skim()
 
-    def _skim(self) -> None:
+    def skim(self) -> None:
         """From now on follow the forwards of a script that is not recorded, if nobody does yet."""
         to_come = self.options.timed or self.outcome.steps < self.options.skip
         if self._unskim is None and to_come:
@@ -414,7 +415,7 @@ class Session:
         stepping = bool(self._update.stepping)
         self._act(self._machine.forward_ended(raised=raised, grad=torch.is_grad_enabled(), stepping=stepping))
 
-    def skimmed(self, module: nn.Module) -> None:
+    def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """An outermost ``module`` is about to run, and nothing is recorded."""
         self._act(self._machine.skimmed(self._held_by(module)))
 
@@ -450,7 +451,7 @@ class Session:
         self.optimizers.add(optimizer)
         self._machine.rounds.made(id(optimizer), type(optimizer).__name__)
         if self._machine.rounds.several and not self.recording:
-            self._skim()  # which models run between updates says whose step it is
+            self.skim()  # which models run between updates says whose step it is
 
     def _optimizer_died(self, optimizer: int) -> None:
         self._machine.rounds.died(optimizer)

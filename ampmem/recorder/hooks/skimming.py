@@ -23,8 +23,8 @@ class Skimmer(Protocol):
     def on_thread(self) -> bool:
         """Whether the calling thread is the one whose steps count."""
 
-    def skimmed(self, module: nn.Module) -> None:
-        """An outermost ``module`` is about to run."""
+    def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """An outermost ``module`` is about to run, with the positional ``args``."""
 
     def skimmed_over(self) -> None:
         """It has returned."""
@@ -38,7 +38,7 @@ def install(skimmer: Skimmer, begun: Callable[[nn.Module, tuple[Any, ...]], None
         if torch.compiler.is_compiling() or not skimmer.on_thread():
             return
         if not running:
-            skimmer.skimmed(module)
+            skimmer.skimmed(module, args)
             if skimmer.recording:
                 begun(module, args)
                 return

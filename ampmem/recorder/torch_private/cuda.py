@@ -24,6 +24,16 @@ _SPOILED = "a graph that another thread captures while a step ends is spoiled"
 _GRAPH = "torch.cuda.graphs.CUDAGraph"
 BEGIN_CAPTURE: Place = patched(_GRAPH, "capture_begin", _CAPTURES, without=_SPOILED, use=Use.CUDA)
 END_CAPTURE: Place = patched(_GRAPH, "capture_end", _CAPTURES, without=_SPOILED, use=Use.CUDA)
+_PEAKS = "the peak of a phase of a watched run, which a reset makes; what the script asks for is put back"
+_UNWATCHED = "ampmem watch does not know the peak of a step"
+ASKS_STATS, RESETS_PEAKS = (
+    tuple(patched("torch._C", name, _PEAKS, without=_UNWATCHED, use=Use.CUDA) for name in names)
+    for names in (
+        ("_cuda_memoryStats", "_accelerator_getDeviceStats"),
+        ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
+    )
+)
+"""Where a script, and all of torch, asks for the allocator's statistics, and where it resets their peaks."""
 for _owner, _name, _why in (
     ("torch.cuda", "_lazy_call", "to begin when the script initializes CUDA"),
     ("torch.cuda.memory", "_record_memory_history_impl", "the allocator's history, past our own patch"),
@@ -119,3 +129,13 @@ def metadata_setter() -> Callable[[str], None] | None:
     if setter is None or getter is None or getter():
         return None
     return setter  # type: ignore[no-any-return]
+
+
+def memory_stats() -> Callable[[int], Any]:
+    """The allocator's statistics of a device, past our own patch."""
+    return vars(torch._C)["_cuda_memoryStats"]  # type: ignore[no-any-return]
+
+
+def reset_peaks() -> Callable[[int], None]:
+    """Resets the peaks of a device, past our own patch."""
+    return vars(torch._C)["_cuda_resetPeakMemoryStats"]  # type: ignore[no-any-return]

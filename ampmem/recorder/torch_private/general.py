@@ -291,6 +291,8 @@ KINETO, REGISTER_CLIENT = (
 """Symbols of libtorch_cpu for who is told of kineto's start; without them one on a thread prints a line of kineto's."""
 LOG_LEVEL = "FLAGS_caffe2_log_level"
 """Symbol of libc10: how grave what torch's C++ prints has to be. Without it windows take longer to close."""
+CPU_REPORTER = "_ZN3c1025profiledCPUMemoryReporterEv"
+"""Symbol of libc10: torch's count of the CPU's blocks. Without it the CPU's memory cannot be watched."""
 PREPARE: Place = patched(
     "torch.autograd.profiler.profile",
     "_prepare_trace",

@@ -95,10 +95,10 @@ def ended_with(failure: BaseException | None, ooms: Sequence[OomRecord], forward
     """
     if not ooms or ooms[-1].time_ns < forward_ns:
         return False
-    return failure is None or isinstance(failure, SystemExit) or _is_out_of_memory(failure)
+    return failure is None or isinstance(failure, SystemExit) or is_out_of_memory(failure)
 
 
-def _is_out_of_memory(failure: BaseException) -> bool:
+def is_out_of_memory(failure: BaseException) -> bool:
     """Whether ``failure`` is the device's own error, or came of it."""
     error: BaseException | None = failure
     seen: set[int] = set()

@@ -1,0 +1,224 @@
+"""What a watched run comes to: its peak, its growth, how it ended, and which commands say more."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ampmem.analysis.jsonable import Json, schema_of, text_of
+from ampmem.analysis.out_of_memory import batch_varied, gpu_called
+from ampmem.analysis.summary import Summary, summarize
+from ampmem.errors import AmpmemError, UsageError
+from ampmem.growth import Growth, growth_of
+from ampmem.output import being_written
+from ampmem.recording import read
+from ampmem.recording.watched import Ending, Full, Grown, Row, WatchedHeader, WatchedRun, Why, extract
+
+FORMAT = "ampmem.watch/1"
+_USUAL = 200
+"""So many steps before the end are what is usual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullPart:
+    """A full recording in a watched run, with the bytes of each category at its peak, and what it found to grow."""
+
+    number: int
+    why: Why
+    first: int
+    last: int
+    peak: int | None
+    categories: dict[str, int]
+    growth: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One category, or one line, when memory ran out and at the peak of the last full recording, in bytes."""
+
+    what: str
+    then: int
+    before: int | None
+    count: int
+    line: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """How memory ran out; sizes in bytes.
+
+    ``usual_batch`` is the batch of most steps before, and ``usual_peak`` the median of their peaks.
+    """
+
+    step: int
+    phase: str
+    asked: int | None
+    free: int | None
+    total: int | None
+    reserved: int | None
+    line: str
+    batch: str
+    usual_batch: str
+    usual_peak: int | None
+    held: tuple[Compared, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedSummary:
+    """A watched run; sizes in bytes. ``steps`` counts all steps, ``rows`` those whose row is still there."""
+
+    format: str
+    file: str
+    run: WatchedHeader
+    running: bool
+    """Whether the run still writes."""
+    steps: int
+    rows: int
+    highest: Row | None
+    last: Row | None
+    growth: Growth | None
+    grown: tuple[Grown, ...]
+    """Who holds what has come, as it was looked for once growth was seen."""
+    full: tuple[FullPart, ...]
+    ending: Ending | None
+    shortage: Shortage | None
+    notes: tuple[str, ...]
+    commands: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """As ``ampmem show --json`` prints it."""
+        return text_of(self)
+
+
+def watched_schema() -> dict[str, Json]:
+    """The JSON Schema of a watched run."""
+    return schema_of(WatchedSummary, title=FORMAT, description="A watched run, as ampmem show --json prints it.")
+
+
+def watched_run(run: WatchedRun, named: Path | None = None) -> WatchedSummary:
+    """What ``run`` comes to; ``named`` is what its file is called in commands."""
+    full = tuple(_part(run, each) for each in run.full)
+    rows, ending = run.rows, run.ending
+    highest = max(rows, key=lambda row: row.peak, default=None)
+    notes = list(run.notes)
+    running = ending is None and being_written(run.path)
+    if ending is None and not running:
+        notes.append("the run was killed, or its machine went down: it wrote no end")
+    if run.unread:
+        notes.append(f"the last {run.unread} bytes of the file are of a row that is not whole, and left out")
+    shortage = _shortage(rows, ending, full) if ending is not None and ending.out_of_memory else None
+    return WatchedSummary(
+        format=FORMAT,
+        file=str(named or run.path),
+        run=run.header,
+        running=running,
+        steps=rows[-1].step + 1 - rows[0].step if rows else 0,
+        rows=len(rows),
+        highest=highest,
+        last=rows[-1] if rows else None,
+        growth=growth_of([row.step for row in rows], [row.alive for row in rows]),
+        grown=tuple(run.grown),
+        full=full,
+        ending=ending,
+        shortage=shortage,
+        notes=tuple(notes),
+        commands=_commands(run, named or run.path, shortage),
+    )
+
+
+def full_recording(run: WatchedRun, number: int, into: Path) -> Full:
+    """Write the full recording of that ``number`` to ``into``. Raises ``RecordingError`` where there is none."""
+    for full in run.full:
+        if full.number == number:
+            extract(run, full, into)
+            return full
+    there = ", ".join(str(full.number) for full in run.full) or "none"
+    raise UsageError(f"{run.path} has no full recording {number}; there are: {there}")
+
+
+def _part(run: WatchedRun, full: Full) -> FullPart:
+    known = FullPart(number=full.number, why=full.why, first=full.first, last=full.last, peak=None, categories={})
+    try:
+        summary = _summary_of(run, full)
+    except AmpmemError:
+        return known
+    grown = [(found.message, *found.evidence) for found in summary.findings if found.code == "steady-growth"]
+    return replace(
+        known,
+        peak=summary.peak.said,
+        categories={str(category): size for category, size in summary.peak.categories.items() if size},
+        growth=grown[0] if grown else (),
+    )
+
+
+def _summary_of(run: WatchedRun, full: Full) -> Summary:
+    with tempfile.TemporaryDirectory(prefix="ampmem-") as folder:
+        path = Path(folder) / "full.ampmem"
+        extract(run, full, path)
+        return summarize(read(path))
+
+
+_CATEGORIES = {
+    "parameters": ("parameters", "untrained"),
+    "gradients": ("gradients",),
+    "optimizer state": ("optimizer_state",),
+    "buffers": ("buffers",),
+}
+"""What the recorder knows by identity, and the categories of a full recording that are the same."""
+
+
+def _before(what: str, categories: Mapping[str, int]) -> int | None:
+    known = _CATEGORIES.get(what)
+    return sum(categories.get(key, 0) for key in known) if known is not None and categories else None
+
+
+def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> Shortage:
+    recent = rows[-_USUAL:]
+    batches = [row.batch for row in recent]
+    usual = max(set(batches), key=batches.count) if batches else ""
+    peaks = sorted(row.peak for row in recent)
+    before = full[-1].categories if full else {}
+    held = tuple(
+        Compared(
+            what=each.what,
+            then=each.bytes,
+            before=_before(each.what, before),
+            count=each.count,
+            line=each.line,
+        )
+        for each in ending.held
+    )
+    return Shortage(
+        step=ending.step,
+        phase=ending.phase,
+        asked=ending.asked,
+        free=ending.free,
+        total=ending.total,
+        reserved=ending.reserved,
+        line=ending.line,
+        batch=ending.batch,
+        usual_batch=usual,
+        usual_peak=peaks[len(peaks) // 2] if peaks else None,
+        held=held,
+    )
+
+
+def _commands(run: WatchedRun, file: Path, shortage: Shortage | None) -> tuple[str, ...]:
+    """What to run next."""
+    header = run.header
+    script = header.script.split(" ", 1) if header.script.startswith("-m ") else [header.script]
+    lines = []
+    if shortage is not None and header.limit and (len(script) == 2 or script[0].endswith(".py")):
+        gpu = gpu_called(header.device, header.source, header.limit)
+        varied = batch_varied(header.arguments)
+        if varied is not None:
+            lines.append(["ampmem", "fit", "--gpu", gpu, *script, *varied])
+        steps = ["--steps", str(shortage.step + 1)] if shortage.step >= 2 else []
+        lines.append(["ampmem", "advise", "--gpu", gpu, *steps, *script, *header.arguments])
+        skip = ["--skip", str(shortage.step)] if shortage.step else []
+        lines.append(["ampmem", "profile", *skip, "--steps", "1", *script, *header.arguments])
+    lines += [["ampmem", "show", str(file), "--full", str(full.number)] for full in run.full[-1:]]
+    return tuple(map(shlex.join, lines))

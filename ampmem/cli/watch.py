@@ -1,0 +1,132 @@
+"""``ampmem watch``: keep a whole run, a row for each step, until its end or until memory runs out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from ampmem.cli.options import ScriptCommand, ScriptOptions, script_options, settled
+from ampmem.cli.processes.guest import end_as, run_script
+from ampmem.cli.processes.messages import Audience, OfRank, Person, exit_of_rank
+from ampmem.cli.processes.plan import Plan
+from ampmem.errors import AmpmemError, UsageError
+from ampmem.output import check_output, sized
+from ampmem.recorder.ranks.environment import launched
+from ampmem.recording import remove_claim
+from ampmem.recording.watched import read_watched
+from ampmem.vocabulary import Arm
+
+
+@click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--every",
+    type=click.IntRange(min=10),
+    metavar="N",
+    default=500,
+    show_default=True,
+    help="Record 3 steps in full after every N steps.",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=3,
+    show_default=True,
+    help="Keep the last N of these full recordings. Those of the start, of the highest peak and of growth are kept "
+    "besides.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The file to write.  [default: train-watch.ampmem for train.py, in this directory]",
+)
+@click.option("--quiet", is_flag=True, help="Print no tables.")
+@script_options("as_module", "device", "gpu", "assume", "synchronize", "step_on", "stacks", "force")
+def watch(every: int, keep: int, output: Path | None, quiet: bool, options: ScriptOptions) -> None:
+    """Run an unmodified training script to its end and keep one row for each step.
+
+    A row has the step's peak, its phase, what was allocated and reserved at the step's end, the shapes of the batch and
+    the memory of the process. Three steps are recorded in full, as ampmem profile does it, at the start, after every
+    --every steps, after a new highest peak, and when memory grows. The file can be read at any moment, while the script
+    runs and after it was killed: ampmem show FILE. The exit code is the script's.
+
+    When memory runs out, the file has what was asked for, by which line, with which batch, and what was held.
+
+    \b
+    ampmem watch train.py --epochs 10
+    ampmem watch --every 200 -o run.ampmem -m mypackage.train
+    """
+    known = launched()
+    plan = Plan(
+        script=options,
+        arm=Arm.AS_IS,
+        seed=None,
+        run_to_end=True,
+        output=output,
+        html=None,
+        snapshot=None,
+        quiet=quiet,
+        report_to=None,
+        times_into=None,
+        names_into=None,
+        launched=known,
+    )
+    audience: Audience = Person() if known is None else OfRank(known)
+    try:
+        _watch(plan, audience, every, keep)
+    except AmpmemError as error:
+        if isinstance(audience, OfRank):
+            audience.refused(error)
+            raise exit_of_rank(error) from error
+        raise
+
+
+def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
+    plan = replace(plan, script=settled(plan.script))
+    try:
+        target = plan.script.find()
+        title = f"{target.title}-watch"
+        check_output(plan.path(title), force=plan.script.force or plan.numbered or plan.launched is not None)
+    except FileNotFoundError as error:
+        raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
+    from ampmem.recorder.steering.stopping import Stopper
+    from ampmem.recorder.watch.watcher import Watcher
+
+    simulation = plan.simulate()
+    path, greeting = plan.place(title)
+    try:
+        watcher = Watcher(
+            plan.options(path),
+            every=every,
+            keep=keep,
+            simulated=None if simulation is None else simulation.device,
+            say=audience.complain,
+        )
+        ended = run_script(target, plan.script.arguments, watcher, Stopper(), audience, greeting)
+    except BaseException:
+        remove_claim(path)
+        raise
+    if watcher.forked():
+        end_as(ended.failure)
+    if ended.trouble is not None:
+        audience.complain(str(ended.trouble) or type(ended.trouble).__name__)
+    else:
+        _tell(watcher.options.path, path, watcher.rows, audience, quiet=plan.quiet or plan.launched is not None)
+    end_as(ended.failure)
+
+
+def _tell(file: Path, named: Path, rows: int, audience: Audience, *, quiet: bool) -> None:
+    """What there is now, and the tables."""
+    if not file.exists():
+        return
+    steps = "1 step" if rows == 1 else f"{rows:,} steps"
+    audience.say(f"watched {steps} in {sized(named, file)}")
+    if not quiet:
+        from ampmem.analysis.watched import watched_run
+        from ampmem.reporters.text.layout import layout_for
+        from ampmem.reporters.text.watched import render
+
+        audience.show(render(watched_run(read_watched(file), named), layout_for(audience.screen)))

@@ -1,0 +1,387 @@
+"""How much is allocated now, and how much at most since the last look: of the CPU, a CUDA device, a simulated one.
+
+A gauge moves nothing that a script can see. CUDA's allocator has one peak for each number, which only a reset makes
+that of a phase: so what a reset forgets is put back into all that a script can ask.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ampmem.allocator.oom import OutOfMemory
+from ampmem.errors import UsageError
+from ampmem.patching import Undo, patch
+from ampmem.recorder.models.live import live_tensors
+from ampmem.recorder.sources.cpu import count_all_threads
+from ampmem.recorder.sources.cuda.device import Snapshot, TorchCuda, forget_observer
+from ampmem.recorder.torch_private import cuda as torch_private
+from ampmem.recorder.torch_private.general import CPU_REPORTER
+from ampmem.simulator.device import SimulatedDevice
+
+RING = 100_000
+"""How many entries of the allocator's history are kept: what was allocated longer ago has no stack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One device now, in bytes; ``retries`` is a count."""
+
+    alive: int
+    reserved: int = 0
+    retries: int = 0
+    split: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """A request that could not be served, in bytes, and the blocks that were in use then.
+
+    ``blocks`` has each address with its size, and ``lines`` each with the line of the script that allocated it, where
+    that is known.
+    """
+
+    asked: int
+    free: int | None
+    total: int | None
+    reserved: int
+    blocks: Mapping[int, int]
+    lines: Mapping[int, str]
+
+
+class Gauge(Protocol):
+    """What is measured of one device."""
+
+    sampled: bool
+    """Whether the peak is the largest of the instants at which it is asked for."""
+
+    def install(self, short: Callable[[Shortage], None]) -> Undo:
+        """Begin; ``short`` is told of each request that could not be served. Returns what undoes it."""
+
+    def peak(self) -> int:
+        """The most that was allocated since this was asked last."""
+
+    def now(self) -> Reading:
+        """What there is now."""
+
+    def device(self) -> tuple[str, int | None]:
+        """The device's name, and its memory; ``""`` as long as none is in use."""
+
+    def line_of(self, address: int) -> str:
+        """Which line of the script has allocated the block at ``address``; empty where that is not known."""
+
+    def pause(self) -> None:
+        """A full recording begins, which has the device's history to itself."""
+
+    def resume(self) -> None:
+        """It has ended."""
+
+
+class CpuGauge:
+    """The running total of torch's CPU allocator, which counts for all threads once it is told to.
+
+    Source: ``ProfiledCPUMemoryReporter`` in PyTorch's ``c10/core/CPUAllocator.cpp``.
+    """
+
+    sampled = True
+
+    def __init__(self) -> None:
+        self._total: ctypes.c_size_t | None = None
+        self._before = self._most = 0
+
+    def install(self, short: Callable[[Shortage], None]) -> Undo:
+        self._before = sum({each.data_ptr(): each.nbytes() for each in map(_storage, live_tensors()) if each}.values())
+        undo, why = count_all_threads()
+        if why is None:
+            self._total = _running_total()
+            why = None if self._total is not None else f"this torch ({torch.__version__}) keeps its total elsewhere"
+        if why is not None or self._total is None:
+            undo()
+            raise UsageError(f"the CPU's memory cannot be watched: {why}; watch a GPU, or simulate one with --gpu h100")
+        self._before -= self._total.value
+        return undo
+
+    def peak(self) -> int:
+        most, self._most = max(self._most, self._now()), 0
+        return most
+
+    def look(self) -> None:
+        """One more instant."""
+        self._most = max(self._most, self._now())
+
+    def now(self) -> Reading:
+        return Reading(self._now())
+
+    def device(self) -> tuple[str, int | None]:
+        return "CPU", None
+
+    def line_of(self, address: int) -> str:
+        return ""
+
+    def pause(self) -> None:
+        """A recording shares the total."""
+
+    def resume(self) -> None:
+        """As before."""
+
+    def _now(self) -> int:
+        assert self._total is not None
+        return self._before + self._total.value
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    try:
+        storage = tensor.untyped_storage()
+        return storage if storage.device.type == "cpu" and storage.data_ptr() else None
+    except (RuntimeError, NotImplementedError, ValueError):
+        return None
+
+
+_TRIALS = (4 << 20, 12 << 20)
+"""Bytes that are allocated to see which number grows by as much, and falls again."""
+_WORDS = 40
+
+
+def _running_total() -> ctypes.c_size_t | None:
+    """The word of torch's reporter that has the bytes in use: the one that follows two trials exactly."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        reporter = getattr(library, CPU_REPORTER)
+    except (OSError, AttributeError):
+        return None
+    reporter.restype, reporter.argtypes = ctypes.c_void_p, []
+    words = (ctypes.c_size_t * _WORDS).from_address(reporter())
+    found = set(range(_WORDS))
+    for size in _TRIALS:
+        before = list(words)
+        block = torch.UntypedStorage(size)
+        during = list(words)
+        del block
+        after = list(words)
+        found &= {i for i in range(_WORDS) if during[i] - before[i] == size and after[i] == before[i]}
+    if len(found) != 1:
+        return None
+    return ctypes.c_size_t.from_address(ctypes.addressof(words) + ctypes.sizeof(ctypes.c_size_t) * found.pop())
+
+
+class SimulatedGauge:
+    """The allocator's own numbers, in which the part since the last look has a peak of its own."""
+
+    sampled = False
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+        self._short: Callable[[Shortage], None] = lambda _: None
+
+    def install(self, short: Callable[[Shortage], None]) -> Undo:
+        self._short = short
+        self.resume()
+        return self.pause
+
+    def peak(self) -> int:
+        counters = self._device.allocator.counters
+        most, counters.window_peak = counters.window_peak, counters.allocated
+        return most
+
+    def now(self) -> Reading:
+        counters = self._device.allocator.counters
+        return Reading(counters.allocated, counters.reserved, counters.num_alloc_retries, counters.inactive_split_bytes)
+
+    def device(self) -> tuple[str, int | None]:
+        return self._device.gpu.name, self._device.gpu.total_memory
+
+    def line_of(self, address: int) -> str:
+        return ""
+
+    def pause(self) -> None:
+        self._device.on_out_of_memory = None
+
+    def resume(self) -> None:
+        self._device.on_out_of_memory = self._failed
+
+    def _failed(self, failure: OutOfMemory) -> None:
+        blocks = {address: size for address, (_, size, _) in self._device.live().items()}
+        self._short(
+            Shortage(
+                asked=failure.report.asked,
+                free=failure.report.device_free,
+                total=failure.report.device_total,
+                reserved=failure.report.reserved,
+                blocks=blocks,
+                lines={},
+            )
+        )
+
+
+class CudaGauge:
+    """One CUDA device: that with the most memory in use when it is first asked for. Its history is kept as a ring."""
+
+    sampled = False
+
+    def __init__(self) -> None:
+        self._api = TorchCuda()
+        self._device: int | None = None
+        self._on = self._wanted = self._ring = False
+        self._short: Callable[[Shortage], None] = lambda _: None
+        self._lines: dict[int, str] = {}
+        self._peaks: dict[int, dict[tuple[str, str], int]] = {}
+        """By device, what each peak was when we reset it: since the script's own reset, or the process's start."""
+        self._stats = torch_private.memory_stats()
+        self._reset = torch_private.reset_peaks()
+
+    def install(self, short: Callable[[Shortage], None]) -> Undo:
+        self._short = short
+        self._wanted = True
+        with ExitStack() as undo:
+            undo.callback(self._end)
+            for place in torch_private.ASKS_STATS:
+                undo.callback(patch(*place, self._put_back))
+            for place in torch_private.RESETS_PEAKS:
+                undo.callback(patch(*place, self._forget))
+            self._api.when_ready(self._switch_on)
+            return undo.pop_all().close
+
+    def _switch_on(self) -> None:
+        """CUDA is there. Called by torch in the middle of its own initialization: must not raise."""
+        if self._wanted:
+            self._on = True
+            self.resume()
+
+    def _end(self) -> None:
+        self.pause()
+        self._wanted = False
+
+    def line_of(self, address: int) -> str:
+        if self._ring and not self._lines:
+            self._lines = self._in_use(self._api.snapshot(), self._device or 0)[1]
+        return self._lines.get(address, "")
+
+    def pause(self) -> None:
+        self._lines = {}
+        if self._ring:
+            self._ring = False
+            self._api.history(on=False, entries=0, stacks=False)
+            forget_observer(self._observe)
+
+    def resume(self) -> None:
+        if self._on and self._wanted and not self._api.history_is_on():  # else the script has one of its own
+            self._ring, self._lines = True, {}
+            self._api.history(on=True, entries=RING, stacks=True)
+            self._api.observe_oom(self._observe)
+
+    def peak(self) -> int:
+        device = self._chosen()
+        if device is None:
+            return 0
+        stats = self._stats(device)
+        kept = self._peaks.setdefault(device, {})
+        for name, pools in stats.items():
+            if isinstance(pools, dict):
+                for pool, numbers in pools.items():
+                    if isinstance(numbers, dict) and numbers["peak"] > kept.get((name, pool), 0):
+                        kept[name, pool] = numbers["peak"]
+        self._reset(device)
+        return int(stats["allocated_bytes"]["all"]["peak"])
+
+    def now(self) -> Reading:
+        device = self._chosen()
+        if device is None:
+            return Reading(0)
+        stats = self._stats(device)
+        return Reading(
+            int(stats["allocated_bytes"]["all"]["current"]),
+            int(stats["reserved_bytes"]["all"]["current"]),
+            int(stats["num_alloc_retries"]),
+            int(stats["inactive_split_bytes"]["all"]["current"]),
+        )
+
+    def device(self) -> tuple[str, int | None]:
+        device = self._chosen()
+        if device is None:
+            return "", None
+        return self._api.device_name(device), self._api.memory_info(device)[1]
+
+    def _chosen(self) -> int | None:
+        if self._device is None and self._on:
+            used = {device: self._api.stats(device).allocated for device in range(self._api.device_count())}
+            most = max(used.values(), default=0)
+            if most:
+                self._device = next(device for device, size in used.items() if size == most)
+        return self._device
+
+    def _put_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def memory_stats(device: Any, *args: Any) -> Any:
+            stats = original(device, *args)
+            for (name, pool), peak in self._peaks.get(_index(device), {}).items():
+                numbers = stats[name][pool]
+                if peak > numbers["peak"]:
+                    numbers["peak"] = peak
+            return stats
+
+        return memory_stats
+
+    def _forget(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def reset_peak_memory_stats(device: Any, *args: Any) -> Any:
+            result = original(device, *args)
+            self._peaks.pop(_index(device), None)
+            return result
+
+        return reset_peak_memory_stats
+
+    def _observe(self, device: int, segment: int, total: int, free: int) -> None:
+        snapshot = self._api.snapshot()
+        blocks, lines = self._in_use(snapshot, device)
+        trace = snapshot["device_traces"][device] if device < len(snapshot["device_traces"]) else ()
+        failed: Mapping[str, Any] = next((row for row in reversed(trace) if row["action"] == "oom"), {})
+        self._short(
+            Shortage(
+                asked=int(failed.get("size", segment)),
+                free=free,
+                total=total,
+                reserved=int(self._stats(device)["reserved_bytes"]["all"]["current"]),
+                blocks=blocks,
+                lines=lines,
+            )
+        )
+
+    @staticmethod
+    def _in_use(snapshot: Snapshot, device: int) -> tuple[dict[int, int], dict[int, str]]:
+        """The blocks in use: each address with its size, and with the line that has allocated it."""
+        blocks, lines = {}, {}
+        for segment in snapshot["segments"]:
+            if segment["device"] == device:
+                for block in segment["blocks"]:
+                    if block["state"] == "active_allocated":
+                        blocks[int(block["address"])] = int(block["size"])
+                        lines[int(block["address"])] = _line_of(block.get("frames", ()))
+        return blocks, lines
+
+
+def _index(device: Any) -> int:
+    return device if isinstance(device, int) else int(getattr(device, "index", None) or 0)
+
+
+_ELSEWHERE = (
+    f"{os.sep}site-packages{os.sep}",
+    f"{Path(torch.__file__).parent}{os.sep}",
+    str(Path(__file__).parents[2]),
+)
+
+
+def _line_of(frames: Any) -> str:
+    """``FILE:LINE`` of the innermost of ``frames`` that is the script's: neither torch's, a library's nor ampmem's."""
+    for frame in frames:
+        file = str(frame["filename"])
+        if file.endswith(".py") and not any(part in file for part in _ELSEWHERE):
+            return f"{file}:{frame['line']}"
+    return ""

@@ -1,0 +1,109 @@
+"""Follows a script's steps and phases, by those hooks of a session that cost little, and records nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ampmem.events import Phase
+from ampmem.patching import added, hook
+from ampmem.recorder.options import Options
+from ampmem.recorder.session import Session
+from ampmem.recorder.sources.base import Source
+from ampmem.recorder.sources.cuda.late import LateNumber
+from ampmem.recorder.torch_private.general import in_backward, on_module_after, tree_leaves
+from ampmem.recorder.torch_private.optimizers import on_step_before
+
+_SHAPES = 3
+"""So many tensors of a batch are named."""
+
+
+class Passing(Protocol):
+    """What is told of the script as it goes by."""
+
+    def entered(self, phase: Phase) -> None:
+        """The script is in another phase."""
+
+    def fed(self, module: nn.Module, batch: str) -> None:
+        """An outermost ``module`` is fed what ``batch`` says."""
+
+    def step_ended(self, number: int) -> None:
+        """A step has ended."""
+
+
+class LightSession(Session):
+    """A session that only times steps, in which ``passing`` is told what comes by.
+
+    ``look`` is called at the end of each module's forward, where the peak is the largest of what is seen then.
+    """
+
+    def __init__(
+        self, options: Options, passing: Passing, *, source: Source | None, look: Callable[[], None] | None
+    ) -> None:
+        super().__init__(replace(options, timed=True, skip=0, steps=None), source=source)
+        self._passing = passing
+        self._look = look
+
+    def _install(self) -> None:
+        super()._install()
+        self.skim()
+        self._undo.callback(hook(on_step_before, self._update_begins))
+        if self._look is not None:
+            handle = on_module_after(self._module_ended, always_call=True)
+            self._undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", handle.remove))
+
+    def on_thread(self) -> bool:
+        """As of a session; no in a child that was forked, which a full recording keeps this from being told of."""
+        return super().on_thread() and not self.forked()
+
+    def _module_ended(self, *_: object) -> None:
+        if self._look is not None and not torch.compiler.is_compiling() and self.on_thread():
+            self._look()
+
+    def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not in_backward():  # else it is computed again
+            self._passing.fed(module, _batch(args, sys._getframe(2).f_locals.get("kwargs")))
+            self._passing.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
+        super().skimmed(module, args)
+
+    def skimmed_over(self) -> None:
+        if not in_backward():
+            self._passing.entered(Phase.BETWEEN)
+        super().skimmed_over()
+
+    def backward_started(self, loss: float | LateNumber | None) -> None:
+        self._passing.entered(Phase.BACKWARD)
+        super().backward_started(loss)
+
+    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
+        self._passing.entered(Phase.BETWEEN)
+        super().backward_ended(raised=raised, differentiable=differentiable)
+
+    def _update_begins(self, optimizer: Optimizer, *_: object) -> None:
+        if self.on_thread() and not in_backward():
+            self._passing.entered(Phase.OPTIMIZER)
+
+    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
+        if not in_backward():
+            self._passing.entered(Phase.BETWEEN)
+        super().updated(optimizer, skipped=skipped)
+
+    def _end_step(self, ended_ns: int | None) -> None:
+        self.outcome.steps += 1
+        self._passing.step_ended(self.outcome.number - 1)
+
+
+def _batch(args: tuple[Any, ...], kwargs: Any) -> str:
+    """The shapes and dtypes of the first tensors: ``8x512 int64``."""
+    tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]
+    said = [
+        f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
+        for tensor in tensors[:_SHAPES]
+    ]
+    return ", ".join(said) + (f" and {len(tensors) - _SHAPES} more" if len(tensors) > _SHAPES else "")

@@ -1,0 +1,458 @@
+"""The file of a watched run: frames that are appended one after the other, so that it can be read at any moment.
+
+After :data:`MAGIC` come frames: a letter for the kind, the length of what follows and its CRC-32, each four bytes in
+little-endian order, and then that many bytes. A frame is written by one call. Whoever kills the run leaves whole frames
+and at most one that is cut off, which is left out when the file is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, astuple, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ampmem.errors import RecordingError, UsageError
+from ampmem.failure import FailureKind, FailureRecord
+from ampmem.output import half_written, lock_file, lock_output
+
+MAGIC = b"ampmem watched run 1\n"
+_FRAME = struct.Struct("<cII")
+_LONGEST = 1 << 31
+"""Bytes of a frame: a full recording of a few steps has far fewer."""
+MOST_ROWS = 60_000
+"""With so many rows the older half is thinned out."""
+_GROUP = 4
+"""Of so many neighbouring rows two are kept when they are thinned out."""
+_DROPPED = 16 << 20
+"""With so many bytes of full recordings that nobody wants any more the file is written anew."""
+
+
+class Kind(StrEnum):
+    """What a frame has."""
+
+    HEADER = "H"
+    ROW = "R"
+    FULL = "F"
+    DROPPED = "D"
+    """The numbers of full recordings that are no longer wanted."""
+    NOTE = "N"
+    GROWN = "G"
+    END = "E"
+
+
+class Why(StrEnum):
+    """Why a few steps of a watched run were recorded in full."""
+
+    START = "start"
+    EVERY = "every"
+    HIGHEST = "highest"
+    GROWTH = "growth"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedHeader:
+    """What is watched; sizes in bytes, ``limit`` is the device's memory where it is known."""
+
+    ampmem: str
+    torch: str
+    source: str
+    device: str
+    script: str
+    arguments: tuple[str, ...]
+    started_ns: int
+    every: int
+    limit: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    sampled: bool = False
+    """Whether the peak is the largest of instants (each module's end, and each change of phase), and so a lower bound;
+    else it is the allocator's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One step; sizes in bytes."""
+
+    step: int
+    time_ns: int
+    """When it ended."""
+    peak: int
+    """The most that was allocated at once in it."""
+    phase: str
+    """In which phase that was."""
+    alive: int
+    """What was allocated when it ended."""
+    reserved: int
+    host: int
+    """The process's resident memory when it ended."""
+    retries: int
+    """How often the allocator had to free its cache by then."""
+    split: int
+    """What lay free in segments that were in use by then: what fragmentation costs at most."""
+    batch: str
+    """The shapes and dtypes of what the model was fed first."""
+    full: bool
+    """Whether it is in a full recording."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Full:
+    """A full recording of a few steps, which lies in the file at ``offset``, compressed."""
+
+    number: int
+    why: Why
+    first: int
+    """The number of its first step in the run."""
+    last: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What was allocated in one category, by one line of the script, or is held by one holder."""
+
+    what: str
+    bytes: int
+    count: int
+    line: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grown:
+    """What came in ``steps`` steps before the end of ``step`` and was alive then, by who holds it."""
+
+    step: int
+    steps: int
+    held: tuple[Held, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the run ended; of one that ran out of memory, what was asked for, where, and what was held then."""
+
+    step: int
+    """The step that had not ended."""
+    time_ns: int
+    failure: FailureRecord | None = None
+    out_of_memory: bool = False
+    asked: int | None = None
+    free: int | None = None
+    total: int | None = None
+    reserved: int | None = None
+    phase: str = ""
+    batch: str = ""
+    line: str = ""
+    held: tuple[Held, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class WatchedRun:
+    """All that is in the file of a watched run; ``unread`` bytes at its end are of a frame that is not whole."""
+
+    path: Path
+    header: WatchedHeader
+    rows: list[Row] = field(default_factory=list)
+    full: list[Full] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    grown: list[Grown] = field(default_factory=list)
+    ending: Ending | None = None
+    unread: int = 0
+
+
+class WatchedFile:
+    """Writes the file of a watched run. What cannot be written raises ``OSError``, and nothing of it is in the file.
+
+    Raises :class:`UsageError` where ``path`` exists, unless ``force``, or cannot be written.
+    """
+
+    def __init__(self, path: Path, header: WatchedHeader, *, force: bool = False) -> None:
+        self.path = path
+        try:
+            self._descriptor = lock_output(path, force=force)
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            self._size = 0
+            self._write(MAGIC + _frame(Kind.HEADER, _text(asdict(header))))
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+        self._rows = self._numbers = self._dropped = 0
+        self._lengths: dict[int, int] = {}
+
+    def row(self, row: Row) -> None:
+        """A step has ended."""
+        self._append(Kind.ROW, _text(astuple(row)))
+        self._rows += 1
+        if self._rows >= MOST_ROWS:
+            self._rewrite()
+
+    def full(self, recording: Path, why: Why, first: int, last: int) -> int:
+        """Keep the recording at ``recording``; its number."""
+        number = self._numbers
+        head = _text({"number": number, "why": why, "first": first, "last": last})
+        body = zlib.compress(recording.read_bytes(), 1)
+        self._append(Kind.FULL, struct.pack("<I", len(head)) + head + body)
+        self._numbers += 1
+        self._lengths[number] = len(body)
+        return number
+
+    def drop(self, number: int) -> None:
+        """The full recording of that number is no longer wanted."""
+        self._append(Kind.DROPPED, _text(number))
+        self._dropped += self._lengths.pop(number)
+        if self._dropped >= _DROPPED:
+            self._rewrite()
+
+    def header(self, header: WatchedHeader) -> None:
+        """More is known of what is watched."""
+        self._append(Kind.HEADER, _text(asdict(header)))
+
+    def note(self, message: str) -> None:
+        """What a reader has to know."""
+        self._append(Kind.NOTE, _text(message))
+
+    def grown(self, grown: Grown) -> None:
+        """What is alive has grown."""
+        self._append(Kind.GROWN, _text(asdict(grown)))
+
+    def end(self, ending: Ending) -> None:
+        """The run has ended."""
+        self._append(Kind.END, _text(asdict(ending)))
+
+    def close(self) -> None:
+        """The second time do nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _append(self, kind: Kind, payload: bytes) -> None:
+        self._write(_frame(kind, payload))
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:  # a full disk may take the first part
+                left = left[os.write(self._descriptor, left) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._size)
+                os.lseek(self._descriptor, self._size, os.SEEK_SET)
+            raise
+        self._size += len(data)
+
+    def _rewrite(self) -> None:
+        """Write the file anew, with fewer rows and without what was dropped; readers have the old or the new one."""
+        data = _read_all(self.path)
+        frames = [(kind, payload) for kind, payload, _ in _frames(data)]
+        kept = _without_dropped(frames)
+        thinned = _thinned([payload for kind, payload in kept if kind == Kind.ROW])
+        new = half_written(self.path)
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            parts, rows = [MAGIC], iter(thinned)
+            following = next(rows, None)
+            for kind, payload in kept:
+                if kind != Kind.ROW:
+                    parts.append(_frame(kind, payload))
+                elif payload is following:
+                    parts.append(_frame(kind, payload))
+                    following = next(rows, None)
+            whole = b"".join(parts)
+            left = memoryview(whole)
+            while left:
+                left = left[os.write(descriptor, left) :]
+            lock_file(descriptor)
+            new.replace(self.path)
+        except OSError:
+            os.close(descriptor)
+            with suppress(OSError):
+                new.unlink()
+            raise
+        os.close(self._descriptor)
+        self._descriptor, self._size = descriptor, len(whole)
+        self._rows, self._dropped = len(thinned), 0
+
+
+def is_watched(path: Path) -> bool:
+    """Whether ``path`` is the file of a watched run."""
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def read_watched(path: Path) -> WatchedRun:
+    """The run at ``path``, as far as it is written.
+
+    Raises :class:`RecordingError` where it is none, or damaged, and :class:`UsageError` where there is no such file.
+    """
+    if not path.exists():
+        raise UsageError(f"{path} does not exist")
+    data = _read_all(path)
+    if not data.startswith(MAGIC):
+        raise RecordingError(f"{path} is not a watched run of ampmem's, or of another version")
+    run: WatchedRun | None = None
+    end = len(MAGIC)
+    try:
+        for kind, payload, offset in _frames(data):
+            end = offset + len(payload)
+            if kind == Kind.HEADER:
+                header = _header(json.loads(payload))
+                if run is None:
+                    run = WatchedRun(path=path, header=header)
+                else:
+                    run.header = header
+            elif run is not None:
+                _take(run, kind, payload, offset)
+    except (ValueError, TypeError, KeyError, struct.error) as error:
+        raise RecordingError(f"{path} is damaged: {error}") from error
+    if run is None:
+        raise RecordingError(f"{path} is being written, and nothing is recorded in it yet; try again")
+    run.unread = len(data) - end
+    return run
+
+
+def extract(run: WatchedRun, full: Full, into: Path) -> None:
+    """Write the full recording to ``into``, which is replaced. Raises :class:`RecordingError` where it is damaged."""
+    with run.path.open("rb") as stream:
+        stream.seek(full.offset)
+        body = stream.read(full.length)
+    try:
+        into.write_bytes(zlib.decompress(body))
+    except zlib.error as error:
+        raise RecordingError(f"a full recording in {run.path} is damaged, or has been removed: {error}") from error
+
+
+def _take(run: WatchedRun, kind: str, payload: bytes, offset: int) -> None:
+    match kind:
+        case Kind.ROW:
+            run.rows.append(_row(json.loads(payload)))
+        case Kind.FULL:
+            (length,) = struct.unpack_from("<I", payload)
+            head = json.loads(payload[4 : 4 + length])
+            place = {"offset": offset + 4 + length, "length": len(payload) - 4 - length}
+            run.full.append(_record(Full, head | place | {"why": Why(head["why"])}))
+        case Kind.DROPPED:
+            number = json.loads(payload)
+            run.full = [full for full in run.full if full.number != number]
+        case Kind.NOTE:
+            run.notes.append(_checked(json.loads(payload), str))
+        case Kind.GROWN:
+            run.grown.append(_with_held(Grown, json.loads(payload)))
+        case Kind.END:
+            run.ending = _ending(json.loads(payload))
+
+
+def _header(found: dict[str, Any]) -> WatchedHeader:
+    header: WatchedHeader = _record(WatchedHeader, found | {"arguments": tuple(map(str, found["arguments"]))})
+    return header
+
+
+def _ending(found: dict[str, Any]) -> Ending:
+    failure = found["failure"]
+    record = None if failure is None else FailureRecord(**failure | {"kind": FailureKind(failure["kind"])})
+    ending: Ending = _with_held(Ending, found | {"failure": record})
+    return ending
+
+
+def _with_held(kind: type[Any], found: dict[str, Any]) -> Any:
+    return _record(kind, found | {"held": tuple(_record(Held, each) for each in found["held"])})
+
+
+_ROW = fields(Row)
+_TYPES = {"int": int, "str": str, "bool": bool}
+
+
+def _row(cells: list[Any]) -> Row:
+    if len(cells) != len(_ROW):
+        raise ValueError("a row has another number of cells than this version of ampmem writes")
+    return Row(*(_checked(cell, _TYPES[str(each.type)]) for cell, each in zip(cells, _ROW, strict=True)))
+
+
+def _checked(cell: Any, kind: type) -> Any:
+    if type(cell) is not kind or (isinstance(cell, int) and abs(cell) >= 1 << 63):
+        raise ValueError(f"{str(cell)[:40]!r} where there should be a value of type {kind.__name__}")
+    return cell
+
+
+def _record(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """A record of that class; numbers that are no whole numbers, and what it has no field for, are refused."""
+    for each in fields(kind):
+        wanted = str(each.type)
+        if wanted in _TYPES and each.name in values:
+            _checked(values[each.name], _TYPES[wanted])
+        elif wanted == "int | None" and values.get(each.name) is not None:
+            _checked(values[each.name], int)
+    return kind(**values)
+
+
+def _read_all(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RecordingError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _text(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _frame(kind: Kind, payload: bytes) -> bytes:
+    return _FRAME.pack(kind.encode(), len(payload), zlib.crc32(payload)) + payload
+
+
+def _frames(data: bytes) -> Iterator[tuple[str, bytes, int]]:
+    """The whole frames: kind, payload, and where that begins."""
+    place = len(MAGIC)
+    while place + _FRAME.size <= len(data):
+        kind, length, checksum = _FRAME.unpack_from(data, place)
+        start = place + _FRAME.size
+        if length > _LONGEST or start + length > len(data):
+            return
+        payload = data[start : start + length]
+        if zlib.crc32(payload) != checksum:
+            return
+        yield kind.decode("latin-1"), payload, start
+        place = start + length
+
+
+def _without_dropped(frames: Sequence[tuple[str, bytes]]) -> list[tuple[Kind, bytes]]:
+    """Without full recordings that were dropped, and without headers that a later one replaces."""
+    dropped = {json.loads(payload) for kind, payload in frames if kind == Kind.DROPPED}
+    headers = [payload for kind, payload in frames if kind == Kind.HEADER]
+    kept = [(Kind.HEADER, headers[-1])]
+    for kind, payload in frames:
+        if kind in (Kind.DROPPED, Kind.HEADER):
+            continue
+        if kind == Kind.FULL:
+            (length,) = struct.unpack_from("<I", payload)
+            if json.loads(payload[4 : 4 + length])["number"] in dropped:
+                continue
+        kept.append((Kind(kind), payload))
+    return kept
+
+
+_PEAK, _ALIVE = (next(i for i, each in enumerate(_ROW) if each.name == name) for name in ("peak", "alive"))
+
+
+def _thinned(rows: list[bytes]) -> list[bytes]:
+    """The newer half of ``rows`` whole; of each group of the older half the highest peak, and the least alive."""
+    half = len(rows) // 2
+    kept: list[bytes] = []
+    for start in range(0, half, _GROUP):
+        group = rows[start : min(start + _GROUP, half)]
+        cells = [json.loads(row) for row in group]
+        numbers = range(len(group))
+        highest = max(numbers, key=lambda i: cells[i][_PEAK])
+        others = [i for i in numbers if i != highest] or [highest]
+        least = min(others, key=lambda i: cells[i][_ALIVE])
+        kept += [group[i] for i in sorted({highest, least})]
+    return kept + rows[half:]

@@ -1,0 +1,207 @@
+"""A watched run in a terminal: how it went, what grew, how it ended, and what to run next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ampmem.analysis.watched import Compared, FullPart, Shortage, WatchedSummary
+from ampmem.growth import LEAST_STEPS
+from ampmem.recording.watched import Why
+from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
+from ampmem.reporters.text.plain_text import ABSENT, wrapped
+from ampmem.units import format_bytes, format_count, format_peak
+
+WHY = {
+    Why.START: "the start",
+    Why.EVERY: "every {every} steps",
+    Why.HIGHEST: "a new highest peak",
+    Why.GROWTH: "memory grew",
+}
+PHASES = {
+    "forward": "in forward",
+    "backward": "in backward",
+    "optimizer": "in the optimizer's update",
+    "evaluation": "in an evaluation",
+    "between": "between forward, backward and update",
+    "setup": "before the first forward",
+}
+SAMPLED = (
+    "on the CPU a peak is the largest of what was seen when a module, a backward or an update ended: a lower bound"
+)
+
+
+def render(found: WatchedSummary, layout: Layout = PLAIN) -> str:
+    """All that is known of the run."""
+    parts = [
+        layout.heading(heading(found)),
+        "\n".join(line for text in summary_lines(found) for line in wrapped(text, layout.width)),
+    ]
+    if found.shortage is not None:
+        parts += [layout.alarm("Out of memory"), _shortage(found.shortage, layout)]
+    if found.full:
+        parts += [layout.heading("Steps recorded in full"), _full(found, layout)]
+    if found.notes:
+        parts.append("\n".join(line for note in found.notes for line in wrapped(f"note: {note}", layout.width)))
+    if found.commands:
+        parts += [layout.heading("Next"), "\n".join(found.commands)]
+    return "\n\n".join(parts)
+
+
+def heading(found: WatchedSummary) -> str:
+    """What was watched: the command, and the device."""
+    run = found.run
+    script = " ".join((run.script, *run.arguments))
+    ranks = f", rank {run.rank} of {run.world_size}" if run.world_size > 1 else ""
+    device = f" on {run.device}" if run.device else ""
+    simulated = " (simulated)" if run.source == "simulated" else ""
+    return f"{script}{device}{simulated}{ranks}"
+
+
+def summary_lines(found: WatchedSummary) -> Iterator[str]:
+    """The run in sentences."""
+    if found.highest is None or found.last is None:
+        yield "no step has ended"
+        yield from _end(found)
+        return
+    kept = "" if found.rows == found.steps else f" ({format_count(found.rows)} rows are kept; the extremes always)"
+    yield f"{format_count(found.steps)} steps, {_state(found)}{kept}"
+    highest, last = found.highest, found.last
+    batch = f", batch {highest.batch}" if highest.batch else ""
+    of = f" of {format_bytes(found.run.limit)}" if found.run.limit else ""
+    where = PHASES.get(highest.phase, highest.phase)
+    yield f"highest peak {format_peak(highest.peak)}{of}, in step {highest.step}, {where}{batch}"
+    reserved = f", {format_bytes(last.reserved)} reserved" if last.reserved else ""
+    retries = f", {last.retries} times the cache was freed to go on" if last.retries else ""
+    split = f", {format_bytes(last.split)} free between blocks in use" if last.split else ""
+    yield (
+        f"after step {last.step}: {format_bytes(last.alive)} allocated{reserved}{split}{retries}; the process has "
+        f"{format_bytes(last.host)} of the host's memory"
+    )
+    yield growth_line(found)
+    for grown in found.grown[-1:]:
+        held = ", ".join(f"{format_bytes(each.bytes)} in {each.count} by {each.what}" for each in grown.held[:_LARGEST])
+        yield f"held of what came in steps {grown.step - grown.steps + 1} to {grown.step}: {held}"
+    for part in found.full:
+        if part.why is Why.GROWTH and part.growth:
+            yield f"what grows, in steps {part.first} to {part.last}: {' '.join(part.growth)}"
+    if found.run.sampled:
+        yield SAMPLED
+        full = max(found.full, key=lambda part: part.peak or 0, default=None)
+        if full is not None and (full.peak or 0) > highest.peak:
+            yield f"in full recordings, which see every allocation, up to {format_peak(full.peak or 0)}"
+    yield from _end(found)
+
+
+def growth_line(found: WatchedSummary) -> str:
+    """Whether what is alive at the end of each step grows."""
+    growth = found.growth
+    if growth is None:
+        few = f" (a verdict takes {LEAST_STEPS} steps)" if found.steps < LEAST_STEPS else ""
+        return f"no growth seen of what is allocated at the end of a step{few}"
+    each = format_bytes(round(growth.per_step))
+    return (
+        f"memory grows: what is allocated at the end of a step rises by {each} a step, {format_bytes(growth.total)} "
+        f"from step {growth.first} to step {growth.last}, with a noise of {format_bytes(round(growth.noise))}"
+    )
+
+
+def _state(found: WatchedSummary) -> str:
+    if found.running:
+        return "running"
+    if found.ending is None:
+        return "no end written"
+    return "ended with an error" if found.ending.failure is not None else "ended"
+
+
+def _end(found: WatchedSummary) -> Iterator[str]:
+    ending = found.ending
+    if ending is not None and ending.failure is not None:
+        said = ending.failure.line.partition(". ")[0] if ending.out_of_memory else ending.failure.line
+        yield f"in step {ending.step} the script failed: {said}"
+
+
+def _shortage(found: Shortage, layout: Layout) -> str:
+    lines = list(shortage_lines(found))
+    text = "\n".join(line for each in lines for line in wrapped(each, layout.width))
+    return f"{text}\n\n{_held(found, layout)}" if found.held else text
+
+
+def shortage_lines(found: Shortage) -> Iterator[str]:
+    """How memory ran out, in sentences."""
+    asked = "a block" if found.asked is None else format_bytes(found.asked)
+    where = f" at {found.line}" if found.line else ""
+    free = "" if found.free is None else f"; {format_bytes(found.free)} of {format_bytes(found.total)} was free"
+    yield f"step {found.step}, {PHASES.get(found.phase, found.phase)}, asked for {asked}{where}{free}"
+    if found.batch != found.usual_batch and found.usual_batch:
+        yield f"the batch was {found.batch or 'unknown'}; in most steps before it was {found.usual_batch}"
+    elif found.batch:
+        yield f"the batch was {found.batch}, as in most steps before"
+    if found.usual_peak is not None:
+        yield f"usual peak of the steps before: {format_peak(found.usual_peak)}"
+
+
+def _held(found: Shortage, layout: Layout) -> str:
+    columns = [words("held", least=20), number("bytes"), number("blocks"), number("last full\nrecording")]
+    rows = [_row(each) for each in found.held]
+    total = sum(each.then for each in found.held)
+    rows.append(["total", format_bytes(total), format_count(sum(each.count for each in found.held)), ABSENT])
+    return table(columns, rows, layout, strong={"total"})
+
+
+def _row(each: Compared) -> list[str]:
+    before = ABSENT if each.before is None else format_bytes(each.before)
+    return [each.what, format_bytes(each.then), format_count(each.count), before]
+
+
+_LARGEST = 3
+
+
+def _full(found: WatchedSummary, layout: Layout) -> str:
+    columns = [
+        number("number"),
+        words("why"),
+        words("steps"),
+        number("peak"),
+        words("most of it", least=20, wraps=True),
+    ]
+    return table(columns, [full_row(part, found.run.every) for part in found.full], layout)
+
+
+def full_row(part: FullPart, every: int) -> list[str]:
+    """A full recording: its number, why it was made, its steps, its peak, and the largest categories."""
+    largest = sorted(part.categories.items(), key=lambda each: -each[1])[:_LARGEST]
+    most = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest)
+    peak = ABSENT if part.peak is None else format_bytes(part.peak)
+    return [str(part.number), WHY[part.why].format(every=every), f"{part.first} to {part.last}", peak, most or ABSENT]
+
+
+def render_ranks(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
+    """Watched runs side by side, such as the ranks of a job: the highest peak of each, and which rose first."""
+    columns = [words("file", least=20), number("rank"), number("steps"), number("highest\npeak"), number("in step")]
+    columns += [number("allocated\nat the end"), words("grows"), words("state")]
+    text = table(columns, [_rank(each) for each in found], layout)
+    first = _rose_first(found)
+    return text if first is None else f"{text}\n\n{first}"
+
+
+def _rank(found: WatchedSummary) -> list[str]:
+    highest, last, growth = found.highest, found.last, found.growth
+    return [
+        found.file,
+        str(found.run.rank),
+        format_count(found.steps),
+        ABSENT if highest is None else format_peak(highest.peak),
+        ABSENT if highest is None else str(highest.step),
+        ABSENT if last is None else format_bytes(last.alive),
+        "no" if growth is None else f"{format_bytes(round(growth.per_step))} a step",
+        _state(found),
+    ]
+
+
+def _rose_first(found: Sequence[WatchedSummary]) -> str | None:
+    """Which rank reached its highest peak first, where there are several."""
+    known = [(each.highest.step, each.highest.time_ns, each) for each in found if each.highest is not None]
+    if len(known) < 2:
+        return None
+    step, _, first = min(known, key=lambda each: each[:2])
+    return f"the highest peak came first on rank {first.run.rank}, in step {step} ({first.file})"
