@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ranks,
     )
     from ampmem.integrations.training import log_to
+    from ampmem.watched_block import Watch, WatchedSummary, watch
 
 __all__ = [
     "CheckResult",
@@ -34,6 +35,8 @@ __all__ = [
     "Ranks",
     "Recording",
     "Summary",
+    "Watch",
+    "WatchedSummary",
     "__version__",
     "check",
     "compare",
@@ -43,7 +46,15 @@ __all__ = [
     "log_to",
     "profile",
     "ranks",
+    "watch",
 ]
+
+
+_ELSEWHERE = {
+    "log_to": "ampmem.integrations.training",
+    **dict.fromkeys(("Watch", "WatchedSummary", "watch"), "ampmem.watched_block"),
+}
+"""The module of each public name that is not in ``ampmem.api``."""
 
 
 def __getattr__(name: str) -> object:
@@ -51,8 +62,7 @@ def __getattr__(name: str) -> object:
     if name == "errors":
         return import_module("ampmem.errors")
     if name in __all__:
-        module = "ampmem.integrations.training" if name == "log_to" else "ampmem.api"
-        return getattr(import_module(module), name)
+        return getattr(import_module(_ELSEWHERE.get(name, "ampmem.api")), name)
     raise AttributeError(f"module 'ampmem' has no attribute {name!r}")
 
 

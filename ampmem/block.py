@@ -35,7 +35,7 @@ ENDS_LATER = (
 )
 
 
-def _command_line() -> list[str]:
+def command_line() -> list[str]:
     """What runs, and its arguments: in a notebook they are the kernel's, and say nothing."""
     command = sys.argv or [""]
     return ["a notebook"] if "kernel_launcher" in command[0] else command
@@ -131,7 +131,7 @@ def _check_trained(model: object, optimizer: object) -> None:
         raise _wrong("optimizer", "a torch.optim.Optimizer", optimizer)
 
 
-def _check_count(name: str, value: object, least: int, wanted: str) -> None:
+def check_count(name: str, value: object, least: int, wanted: str) -> None:
     """Raise :class:`UsageError` for what is not a whole number from ``least`` on; ``None`` is none for ``skip``."""
     if value is None and name == "steps":
         return
@@ -153,7 +153,7 @@ def _check_precision(arm: object, dtype: object, seed: object) -> None:
         raise _wrong("seed", "a whole number", seed)
 
 
-def _check_words(device: object, gpu: object, assume: object, step_on: object) -> None:
+def check_words(device: object, gpu: object, assume: object, step_on: object) -> None:
     """Raise :class:`UsageError` for what cannot be meant by these arguments of :func:`profile`."""
     from ampmem.recorder.marker import step_on_of
     from ampmem.simulator.assumed import assumed_of
@@ -180,7 +180,7 @@ def _check_words(device: object, gpu: object, assume: object, step_on: object) -
     step_on_of(step_on, option="step_on=")
 
 
-def _path_of(given: object, name: str) -> Path:
+def path_of(given: object, name: str) -> Path:
     """The path that the argument ``name`` is. Raises :class:`UsageError` for what no file can be called."""
     if not isinstance(given, str | os.PathLike):
         raise _wrong(name, "a path", given)
@@ -228,9 +228,9 @@ class Profile(Shown):
         ``first_step`` the number of the first step, which may be skipped.
         """
         _check_trained(model, optimizer)
-        _check_count("steps", steps, 1, "from 1 on, or None for all")
-        _check_count("skip", skip, 0, "from 0 on")
-        _check_words(device, gpu, assume, step_on)
+        check_count("steps", steps, 1, "from 1 on, or None for all")
+        check_count("skip", skip, 0, "from 0 on")
+        check_words(device, gpu, assume, step_on)
         _check_precision(arm, dtype, seed)
         self._model = model
         self._optimizer = optimizer
@@ -251,7 +251,7 @@ class Profile(Shown):
             folder = tempfile.mkdtemp(prefix="ampmem-")
             weakref.finalize(self, _remove_folder, folder, os.getpid())
             output = Path(folder) / f"profile{SUFFIX}"
-        self.path = _path_of(output, "output").absolute()
+        self.path = path_of(output, "output").absolute()
         """The recording."""
         self._session: Session | None = None
         self._paper: OnPaper | None = None
@@ -270,7 +270,7 @@ class Profile(Shown):
         from ampmem.recorder.session import Session
 
         known = launched()
-        script, *arguments = _command_line() if self._script is None else [self._script]
+        script, *arguments = command_line() if self._script is None else [self._script]
         options = Options(
             path=self.path,
             script=script,
@@ -372,7 +372,7 @@ class Profile(Shown):
         from ampmem.reporters.html import write
 
         self.recording()
-        page = _path_of(path, "path")
+        page = path_of(path, "path")
         check_output(page, force=force, option="path=")
         write([self.path], page, force=force)
 

@@ -79,6 +79,8 @@ class WatchedSummary:
     rows: int
     highest: Row | None
     last: Row | None
+    steps_per_second: float | None
+    """Of the last steps; ``None`` where there are fewer than two."""
     growth: Growth | None
     grown: tuple[Grown, ...]
     """Who holds what has come, as it was looked for once growth was seen."""
@@ -98,9 +100,18 @@ def watched_schema() -> dict[str, Json]:
     return schema_of(WatchedSummary, title=FORMAT, description="A watched run, as ampmem show --json prints it.")
 
 
-def watched_run(run: WatchedRun, named: Path | None = None) -> WatchedSummary:
-    """What ``run`` comes to; ``named`` is what its file is called in commands."""
-    full = tuple(_part(run, each) for each in run.full)
+def watched_run(
+    run: WatchedRun, named: Path | None = None, *, known: dict[int, FullPart] | None = None
+) -> WatchedSummary:
+    """What ``run`` comes to; ``named`` is what its file is called in commands.
+
+    ``known`` has what was concluded of its full recordings before, by number, and gets what is new.
+    """
+    known = {} if known is None else known
+    for each in run.full:
+        if each.number not in known:
+            known[each.number] = _part(run, each)
+    full = tuple(known[each.number] for each in run.full)
     rows, ending = run.rows, run.ending
     highest = max(rows, key=lambda row: row.peak, default=None)
     notes = list(run.notes)
@@ -119,6 +130,7 @@ def watched_run(run: WatchedRun, named: Path | None = None) -> WatchedSummary:
         rows=len(rows),
         highest=highest,
         last=rows[-1] if rows else None,
+        steps_per_second=_speed(rows[-_RECENT:]),
         growth=growth_of([row.step for row in rows], [row.alive for row in rows]),
         grown=tuple(run.grown),
         full=full,
@@ -127,6 +139,15 @@ def watched_run(run: WatchedRun, named: Path | None = None) -> WatchedSummary:
         notes=tuple(notes),
         commands=_commands(run, named or run.path, shortage),
     )
+
+
+_RECENT = 20
+
+
+def _speed(rows: Sequence[Row]) -> float | None:
+    if len(rows) < 2 or rows[-1].time_ns <= rows[0].time_ns:
+        return None
+    return (rows[-1].step - rows[0].step) * 1e9 / (rows[-1].time_ns - rows[0].time_ns)
 
 
 def full_recording(run: WatchedRun, number: int, into: Path) -> Full:

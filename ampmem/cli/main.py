@@ -34,6 +34,7 @@ INTERRUPTED = 130
 SUBCOMMANDS = {
     "profile": "Record where the memory of a training script goes.",
     "watch": "Keep a whole run, a row for each step, and explain an out of memory.",
+    "top": "Show what a watched run does now.",
     "compare": "Record a script in each precision, and lay them side by side.",
     "fit": "Find the largest batch size that fits on a GPU, without one.",
     "advise": "Find changes that make a script fit, each proven by running it.",

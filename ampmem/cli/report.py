@@ -12,6 +12,7 @@ import click
 
 from ampmem.output import Terminal, claim, remove_empty, sized
 from ampmem.recording import without_journals
+from ampmem.recording.watched import is_watched
 
 SUFFIX = ".html"
 
@@ -34,21 +35,30 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, force: b
     Several are laid side by side. Those of the ranks of one job are merged: which rank is the worst, and why; the pages
     of single ranks are a click away.
 
+    The page of a watched run has the whole run as a line; each of its full recordings has a page of its own beside it.
+
     A FILE may also be what ampmem show --json printed, on this machine or another: its page is the same, but for the
     timeline and what else needs the events, which JSON does not have.
     """
-    from ampmem.reporters.html import write  # with plotly, for which a shell's completion is not to wait
+    # With plotly, for which a shell's completion is not to wait.
+    from ampmem.reporters.html import write
+    from ampmem.reporters.html.watched_page import write_watched
 
     recordings = without_journals(files)
     wanted = output or beside(recordings)
     numbered = output is None and not force
     page = _page(wanted, claim(lambda number: [_page(wanted, number)])) if numbered else wanted
+    others = 0
     try:
-        write(recordings, page, force=force or numbered)
+        if len(recordings) == 1 and is_watched(recordings[0]):
+            others = len(write_watched(recordings[0], page, force=force or numbered)) - 1
+        else:
+            write(recordings, page, force=force or numbered)
     finally:
         remove_empty([page] if numbered else [])
     taken = "" if page == wanted else f"; {wanted} exists already (--force replaces it)"
-    Terminal(sys.stderr).say(f"wrote {sized(page)}{taken}")
+    full = f", and beside it the pages of {others} full recordings" if others else ""
+    Terminal(sys.stderr).say(f"wrote {sized(page)}{full}{taken}")
     if opening and not webbrowser.open(page.absolute().as_uri()):
         Terminal(sys.stderr).say(f"no browser could be started here; open {page} in one")
 

@@ -30,6 +30,9 @@ def record(
     page: bool = True,
     stacks: bool = True,
     device: str = "auto",
+    watch: bool = False,
+    every: int = 500,
+    keep: int = 3,
 ) -> Iterator[None]:
     """Record a few steps of the loop in the ``with`` block; the accelerator's trackers get what they came to.
 
@@ -37,9 +40,11 @@ def record(
     the accelerator's ``logging_dir`` or else ``project_dir``, or to the current one.
 
     Raises:
-        UsageError: on entering, when ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: on entering, when an argument makes no sense.
     """
-    wanted = Wanted(skip=skip, steps=steps, page=page, stacks=stacks, device=device)
+    wanted = Wanted(
+        skip=skip, steps=steps, page=page, stacks=stacks, device=device, watch=watch, every=every, keep=keep
+    )
     if folder is None:
         folder = accelerator.logging_dir or accelerator.project_dir or "."
     loggers = [_logger_of(tracker) for tracker in accelerator.trackers if not isinstance(tracker, AmpmemTracker)]
@@ -60,7 +65,7 @@ class AmpmemTracker(GeneralTracker):  # type: ignore[misc]
     accelerate begins trackers on the main process alone: of many ranks only that one is recorded.
 
     Raises:
-        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: ``log_to`` has something that is not a logger, or an argument makes no sense.
     """
 
     name = "ampmem"
@@ -78,9 +83,14 @@ class AmpmemTracker(GeneralTracker):  # type: ignore[misc]
         stacks: bool = True,
         device: str = "auto",
         log_to: Any = (),
+        watch: bool = False,
+        every: int = 500,
+        keep: int = 3,
     ) -> None:
         super().__init__()
-        self._wanted = Wanted(skip=skip, steps=steps, page=page, stacks=stacks, device=device)
+        self._wanted = Wanted(
+            skip=skip, steps=steps, page=page, stacks=stacks, device=device, watch=watch, every=every, keep=keep
+        )
         self._folder, self._first_step = Path(folder), first_step
         self._loggers = loggers_of(log_to)
         self._block = ExitStack()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ampmem.errors import UsageError
-from ampmem.integrations.loggers import keep_in_wandb
-from ampmem.integrations.training import FewStepsCallback, Recorded, going_on, tell
+from ampmem.integrations.loggers import LoggedRow, keep_in_wandb
+from ampmem.integrations.training import FewStepsCallback, going_on
 
 _HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
@@ -34,7 +35,7 @@ class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
     steps pass first, then ``steps`` are recorded; ``log_to`` are loggers beside the Trainer's own, as for
     :func:`ampmem.log_to`.
 
-    ``page``, ``stacks`` and ``device`` are those of :func:`ampmem.log_to`.
+    ``page``, ``stacks``, ``device``, ``watch``, ``every`` and ``keep`` are those of :func:`ampmem.log_to`.
 
     Raises:
         UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
@@ -70,17 +71,16 @@ class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
         self.few_steps.training_ends(error)
         self.trainer = None
 
-    def _publish(self, recorded: Recorded) -> None:
-        tell(self.other_loggers, recorded)
-        if self.trainer is None:
-            return
-        for logger in self.trainer.loggers:
+    def _log_to_host(self, rows: Sequence[LoggedRow]) -> None:
+        for logger in () if self.trainer is None else self.trainer.loggers:
             with going_on():
-                for row in recorded.rows:
+                for row in rows:
                     logger.log_metrics(dict(row.values), step=row.step)
-            if recorded.page is not None:
-                with going_on():
-                    _keep(logger, recorded.page)
+
+    def _keep_with_host(self, page: Path) -> None:
+        for logger in () if self.trainer is None else self.trainer.loggers:
+            with going_on():
+                _keep(logger, page)
 
 
 def _keep(logger: Any, page: Path) -> None:

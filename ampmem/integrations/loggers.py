@@ -15,6 +15,7 @@ from ampmem.analysis.static_model.verdict import TOTAL
 from ampmem.analysis.summary import Step, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.errors import UsageError
+from ampmem.recording.watched import Row
 from ampmem.vocabulary import Mark
 
 PEAK = f"ampmem/peak/{TOTAL}"
@@ -54,9 +55,21 @@ def rows(summary: Summary, numbers: Mapping[int, int]) -> tuple[LoggedRow, ...]:
     return tuple(found)
 
 
+def seen_row(row: Row) -> LoggedRow:
+    """A step of a watched run."""
+    values: dict[str, float] = {
+        "ampmem/watch/peak": row.peak,
+        "ampmem/watch/allocated": row.alive,
+        "ampmem/watch/host": row.host,
+    }
+    if row.reserved:
+        values["ampmem/watch/reserved"] = row.reserved
+    return LoggedRow(step=row.step, values=values)
+
+
 def largest_row(found: Sequence[LoggedRow]) -> LoggedRow:
     """One row for all, of which there is one at least: that with the largest peak, and what is known of the run."""
-    top = max(found, key=lambda row: row.values[PEAK])
+    top = max(found, key=lambda row: row.values.get(PEAK, 0))
     return replace(top, values={**found[-1].values, **top.values})
 
 

@@ -10,16 +10,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ampmem.analysis.summary import PLACES, PeakPlace, Summary, summarize
 from ampmem.api import Profile
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.events import Recording
-from ampmem.integrations.loggers import LoggedRow, Logger, logger_of, loggers_of, rows
+from ampmem.integrations.loggers import LoggedRow, Logger, logger_of, loggers_of, rows, seen_row
 from ampmem.output import Terminal, sized
 from ampmem.recording import SUFFIX, rank_file, rank_of
 from ampmem.units import format_peak
+from ampmem.watched_block import Watch, check_every
+
+if TYPE_CHECKING:
+    from ampmem.recorder.watch.watcher import Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,8 @@ class Wanted:
 
     ``skip`` steps pass first: the optimizer makes its state in the first step, DistributedDataParallel its buckets anew
     in the second. Then ``steps`` are recorded. ``page`` says whether to write the page; ``stacks`` and ``device`` are
-    those of :func:`ampmem.profile`.
+    those of :func:`ampmem.profile`. With ``watch`` the whole training is kept instead, a row for each step, as
+    :func:`ampmem.watch` does it, whose ``every`` and ``keep`` these are.
     """
 
     skip: int = 2
@@ -36,9 +41,14 @@ class Wanted:
     page: bool = True
     stacks: bool = True
     device: str = "auto"
+    watch: bool = False
+    every: int = 500
+    keep: int = 3
 
     def __post_init__(self) -> None:
         from ampmem.recorder.options import device_named
+
+        check_every(self.every, self.keep)
 
         whole = isinstance(self.skip, int) and isinstance(self.steps, int)
         if not whole or self.skip < 0 or self.steps < 1:
@@ -67,6 +77,92 @@ class JobRank:
     def speaks(self) -> bool:
         """Whether this is the one that logs."""
         return self.rank == 0
+
+
+class WholeRun:
+    """One training, watched from its first step to its end: in place of :class:`FewSteps`, with the same calls.
+
+    ``log`` is given the row of each step, and ``keep`` the page, on the rank that logs.
+    """
+
+    recording = False
+
+    def __init__(
+        self, wanted: Wanted, log: Callable[[Sequence[LoggedRow]], None], keep: Callable[[Path], None]
+    ) -> None:
+        self._wanted, self._log, self._keep = wanted, log, keep
+        self._folder: Path | None = None
+        self._watch: Watch | None = None
+
+    def training_begins(self, folder: Path, updates: int) -> None:
+        """The file goes to ``folder``."""
+        self.training_ends()  # of one that ended in a way that the host did not tell
+        self._folder = folder
+
+    def step_begins(self, updates: int, number: int) -> None:
+        """A step of the host's begins, which it counts as ``number``."""
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            with going_on():
+                self._watch = begin_watch(self._wanted, folder, number, self._seen)
+
+    def step_ends(self, updates: int, number: int) -> None:
+        """ampmem sees by itself when steps end."""
+
+    def training_ends(self, error: BaseException | None = None) -> None:
+        """The training is over, with ``error`` if it failed. The second time does nothing."""
+        watch, self._watch, self._folder = self._watch, None, None
+        with going_on():
+            if watch is not None:
+                finish_watch(watch, error, self._wanted, self._keep)
+
+    def _seen(self, seen: Seen) -> None:
+        if rank().speaks:
+            with going_on():
+                self._log([seen_row(seen.row)])
+
+
+def begin_watch(wanted: Wanted, folder: Path, first_step: int, on_step: Callable[[Seen], None] | None) -> Watch | None:
+    """Watch from now on, into a file in ``folder``; ``None`` where this process is being recorded already."""
+    from ampmem.recorder.process.active import active
+
+    if active() is not None:
+        say("this process is being recorded already, so this training is not watched")
+        return None
+    place = rank()
+    file = folder / f"memory-watch{SUFFIX}"
+    if place.world_size > 1:
+        file = rank_file(file, place.rank, place.world_size)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    watch = Watch(
+        output=file,
+        every=wanted.every,
+        keep=wanted.keep,
+        stacks=wanted.stacks,
+        force=True,
+        device=wanted.device,
+        gpu=None,
+        assume=(),
+        step_on=None,
+        first_step=first_step,
+        on_step=on_step,
+    )
+    return watch.__enter__()
+
+
+def finish_watch(watch: Watch, error: BaseException | None, wanted: Wanted, keep: Callable[[Path], None]) -> None:
+    """End the watching, say what came of it, and give ``keep`` the page."""
+    watch.__exit__(None if error is None else type(error), error, None)
+    found = watch.summary()
+    if not rank().speaks:
+        return
+    steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
+    peak = f", {format_peak(found.highest.peak)} at the highest peak" if found.highest is not None else ""
+    page = _watched_page(watch.path) if wanted.page and found.rows else None
+    where = f"; the page is {page}" if page is not None else ""
+    say(f"watched {steps}{peak}, in {sized(watch.path)}{where}")
+    if page is not None:
+        keep(page)
 
 
 class FewSteps:
@@ -237,10 +333,20 @@ def _numbers(recording: Recording, ended: list[tuple[int, int]]) -> dict[int, in
 def _page(file: Path) -> Path:
     from ampmem.reporters.html import write
 
-    ranked = rank_of(file)  # what a shell finds by the name of the ranks' files are recordings alone
-    page = (file if ranked is None else ranked.job).with_suffix(".html")
+    page = _page_of(file)
     write([file], page, force=True)
     return page
+
+
+def _watched_page(file: Path) -> Path:
+    from ampmem.reporters.html.watched_page import write_watched
+
+    return write_watched(file, _page_of(file), force=True)[0]
+
+
+def _page_of(file: Path) -> Path:
+    ranked = rank_of(file)  # what a shell finds by the name of the ranks' files are recordings alone
+    return (file if ranked is None else ranked.job).with_suffix(".html")
 
 
 def _too_short(steps: int, skip: int) -> str:
@@ -277,9 +383,14 @@ class FewStepsCallback:
         stacks: bool = True,
         device: str = "auto",
         log_to: Any = (),
+        watch: bool = False,
+        every: int = 500,
+        keep: int = 3,
     ) -> None:
         super().__init__()
-        self.wanted = Wanted(skip=skip, steps=steps, page=page, stacks=stacks, device=device)
+        self.wanted = Wanted(
+            skip=skip, steps=steps, page=page, stacks=stacks, device=device, watch=watch, every=every, keep=keep
+        )
         self.other_loggers = loggers_of(log_to)
         self._start_over()
 
@@ -292,11 +403,39 @@ class FewStepsCallback:
         self._start_over()
 
     def _start_over(self) -> None:
-        self.few_steps = FewSteps(self.wanted, self._publish)
+        self.few_steps: FewSteps | WholeRun
+        if self.wanted.watch:
+            self.few_steps = WholeRun(self.wanted, self._log, self._keep)
+        else:
+            self.few_steps = FewSteps(self.wanted, self._publish)
         self.trainer: Any = None
 
     def _publish(self, recorded: Recorded) -> None:
-        """Give the host's loggers what the steps came to."""
+        """Give the loggers what the steps came to."""
+        self._log(recorded.rows)
+        if recorded.page is not None:
+            self._keep(recorded.page)
+
+    def _log(self, rows: Sequence[LoggedRow]) -> None:
+        """Give all loggers these rows."""
+        for logger in self.other_loggers:
+            with going_on():
+                logger.log(rows)
+        self._log_to_host(rows)
+
+    def _keep(self, page: Path) -> None:
+        """Store the page with the run, where the loggers take files."""
+        for logger in self.other_loggers:
+            with going_on():
+                logger.keep(page)
+        self._keep_with_host(page)
+
+    def _log_to_host(self, rows: Sequence[LoggedRow]) -> None:
+        """Give the host's loggers these rows."""
+        raise NotImplementedError
+
+    def _keep_with_host(self, page: Path) -> None:
+        """Store the page with the host's loggers."""
         raise NotImplementedError
 
 
@@ -310,6 +449,9 @@ def log_to(
     page: bool = True,
     stacks: bool = True,
     device: str = "auto",
+    watch: bool = False,
+    every: int = 500,
+    keep: int = 3,
 ) -> Iterator[None]:
     """Record a few steps of the training loop in the ``with`` block, and log what they came to when it ends.
 
@@ -325,12 +467,17 @@ def log_to(
         page: whether to write the page.
         stacks: record the Python stack of every op of the forward pass.
         device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one.
+        watch: keep the whole loop instead, as :func:`ampmem.watch` does it, in ``memory-watch.ampmem``, and log each
+            step's peak, what is allocated and reserved at its end, and the process's memory.
+        every, keep: those of :func:`ampmem.watch`.
 
     Raises:
-        UsageError: on entering, when a writer is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: on entering, when a writer is not a logger, or an argument makes no sense.
     """
     loggers = [logger_of(writer) for writer in writers]
-    wanted = Wanted(skip=skip, steps=steps, page=page, stacks=stacks, device=device)
+    wanted = Wanted(
+        skip=skip, steps=steps, page=page, stacks=stacks, device=device, watch=watch, every=every, keep=keep
+    )
     with few_steps_of_loop(wanted, Path(folder), first_step, loggers):
         yield
 
@@ -338,6 +485,10 @@ def log_to(
 @contextmanager
 def few_steps_of_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Sequence[Logger]) -> Iterator[None]:
     """Record the loop in the block, whose steps ampmem finds; they are counted from ``first_step``."""
+    if wanted.watch:
+        with _watched_loop(wanted, folder, first_step, loggers):
+            yield
+        return
     recorder: Profile | None = None
     with going_on():
         recorder = begin(wanted, folder, first_step, counted=True)
@@ -347,6 +498,29 @@ def few_steps_of_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Se
         _end(recorder, error, wanted, loggers)
         raise
     _end(recorder, None, wanted, loggers)
+
+
+@contextmanager
+def _watched_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Sequence[Logger]) -> Iterator[None]:
+    def log(rows: Sequence[LoggedRow]) -> None:
+        for logger in loggers:
+            with going_on():
+                logger.log(rows)
+
+    def keep(page: Path) -> None:
+        for logger in loggers:
+            with going_on():
+                logger.keep(page)
+
+    run = WholeRun(wanted, log, keep)
+    run.training_begins(folder, 0)
+    run.step_begins(0, first_step)
+    try:
+        yield
+    except BaseException as error:
+        run.training_ends(error)
+        raise
+    run.training_ends()
 
 
 def _end(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ampmem.errors import UsageError
-from ampmem.integrations.loggers import keep_in_wandb
-from ampmem.integrations.training import FewStepsCallback, Recorded, going_on, tell
+from ampmem.integrations.loggers import LoggedRow, keep_in_wandb
+from ampmem.integrations.training import FewStepsCallback, going_on
 from ampmem.patching import Undo, patch
 
 try:
@@ -28,7 +28,7 @@ class AmpmemCallback(FewStepsCallback, TrainerCallback):  # type: ignore[misc]
     The recording and the page go to ``output_dir``. ``skip`` steps pass first, then ``steps`` are recorded;
     ``log_to`` are loggers beside the Trainer's own, as for :func:`ampmem.log_to`.
 
-    ``page``, ``stacks`` and ``device`` are those of :func:`ampmem.log_to`.
+    ``page``, ``stacks``, ``device``, ``watch``, ``every`` and ``keep`` are those of :func:`ampmem.log_to`.
 
     Raises:
         UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
@@ -62,20 +62,21 @@ class AmpmemCallback(FewStepsCallback, TrainerCallback):  # type: ignore[misc]
         self.few_steps.training_ends(error)
         self.trainer = self._said = None
 
-    def _publish(self, recorded: Recorded) -> None:
-        tell(self.other_loggers, recorded)
+    def _log_to_host(self, rows: Sequence[LoggedRow]) -> None:
         if self.trainer is None or self._said is None:
             return
         args, state, control = self._said
         kinds = tuple(get_reporting_integration_callbacks(args.report_to))
         for reporter in self.trainer.callback_handler.callbacks:
             if isinstance(reporter, kinds):
-                for row in recorded.rows:
+                for row in rows:
                     with going_on():
                         now = replace(state, global_step=row.step)
                         reporter.on_log(args, now, control, logs=dict(row.values), model=self.trainer.model)
-        if recorded.page is not None:
-            _keep(args.report_to, recorded.page)
+
+    def _keep_with_host(self, page: Path) -> None:
+        if self._said is not None:
+            _keep(self._said[0].report_to, page)
 
 
 def _keep(report_to: list[str], page: Path) -> None:

@@ -26,7 +26,8 @@ class OnPaper:
         check_none()  # its self-test would be recorded, too
         self._thread = threading.get_ident()
         self._simulation = Simulation(gpu_to_simulate(gpu), assumed=assumed_of(assume))
-        self.source = SimulatedSource(self._simulation.device)
+        self.device = self._simulation.device
+        self.source = SimulatedSource(self.device)
 
     def tell_doubts(self, *, failed: bool) -> None:
         """Say on standard error what makes the numbers doubtful, as the command line does."""

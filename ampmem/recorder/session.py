@@ -159,6 +159,8 @@ class Session:
         self._hooks = Hooks(*known, hold_tensors=held)
         self.forked_child = partial(children.forked, self)
         self._unskim: Undo | None = None
+        self._look: Callable[[], object] | None = None
+        """What is called at the end of each module of a script that is not recorded."""
         self._recording_hooks: list[Callable[[], Undo]] = [
             self._source.install,
             self._hooks.modules.install,
@@ -220,7 +222,7 @@ class Session:
         """From now on follow the forwards of a script that is not recorded, if nobody does yet."""
         to_come = self.options.timed or self.outcome.steps < self.options.skip
         if self._unskim is None and to_come:
-            self._unskim = skimming.install(self, self._hooks.modules.before)
+            self._unskim = skimming.install(self, self._hooks.modules.before, self._look)
             self._undo.callback(self._unskim)
 
     def close(self, failure: BaseException | None = None) -> None:

@@ -18,6 +18,7 @@ from ampmem.analysis.summary import summary_schema
 from ampmem.reporters.html.fit_page import FitView
 from ampmem.reporters.html.page import PageView
 from ampmem.reporters.html.run import RunWords
+from ampmem.reporters.html.watched_page import WatchedView
 
 FILE = Path(__file__).resolve().parents[2] / "ampmem" / "reporters" / "html" / "js" / "common" / "page.d.ts"
 HEAD = (
@@ -29,11 +30,11 @@ SCHEMA_WORDS = {"boolean": "boolean", "integer": "number", "number": "number", "
 
 
 def page_types() -> str:
-    """The declarations of all that :class:`PageView`, :class:`RunWords` and :class:`FitView` hold."""
+    """The declarations of all that the views of the pages, and :class:`RunWords`, hold."""
     schema: dict[str, Any] = summary_schema()
     described = {"Summary": schema, **schema["$defs"]}
     declared = {name: _interface(name, _members(of)) for name, of in described.items()}
-    for view in (PageView, RunWords, FitView):
+    for view in (PageView, RunWords, FitView, WatchedView):
         _declare(view, declared)
     return "\n".join((HEAD, *declared.values()))
 

@@ -30,8 +30,15 @@ class Skimmer(Protocol):
         """It has returned."""
 
 
-def install(skimmer: Skimmer, begun: Callable[[nn.Module, tuple[Any, ...]], None]) -> Undo:
-    """Register the hooks; returns what removes them. ``begun`` gets the module with which the recording begins."""
+def install(
+    skimmer: Skimmer,
+    begun: Callable[[nn.Module, tuple[Any, ...]], None],
+    look: Callable[[], object] | None = None,
+) -> Undo:
+    """Register the hooks; returns what removes them. ``begun`` gets the module with which the recording begins.
+
+    ``look`` is called at the end of each module that runs.
+    """
     running: list[int] = []
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -49,6 +56,8 @@ def install(skimmer: Skimmer, begun: Callable[[nn.Module, tuple[Any, ...]], None
             return
         while running and running.pop() != id(module):
             pass
+        if look is not None:
+            look()
         if not running:
             skimmer.skimmed_over()
 

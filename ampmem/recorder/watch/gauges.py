@@ -67,7 +67,10 @@ class Gauge(Protocol):
         """Begin; ``short`` is told of each request that could not be served. Returns what undoes it."""
 
     def peak(self) -> int:
-        """The most that was allocated since this was asked last."""
+        """The most that was allocated since :meth:`reset` was called last."""
+
+    def reset(self) -> None:
+        """A step has ended: its peak is over."""
 
     def now(self) -> Reading:
         """What there is now."""
@@ -110,12 +113,12 @@ class CpuGauge:
         return undo
 
     def peak(self) -> int:
-        most, self._most = max(self._most, self._now()), 0
-        return most
-
-    def look(self) -> None:
         """One more instant."""
         self._most = max(self._most, self._now())
+        return self._most
+
+    def reset(self) -> None:
+        self._most = 0
 
     def now(self) -> Reading:
         return Reading(self._now())
@@ -187,9 +190,11 @@ class SimulatedGauge:
         return self.pause
 
     def peak(self) -> int:
+        return self._device.allocator.counters.window_peak
+
+    def reset(self) -> None:
         counters = self._device.allocator.counters
-        most, counters.window_peak = counters.window_peak, counters.allocated
-        return most
+        counters.window_peak = counters.allocated
 
     def now(self) -> Reading:
         counters = self._device.allocator.counters
@@ -226,8 +231,9 @@ class CudaGauge:
 
     sampled = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, stacks: bool) -> None:
         self._api = TorchCuda()
+        self._stacks = stacks
         self._device: int | None = None
         self._on = self._wanted = self._ring = False
         self._short: Callable[[Shortage], None] = lambda _: None
@@ -274,13 +280,17 @@ class CudaGauge:
     def resume(self) -> None:
         if self._on and self._wanted and not self._api.history_is_on():  # else the script has one of its own
             self._ring, self._lines = True, {}
-            self._api.history(on=True, entries=RING, stacks=True)
+            self._api.history(on=True, entries=RING, stacks=self._stacks)
             self._api.observe_oom(self._observe)
 
     def peak(self) -> int:
         device = self._chosen()
+        return 0 if device is None else int(self._stats(device)["allocated_bytes"]["all"]["peak"])
+
+    def reset(self) -> None:
+        device = self._chosen()
         if device is None:
-            return 0
+            return
         stats = self._stats(device)
         kept = self._peaks.setdefault(device, {})
         for name, pools in stats.items():
@@ -289,7 +299,6 @@ class CudaGauge:
                     if isinstance(numbers, dict) and numbers["peak"] > kept.get((name, pool), 0):
                         kept[name, pool] = numbers["peak"]
         self._reset(device)
-        return int(stats["allocated_bytes"]["all"]["peak"])
 
     def now(self) -> Reading:
         device = self._chosen()

@@ -12,12 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampmem.events import Phase
-from ampmem.patching import added, hook
+from ampmem.patching import hook
+from ampmem.recorder.models.live import live_at_start
 from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.cuda.late import LateNumber
-from ampmem.recorder.torch_private.general import in_backward, on_module_after, tree_leaves
+from ampmem.recorder.torch_private.general import in_backward, tree_leaves
 from ampmem.recorder.torch_private.optimizers import on_step_before
 
 _SHAPES = 3
@@ -44,7 +45,7 @@ class LightSession(Session):
     """
 
     def __init__(
-        self, options: Options, passing: Passing, *, source: Source | None, look: Callable[[], None] | None
+        self, options: Options, passing: Passing, *, source: Source | None, look: Callable[[], object] | None
     ) -> None:
         super().__init__(replace(options, timed=True, skip=0, steps=None), source=source)
         self._passing = passing
@@ -52,19 +53,11 @@ class LightSession(Session):
 
     def _install(self) -> None:
         super()._install()
+        if self.options.baseline:
+            for optimizer in live_at_start(tensors=False)[0]:
+                self.add_optimizer(optimizer)
         self.skim()
         self._undo.callback(hook(on_step_before, self._update_begins))
-        if self._look is not None:
-            handle = on_module_after(self._module_ended, always_call=True)
-            self._undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", handle.remove))
-
-    def on_thread(self) -> bool:
-        """As of a session; no in a child that was forked, which a full recording keeps this from being told of."""
-        return super().on_thread() and not self.forked()
-
-    def _module_ended(self, *_: object) -> None:
-        if self._look is not None and not torch.compiler.is_compiling() and self.on_thread():
-            self._look()
 
     def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not in_backward():  # else it is computed again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import shutil
@@ -17,7 +18,7 @@ from time import time_ns
 import torch
 from torch import nn
 
-from ampmem.errors import AmpmemError
+from ampmem.errors import AmpmemError, UsageError
 from ampmem.events import Phase, PlaceRecord
 from ampmem.failure import FailureRecord, failure_of
 from ampmem.growth import LEAST_STEPS, growth_of
@@ -45,6 +46,8 @@ _HIGHER = 1.05
 """A peak is new where it is higher than all that were recorded in full by this much."""
 _SERIES = 2048
 """So many steps are remembered to see whether the run grows; with more, every other one is forgotten."""
+_PASSING = (Phase.BETWEEN, Phase.SETUP)
+"""What comes up in these is seen when the next phase ends: asking costs more than it says."""
 _LINES = 12
 """So many lines of the script are named of what was held when memory ran out."""
 
@@ -155,6 +158,18 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
+_watching: list[Watcher] = []
+"""The one that watches, if there is one."""
+
+
+def _forget_in_child() -> None:
+    for watcher in _watching:
+        watcher.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 class Watcher:
     """Watches from :meth:`start` to :meth:`close`, and stands where a session stands for who runs a script.
 
@@ -174,12 +189,14 @@ class Watcher:
         on_step: Callable[[Seen], None] | None = None,
     ) -> None:
         check_none()
+        if _watching:
+            raise UsageError("ampmem.watch() is active already and cannot be nested; leave the outer one first")
         self.options = options
         self._simulated = simulated
         self._every, self._keep = every, keep
         self._say, self._on_step = say, on_step
         self._gauge: Gauge = _gauge_of(options, simulated)
-        look = self._gauge.look if isinstance(self._gauge, CpuGauge) else None
+        look = self._gauge.peak if self._gauge.sampled else None
         self._light = LightSession(options, self, source=self._source(), look=look)
         self._file: WatchedFile | None = None
         self._full: Session | None = None
@@ -222,6 +239,8 @@ class Watcher:
             if self._file is not None:
                 self.options.path.unlink(missing_ok=True)
             raise
+        _watching.append(self)
+        self._undo.callback(_watching.remove, self)
         self._ended_ns = time_ns()
         self._begin_full(Why.START)
 
@@ -242,18 +261,37 @@ class Watcher:
         if self._full is not None:
             self._full.failed(failure)
 
+    def forget(self) -> None:
+        """This process is a child that was just forked."""
+        with suppress(Exception):  # a full recording has forgotten itself
+            self._light.forget()
+
     def forked(self) -> bool:
         """Whether this process is a child that was forked: the run is its parent's."""
         return self._light.forked()
+
+    def manual_step(self) -> None:
+        """The user says that a step ends here; from now on only that counts."""
+        if self._folder == "":
+            raise UsageError("watch.step() was called after the with block; call it inside, at the end of an iteration")
+        full = self._full
+        self._light.manual_step()
+        if full is not None and active() is full:
+            full.manual_step()
 
     # What comes by.
 
     def entered(self, phase: Phase) -> None:
         """The script is in another phase."""
-        peak = self._gauge.peak()
-        if peak >= self._peak:
-            self._peak, self._peak_phase, self._fed = peak, self._phase, self._batch
+        if self._phase not in _PASSING or self._gauge.sampled:
+            self._note_peak()
         self._phase = phase
+
+    def _note_peak(self) -> None:
+        """The peak of the step rises in the phase that ends here, if it has risen since this was asked last."""
+        peak = self._gauge.peak()
+        if peak > self._peak:
+            self._peak, self._peak_phase, self._fed = peak, self._phase, self._batch
 
     def fed(self, module: nn.Module, batch: str) -> None:
         """An outermost ``module`` is fed what ``batch`` says."""
@@ -263,7 +301,7 @@ class Watcher:
 
     def step_ended(self, number: int) -> None:
         """A step has ended: its row is written before anything else may begin."""
-        self.entered(self._phase)
+        self._note_peak()
         now, host = self._gauge.now(), _resident()
         ended_ns = time_ns()
         row = Row(
@@ -280,6 +318,7 @@ class Watcher:
             full=self._full is not None,
         )
         self._peak = 0
+        self._gauge.reset()
         self._write(lambda file: file.row(row))
         self.rows += 1
         self._series.add(number, row.alive)
@@ -474,7 +513,7 @@ class Watcher:
 def _gauge_of(options: Options, simulated: SimulatedDevice | None) -> Gauge:
     if simulated is not None:
         return SimulatedGauge(simulated)
-    return CudaGauge() if records_cuda(options) else CpuGauge()
+    return CudaGauge(stacks=options.stacks) if records_cuda(options) else CpuGauge()
 
 
 def _kind_of(options: Options, simulated: SimulatedDevice | None) -> str:

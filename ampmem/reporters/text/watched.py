@@ -69,7 +69,8 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
     batch = f", batch {highest.batch}" if highest.batch else ""
     of = f" of {format_bytes(found.run.limit)}" if found.run.limit else ""
     where = PHASES.get(highest.phase, highest.phase)
-    yield f"highest peak {format_peak(highest.peak)}{of}, in step {highest.step}, {where}{batch}"
+    whole = " of a step that ended:" if found.shortage is not None else ""
+    yield f"highest peak{whole} {format_peak(highest.peak)}{of}, in step {highest.step}, {where}{batch}"
     reserved = f", {format_bytes(last.reserved)} reserved" if last.reserved else ""
     retries = f", {last.retries} times the cache was freed to go on" if last.retries else ""
     split = f", {format_bytes(last.split)} free between blocks in use" if last.split else ""
@@ -140,12 +141,19 @@ def shortage_lines(found: Shortage) -> Iterator[str]:
         yield f"usual peak of the steps before: {format_peak(found.usual_peak)}"
 
 
+HELD_COLUMNS = ("held", "bytes", "blocks", "last full recording")
+
+
 def _held(found: Shortage, layout: Layout) -> str:
     columns = [words("held", least=20), number("bytes"), number("blocks"), number("last full\nrecording")]
+    return table(columns, held_rows(found), layout, strong={"total"})
+
+
+def held_rows(found: Shortage) -> list[list[str]]:
+    """What was held when memory ran out, and the total."""
     rows = [_row(each) for each in found.held]
     total = sum(each.then for each in found.held)
-    rows.append(["total", format_bytes(total), format_count(sum(each.count for each in found.held)), ABSENT])
-    return table(columns, rows, layout, strong={"total"})
+    return [*rows, ["total", format_bytes(total), format_count(sum(each.count for each in found.held)), ABSENT]]
 
 
 def _row(each: Compared) -> list[str]:
@@ -154,6 +162,7 @@ def _row(each: Compared) -> list[str]:
 
 
 _LARGEST = 3
+FULL_COLUMNS = ("number", "why", "steps", "peak", "most of it")
 
 
 def _full(found: WatchedSummary, layout: Layout) -> str:
@@ -205,3 +214,59 @@ def _rose_first(found: Sequence[WatchedSummary]) -> str | None:
         return None
     step, _, first = min(known, key=lambda each: each[:2])
     return f"the highest peak came first on rank {first.run.rank}, in step {step} ({first.file})"
+
+
+_BAR = 40
+
+
+def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
+    """What runs do now: a bar for each against the device's memory, and the categories of the last full recording."""
+    texts = []
+    most = max((_room(each) for each in found), default=1)
+    for each in found:
+        last = each.last
+        name = f"rank {each.run.rank}" if each.run.world_size > 1 else each.file
+        if last is None:
+            texts.append(f"{layout.strong(name)}  no step has ended")
+            continue
+        speed = "" if each.steps_per_second is None else f", {each.steps_per_second:.3g} steps/s"
+        limit = f" of {format_bytes(each.run.limit)}" if each.run.limit else ""
+        lines = [
+            f"{layout.strong(name)}  step {last.step}{speed}, {_state(each)}",
+            f"  peak      {_bar(last.peak, most)} {format_bytes(last.peak)}{limit}",
+            f"  allocated {_bar(last.alive, most)} {format_bytes(last.alive)}",
+        ]
+        if last.reserved:
+            lines.append(f"  reserved  {_bar(last.reserved, most)} {format_bytes(last.reserved)}")
+        if len(found) == 1:
+            lines += _live_details(each, most)
+        lines += [layout.advice(f"  {line}") for line in _warnings(each)]
+        texts.append("\n".join(lines))
+    return "\n".join(texts)
+
+
+def _live_details(found: WatchedSummary, most: int) -> Iterator[str]:
+    if found.full and found.full[-1].categories:
+        part = found.full[-1]
+        yield f"  in full, steps {part.first} to {part.last}:"
+        for name, size in sorted(part.categories.items(), key=lambda each: -each[1])[:6]:
+            yield f"    {name.replace('_', ' '):16} {_bar(size, most)} {format_bytes(size)}"
+
+
+def _warnings(found: WatchedSummary) -> Iterator[str]:
+    if found.growth is not None:
+        yield growth_line(found)
+    if found.last is not None and found.last.retries:
+        yield f"the allocator freed its cache {found.last.retries} times to go on"
+    yield from _end(found)
+    yield from found.notes
+
+
+def _room(found: WatchedSummary) -> int:
+    rows = [0 if row is None else max(row.peak, row.reserved) for row in (found.highest, found.last)]
+    return max(*rows, found.run.limit or 0, 1)
+
+
+def _bar(size: int, most: int) -> str:
+    filled = min(round(_BAR * size / most), _BAR)
+    return "#" * filled + "." * (_BAR - filled)

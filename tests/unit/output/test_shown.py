@@ -139,7 +139,7 @@ def test_what_a_kernel_was_started_with_is_no_script(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "argv", ["/x/ipykernel_launcher.py", "-f", "/x/kernel.json"])
     from ampmem import block
 
-    assert block._command_line() == ["a notebook"]
+    assert block.command_line() == ["a notebook"]
 
 
 def test_a_difference_and_a_check_are_tables_too() -> None:

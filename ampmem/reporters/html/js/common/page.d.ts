@@ -692,3 +692,49 @@ export interface CrossingView {
   costs_at: number;
   saves_at: number;
 }
+
+export interface WatchedView {
+  ampmem: string;
+  config: Record<string, boolean | string>;
+  title: string;
+  lines: Array<string>;
+  curves: Array<WatchedLine>;
+  bands: Array<BandView>;
+  categories: Array<CategoryView>;
+  limit: number | null;
+  limit_text: string;
+  failed: number | null;
+  shortage: Array<string>;
+  held_columns: Array<string>;
+  held: Array<Array<string>>;
+  full_columns: Array<string>;
+  full: Array<FullView>;
+  commands: Array<string>;
+  notes: Array<string>;
+}
+
+export interface WatchedLine {
+  name: string;
+  steps: Array<number>;
+  bytes: Array<number>;
+  texts: Array<string>;
+}
+
+export interface BandView {
+  first: number;
+  last: number;
+  parts: Array<BandPart>;
+}
+
+export interface BandPart {
+  category: string;
+  light: string;
+  dark: string;
+  low: number;
+  high: number;
+}
+
+export interface FullView {
+  cells: Array<string>;
+  page: string | null;
+}

@@ -1,0 +1,74 @@
+"""``ampmem top``: show what watched runs do now, for as long as they go on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import sleep
+
+import click
+
+from ampmem.analysis.watched import FullPart, WatchedSummary, watched_run
+from ampmem.errors import RecordingError
+from ampmem.recording.watched import read_watched
+from ampmem.reporters.text.layout import layout_for
+from ampmem.reporters.text.watched import render_live
+
+_HOME = "\x1b[H\x1b[J"
+"""To the upper left of the screen, and the rest of it empty."""
+
+
+@click.command("top", short_help="Show what a watched run does now.")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS", help="How often."
+)
+@click.option("--once", is_flag=True, help="Show it once, and end.")
+def top(files: tuple[Path, ...], interval: float, once: bool) -> None:
+    """Show what watched runs do now: bars against the device's memory, the last full recording's categories, warnings.
+
+    Several files are shown one below the other, such as the ranks of a job. It ends when all runs have ended, or with
+    Ctrl-C. Where standard output is no terminal, each look is printed below the one before.
+    """
+    screen = sys.stdout.isatty()
+    looks = [_Look(path) for path in files]
+    try:
+        follow(looks, lambda text: click.echo(f"{_HOME}{text}" if screen else text), interval=interval, once=once)
+    except KeyboardInterrupt:
+        return
+
+
+class _Look:
+    """One file, and what was concluded of its full recordings."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[int, FullPart] = {}
+
+    def now(self) -> WatchedSummary:
+        """The run by now."""
+        return watched_run(read_watched(self._path), known=self._known)
+
+
+def follow(
+    looks: Sequence[_Look],
+    show: Callable[[str], None],
+    *,
+    interval: float,
+    once: bool = False,
+    wait: Callable[[float], None] = sleep,
+) -> None:
+    """Show the runs every ``interval`` seconds until all have ended."""
+    while True:
+        try:
+            found = [look.now() for look in looks]
+        except RecordingError:
+            if once:
+                raise
+            wait(interval)  # it has just begun
+            continue
+        show(render_live(found, layout_for(sys.stdout)))
+        if once or not any(each.running for each in found):
+            return
+        wait(interval)

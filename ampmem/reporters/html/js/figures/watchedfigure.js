@@ -1,0 +1,131 @@
+/** A watched run as a plotly figure: lines over its steps, bands of categories. Pure: everything it needs comes in. */
+import { plotlyText } from "../common/format.js";
+import { INKS } from "../common/theme.js";
+import { byteTicks } from "./ticks.js";
+/** @import { BandView, WatchedLine, WatchedView } from "../common/page.js" */
+/** @import { Theme } from "../common/theme.js" */
+/** @import { Figure } from "./figures.js" */
+
+const MARGIN = 0.03;
+/** From far above all that is drawn, the line of the device's memory would press the lines flat. */
+const BEYOND = 2;
+/** A band is at least this part of the picture wide: three of 20,000 steps are no pixel. */
+const NARROWEST = 0.006;
+const LOOKS = [
+  { width: 2, dash: "solid" },
+  { width: 1.5, dash: "solid" },
+  { width: 1.5, dash: "dot" },
+];
+
+/** @param {WatchedView} data */
+function highest(data) {
+  const lines = data.curves.flatMap((curve) => curve.bytes);
+  const bands = data.bands.flatMap((band) => band.parts.map((part) => part.high));
+  return [...lines, ...bands].reduce((most, size) => Math.max(most, size), 1);
+}
+
+/**
+ * Whether the line of the device's memory is in the picture.
+ * @param {WatchedView} data
+ * @returns {data is WatchedView & {limit: number}}
+ */
+export function limitShown(data) {
+  return data.limit !== null && data.limit <= BEYOND * highest(data);
+}
+
+/**
+ * @param {WatchedLine} curve
+ * @param {number} i
+ * @param {Theme} theme
+ */
+function lineOf(curve, i, theme) {
+  const ink = INKS[theme];
+  return {
+    type: "scatter",
+    mode: "lines",
+    name: plotlyText(curve.name),
+    x: curve.steps,
+    y: curve.bytes,
+    line: { color: i === 0 ? ink.ink : ink.quiet, ...LOOKS[i] },
+    text: curve.texts.map((text) => plotlyText(text)),
+    hoverinfo: "text",
+  };
+}
+
+/**
+ * @param {BandView} band
+ * @param {Theme} theme
+ * @param {number} span how many steps are in the picture
+ */
+function bandOf({ first, last, parts }, theme, span) {
+  const middle = (first + last) / 2;
+  const half = Math.max((last - first + 1) / 2, (span * NARROWEST) / 2);
+  return parts.map((part) => ({
+    type: "rect",
+    x0: middle - half,
+    x1: middle + half,
+    y0: part.low,
+    y1: part.high,
+    fillcolor: part[theme],
+    line: { width: 0 },
+    layer: "below",
+  }));
+}
+
+/**
+ * @param {WatchedView} data
+ * @param {Theme} theme
+ * @param {number} width
+ * @param {number} height
+ * @returns {Figure}
+ */
+export function watchedFigure(data, theme, width, height) {
+  const ink = INKS[theme];
+  const steps = data.curves[0].steps;
+  const first = steps[0];
+  const last = Math.max(steps[steps.length - 1], data.failed ?? 0);
+  const span = last - first + 1;
+  const most = (limitShown(data) ? Math.max(highest(data), data.limit) : highest(data)) * (1 + MARGIN);
+  const ticks = byteTicks(most);
+  const axis = { gridcolor: ink.grid, zeroline: false, linecolor: ink.grid, tickfont: { size: 12, color: ink.quiet } };
+  /** @type {object[]} */
+  const shapes = data.bands.flatMap((band) => bandOf(band, theme, span));
+  const annotations = [];
+  const font = { size: 12, color: ink.ink };
+  if (limitShown(data)) {
+    const line = { color: ink.ink, width: 1.5, dash: "dash" };
+    shapes.push({ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.limit, y1: data.limit, line });
+    const text = plotlyText(data.limit_text);
+    annotations.push({ xref: "paper", x: 0, y: data.limit, xanchor: "left", yanchor: "top", showarrow: false, text, font });
+  }
+  if (data.failed !== null) {
+    const line = { color: ink.warn, width: 1.5 };
+    shapes.push({ type: "line", yref: "paper", x0: data.failed, x1: data.failed, y0: 0, y1: 1, line });
+    const text = plotlyText(`failed in step ${data.failed}`);
+    annotations.push({ yref: "paper", x: data.failed, y: 1, xanchor: "right", yanchor: "bottom", showarrow: false, text, font });
+  }
+  return {
+    data: data.curves.map((curve, i) => lineOf(curve, i, theme)),
+    layout: {
+      width,
+      height,
+      margin: { l: 72, r: 16, t: 24, b: 48 },
+      hovermode: "x unified",
+      dragmode: "zoom",
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "inherit", size: 12, color: ink.quiet },
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink.ink } },
+      hoverlabel: { bgcolor: ink.note, bordercolor: ink.quiet, font: { color: ink.ink } },
+      xaxis: {
+        ...axis,
+        range: [first - span * MARGIN, last + span * MARGIN],
+        showspikes: false,
+        title: { text: "step", font: { size: 12 }, standoff: 8 },
+      },
+      yaxis: { ...axis, range: [0, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
+      shapes,
+      annotations,
+    },
+  };
+}

@@ -1,0 +1,79 @@
+/** Puts the page of a watched run together. */
+import { byId, fill, make, named, tableOf } from "./common/dom.js";
+import { MAX_SENTENCE, cleaned } from "./common/format.js";
+import { given } from "./common/given.js";
+import { shownTheme, startTheme } from "./common/theme.js";
+import { loadPlotly } from "./figures/plotly.js";
+import { limitShown, watchedFigure } from "./figures/watchedfigure.js";
+import { drawBeforeLoaded, startPrinting } from "./sections/paper.js";
+/** @import { WatchedView } from "./common/page.js" */
+
+const HEIGHT = 420;
+
+/**
+ * A list, in a section that is hidden where there is nothing to list.
+ * @param {string} section
+ * @param {string} id
+ * @param {Array<string|Node>} items
+ */
+function listed(section, id, items) {
+  byId(section).hidden = items.length === 0;
+  fill(byId(id), ...items.map((item) => make("li", {}, item)));
+}
+
+/** @param {WatchedView} data */
+function showFull(data) {
+  byId("full").hidden = data.full.length === 0;
+  const columns = data.full_columns.map((head, i) => ({ head, number: i === 0 || i === 3 }));
+  const rows = data.full.map(({ cells: [number, ...rest], page }) => [
+    page === null ? number : make("a", { href: encodeURIComponent(page) }, `page of ${number}`),
+    ...rest,
+  ]);
+  fill(byId("full-table"), tableOf({ columns, rows }));
+  const there = new Set(data.bands.flatMap((band) => band.parts.map((part) => part.category)));
+  const shown = data.categories.filter((category) => there.has(category.key));
+  fill(byId("legend"), ...shown.flatMap((category) => [named(category), " "]));
+}
+
+/** @param {WatchedView} data */
+function showTexts(data) {
+  byId("title").textContent = data.title;
+  fill(byId("lines"), ...data.lines.map((line) => make("li", {}, line)));
+  listed("shortage", "shortage-lines", data.shortage);
+  const columns = data.held_columns.map((head, i) => ({ head, number: i > 0 }));
+  if (data.held.length > 0) fill(byId("held"), tableOf({ columns, rows: data.held, foot: true }));
+  const above = data.limit !== null && !limitShown(data);
+  byId("limit").textContent = above ? `${data.limit_text} are above the picture.` : "";
+  showFull(data);
+  const commands = data.commands.map((command) => make("code", {}, command));
+  listed("next", "commands", commands);
+  listed("notes", "remarks", data.notes);
+  byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
+}
+
+async function start() {
+  const data = /** @type {WatchedView} */ (cleaned(JSON.parse(given(byId("page-data").textContent)), MAX_SENTENCE));
+  showTexts(data);
+  const chart = byId("chart");
+  const empty = data.curves.every((curve) => curve.steps.length === 0);
+  byId("run").hidden = empty;
+  const plotly = await loadPlotly();
+  const draw = (theme = shownTheme(), width = chart.clientWidth) => {
+    if (empty) return null;
+    const { data: traces, layout } = watchedFigure(data, theme, width, HEIGHT);
+    return plotly.react(chart, traces, layout, { ...data.config, responsive: false, displayModeBar: false });
+  };
+  await draw();
+  startTheme(() => draw());
+  window.addEventListener("resize", () => draw());
+  startPrinting(({ theme, width } = {}) => draw(theme, width));
+  document.documentElement.dataset.drawn = "";
+}
+
+await drawBeforeLoaded(() =>
+  start().catch((error) => {
+    byId("trouble").hidden = false;
+    byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
+    throw error;
+  }),
+);

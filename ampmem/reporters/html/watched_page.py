@@ -1,0 +1,189 @@
+"""The page of a watched run: the whole run as a line, its end, and each full recording's own page a click away."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampmem.analysis.watched import FullPart, WatchedSummary, full_recording, watched_run
+from ampmem.output import check_output, open_output
+from ampmem.recording.watched import Row, read_watched
+from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
+from ampmem.reporters.html.palette import FILLS, CategoryView, category_views
+from ampmem.reporters.text.watched import (
+    FULL_COLUMNS,
+    HELD_COLUMNS,
+    PHASES,
+    full_row,
+    heading,
+    held_rows,
+    shortage_lines,
+    summary_lines,
+)
+from ampmem.units import format_bytes
+from ampmem.version import __version__
+
+_POINTS = 1500
+"""So many buckets of steps are drawn, each with its highest peak and the least that was allocated after a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedLine:
+    """A line over the steps; sizes in bytes."""
+
+    name: str
+    steps: tuple[int, ...]
+    bytes: tuple[int, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandPart:
+    """One category in a full recording's band, from ``low`` to ``high`` bytes."""
+
+    category: str
+    light: str
+    dark: str
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandView:
+    """A full recording: where it is in the run, and the categories at its peak."""
+
+    first: int
+    last: int
+    parts: tuple[BandPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullView:
+    """A full recording in the table; ``page`` is its own page, beside this one."""
+
+    cells: tuple[str, ...]
+    page: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchedView:
+    """All that the page is drawn from; ``failed`` is the step in which the run failed."""
+
+    ampmem: str
+    config: dict[str, bool | str]
+    title: str
+    lines: tuple[str, ...]
+    curves: tuple[WatchedLine, ...]
+    bands: tuple[BandView, ...]
+    categories: tuple[CategoryView, ...]
+    limit: int | None
+    limit_text: str
+    failed: int | None
+    shortage: tuple[str, ...]
+    held_columns: tuple[str, ...]
+    held: tuple[tuple[str, ...], ...]
+    full_columns: tuple[str, ...]
+    full: tuple[FullView, ...]
+    commands: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def write_watched(file: Path, output: Path, *, force: bool = False) -> list[Path]:
+    """Write the page of the run at ``file``, and beside it the pages of its full recordings, which are replaced.
+
+    Returns all of them, that of the run first. Raises what reading ``file`` raises, and
+    :class:`~ampmem.errors.UsageError` when ``output`` cannot be written.
+    """
+    from ampmem.reporters.html.write import write
+
+    check_output(output, force=force, source=file)
+    run = read_watched(file)
+    found = watched_run(run)
+    pages: dict[int, Path] = {}
+    with tempfile.TemporaryDirectory(prefix="ampmem-") as folder:
+        for part in found.full:
+            if part.peak is not None:
+                pages[part.number] = output.with_name(f"{output.stem}.full-{part.number}.html")
+                recording = Path(folder) / f"{file.stem}-{part.first}.ampmem"
+                full_recording(run, part.number, recording)
+                write([recording], pages[part.number], force=True)
+    view = watched_view(found, run.rows, {number: page.name for number, page in pages.items()})
+    with open_output(output, force=force) as stream:
+        stream.write(self_contained("watched.html", "watched.js", view, title=view.title))
+    return [output, *pages.values()]
+
+
+def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, str]) -> WatchedView:
+    """What the page shows of the run; ``pages`` are those of full recordings, by number."""
+    shown = drawn(rows, _POINTS)
+    short = found.shortage
+    return WatchedView(
+        ampmem=__version__,
+        config=PLOTLY_CONFIG,
+        title=heading(found),
+        lines=tuple(summary_lines(found)),
+        curves=_curves(shown),
+        bands=tuple(map(_band, found.full)),
+        categories=category_views(),
+        limit=found.run.limit,
+        limit_text="" if found.run.limit is None else f"the device's {format_bytes(found.run.limit)}",
+        failed=None if found.ending is None or found.ending.failure is None else found.ending.step,
+        shortage=() if short is None else tuple(shortage_lines(short)),
+        held_columns=HELD_COLUMNS,
+        held=() if short is None else tuple(map(tuple, held_rows(short))),
+        full_columns=FULL_COLUMNS,
+        full=tuple(
+            FullView(cells=tuple(full_row(part, found.run.every)), page=pages.get(part.number)) for part in found.full
+        ),
+        commands=found.commands,
+        notes=found.notes,
+    )
+
+
+def drawn(rows: Sequence[Row], most: int) -> list[Row]:
+    """At most twice ``most`` of ``rows``: of each of so many parts the highest peak, and the least allocated after."""
+    if len(rows) <= 2 * most:
+        return list(rows)
+    kept: dict[int, Row] = {}
+    for part in range(most):
+        numbers = range(len(rows) * part // most, len(rows) * (part + 1) // most)
+        for number in (max(numbers, key=lambda i: rows[i].peak), min(numbers, key=lambda i: rows[i].alive)):
+            kept[number] = rows[number]
+    return [kept[number] for number in sorted(kept)]
+
+
+def _curves(rows: Sequence[Row]) -> tuple[WatchedLine, ...]:
+    def line(name: str, size: Callable[[Row], int], text: Callable[[Row], str]) -> WatchedLine:
+        return WatchedLine(
+            name=name,
+            steps=tuple(row.step for row in rows),
+            bytes=tuple(map(size, rows)),
+            texts=tuple(map(text, rows)),
+        )
+
+    curves = [
+        line("peak", lambda row: row.peak, _peak_text),
+        line(
+            "allocated after the step", lambda row: row.alive, lambda row: f"{format_bytes(row.alive)} allocated after"
+        ),
+    ]
+    if any(row.reserved for row in rows):
+        curves.append(line("reserved", lambda row: row.reserved, lambda row: f"{format_bytes(row.reserved)} reserved"))
+    return tuple(curves)
+
+
+def _peak_text(row: Row) -> str:
+    batch = f", batch {row.batch}" if row.batch else ""
+    return f"step {row.step}: peak {format_bytes(row.peak)}, {PHASES.get(row.phase, row.phase)}{batch}"
+
+
+def _band(part: FullPart) -> BandView:
+    low, parts = 0, []
+    for category, fill in FILLS.items():
+        size = part.categories.get(category.value, 0)
+        if size:
+            parts.append(BandPart(category=category.value, light=fill.light, dark=fill.dark, low=low, high=low + size))
+            low += size
+    return BandView(first=part.first, last=part.last, parts=tuple(parts))

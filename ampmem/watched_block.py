@@ -1,0 +1,190 @@
+"""The watching of a block of code: :func:`watch`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from ampmem.analysis.watched import WatchedSummary, watched_run
+from ampmem.block import check_count, check_words, command_line, path_of
+from ampmem.errors import UsageError
+from ampmem.failure import failure_of
+from ampmem.output import Terminal, check_output, claim
+from ampmem.recording import SUFFIX, rank_file
+from ampmem.recording.watched import read_watched
+from ampmem.vocabulary import Device
+
+if TYPE_CHECKING:
+    from ampmem.recorder.on_paper import OnPaper
+    from ampmem.recorder.watch.watcher import Seen, Watcher
+
+__all__ = ["Watch", "WatchedSummary", "watch"]
+
+LEAST_EVERY = 10
+
+
+def watch(
+    *,
+    output: str | Path | None = None,
+    every: int = 500,
+    keep: int = 3,
+    stacks: bool = True,
+    force: bool = False,
+    device: str = "auto",
+    gpu: str | None = None,
+    assume: Sequence[str] = (),
+    step_on: str | None = None,
+) -> Watch:
+    """Keep all training steps inside a ``with`` block, a row for each, at a price that nobody notices.
+
+    Args:
+        output: the file to write; by default ``train-watch.ampmem`` for ``train.py``, in the current directory, with a
+            number where that exists.
+        every: record three steps in full after so many steps, at least 10.
+        keep: how many of these full recordings to keep, the last ones.
+        stacks: record the Python stack of every op in the full recordings.
+        force: replace ``output`` when it exists.
+        device, gpu, assume, step_on: as :func:`ampmem.profile` has them.
+
+    Returns:
+        A context manager: ``watch.summary()`` has the result, inside the block and after it, and ``watch.path`` is the
+        file, which can be read at any moment.
+
+    Raises:
+        UsageError: at once, when an argument cannot be meant; on entering, when a recording is active, when ``output``
+            exists or cannot be written, or when ``device`` cannot be watched.
+    """
+    return Watch(
+        output=output,
+        every=every,
+        keep=keep,
+        stacks=stacks,
+        force=force,
+        device=device,
+        gpu=gpu,
+        assume=assume,
+        step_on=step_on,
+    )
+
+
+def check_every(every: object, keep: object) -> None:
+    """Raise :class:`UsageError` for what cannot be meant by these arguments of :func:`watch`."""
+    check_count("every", every, LEAST_EVERY, f"from {LEAST_EVERY} on")
+    check_count("keep", keep, 1, "from 1 on")
+
+
+class Watch:
+    """One watched block; made by :func:`watch`."""
+
+    def __init__(
+        self,
+        *,
+        output: str | Path | None,
+        every: int,
+        keep: int,
+        stacks: bool,
+        force: bool,
+        device: str,
+        gpu: str | None,
+        assume: Sequence[str],
+        step_on: str | None,
+        first_step: int = 0,
+        on_step: Callable[[Seen], None] | None = None,
+        script: str | None = None,
+    ) -> None:
+        """As :func:`watch` has it; ``first_step`` is the number of the first step, and ``on_step`` told of each."""
+        check_every(every, keep)
+        check_words(device, gpu, assume, step_on)
+        self._output = None if output is None else path_of(output, "output")
+        self._every, self._keep = every, keep
+        self._stacks, self._force = stacks, force
+        self._device, self._gpu, self._assume, self._step_on = device, gpu, assume, step_on
+        self._first_step, self._on_step, self._script = first_step, on_step, script
+        self._watcher: Watcher | None = None
+        self._paper: OnPaper | None = None
+        self._undo = ExitStack()
+        self.path = Path()
+        """The file; known once the block is entered."""
+
+    def __enter__(self) -> Self:
+        if self._watcher is not None:
+            raise UsageError("this watch was used already: call ampmem.watch() again for another file")
+        from ampmem.recorder.marker import step_on_of
+        from ampmem.recorder.on_paper import on_paper
+        from ampmem.recorder.options import Options, device_named
+        from ampmem.recorder.ranks.environment import launched
+        from ampmem.recorder.watch.watcher import Watcher
+
+        known = launched()
+        place = None if known is None else known.place
+        script, *arguments = command_line() if self._script is None else [self._script]
+        given = self._output
+        self.path = self._name(script) if given is None else given.absolute()
+        if place is not None and place.world_size > 1:
+            self.path = rank_file(self.path, place.rank, place.world_size)
+        check_output(self.path, force=self._force or given is None, option="output=")
+        options = Options(
+            path=self.path,
+            script=script,
+            arguments=tuple(arguments),
+            first_step=self._first_step,
+            stacks=self._stacks,
+            force=self._force or given is None,
+            device=device_named(self._device),
+            step_on=step_on_of(self._step_on, option="step_on="),
+            place=place,
+        )
+        with ExitStack() as undo:
+            paper = on_paper(options.device, self._gpu, self._assume)
+            if paper is not None:
+                undo.callback(paper.end)
+                options = replace(options, device=Device.SIMULATED)
+            watcher = Watcher(
+                options,
+                every=self._every,
+                keep=self._keep,
+                simulated=None if paper is None else paper.device,
+                say=Terminal(sys.stderr).say,
+                on_step=self._on_step,
+            )
+            watcher.start()
+            self._watcher, self._undo = watcher, undo.pop_all()
+        return self
+
+    @staticmethod
+    def _name(script: str) -> Path:
+        """A file of this script's that is not there yet: it is from now on."""
+        stem = f"{Path(script).stem or 'run'}-watch"
+
+        def named(number: int) -> list[Path]:
+            return [Path(f"{stem}{SUFFIX}" if number == 1 else f"{stem}.{number}{SUFFIX}").absolute()]
+
+        return named(claim(named))[0]
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        watcher = self._running()
+        if error is not None:
+            watcher.failed(failure_of(error))
+        with self._undo:
+            watcher.close(error)
+
+    def step(self) -> None:
+        """End a step here; from the first call on, only these calls end steps. Raises ``UsageError`` outside."""
+        self._running().manual_step()
+
+    def summary(self) -> WatchedSummary:
+        """What there is by now. Raises :class:`UsageError` before the block is entered."""
+        self._running()
+        return watched_run(read_watched(self.path))
+
+    def _running(self) -> Watcher:
+        if self._watcher is None:
+            raise UsageError("this belongs inside the with block: with ampmem.watch() as watch: ...")
+        return self._watcher
