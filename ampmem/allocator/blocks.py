@@ -236,7 +236,7 @@ class Counters:
         "reserved_peak",
         "segments",
         "segments_peak",
-        "window_peak",
+        "window_most",
     )
 
     def __init__(self) -> None:
@@ -247,7 +247,7 @@ class Counters:
     allocations_peak: int
     allocated: int
     allocated_peak: int
-    window_peak: int
+    window_most: int
     """The most that was allocated since whoever looks at a part of the run has set this back."""
     requested: int
     requested_peak: int

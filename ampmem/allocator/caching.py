@@ -482,8 +482,8 @@ class DeviceCachingAllocator(State):
         if counters.allocations > counters.allocations_peak:
             counters.allocations_peak = counters.allocations
         counters.allocated += size
-        if counters.allocated > counters.window_peak:
-            counters.window_peak = counters.allocated
+        if counters.allocated > counters.window_most:
+            counters.window_most = counters.allocated
         if counters.allocated > counters.allocated_peak:
             counters.allocated_peak = counters.allocated
         counters.requested += asked

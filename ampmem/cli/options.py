@@ -155,8 +155,9 @@ class ScriptCommand(click.Command):
                 continue
             with formatter.section(group.title):
                 formatter.write_dl(records, col_max=_COLUMN)
-                example = next(each for each in group.examples if flags.issuperset(re.findall(r"--[a-z-]+", each)))
-                formatter.write_text(f"e.g. {ctx.command_path} {example} {_REST.get(self.name or '', 'train.py')}")
+                known = (each for each in group.examples if flags.issuperset(re.findall(r"--[a-z-]+", each)))
+                rest = _REST.get(self.name or "", "train.py")
+                formatter.write_text(f"e.g. {ctx.command_path} {next(known, '-m package.train')} {rest}")
         listed = frozenset[str]().union(*(group.names for group in _GROUPS))
         with formatter.section("Other"):
             formatter.write_dl([record for name, record in shown if name not in listed], col_max=_COLUMN)

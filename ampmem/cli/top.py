@@ -10,7 +10,6 @@ from time import sleep
 import click
 
 from ampmem.analysis.watched import FullPart, WatchedSummary, watched_run
-from ampmem.errors import RecordingError
 from ampmem.recording.watched import read_watched
 from ampmem.reporters.text.layout import layout_for
 from ampmem.reporters.text.watched import render_live
@@ -61,13 +60,7 @@ def follow(
 ) -> None:
     """Show the runs every ``interval`` seconds until all have ended."""
     while True:
-        try:
-            found = [look.now() for look in looks]
-        except RecordingError:
-            if once:
-                raise
-            wait(interval)  # it has just begun
-            continue
+        found = [look.now() for look in looks]
         show(render_live(found, layout_for(sys.stdout)))
         if once or not any(each.running for each in found):
             return

@@ -44,7 +44,7 @@ from ampmem.vocabulary import Arm
     help="The file to write.  [default: train-watch.ampmem for train.py, in this directory]",
 )
 @click.option("--quiet", is_flag=True, help="Print no tables.")
-@script_options("as_module", "device", "gpu", "assume", "synchronize", "step_on", "stacks", "force")
+@script_options("as_module", "device", "gpu", "assume", "world_size", "rank", "step_on", "stacks", "force")
 def watch(every: int, keep: int, output: Path | None, quiet: bool, options: ScriptOptions) -> None:
     """Run an unmodified training script to its end and keep one row for each step.
 

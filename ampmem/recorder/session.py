@@ -218,6 +218,10 @@ class Session:
         if self.options.step_on is StepOn.FORWARD:
             self.skim()
 
+    def at_end(self, undo: Undo) -> None:
+        """Do ``undo`` when the session ends."""
+        self._undo.callback(undo)
+
     def skim(self) -> None:
         """From now on follow the forwards of a script that is not recorded, if nobody does yet."""
         to_come = self.options.timed or self.outcome.steps < self.options.skip

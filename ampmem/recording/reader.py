@@ -38,10 +38,15 @@ from ampmem.output import being_written
 from ampmem.recording.bounds import DIMENSIONS, INT64, ITEMS, MOST, NAME, STATE, TEXT, check, integers_of
 from ampmem.recording.database import ENDED, MESH, ROWS, SUFFIX, UNCOUNTED, Database, is_written_here, opened
 from ampmem.recording.rank_files import claimed_for
+from ampmem.recording.watched import is_watched, read_watched
 from ampmem.vocabulary import Arm
 
 _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _DATABASE = b"SQLite format 3\0"
+_OF_WATCHED = (
+    "{path} is a watched run, and not one recording: ampmem show {file} shows it, ampmem report makes its page, and "
+    "ampmem show {file} --full N shows one of its full recordings"
+)
 _STEPS = 1_000_000
 """Of SQLite's own: a thousand times what it takes to look into a recording's header."""
 
@@ -65,6 +70,8 @@ def check_recording(path: Path) -> None:
     mistaken = taken_for_recording(path)
     if mistaken is not None:
         raise RecordingError(mistaken)
+    if is_watched(path):
+        raise RecordingError(_OF_WATCHED.format(path=path, file=shlex.quote(str(path))))
     claimed = claimed_for(path) is not None
     if (claimed or path.stat().st_size == 0) and being_written(path):
         raise RecordingError(f"{path} is being written, and nothing is recorded in it yet; try again")
@@ -79,6 +86,8 @@ def check_recording(path: Path) -> None:
 
 def taken_for_script(path: Path) -> str | None:
     """What to do with a recording or a pickle; ``None`` for any other file."""
+    if is_watched(path):
+        return f"{path} is a watched run, and no script; this shows it: ampmem show {shlex.quote(str(path))}"
     if _begins(path) == _DATABASE:
         return f"{path} is a recording, and no script; this shows it: ampmem show {shlex.quote(str(path))}"
     return taken_for_recording(path)
@@ -309,6 +318,8 @@ def read(path: Path) -> Recording:
 def job_of(path: Path) -> str:
     """The job that the recording at ``path`` says it is of; empty where it says none, or is no recording (yet)."""
     try:
+        if is_watched(path):
+            return read_watched(path).header.job
         with opened(path) as database:
             place = _optional(_Place, _header(database).get(MESH))
     except (RecordingError, OSError, sqlite3.Error, KeyError, TypeError, ValueError, OverflowError):

@@ -20,7 +20,8 @@ from typing import Any
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.failure import FailureKind, FailureRecord
-from ampmem.output import half_written, lock_file, lock_output
+from ampmem.output import half_written, lock_file, lock_output, remove_empty
+from ampmem.recording.rank_files import lock_of_claim
 
 MAGIC = b"ampmem watched run 1\n"
 _FRAME = struct.Struct("<cII")
@@ -71,6 +72,8 @@ class WatchedHeader:
     limit: int | None = None
     rank: int = 0
     world_size: int = 1
+    job: str = ""
+    """What tells the ranks of one job from those of another, where there are several."""
     sampled: bool = False
     """Whether the peak is the largest of instants (each module's end, and each change of phase), and so a lower bound;
     else it is the allocator's own."""
@@ -174,17 +177,34 @@ class WatchedFile:
     """
 
     def __init__(self, path: Path, header: WatchedHeader, *, force: bool = False) -> None:
-        self.path = path
+        self.path = path.absolute()  # the script may change the directory
+        name = lock_of_claim(path)
+        if name is None:
+            name = lock_output(path, force=force)
         try:
-            self._descriptor = lock_output(path, force=force)
-            os.ftruncate(self._descriptor, 0)
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            self._size = 0
-            self._write(MAGIC + _frame(Kind.HEADER, _text(asdict(header))))
+            self._replace(MAGIC + _frame(Kind.HEADER, _text(asdict(header))))
         except OSError as error:
+            remove_empty([path])
             raise UsageError(f"cannot write {path}: {error.strerror}") from error
+        finally:
+            os.close(name)
         self._rows = self._numbers = self._dropped = 0
         self._lengths: dict[int, int] = {}
+
+    def _replace(self, data: bytes) -> None:
+        """Make a file of ``data`` beside its name, locked, and rename it: readers have the former or the new one."""
+        new = half_written(self.path)
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            lock_file(descriptor)
+            _write_all(descriptor, data)
+            new.replace(self.path.resolve())
+        except OSError:
+            os.close(descriptor)
+            with suppress(OSError):
+                new.unlink()
+            raise
+        self._descriptor, self._size = descriptor, len(data)
 
     def row(self, row: Row) -> None:
         """A step has ended."""
@@ -236,10 +256,8 @@ class WatchedFile:
         self._write(_frame(kind, payload))
 
     def _write(self, data: bytes) -> None:
-        left = memoryview(data)
         try:
-            while left:  # a full disk may take the first part
-                left = left[os.write(self._descriptor, left) :]
+            _write_all(self._descriptor, data)
         except OSError:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._size)
@@ -248,36 +266,33 @@ class WatchedFile:
         self._size += len(data)
 
     def _rewrite(self) -> None:
-        """Write the file anew, with fewer rows and without what was dropped; readers have the old or the new one."""
+        """Write the file anew, with fewer rows where they are many, and without what was dropped.
+
+        Readers have the old file or the new one.
+        """
         data = _read_all(self.path)
         frames = [(kind, payload) for kind, payload, _ in _frames(data)]
         kept = _without_dropped(frames)
-        thinned = _thinned([payload for kind, payload in kept if kind == Kind.ROW])
-        new = half_written(self.path)
-        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            parts, rows = [MAGIC], iter(thinned)
-            following = next(rows, None)
-            for kind, payload in kept:
-                if kind != Kind.ROW:
-                    parts.append(_frame(kind, payload))
-                elif payload is following:
-                    parts.append(_frame(kind, payload))
-                    following = next(rows, None)
-            whole = b"".join(parts)
-            left = memoryview(whole)
-            while left:
-                left = left[os.write(descriptor, left) :]
-            lock_file(descriptor)
-            new.replace(self.path)
-        except OSError:
-            os.close(descriptor)
-            with suppress(OSError):
-                new.unlink()
-            raise
-        os.close(self._descriptor)
-        self._descriptor, self._size = descriptor, len(whole)
+        rows_there = [payload for kind, payload in kept if kind == Kind.ROW]
+        thinned = _thinned(rows_there) if len(rows_there) >= MOST_ROWS else rows_there
+        parts, rows = [MAGIC], iter(thinned)
+        following = next(rows, None)
+        for kind, payload in kept:
+            if kind != Kind.ROW:
+                parts.append(_frame(kind, payload))
+            elif payload is following:
+                parts.append(_frame(kind, payload))
+                following = next(rows, None)
+        former = self._descriptor
+        self._replace(b"".join(parts))
+        os.close(former)
         self._rows, self._dropped = len(thinned), 0
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:  # a full disk may take the first part
+        left = left[os.write(descriptor, left) :]
 
 
 def is_watched(path: Path) -> bool:

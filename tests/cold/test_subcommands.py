@@ -31,6 +31,7 @@ RUNS: Mapping[str, str] = {
     "compare": "ampmem compare --arms fp32,amp --no-times {options} train.py",
     "check": "ampmem check --budget peak=1GiB {options} train.py",
     "advise": "ampmem advise {options} train.py",
+    "watch": "ampmem watch {options} train.py",
     "fit": "ampmem fit --arms as-is --points 0 --vary --batch-size=4:8 {options} train.py",
 }
 """The subcommands that run a script, beside ``profile``."""
@@ -49,6 +50,8 @@ WITHOUT_MEANING: Mapping[tuple[str, str], str] = {
     ("fit", "two ranks"): "fit simulates one rank (--world-size) and starts no others",
     ("advise", "cpu"): "every run of advise is on a simulated GPU, since it asks what fits on one",
     ("advise", "two ranks"): "advise simulates one rank (--world-size) and starts no others",
+    ("watch", "two ranks"): "watch runs in each process that a launcher starts, and starts none",
+    **{("top", way): "it shows what watch has left, a file of one form in every way" for way in WAYS},
     **{("completion", way): "it prints text for a shell and runs no script" for way in WAYS if way != "cpu"},
 }
 """The combinations that are not tried, and why."""
@@ -62,11 +65,15 @@ LEFT_OUT = OF_THE_DOCUMENTS | set(WITHOUT_MEANING)
 
 
 def test_each_subcommand_is_tried_in_each_way_that_has_a_meaning() -> None:
-    assert {"profile", *RUNS, *READS, "completion"} == set(SUBCOMMANDS)
+    assert {"profile", *RUNS, *READS, "top", "completion"} == set(SUBCOMMANDS)
     assert all(name in SUBCOMMANDS and way in WAYS for name, way in LEFT_OUT)
     assert {way_of(command) for _, command in RECORDED.values()} == set(WAYS)
     assert {way_of(line) for line in BARE if line.startswith("ampmem profile")} == set(WAYS)
-    assert {line.split()[1] for line in BARE if line.startswith("ampmem ")} == {"profile", *RUNS} - {"fit", "advise"}
+    assert {line.split()[1] for line in BARE if line.startswith("ampmem ")} == {"profile", *RUNS} - {
+        "fit",
+        "advise",
+        "watch",
+    }
     assert ("profile", "simulated") in OF_THE_DOCUMENTS and ("model", "one of eight") not in OF_THE_DOCUMENTS
 
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2] / PACKAGE
 ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
-        "errors failure names own_code patching units version vocabulary",
+        "errors failure growth names own_code patching units version vocabulary",
         "additions output allocator_records signals",
         "events",
         "recording",
@@ -26,6 +26,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
         "recorder",
         "reporters",
         "block",
+        "watched_block",
         "api",
         "integrations",
         # `import ampmem`: the face that api.py and the integrations are seen through.
@@ -41,7 +42,7 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "recording": ("bounds", "database", "rank_files", "reader", "writer"),
+    "recording": ("bounds", "database", "rank_files", "watched", "reader", "writer"),
     "allocator": ("settings", "blocks gpus", "oom segments", "caching snapshot", "trace"),
     "recorder": (
         "script seed marker process torch_private",
@@ -53,7 +54,9 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "hooks device",
         "writing",
         "on_paper session",
+        "watch",
     ),
+    "recorder/watch": ("gauges light", "watcher"),
     "recorder/torch_private": ("entries", "cuda distributed general optimizers sharded", "tensors"),
     "recorder/sources": (
         "base kineto storages torch_flags",
@@ -83,7 +86,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "advise analyse",
         "findings",
         "summary",
-        "comparison soundness",
+        "comparison soundness watched",
         "answer",
         "ranks",
         "difference",
@@ -108,6 +111,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "changes ranks",
         "page",
         "fit_page write",
+        "watched_page",
         "notebook",
     ),
 }

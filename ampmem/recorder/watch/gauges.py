@@ -190,11 +190,11 @@ class SimulatedGauge:
         return self.pause
 
     def peak(self) -> int:
-        return self._device.allocator.counters.window_peak
+        return self._device.allocator.counters.window_most
 
     def reset(self) -> None:
         counters = self._device.allocator.counters
-        counters.window_peak = counters.allocated
+        counters.window_most = counters.allocated
 
     def now(self) -> Reading:
         counters = self._device.allocator.counters

@@ -57,7 +57,7 @@ class LightSession(Session):
             for optimizer in live_at_start(tensors=False)[0]:
                 self.add_optimizer(optimizer)
         self.skim()
-        self._undo.callback(hook(on_step_before, self._update_begins))
+        self.at_end(hook(on_step_before, self._update_begins))
 
     def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not in_backward():  # else it is computed again

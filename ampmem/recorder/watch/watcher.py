@@ -436,6 +436,7 @@ class Watcher:
             limit=limit,
             rank=place.rank,
             world_size=place.world_size,
+            job=place.job,
             sampled=self._gauge.sampled,
         )
 
