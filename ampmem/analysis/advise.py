@@ -51,10 +51,15 @@ class Script:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A run with changes. ``memory`` is ``None`` where it ran out, or where ``failure`` says why there was no run."""
+    """A run with changes. ``memory`` is ``None`` where it ran out, or where ``failure`` says why there was no run.
+
+    ``flops`` are those of the last step, of which ``recomputed_flops`` ran in backward once more; 0 where not known.
+    """
 
     memory: Memory | None
     failure: str | None = None
+    flops: int = 0
+    recomputed_flops: int = 0
 
 
 Trials = Mapping[Forced, Trial]
@@ -197,10 +202,13 @@ def name_of(forced: Forced, script: Script) -> str:
     return ", ".join(words) or "the script as it is"
 
 
-def cost_of(forced: Forced, script: Script) -> str:
+def cost_of(forced: Forced, script: Script, trial: Trial) -> str:
     """What the changes cost, computed from what they do: nothing here was timed."""
     words = []
-    if forced.checkpoint and script.blocks is not None:
+    if trial.recomputed_flops:
+        share = trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1)
+        words.append(f"recomputes {share:.1%} of the step's FLOPs".replace("%", " %"))
+    elif forced.checkpoint and script.blocks is not None:
         words.append(f"forward of {len(forced.checkpoint)} of {len(script.blocks.numbers)} blocks once more in a step")
     if forced.foreach is False:
         words.append(f"kernels for each of {script.updated} parameters")
@@ -243,7 +251,9 @@ class AdvisedRun:
     ``options`` are those of ``ampmem profile`` that make this run. ``saved_bytes`` is what it allocates less than the
     script as it is; null where one of the two has no peak. ``meets`` says that it surely fits, and takes no more than
     the budget where there is one. ``failure`` is why the change was not made, or the script failed. ``cost`` is
-    computed, not measured.
+    computed, not measured. ``step_flops`` are the floating-point operations of the last step's matrix products,
+    convolutions and attention, ``recomputed_flops`` those of them that activation checkpointing computed again; null
+    where they were not counted.
     """
 
     change: str
@@ -256,6 +266,8 @@ class AdvisedRun:
     saved_bytes: Signed | None
     failure: str | None
     cost: str
+    step_flops: int | None
+    recomputed_flops: int | None
     code: tuple[str, ...]
 
 
@@ -304,18 +316,21 @@ def advice(
 
 
 def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> AdvisedRun:
-    memory, before = trials[forced].memory, trials[NOTHING_FORCED].memory
+    trial = trials[forced]
+    memory, before = trial.memory, trials[NOTHING_FORCED].memory
     both = memory is not None and before is not None
     return AdvisedRun(
         change=name_of(forced, script),
         options=tuple(forced.options()),
-        meets=meets(trials[forced], budget),
+        meets=meets(trial, budget),
         allocated_bytes=None if memory is None else memory.allocated,
         reserved_bytes=None if memory is None else memory.reserved,
         device_used_bytes=None if memory is None else memory.used,
         highest_device_used_bytes=None if memory is None else memory.highest,
         saved_bytes=before.allocated - memory.allocated if both and memory and before else None,
-        failure=trials[forced].failure,
-        cost=cost_of(forced, script),
+        failure=trial.failure,
+        cost=cost_of(forced, script, trial),
+        step_flops=trial.flops or None,
+        recomputed_flops=trial.recomputed_flops if trial.flops else None,
         code=code_of(forced, script),
     )

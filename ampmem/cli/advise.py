@@ -24,6 +24,7 @@ from ampmem.analysis.advise import (
 from ampmem.analysis.fit import memory_of
 from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, schema_option, settled, shared_options
 from ampmem.cli.processes.children import ProgressLine, misplaced, profile_arguments, run_child
+from ampmem.cli.processes.messages import StepEnded
 from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.failure import FailureKind
 from ampmem.recording import SUFFIX, read
@@ -159,13 +160,19 @@ class _Search:
         name = f"run {len(self.trials) + 1}: {name_of(forced, self.found)}"
         progress.now(f"{name}: starting")
         script = replace(self._script, forced=forced)
-        ended = run_child(
-            profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path)),
-            lambda step: progress.now(f"{name}: step {step.done} of {step.wanted}"),
-        )
+        last = StepEnded(done=0, wanted=script.steps)
+
+        def follow(step: StepEnded) -> None:
+            nonlocal last
+            last = step
+            progress.now(f"{name}: step {step.done} of {step.wanted}")
+
+        ended = run_child(profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path)), follow)
         try:
             refused = ended.said is not None and ended.said.kind is FailureKind.REFUSED
             trial = Trial(memory=None, failure=ended.failure) if refused else self._outcome(path, ended.failure, forced)
+            if trial.memory is not None:
+                trial = replace(trial, flops=last.flops, recomputed_flops=last.recomputed_flops)
         finally:
             path.unlink(missing_ok=True)
         if trial.failure is not None and forced == NOTHING_FORCED:

@@ -209,9 +209,14 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
     spawner = Spawner(plan, target.title, stopper.stop)
 
+    flops = _StepFlops(simulation)
+
     def step_ended(done: int) -> None:
         together.step_ended()
-        audience.step(StepEnded(done=done, wanted=plan.script.steps))
+        total, recomputed = flops.taken()
+        audience.step(
+            StepEnded(done=done, wanted=plan.script.steps, flops=total, recomputed_flops=recomputed),
+        )
 
     def all_done() -> None:
         _stop(stopper, together, simulated=simulation is not None)
@@ -255,6 +260,22 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             raise
         audience.complain(_in_words(trouble))
     end_as(ended.failure)
+
+
+class _StepFlops:
+    """The FLOPs of each step on a simulated device: all of them, and those that checkpointing computed again."""
+
+    def __init__(self, simulation: Simulation | None) -> None:
+        self._simulation = simulation
+        self._before = (0, 0)
+
+    def taken(self) -> tuple[int, int]:
+        """Those since the last call; of the first step with what ran before it."""
+        if self._simulation is None:
+            return 0, 0
+        before, flops = self._before, self._simulation.flops
+        self._before = flops.total, flops.recomputed
+        return flops.total - before[0], flops.recomputed - before[1]
 
 
 def _withdraw(session: Session) -> None:

@@ -19,6 +19,7 @@ from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.engine import Accumulation
 from ampmem.simulator.extras import Extras
+from ampmem.simulator.flops import Flops
 from ampmem.simulator.ops import DISTINCT, KERNELS, REMEDIES, WITHOUT, no_layout
 from ampmem.simulator.private.general import (
     DataDependentOutputException,
@@ -76,6 +77,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.accumulation = Accumulation()
         self.additions = InPlaceAdditions(PRODUCT, device.assume)
         self.extras = Extras(device)
+        self.flops = Flops()
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated too."""
         self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
@@ -220,6 +222,7 @@ class SimulatedMode(SharedFakeTensorMode):
             self.cache_enabled = remembered
         if not (self._inside or functions):
             self._give_memory(func, args, kwargs, result)
+            self.flops.add(func, args, kwargs, result)
             self.additions.after(func, result)
             self.known.after(func, *given, result)
         return result

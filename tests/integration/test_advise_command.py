@@ -73,6 +73,12 @@ def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: P
         assert (memory.allocated, memory.reserved) == (made["allocated_bytes"], made["reserved_bytes"])
     plain = next(run for run in found["runs"] if not run["options"])
     assert best["saved_bytes"] == plain["allocated_bytes"] - best["allocated_bytes"] > 0
+    product = 2 * 8192 * 512  # FLOPs for each column of a matrix product with 512 rows
+    step = 2 * product * 64 + 4 * 6 * product * 2048 + 3 * product * 8
+    assert (plain["step_flops"], plain["recomputed_flops"]) == (step, 0)
+    again = 3 * product * 2048  # backward needs the input of each block's last product, not what that computes
+    assert (best["step_flops"], best["recomputed_flops"]) == (step + again, again)
+    assert best["cost"] == f"recomputes {again / step:.1%} of the step's FLOPs".replace("%", " %")
 
 
 def test_after_an_out_of_memory_the_command_is_named_and_finds_what_fits(tmp_path: Path) -> None:

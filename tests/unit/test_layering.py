@@ -65,7 +65,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "assumed refusal where",
         "world",
         "private",
-        "composites memory",
+        "composites flops memory",
         "device engine ops scratch",
         "extras values",
         "reading",

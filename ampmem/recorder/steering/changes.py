@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
@@ -26,7 +27,7 @@ from ampmem.recorder.torch_private.general import in_backward, is_compiled_in_pl
 from ampmem.recorder.torch_private.optimizers import FUSED_INITS, OPTIMIZER_INIT, on_step_before
 from ampmem.vocabulary import Forced
 
-_CHECKPOINT_FILE = checkpoint.__code__.co_filename
+_CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped in another file
 
 
 class ForcedChanges:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -132,10 +133,12 @@ def test_where_nothing_is_enough_it_is_said_how_much_is_left() -> None:
 
 
 def test_costs_and_code_are_of_this_script() -> None:
-    assert (
-        cost_of(checkpointed(6, fused=True), SCRIPT) == "forward of 6 of 12 blocks once more in a step; fewer kernels"
-    )
-    assert cost_of(FOREACH, SCRIPT) == "kernels for each of 148 parameters"
+    unknown = Trial(memory=None)
+    both = checkpointed(6, fused=True)
+    assert cost_of(both, SCRIPT, unknown) == "forward of 6 of 12 blocks once more in a step; fewer kernels"
+    counted = Trial(memory=None, flops=500, recomputed_flops=100)
+    assert cost_of(both, SCRIPT, counted) == "recomputes 25.0 % of the step's FLOPs; fewer kernels"
+    assert cost_of(FOREACH, SCRIPT, replace(counted, recomputed_flops=0)) == "kernels for each of 148 parameters"
     other = Script(blocks=Blocks(prefix="0.layers", numbers=(1, 2, 5)), optimizers=(), updated=0)
     (line,) = code_of(Forced(checkpoint=("0.layers.1", "0.layers.2")), other)
     assert line.startswith("for block in (model[0].layers[i] for i in (1, 2)): block.forward = ")
