@@ -10,11 +10,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated
 
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
 from ampmem.events import OptimizerRecord, ParameterRecord, Recording
+from ampmem.results import Difference
+from ampmem.units import format_bytes
 from ampmem.version import __version__
 from ampmem.vocabulary import NOTHING_FORCED, Forced
 
@@ -47,6 +50,7 @@ class Script:
     optimizers: tuple[str, ...]
     updated: int
     """How many parameters are trained."""
+    trained_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +76,7 @@ def script_of(recording: Recording) -> Script:
         blocks=_blocks(recording.parameters),
         optimizers=tuple(dict.fromkeys(_class_names(recording.optimizers))),
         updated=sum(parameter.trainable for parameter in recording.parameters),
+        trained_bytes=sum(parameter.bytes for parameter in recording.parameters if parameter.trainable),
     )
 
 
@@ -191,6 +196,57 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
     return sorted(trials, key=key)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Three real steps on the CPU with the changes, beside three of ``base``: the script as it is, or ``foreach=True``.
+
+    ``difference`` is ``None`` where ``failure`` says why there is none.
+    """
+
+    base: str
+    difference: Difference | None
+    failure: str | None = None
+
+
+PROOF_STEPS = 3
+"""An update changes what the next step computes, and its state what the one after that does."""
+
+_MOST_FLOPS = 5 * 10**11
+_MOST_TRAINED = 256 << 20
+_MOST_ALLOCATED = 4 << 30
+"""What may be run on the CPU: the FLOPs of a step, the bytes of trained parameters, and the bytes of the peak."""
+
+
+def proof_base(forced: Forced) -> Forced:
+    """What ``forced`` is to be compared with: optimizers that are not told run ``foreach`` on a GPU, not on a CPU."""
+    return Forced(foreach=True) if forced.fused or forced.foreach is False else NOTHING_FORCED
+
+
+def why_unproven(trials: Trials, script: Script) -> str | None:
+    """Why the script is too large to run on the CPU; ``None`` where it is not."""
+    plain = trials[NOTHING_FORCED]
+    if plain.memory is None:
+        return "the script as it is needs more memory than the GPU has, which is too much for a CPU"
+    for size, most, what in (
+        (plain.flops, _MOST_FLOPS, f"{plain.flops:.2g} FLOPs in a step, more than {_MOST_FLOPS:.2g}"),
+        (script.trained_bytes, _MOST_TRAINED, f"{format_bytes(script.trained_bytes)} of parameters to train"),
+        (plain.memory.allocated, _MOST_ALLOCATED, f"a peak of {format_bytes(plain.memory.allocated)}"),
+    ):
+        if size > most:
+            return f"the script is too large to run {PROOF_STEPS} steps on the CPU: {what}"
+    return None
+
+
+def to_prove(trials: Trials, budget: int | None) -> list[Forced]:
+    """The best run with changes, and of each change alone the best run that was made."""
+    found: dict[tuple[str, ...], Forced] = {}
+    for place, forced in enumerate(ranked(trials, budget)):
+        kinds = tuple(name for name in forced.options() if name.startswith("--"))
+        if forced != NOTHING_FORCED and trials[forced].failure is None and (place == 0 or len(kinds) == 1):
+            found.setdefault(kinds, forced)
+    return list(found.values())
+
+
 def name_of(forced: Forced, script: Script) -> str:
     """The changes in words: ``checkpoint 6 of 12 blocks, fused=True``."""
     words = []
@@ -245,6 +301,26 @@ SCHEMA = "ampmem.advise/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenResults:
+    """The losses and gradients of three real steps on the CPU with the change, beside those of ``compared_with``.
+
+    ``equal`` says that all have the same bits, null where they could not be compared for the reason in ``failure``. The
+    differences are the largest of any element; null where the numbers of results or their shapes differ, or where one
+    is not finite.
+    """
+
+    compared_with: str
+    equal: bool | None
+    losses: int | None
+    gradients: int | None
+    loss_difference: float | None
+    gradient_difference: float | None
+    largest_loss: float | None
+    largest_gradient: float | None
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedRun:
     """One run: the changes, and its peaks, null where memory ran out or the change was not made.
 
@@ -253,7 +329,7 @@ class AdvisedRun:
     the budget where there is one. ``failure`` is why the change was not made, or the script failed. ``cost`` is
     computed, not measured. ``step_flops`` are the floating-point operations of the last step's matrix products,
     convolutions and attention, ``recomputed_flops`` those of them that activation checkpointing computed again; null
-    where they were not counted.
+    where they were not counted. ``proof`` is there with ``--prove``, for the best run and each change alone.
     """
 
     change: str
@@ -268,6 +344,7 @@ class AdvisedRun:
     cost: str
     step_flops: int | None
     recomputed_flops: int | None
+    proof: ProvenResults | None
     code: tuple[str, ...]
 
 
@@ -299,10 +376,21 @@ def advise_schema() -> dict[str, Json]:
 
 
 def advice(
-    trials: Trials, script: Script, budget: int | None, *, title: str, steps: int, gpu: str, total: int
+    trials: Trials,
+    script: Script,
+    budget: int | None,
+    *,
+    title: str,
+    steps: int,
+    gpu: str,
+    total: int,
+    proofs: Mapping[Forced, Proof] = MappingProxyType({}),
 ) -> AdviceDocument:
     """The search as its document."""
-    runs = tuple(_run(forced, trials, script, budget) for forced in ranked(trials, budget))
+    runs = tuple(
+        replace(_run(forced, trials, script, budget), proof=_proven(proofs.get(forced)))
+        for forced in ranked(trials, budget)
+    )
     return AdviceDocument(
         schema=SCHEMA,
         ampmem=__version__,
@@ -332,5 +420,24 @@ def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> 
         cost=cost_of(forced, script, trial),
         step_flops=trial.flops or None,
         recomputed_flops=trial.recomputed_flops if trial.flops else None,
+        proof=None,
         code=code_of(forced, script),
+    )
+
+
+def _proven(proof: Proof | None) -> ProvenResults | None:
+    if proof is None:
+        return None
+    found = proof.difference
+    known = None if found is None or not found.same_kind else found
+    return ProvenResults(
+        compared_with=proof.base,
+        equal=None if found is None else found.equal,
+        losses=None if found is None else found.losses,
+        gradients=None if found is None else found.gradients,
+        loss_difference=None if known is None else known.loss_difference,
+        gradient_difference=None if known is None else known.gradient_difference,
+        largest_loss=None if known is None else known.largest_loss,
+        largest_gradient=None if known is None else known.largest_gradient,
+        failure=proof.failure,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,9 @@ import click
 
 from ampmem.allocator.gpus import gpu_to_simulate
 from ampmem.analysis.advise import (
+    PROOF_STEPS,
     Change,
+    Proof,
     Script,
     Trial,
     advice,
@@ -19,7 +22,10 @@ from ampmem.analysis.advise import (
     meets,
     name_of,
     next_forced,
+    proof_base,
     script_of,
+    to_prove,
+    why_unproven,
 )
 from ampmem.analysis.fit import memory_of
 from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, schema_option, settled, shared_options
@@ -30,6 +36,7 @@ from ampmem.failure import FailureKind
 from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.advise import render
 from ampmem.reporters.text.layout import layout_for
+from ampmem.results import difference
 from ampmem.units import format_bytes, parse_bytes
 from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
 
@@ -58,6 +65,12 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
     help="Which changes to try: checkpoint blocks of the model, foreach=False or fused=True of its optimizers.",
 )
 @click.option(
+    "--prove",
+    is_flag=True,
+    help="Also run three real steps on the CPU with the best change and with each change alone, and compare losses and "
+    "gradients bit for bit with those of the script as it is. An argument cuda of the script becomes cpu.",
+)
+@click.option(
     "--precision",
     "--arm",
     "arm",
@@ -72,7 +85,14 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
 @click.option("--device", "device_option", default=Device.SIMULATED.value, hidden=True)
 @shared_options
 def advise(
-    budget: str | None, changes: str, arm: str, seed: int, as_json: bool, device_option: str, options: ScriptOptions
+    budget: str | None,
+    changes: str,
+    prove: bool,
+    arm: str,
+    seed: int,
+    as_json: bool,
+    device_option: str,
+    options: ScriptOptions,
 ) -> None:
     """Find changes that make a script fit, each proven by running it.
 
@@ -103,6 +123,8 @@ def advise(
     search = _Search(script, Arm(arm), seed)
     try:
         search.run(allowed, limit)
+        if prove:
+            search.prove(limit)
     finally:
         if NOTHING_FORCED in search.trials:
             found = advice(
@@ -113,6 +135,7 @@ def advise(
                 steps=script.steps,
                 gpu=gpu.name,
                 total=gpu.total_memory,
+                proofs=search.proofs,
             )
             click.echo(found.to_json() if as_json else render(found, layout_for(sys.stdout)))
     if not any(meets(trial, limit) for trial in search.trials.values()):
@@ -145,6 +168,7 @@ class _Search:
         self._arm = arm
         self._seed = seed
         self.trials: dict[Forced, Trial] = {}
+        self.proofs: dict[Forced, Proof] = {}
         self.found = Script(blocks=None, optimizers=(), updated=0)
         """What the first run says of the script."""
 
@@ -155,6 +179,19 @@ class _Search:
             while forced is not None:
                 self.trials[forced] = self._try(forced, Path(folder) / f"run{SUFFIX}", progress)
                 forced = next_forced(self.trials, self.found, allowed, budget)
+
+    def prove(self, budget: int | None) -> None:
+        """Run the changes that are worth it on the CPU, and keep how their results differ."""
+        why = why_unproven(self.trials, self.found)
+        with TemporaryDirectory(prefix="ampmem-advise-") as folder, ProgressLine() as progress:
+            proving = _Proving(self._script, self._arm, self._seed, Path(folder), progress)
+            for forced in to_prove(self.trials, budget):
+                base = proof_base(forced)
+                name, base_name = name_of(forced, self.found), name_of(base, self.found)
+                if why is None:
+                    self.proofs[forced] = proving.proof(forced, name, base, base_name)
+                else:
+                    self.proofs[forced] = Proof(base=base_name, difference=None, failure=why)
 
     def _try(self, forced: Forced, path: Path, progress: ProgressLine) -> Trial:
         name = f"run {len(self.trials) + 1}: {name_of(forced, self.found)}"
@@ -205,3 +242,74 @@ def _said(trial: Trial) -> str:
     if trial.memory is None:
         return "out of memory"
     return f"peak {format_bytes(trial.memory.allocated)} allocated, {format_bytes(trial.memory.reserved)} reserved"
+
+
+class _Proving:
+    """Three real steps on the CPU for each change, and for what it is compared with: no run is made twice."""
+
+    def __init__(self, script: ScriptOptions, arm: Arm, seed: int, folder: Path, progress: ProgressLine) -> None:
+        self._script = replace(
+            script,
+            device=Device.CPU,
+            gpu=None,
+            assume=(),
+            world_size=None,
+            rank=None,
+            steps=PROOF_STEPS,
+            skip=0,
+            arguments=_on_cpu(script.arguments),
+        )
+        self._arm, self._seed = arm, seed
+        self._folder, self._progress = folder, progress
+        self._made: dict[tuple[Forced, bool], tuple[Path, str | None]] = {}
+
+    def proof(self, forced: Forced, name: str, base: Forced, base_name: str) -> Proof:
+        """How the results with ``forced`` differ from those with ``base``.
+
+        Where they differ, ``base`` is run once more: a script that differs from itself proves nothing.
+        """
+        runs = ((base, base_name), (forced, name))
+        for each, called in runs:
+            failure = self._run(each, called)[1]
+            if failure is not None:
+                return Proof(base=base_name, difference=None, failure=f"{called} on the CPU: {failure}")
+        first, second = self._run(*runs[0])[0], self._run(*runs[1])[0]
+        found = difference(first, second)
+        if not found.losses and not found.gradients and found.same_kind:
+            return Proof(
+                base=base_name, difference=None, failure="no backward and no torch optimizer's update was seen"
+            )
+        if not found.equal:
+            again, failure = self._run(base, base_name, again=True)
+            if failure is not None or not difference(first, again).equal:
+                why = (
+                    f"two runs of {base_name} on the CPU differ, too: make the script's random numbers those of a seed"
+                )
+                return Proof(base=base_name, difference=None, failure=why)
+        return Proof(base=base_name, difference=found)
+
+    def _run(self, forced: Forced, name: str, *, again: bool = False) -> tuple[Path, str | None]:
+        """The file of results, and why there is none."""
+        key = forced, again
+        if key not in self._made:
+            results = self._folder / f"results{len(self._made)}"
+            self._made[key] = results, self._make(replace(self._script, forced=forced), name, results)
+        return self._made[key]
+
+    def _make(self, script: ScriptOptions, name: str, results: Path) -> str | None:
+        recording = results.with_suffix(SUFFIX)
+        told = ("--quiet", "-o", str(recording), "--results-into", str(results))
+        self._progress.now(f"on the CPU: {name}: starting")
+        ended = run_child(
+            profile_arguments(script, self._arm, self._seed, *told),
+            lambda step: self._progress.now(f"on the CPU: {name}: step {step.done} of {step.wanted}"),
+            variables={"CUDA_VISIBLE_DEVICES": ""},
+        )
+        recording.unlink(missing_ok=True)
+        self._progress.stay(f"on the CPU: {name}: {ended.failure or 'done'}")
+        return ended.failure
+
+
+def _on_cpu(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """The script's ``arguments`` with cpu for each that is cuda, or a value ``=cuda``."""
+    return tuple(re.sub(r"(?a)(^|=)cuda(:\d+)?$", r"\1cpu", argument) for argument in arguments)

@@ -108,7 +108,7 @@ def _group(title: str, names: str, *examples: str) -> _Group:
 
 _GROUPS = (
     _group("Search", "specs points jobs", "--points 9 --jobs 2"),
-    _group("Changes", "budget changes", "--budget 24GiB --allow checkpoint"),
+    _group("Changes", "budget changes prove", "--budget 24GiB --allow checkpoint"),
     _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
     _group(
         "Script and precision",

@@ -84,6 +84,9 @@ if TYPE_CHECKING:
 @click.option(
     "--names-into", type=click.Path(path_type=Path), hidden=True, help="Say in this FILE where a rank writes."
 )
+@click.option(
+    "--results-into", type=click.Path(path_type=Path), hidden=True, help="Keep losses and gradients in this FILE."
+)
 @shared_options
 def profile(
     arm: str,
@@ -99,6 +102,7 @@ def profile(
     report_to: Path | None,
     times_into: Path | None,
     names_into: Path | None,
+    results_into: Path | None,
     options: ScriptOptions,
 ) -> None:
     """Run an unmodified training script and record its memory, step by step.
@@ -131,6 +135,7 @@ def profile(
         report_to=report_to,
         times_into=times_into,
         names_into=names_into,
+        results_into=results_into,
         launched=launched(),
     )
     audience = _audience(plan, report_to)
@@ -198,10 +203,12 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
 
 def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.ranks.together import Together
+    from ampmem.recorder.results import Results
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
 
     together = Together(several=plan.launched is not None)
+    results = None if plan.results_into is None else Results(plan.results_into)
     simulation = plan.simulate()
     path, greeting = plan.place(target.title, spawns=simulation is None and may_spawn(target.code))
     if plan.names_into is not None:
@@ -219,6 +226,8 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         )
 
     def all_done() -> None:
+        if results is not None:
+            results.close()
         _stop(stopper, together, simulated=simulation is not None)
         audience.say(afterwards.spared(path, stopper))
 
@@ -243,6 +252,8 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         )
         arguments = plan.script.arguments
         with ExitStack() as undo:
+            if results is not None:
+                undo.callback(results.install())
             undo.callback(spawner.install(lambda: _withdraw(session)))
             ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
     except BaseException:  # it was not started

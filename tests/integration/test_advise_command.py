@@ -147,3 +147,73 @@ def test_what_cannot_be_advised_is_one_line(tmp_path: Path, options: tuple[str, 
     assert (done.returncode, done.stdout) == (code, "")
     assert reason in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr.replace("    Traceback", "")
+
+
+PROVEN = """
+import os, sys
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.drop, self.calls = nn.Linear(64, 256), nn.Linear(256, 64), nn.Dropout(0.1), 0
+    def forward(self, x):
+        self.calls += 1
+        return x + {scale} * self.drop(self.down(nn.functional.gelu(self.up(x))))
+
+device = sys.argv[1]
+{setup}
+model = nn.Sequential(nn.Linear(16, 64), *(Block() for _ in range(3)), nn.Linear(64, 4)).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(3):
+    loss = model(torch.randn(256, 16).to(device)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def proven(folder: Path, allowed: str, *, scale: str = "1", setup: str = "") -> dict[str, dict[str, Any]]:
+    (folder / "train.py").write_text(PROVEN.format(scale=scale, setup=setup))
+    done = ampmem(folder, "advise", "--json", "--prove", "--allow", allowed, "train.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    return {run["change"]: run["proof"] for run in runs if run["proof"] is not None}
+
+
+def test_a_change_that_computes_the_same_is_proven_so(tmp_path: Path) -> None:
+    found = proven(tmp_path, "checkpoint,foreach,fused")
+    proof = found["foreach=False"]
+    assert (proof["equal"], proof["compared_with"], proof["losses"], proof["gradients"]) == (
+        True,
+        "foreach=True",
+        3,
+        48,
+    )
+    for change, proof in found.items():
+        if change.startswith("checkpoint") and "fused" not in change:
+            assert proof["equal"] and proof["compared_with"] == "the script as it is"
+    fused = found["fused=True"]
+    assert fused["equal"] or 0 < fused["gradient_difference"] < 1e-4 < fused["largest_gradient"]
+
+
+def test_a_change_that_computes_something_else_is_said_to(tmp_path: Path) -> None:
+    (proof,) = proven(tmp_path, "checkpoint", scale="self.calls").values()
+    assert proof["equal"] is False and proof["gradient_difference"] > 1e-4
+    assert proof["failure"] is None
+
+
+@pytest.mark.parametrize(
+    ("setup", "reason"),
+    [
+        (
+            "torch.manual_seed(int.from_bytes(os.urandom(4), 'big'))",
+            "two runs of the script as it is on the CPU differ",
+        ),
+        ("device = 'cuda'", "the script as it is on the CPU: "),
+    ],
+)
+def test_what_cannot_be_compared_is_said(tmp_path: Path, setup: str, reason: str) -> None:
+    (proof,) = proven(tmp_path, "checkpoint", setup=setup).values()
+    assert proof["equal"] is None and proof["failure"].startswith(reason)

@@ -16,7 +16,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "errors failure names own_code patching units version vocabulary",
-        "additions output allocator_records signals",
+        "additions output allocator_records results signals",
         "events",
         "recording",
         "allocator",
@@ -52,7 +52,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "running",
         "hooks device",
         "writing",
-        "on_paper session",
+        "on_paper results session",
     ),
     "recorder/torch_private": ("entries", "cuda distributed general optimizers sharded", "tensors"),
     "recorder/sources": (

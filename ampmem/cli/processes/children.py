@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from threading import Lock
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import IO, Self
 
 import click
@@ -150,10 +150,11 @@ def run_child(
     arguments: Sequence[str],
     on_step: Callable[[StepEnded], None] = lambda ended: None,
     on_start: Callable[[subprocess.Popen[bytes]], None] = lambda child: None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> ChildEnd:
     """Run ``ampmem profile`` with ``arguments`` and wait for it; ``on_step`` is told of each step that ends.
 
-    ``on_start`` is given the process, so that another thread can end it.
+    ``on_start`` is given the process, so that another thread can end it. ``variables`` are added to its environment.
     The child reads nothing but a script from standard input, and hashes as every other child does. Ctrl-C reaches it
     too, as it is in the same process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C
     kills it.
@@ -170,7 +171,7 @@ def run_child(
             given.seek(0)
         child = subprocess.Popen(
             [sys.executable, "-c", _START, _ROOT, "profile", "--report-to", messages.name, *arguments],
-            env={"PYTHONHASHSEED": "0"} | os.environ,
+            env={"PYTHONHASHSEED": "0", **os.environ, **variables},
             stdin=given,
             stdout=output,
             stderr=errors,

@@ -11,6 +11,7 @@ import pytest
 from ampmem.analysis.advise import (
     Blocks,
     Change,
+    Proof,
     Script,
     Trial,
     advice,
@@ -18,10 +19,14 @@ from ampmem.analysis.advise import (
     code_of,
     cost_of,
     next_forced,
+    proof_base,
     ranked,
+    to_prove,
+    why_unproven,
 )
 from ampmem.analysis.fit import Memory
-from ampmem.reporters.text.advise import headline, render
+from ampmem.reporters.text.advise import headline, render, said_of
+from ampmem.results import Difference
 from ampmem.vocabulary import NOTHING_FORCED, Forced
 
 SCRIPT = Script(blocks=Blocks(prefix="h", numbers=tuple(range(12))), optimizers=("AdamW",), updated=148)
@@ -143,3 +148,62 @@ def test_costs_and_code_are_of_this_script() -> None:
     (line,) = code_of(Forced(checkpoint=("0.layers.1", "0.layers.2")), other)
     assert line.startswith("for block in (model[0].layers[i] for i in (1, 2)): block.forward = ")
     assert code_of(FOREACH, other) == ("the optimizer(..., foreach=False)",)
+
+
+def test_what_is_to_be_proven_is_the_best_and_each_change_alone() -> None:
+    trials = search(84)
+    proven = to_prove(trials, 84)
+    assert proven[0] == checkpointed(12, fused=True)
+    assert set(proven[1:]) == {FUSED, FOREACH, checkpointed(12)}
+    assert FUSED not in to_prove(search(84, fused="refused"), 84)
+    assert [proof_base(each) for each in (FUSED, FOREACH, checkpointed(1))] == [
+        Forced(foreach=True),
+        Forced(foreach=True),
+        NOTHING_FORCED,
+    ]
+
+
+def test_a_script_that_is_too_large_for_the_cpu_is_not_run_there() -> None:
+    small = Memory(allocated=1 << 20, reserved=1 << 21, used=1 << 22)
+    fits = Trial(memory=small, flops=10**9)
+    assert why_unproven({NOTHING_FORCED: fits}, SCRIPT) is None
+    reasons = [
+        why_unproven({NOTHING_FORCED: replace(fits, flops=10**13)}, SCRIPT),
+        why_unproven({NOTHING_FORCED: fits}, replace(SCRIPT, trained_bytes=1 << 30)),
+        why_unproven({NOTHING_FORCED: Trial(memory=replace(small, allocated=8 << 30))}, SCRIPT),
+        why_unproven({NOTHING_FORCED: Trial(memory=None)}, SCRIPT),
+    ]
+    for reason, words in zip(
+        reasons, ("1e+13 FLOPs", "1.0 GiB of parameters", "a peak of 8.0 GiB", "more memory than"), strict=True
+    ):
+        assert reason is not None and words in reason
+
+
+def test_what_was_proven_is_said_and_fits_the_schema() -> None:
+    same = Difference(
+        losses=3,
+        gradients=9,
+        equal=True,
+        same_kind=True,
+        loss_difference=0,
+        gradient_difference=0,
+        largest_loss=2,
+        largest_gradient=1,
+    )
+    proofs = {
+        checkpointed(12, fused=True): Proof(base="foreach=True", difference=None, failure="it is too large"),
+        FUSED: Proof(base="foreach=True", difference=replace(same, equal=False, gradient_difference=1e-7)),
+        FOREACH: Proof(base="foreach=True", difference=replace(same, equal=False, same_kind=False)),
+        checkpointed(12): Proof(base="the script as it is", difference=same),
+    }
+    found = advice(search(84), SCRIPT, 84, title="train.py", steps=2, gpu="h100", total=1000, proofs=proofs)
+    jsonschema.Draft202012Validator(advise_schema()).validate(json.loads(found.to_json()))
+    lines = {run.change: said_of(run.proof) for run in found.runs if run.proof is not None}
+    assert lines == {
+        "checkpoint 12 of 12 blocks, fused=True": "not compared: it is too large",
+        "fused=True": "3 losses and 9 gradients differ from those of foreach=True: losses have equal values, gradients "
+        "differ by up to 1e-07 (the largest is 1)",
+        "foreach=False": "other losses or gradients than foreach=True has: their numbers or shapes differ",
+        "checkpoint 12 of 12 blocks": "3 losses and 9 gradients equal those of the script as it is, bit for bit",
+    }
+    assert "losses and gradients of three steps on the CPU" in render(found)
