@@ -19,10 +19,12 @@ from ampmem.analysis.advise import (
     Trial,
     advice,
     advise_schema,
+    incomparable,
     meets,
     name_of,
     next_forced,
     proof_base,
+    refusal,
     script_of,
     to_prove,
     why_unproven,
@@ -62,7 +64,8 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
     default=",".join(Change),
     show_default=True,
     metavar="CHANGE,...",
-    help="Which changes to try: checkpoint blocks of the model, foreach=False or fused=True of its optimizers.",
+    help="Which changes to try: checkpoint blocks of the model, foreach=False or fused=True of its optimizers, the "
+    "allocator's expandable_segments, autocast to bfloat16 (precision), half the batch size of its DataLoader.",
 )
 @click.option(
     "--prove",
@@ -98,8 +101,9 @@ def advise(
 
     Every change is forced on the unmodified script in a run of its own on a simulated GPU, as profile
     --force-checkpoint does; every peak in the table is of such a run. Activation checkpointing is tried on all
-    blocks of the model, alone and with the optimizer's change; where that is enough, the fewest blocks that are
-    enough are searched for. The best comes first. The table goes to stdout, a line for each run to stderr.
+    blocks of the model, alone and with other changes; where that is enough, the fewest blocks that are enough are
+    searched for. The best comes first; changes of what is computed (precision, batch) come after all others. The
+    table goes to stdout, a line for each run to stderr.
 
     Exit code 0: the script fits, as it is or with a change; 1: nothing that was run fits. Ctrl-C prints the runs that
     have ended.
@@ -188,13 +192,18 @@ class _Search:
             for forced in to_prove(self.trials, budget):
                 base = proof_base(forced)
                 name, base_name = name_of(forced, self.found), name_of(base, self.found)
-                if why is None:
-                    self.proofs[forced] = proving.proof(forced, name, base, base_name)
+                reason = incomparable(forced) or why
+                if reason is None:
+                    self.proofs[forced] = proving.proof(replace(forced, allocator=""), name, base, base_name)
                 else:
-                    self.proofs[forced] = Proof(base=base_name, difference=None, failure=why)
+                    self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
 
     def _try(self, forced: Forced, path: Path, progress: ProgressLine) -> Trial:
         name = f"run {len(self.trials) + 1}: {name_of(forced, self.found)}"
+        why = refusal(forced, self.found)
+        if why is not None:
+            progress.stay(f"{name}: not tried: {why}")
+            return Trial(memory=None, failure=why)
         progress.now(f"{name}: starting")
         script = replace(self._script, forced=forced)
         last = StepEnded(done=0, wanted=script.steps)

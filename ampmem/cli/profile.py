@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from ampmem.allocator.settings import with_settings
 from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, settled, shared_options
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.children import misplaced_option
@@ -59,6 +61,17 @@ if TYPE_CHECKING:
 )
 @click.option("--force-fused", is_flag=True, help="Make torch's optimizers with fused=True.")
 @click.option(
+    "--force-allocator",
+    metavar="SETTINGS",
+    help="Add SETTINGS to PYTORCH_ALLOC_CONF, such as expandable_segments:True.",
+)
+@click.option(
+    "--force-batch-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Make DataLoaders of larger batches with batch_size=N.",
+)
+@click.option(
     "--run-to-end",
     is_flag=True,
     help="Let the script finish, uninstrumented, once the steps are recorded; the exit code is the script's.",
@@ -94,6 +107,8 @@ def profile(
     force_checkpoint: str | None,
     force_foreach: str | None,
     force_fused: bool,
+    force_allocator: str | None,
+    force_batch_size: int | None,
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
@@ -122,6 +137,8 @@ def profile(
         checkpoint=_patterns(force_checkpoint),
         foreach=None if force_foreach is None else force_foreach == "true",
         fused=force_fused,
+        allocator=force_allocator or "",
+        batch_size=force_batch_size,
     )
     plan = Plan(
         script=replace(options, forced=forced),
@@ -159,10 +176,22 @@ def _patterns(text: str | None) -> tuple[str, ...]:
     return patterns
 
 
-def _check_forced(forced: Forced) -> None:
-    """Raise :class:`UsageError` for changes that contradict each other."""
+def _check_forced(script: ScriptOptions) -> None:
+    """Raise :class:`UsageError` for changes that contradict each other, and for what the device does not have."""
+    forced = script.forced
     if forced.fused and forced.foreach is not None:
         raise UsageError("--force-fused and --force-foreach exclude each other: an optimizer updates in one way")
+    if forced.allocator and script.device is Device.CPU:
+        raise UsageError("--force-allocator sets CUDA's caching allocator, which the CPU does not have")
+
+
+def _set_allocator(settings: str) -> None:
+    """Put ``settings`` into the environment, which torch reads when CUDA is first used."""
+    try:
+        variable, text = with_settings(os.environ, settings)
+    except UsageError as error:
+        raise UsageError(f"--force-allocator {settings}: {error}") from error
+    os.environ[variable] = text
 
 
 def _audience(plan: Plan, report_to: Path | None) -> Audience:
@@ -172,13 +201,15 @@ def _audience(plan: Plan, report_to: Path | None) -> Audience:
 
 
 def _carry_out(plan: Plan, audience: Audience) -> None:
+    if plan.script.forced.allocator:
+        _set_allocator(plan.script.forced.allocator)
     plan = replace(plan, script=settled(plan.script))
     script = plan.script
     if script.dtype is not None and not plan.arm.autocast:
         raise UsageError(
             f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {plan.arm}"
         )
-    _check_forced(script.forced)
+    _check_forced(script)
     check_ranks(plan)
     if launches(script):
         launch_ranks(plan)

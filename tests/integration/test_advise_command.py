@@ -56,7 +56,7 @@ def advised(folder: Path, *options: str, code: int = 0) -> tuple[dict[str, Any],
 
 def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: Path) -> None:
     write(tmp_path)
-    found, said = advised(tmp_path, "--gpu", "h100", "--budget", "1500MiB")
+    found, said = advised(tmp_path, "--gpu", "h100", "--budget", "1500MiB", "--allow", "checkpoint,foreach,fused")
     best, *others = found["runs"]
     assert best["meets"] and best["change"] == "checkpoint 3 of 4 blocks"
     (less,) = [run for run in others if run["change"] == "checkpoint 2 of 4 blocks"]
@@ -81,6 +81,57 @@ def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: P
     assert best["cost"] == f"recomputes {again / step:.1%} of the step's FLOPs".replace("%", " %")
 
 
+SETTINGS = """
+import os
+{setting}
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(64, 700), nn.GELU(), nn.Linear(700, 500), nn.GELU(), nn.Linear(500, 8)).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for rows in torch.utils.data.DataLoader(torch.randn(16384, 64), {size}):
+    {region}
+        loss = model(rows.cuda()).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+AS_IS = {"setting": "", "size": "4096", "region": "if True:"}
+WRITTEN = {
+    "the script as it is": {},
+    "expandable_segments": {"setting": "os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'"},
+    "autocast bfloat16": {"region": "with torch.autocast('cuda', dtype=torch.bfloat16):"},
+    "batch size 2048 of 4096": {"size": "2048"},
+}
+"""The changes of settings, and how they are written in the script."""
+
+
+def test_settings_take_what_they_take_when_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS))
+    found, _ = advised(tmp_path, "--gpu", "h100", "--allow", "allocator,precision,batch")
+    runs = {run["change"]: run for run in found["runs"]}
+    assert set(runs) == set(WRITTEN)
+    for change, parts in WRITTEN.items():
+        (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS | parts))
+        command = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
+        done = ampmem(tmp_path, *command, "-o", "written.ampmem", "train.py")
+        assert done.returncode == 0, done.stderr
+        memory = memory_of(read(tmp_path / "written.ampmem"))
+        assert memory is not None
+        assert (memory.allocated, memory.reserved) == (runs[change]["allocated_bytes"], runs[change]["reserved_bytes"])
+    assert runs["expandable_segments"]["saved_bytes"] == 0 != runs["expandable_segments"]["saved_reserved_bytes"]
+    assert runs["autocast bfloat16"]["saved_bytes"] > 0 and runs["batch size 2048 of 4096"]["saved_bytes"] > 0
+
+
+def test_a_script_under_autocast_is_not_given_another(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS | WRITTEN["autocast bfloat16"]))
+    found, _ = advised(tmp_path, "--allow", "precision")
+    (refused,) = [run for run in found["runs"] if run["failure"] is not None]
+    assert refused["failure"] == "the script uses autocast already, to bfloat16"
+    found, _ = advised(tmp_path, "--allow", "precision", "--precision", "fp32")
+    assert [run["failure"] for run in found["runs"]][1:] == ["every run has the precision fp32"]
+
+
 def test_after_an_out_of_memory_the_command_is_named_and_finds_what_fits(tmp_path: Path) -> None:
     write(tmp_path, rows=65536)
     done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "4GiB", "-o", "oom.ampmem", "train.py")
@@ -96,13 +147,13 @@ def test_after_an_out_of_memory_the_command_is_named_and_finds_what_fits(tmp_pat
 def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path: Path) -> None:
     write(tmp_path, norm="BatchNorm1d", argument=", foreach=True")
     found, said = advised(tmp_path, "--gpu", "h100", "--budget", "600MiB", code=1)
-    failures = {run["change"]: run["failure"] for run in found["runs"]}
-    assert failures.pop("the script as it is") is None
+    failures = {run["change"]: run["failure"] for run in found["runs"] if run["failure"] is not None}
     assert "1 has a BatchNorm1d inside" in failures["checkpoint 4 of 4 blocks"]
     assert all(
         "the script chose foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
     )
-    assert len(failures) == 3 and "refused or failed: --force-fused: " in said
+    assert failures["smaller batches"] == "no DataLoader was seen to make the script's batches"
+    assert len(failures) == 4 and "refused or failed: --force-fused: " in said and ": not tried: no DataLoader" in said
 
 
 def test_ctrl_c_prints_the_runs_that_have_ended(

@@ -20,6 +20,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.torch_private.entries import Place
@@ -37,13 +38,15 @@ class ForcedChanges:
     """
 
     def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
-        self._parts: list[_Checkpoints | _Implementation] = []
+        self._parts: list[_Checkpoints | _Implementation | _BatchSize] = []
         if forced.checkpoint:
             self._parts.append(_Checkpoints(forced.checkpoint, note))
         if forced.foreach is not None:
             self._parts.append(_Implementation("foreach", forced.foreach, note))
         if forced.fused:
             self._parts.append(_Implementation("fused", True, note))
+        if forced.batch_size is not None:
+            self._parts.append(_BatchSize(forced.batch_size, note))
 
     def install(self) -> Undo:
         """Patch and hook; returns what undoes all of it."""
@@ -297,3 +300,64 @@ def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
     if option == "fused" and chosen.get("differentiable"):
         return f"the script made {name} differentiable, which torch does not fuse"
     return None
+
+
+class _BatchSize:
+    """Has each DataLoader of larger batches put no more than ``size`` samples into one."""
+
+    def __init__(self, size: int, note: Callable[[str], None]) -> None:
+        self._size = size
+        self._note = note
+        self._done = False
+        self._refused: dict[str, None] = {}
+        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def install(self) -> Undo:
+        place: Place = (DataLoader, "__init__")
+        with ExitStack() as undo:
+            undo.callback(patch(*place, self._wrap))
+            undo.callback(hook(on_module_before, self._before))
+            return undo.pop_all().close
+
+    def unmet(self) -> list[str]:
+        reasons = list(self._refused)
+        if not self._done and not reasons:
+            reasons.append("the script made no DataLoader of larger batches")
+        return [f"--force-batch-size {self._size}: {reason}" for reason in reasons]
+
+    def _wrap(self, original: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(loader, *args, **kwargs)
+            bound.apply_defaults()
+            size = bound.arguments["batch_size"]
+            if bound.arguments["batch_sampler"] is not None:
+                self._refuse("a DataLoader takes its batches from a batch_sampler of the script's")
+            elif size is None:
+                self._refuse("a DataLoader of the script's makes no batches (batch_size=None)")
+            elif size > self._size:
+                bound.arguments["batch_size"] = self._size
+                self._done = True
+                self._note(f"forced: DataLoader(batch_size={self._size}), which is {size} in the script")
+            original(*bound.args, **bound.kwargs)
+
+        return __init__
+
+    def _before(self, module: nn.Module, _: Any) -> None:
+        """A module whose results depend on the size of the batch makes the change another training."""
+        if torch.compiler.is_compiling() or module in self._seen or not torch.is_grad_enabled():
+            return
+        self._seen.update(module.modules())
+        kinds = {type(each).__name__ for each in module.modules() if isinstance(each, _OF_THE_BATCH) and each.training}
+        if kinds:
+            self._refuse(f"the model has {', '.join(sorted(kinds))}, whose statistics are those of a batch")
+
+    def _refuse(self, reason: str) -> None:
+        if reason not in self._refused:
+            self._refused[reason] = None
+            self._note(f"not forced: {reason}")
+
+
+_OF_THE_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

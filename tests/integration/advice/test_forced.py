@@ -17,6 +17,7 @@ from ampmem.vocabulary import Forced
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
+{first}
 import functools
 import torch
 from torch import nn
@@ -42,9 +43,9 @@ class Model(nn.Module):
 model = Model().cuda()
 {setup}
 optimizer = {optimizer}
-for step in range(3):
+for step in {batches}:
     {in_step}
-    loss = model(torch.randn(512, 64, device="cuda")).square().mean()
+    loss = model({batch}).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -55,6 +56,9 @@ PLAIN = {
     "setup": "",
     "optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3)",
     "in_step": "",
+    "first": "",
+    "batches": "range(3)",
+    "batch": 'torch.randn(512, 64, device="cuda")',
 }
 WRITTEN = {
     "--force-checkpoint blocks.*": {
@@ -102,6 +106,38 @@ def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, opt
     assert not any("forced: " in note for note in written.remarks)
 
 
+EXPANDABLE = "--force-allocator expandable_segments:True"
+
+
+def test_a_forced_setting_of_the_allocator_reserves_what_the_written_one_does(tmp_path: Path) -> None:
+    plain = recorded(tmp_path, "plain", "")
+    forced = recorded(tmp_path, "forced", EXPANDABLE)
+    line = "import os; os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'"
+    written = recorded(tmp_path, "written", "", first=line)
+    assert events(plain) == events(forced) == events(written)
+    assert reserved(forced) == reserved(written) != reserved(plain)
+    assert forced.segments.expandable.all() and not plain.segments.expandable.any()
+
+
+def reserved(recording: Recording) -> list[tuple[int, int, int]]:
+    found = recording.segments
+    return list(zip(found.position.tolist(), found.action.tolist(), found.bytes.tolist(), strict=True))
+
+
+def loader(size: str) -> dict[str, str]:
+    data = f"torch.utils.data.DataLoader(torch.randn(1024, 64), {size}, shuffle=True)"
+    return {"batches": data, "batch": "step.cuda()"}
+
+
+def test_a_forced_batch_allocates_what_the_written_one_does(tmp_path: Path) -> None:
+    plain = recorded(tmp_path, "plain", "", **loader("256"))
+    forced = recorded(tmp_path, "forced", "--force-batch-size 64", **loader("256"))
+    written = recorded(tmp_path, "written", "", **loader("batch_size=64"))
+    assert events(forced) == events(written) != events(plain)
+    assert [step.batch_size for step in forced.steps] == [64] * 3
+    assert "forced: DataLoader(batch_size=64), which is 256 in the script" in forced.remarks
+
+
 GPU_OPTIMIZER = "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)"
 REFUSED = {
     "no such module": ("--force-checkpoint layers.*", {}, "the model that ran has no module of such a name"),
@@ -142,6 +178,31 @@ REFUSED = {
         {"in_step": "optimizer.param_groups[0]['foreach'] = None"},
         "the script has changed foreach of AdamW back",
     ),
+    "other settings": (
+        EXPANDABLE,
+        {"first": "import os; os.environ['PYTORCH_ALLOC_CONF'] = 'max_split_size_mb:64'"},
+        "the script has set the allocator to max_split_size_mb:64",
+    ),
+    "no loader": ("--force-batch-size 4", {}, "the script made no DataLoader of larger batches"),
+    "small batches": ("--force-batch-size 512", loader("512"), "the script made no DataLoader of larger batches"),
+    "a sampler": (
+        "--force-batch-size 4",
+        {
+            "batches": "torch.utils.data.DataLoader(torch.randn(8, 64), batch_sampler=[[0, 1], [2, 3], [4, 5]])",
+            "batch": "step.cuda()",
+        },
+        "a DataLoader takes its batches from a batch_sampler of the script's",
+    ),
+    "no batches": (
+        "--force-batch-size 4",
+        {"batches": "torch.utils.data.DataLoader(torch.randn(4, 8, 64), batch_size=None)", "batch": "step.cuda()"},
+        "a DataLoader of the script's makes no batches (batch_size=None)",
+    ),
+    "statistics of a batch": (
+        "--force-batch-size 64",
+        loader("256") | {"setup": "model.blocks[1].norm = nn.BatchNorm1d(64).cuda()"},
+        "the model has BatchNorm1d, whose statistics are those of a batch",
+    ),
 }
 """Options, what the script has, and why the change is not made."""
 
@@ -161,6 +222,22 @@ def test_fused_and_foreach_exclude_each_other(tmp_path: Path) -> None:
     assert code == 2 and "exclude each other" in said
     code, said = run(tmp_path, "none", "--force-checkpoint a,")
     assert code == 2 and "--force-checkpoint needs names of modules" in said
+
+
+def test_settings_that_cannot_be_forced_are_said_before_the_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, said = run(tmp_path, "cpu", EXPANDABLE, device="cpu")
+    assert code == 2 and "--force-allocator sets CUDA's caching allocator, which the CPU does not have" in said
+    code, said = run(tmp_path, "unknown", "--force-allocator no_such:True")
+    assert code == 2 and "--force-allocator no_such:True: unknown allocator option 'no_such'" in said
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert recorded(tmp_path, "beside", EXPANDABLE).allocator.settings == (  # type: ignore[union-attr]
+        "max_split_size_mb:64,expandable_segments:True"
+    )
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    code, said = run(tmp_path, "taken", EXPANDABLE)
+    assert code == 2 and "PYTORCH_CUDA_ALLOC_CONF has expandable_segments already" in said
 
 
 def test_what_torch_cannot_fuse_is_left_as_it_is() -> None:

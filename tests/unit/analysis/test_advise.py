@@ -18,9 +18,12 @@ from ampmem.analysis.advise import (
     advise_schema,
     code_of,
     cost_of,
+    incomparable,
+    name_of,
     next_forced,
     proof_base,
     ranked,
+    refusal,
     to_prove,
     why_unproven,
 )
@@ -30,7 +33,7 @@ from ampmem.results import Difference
 from ampmem.vocabulary import NOTHING_FORCED, Forced
 
 SCRIPT = Script(blocks=Blocks(prefix="h", numbers=tuple(range(12))), optimizers=("AdamW",), updated=148)
-ALL = frozenset(Change)
+THREE = frozenset({Change.CHECKPOINT, Change.FOREACH, Change.FUSED})
 FUSED, FOREACH = Forced(fused=True), Forced(foreach=False)
 
 
@@ -39,22 +42,31 @@ def checkpointed(count: int, *, fused: bool = False) -> Forced:
 
 
 def ran(forced: Forced, total: int, per_block: int = 10) -> Trial:
-    """Each block saves ten, fused saves five; beyond ``total`` memory runs out."""
-    size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused
-    memory = Memory(allocated=size, reserved=size + 2, used=size + 4, highest=size + 5)
-    return Trial(memory=memory if size + 5 <= total else None)
+    """Each block saves ten, fused saves five, bfloat16 thirty, half a batch twenty; beyond ``total`` memory runs out.
+
+    The setting of the allocator takes one byte off what is reserved.
+    """
+    size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16
+    size -= 0 if forced.batch_size is None else 20 * (8 // forced.batch_size).bit_length() - 20
+    idle = 2 - bool(forced.allocator)
+    memory = Memory(allocated=size, reserved=size + idle, used=size + idle + 2, highest=size + idle + 3)
+    return Trial(memory=memory if size + idle + 3 <= total else None)
 
 
 def search(
-    budget: int | None, total: int = 1000, allowed: frozenset[Change] = ALL, **refused: str
+    budget: int | None,
+    total: int = 1000,
+    allowed: frozenset[Change] = THREE,
+    script: Script = SCRIPT,
+    **refused: str,
 ) -> dict[Forced, Trial]:
     trials: dict[Forced, Trial] = {}
     forced: Forced | None = NOTHING_FORCED
     while forced is not None:
         assert forced not in trials
-        failure = "torch does not" if "fused" in refused and forced.fused else None
+        failure = "torch does not" if "fused" in refused and forced.fused else refusal(forced, script)
         trials[forced] = Trial(memory=None, failure=failure) if failure else ran(forced, total)
-        forced = next_forced(trials, SCRIPT, allowed, budget)
+        forced = next_forced(trials, script, allowed, budget)
     return trials
 
 
@@ -207,3 +219,76 @@ def test_what_was_proven_is_said_and_fits_the_schema() -> None:
         "checkpoint 12 of 12 blocks": "3 losses and 9 gradients equal those of the script as it is, bit for bit",
     }
     assert "losses and gradients of three steps on the CPU" in render(found)
+
+
+EVERY = frozenset(Change)
+LOADED = replace(SCRIPT, batch=8)
+SETTING, BFLOAT16, HALF = Forced(allocator="expandable_segments:True"), Forced(bfloat16=True), Forced(batch_size=4)
+
+
+def test_changes_of_the_results_are_the_last_resort() -> None:
+    # checkpointing and fused save 125 of 205, the allocator one more, bfloat16 30, and each halving of a batch 20
+    kept = Forced(checkpoint=checkpointed(12).checkpoint, fused=True, allocator=SETTING.allocator)
+    last = replace(kept, bfloat16=True)
+    for budget, best in (
+        (80, replace(kept, allocator="")),
+        (79, kept),
+        (49, last),
+        (29, replace(last, batch_size=4)),
+        (9, replace(last, batch_size=2)),
+    ):
+        trials = search(budget, allowed=EVERY, script=LOADED)
+        assert ranked(trials, budget)[0] == best, budget
+        assert {SETTING, BFLOAT16, HALF} < set(trials)
+        assert any(each.batch_size for each in trials if len(each.kinds()) > 1) == (best.batch_size is not None)
+    assert all(each.batch_size in (None, 1, 2, 4) for each in search(0, allowed=EVERY, script=LOADED))
+
+
+def test_where_one_is_enough_alone_nothing_is_added_to_it() -> None:
+    trials = search(175, allowed=frozenset({Change.PRECISION, Change.BATCH}), script=LOADED)
+    assert set(trials) == {NOTHING_FORCED, BFLOAT16, HALF}
+    assert ranked(trials, 175)[0] == BFLOAT16
+    trials = search(None, allowed=EVERY, script=LOADED)
+    assert ranked(trials, None)[0] == checkpointed(12, fused=True)  # not what changes the results
+    assert ranked(trials, None)[-1] == HALF
+
+
+def test_refused_settings_are_in_no_combination() -> None:
+    script = replace(SCRIPT, no_precision="the script uses autocast already, to float16")
+    trials = search(10, allowed=EVERY, script=script)
+    assert [each for each in trials if each.bfloat16] == [BFLOAT16]
+    assert trials[BFLOAT16].failure == "the script uses autocast already, to float16"
+    assert [trials[each].failure for each in trials if each.batch_size is not None] == [
+        "no DataLoader was seen to make the script's batches"
+    ]
+    assert refusal(Forced(batch_size=1), replace(SCRIPT, batch=1)) == "a batch has one sample"
+    idle = [each for each in search(10, allowed=frozenset({Change.ALLOCATOR, Change.CHECKPOINT})) if each.allocator]
+    assert idle == [SETTING, Forced(checkpoint=checkpointed(12).checkpoint, allocator=SETTING.allocator)]
+
+
+def test_settings_have_words_costs_and_code() -> None:
+    forced = Forced(allocator=SETTING.allocator, bfloat16=True, batch_size=2)
+    assert forced.kinds() == ("allocator", "batch_size", "bfloat16")
+    assert forced.options() == [
+        *("--force-allocator", "expandable_segments:True", "--force-batch-size", "2"),
+        *("--precision", "amp", "--dtype", "bf16"),
+    ]
+    assert name_of(forced, LOADED) == "expandable_segments, autocast bfloat16, batch size 2 of 8"
+    assert cost_of(forced, LOADED, Trial(memory=None)) == "rounds results to bfloat16; 4 steps for as many samples"
+    setting, region, loader = code_of(forced, LOADED)
+    assert setting.startswith("PYTORCH_ALLOC_CONF=expandable_segments:True") and "dtype=torch.bfloat16" in region
+    assert loader.startswith("DataLoader(..., batch_size=2)")
+    assert [incomparable(each) is None for each in (SETTING, HALF, BFLOAT16, checkpointed(3))] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_what_only_reserves_less_is_said_to() -> None:
+    trials = search(190, allowed=frozenset({Change.ALLOCATOR}))
+    found = advice(trials, SCRIPT, 190, title="train.py", steps=2, gpu="h100", total=1000)
+    run = next(run for run in found.runs if run.options)
+    assert (run.saved_bytes, run.saved_reserved_bytes) == (0, 1)
+    assert "1 B reserved" in render(found)
