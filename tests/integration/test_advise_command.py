@@ -119,7 +119,7 @@ def test_settings_take_what_they_take_when_they_are_written(tmp_path: Path) -> N
         memory = memory_of(read(tmp_path / "written.ampmem"))
         assert memory is not None
         assert (memory.allocated, memory.reserved) == (runs[change]["allocated_bytes"], runs[change]["reserved_bytes"])
-    assert runs["expandable_segments"]["saved_bytes"] == 0 != runs["expandable_segments"]["saved_reserved_bytes"]
+    assert runs["expandable_segments"]["saved_reserved_bytes"] > 10 << 20
     assert runs["autocast bfloat16"]["saved_bytes"] > 0 and runs["batch size 2048 of 4096"]["saved_bytes"] > 0
 
 
