@@ -12,6 +12,7 @@ import pytest
 from commands import ampmem
 
 from ampmem.analysis.fit import memory_of
+from ampmem.analysis.summary import summarize
 from ampmem.cli.main import run
 from ampmem.cli.processes.children import ChildEnd
 from ampmem.cli.processes.messages import StepEnded
@@ -142,6 +143,40 @@ def test_after_an_out_of_memory_the_command_is_named_and_finds_what_fits(tmp_pat
     assert found["runs"][0]["meets"] and found["runs"][0]["options"][0] == "--force-checkpoint"
     plain = next(run for run in found["runs"] if not run["options"])
     assert plain["allocated_bytes"] is None and plain["failure"] is None
+
+
+UPDATED = """
+import sys
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Embedding(2000, 64), nn.Flatten(), nn.Linear(64, 64)).to(sys.argv[1])
+optimizer = torch.optim.AdamW(model.parameters(){argument})
+for _ in range(3):
+    model(torch.randint(0, 2000, (8, 1)).to(sys.argv[1])).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_finding_names_the_command_that_proves_its_change(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UPDATED.format(argument=""))
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "h100", "-o", "run.ampmem", "train.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    named = said[said.index(next(line for line in said if line.endswith("to prove it by running it:"))) + 1].split()
+    assert named == ["ampmem", "advise", "--gpu", "h100", "--allow", "foreach,fused", "train.py", "cuda"]
+    (told,) = [each for each in summarize(read(tmp_path / "run.ampmem")).findings if each.code == "foreach-temporaries"]
+    assert told.proof.split() == named
+    (tmp_path / "run.ampmem").unlink()
+    proven = ampmem(tmp_path, *named[1:4], "--json", *named[4:])
+    runs = {run["change"]: run for run in json.loads(proven.stdout)["runs"]}
+    assert told.change == "AdamW(..., fused=True)"
+    assert runs["fused=True"]["saved_bytes"] == pytest.approx(told.saved, rel=0.01)  # blocks are rounded
+
+    (tmp_path / "train.py").write_text(UPDATED.format(argument=", foreach=True"))
+    done = ampmem(tmp_path, "profile", "--device", "cpu", "-o", "run.ampmem", "train.py", "cpu")
+    assert "foreach-temporaries" in done.stderr and "to prove it" not in done.stderr  # which simulates no CPU
 
 
 def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path: Path) -> None:
