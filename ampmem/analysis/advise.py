@@ -176,6 +176,25 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budg
     return None if half in trials else half
 
 
+def due(trials: Trials, script: Script, allowed: frozenset[Change], budget: int | None) -> list[Forced]:
+    """The changes to run now, any of them at the same time; none when the search is over."""
+    missing = [forced for forced in _singles(script, allowed).values() if forced not in trials]
+    following = next_forced(trials, script, allowed, budget)
+    return missing or ([] if following is None else [following])
+
+
+def most_left(trials: Trials, script: Script, allowed: frozenset[Change], budget: int | None) -> int:
+    """How many runs are left at most: all of them, if none that is to come is enough."""
+    made = dict(trials)
+    while (forced := next_forced(made, script, allowed, budget)) is not None:
+        made[forced] = Trial(memory=None, failure=refusal(forced, script))
+    if len(made) == len(trials):
+        return 0
+    found = any(meets(trial, budget) for trial in trials.values())
+    blocks = 0 if found or script.blocks is None or Change.CHECKPOINT not in allowed else len(script.blocks.numbers)
+    return len(made) - len(trials) + max(blocks - 1, 0).bit_length()
+
+
 def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]:
     """Each change alone, in the order in which they are tried."""
     found = {Change.FUSED: Forced(fused=True), Change.FOREACH: Forced(foreach=False)}
@@ -258,7 +277,8 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
             return (0, *computes, len(forced.checkpoint), len(forced.kinds()), *size)
         return (1, *(() if wanted else computes), *size)
 
-    return sorted(trials, key=key)
+    simplest = sorted(trials, key=lambda forced: (len(forced.kinds()), forced.options()))  # runs may end in any order
+    return sorted(simplest, key=key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

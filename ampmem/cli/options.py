@@ -107,7 +107,7 @@ def _group(title: str, names: str, *examples: str) -> _Group:
 
 
 _GROUPS = (
-    _group("Search", "specs points jobs", "--points 9 --jobs 2"),
+    _group("Search", "specs points jobs resume", "--points 9 --jobs 2", "--jobs 2 --resume runs.jsonl"),
     _group("Changes", "budget changes prove", "--budget 24GiB --allow checkpoint"),
     _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
     _group(

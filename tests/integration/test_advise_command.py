@@ -198,19 +198,76 @@ def test_ctrl_c_prints_the_runs_that_have_ended(
     monkeypatch.chdir(tmp_path)
     real, made = advise_module.run_child, []
 
-    def interrupted(arguments: Sequence[str], on_step: Callable[[StepEnded], None]) -> ChildEnd:
+    def interrupted(arguments: Sequence[str], on_step: Callable[[StepEnded], None], *how: Any) -> ChildEnd:
         made.append(arguments)
         if len(made) == 3:
             raise KeyboardInterrupt
-        return real(arguments, on_step)
+        return real(arguments, on_step, *how)
 
     monkeypatch.setattr(advise_module, "run_child", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(["advise", "--json", "train.py"])
+        run(["advise", "--json", "--jobs", "1", "train.py"])
     printed = capsys.readouterr()
-    assert {each["change"] for each in json.loads(printed.out)["runs"]} == {"the script as it is", "fused=True"}
-    assert printed.err.count("run ") == 2
+    ended = [each for each in json.loads(printed.out)["runs"] if each["failure"] is None]
+    assert {each["change"] for each in ended} == {"the script as it is", "fused=True"}
+    assert printed.err.count(" allocated, ") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+RESUMED = ("advise", "--json", "--gpu", "h100", "--jobs", "2", "--resume", "runs.jsonl")
+
+
+def test_an_interrupted_search_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    real, made = advise_module.run_child, []
+
+    def counted(arguments: Sequence[str], on_step: Callable[[StepEnded], None], *how: Any) -> ChildEnd:
+        made.append(arguments)
+        if len(made) == stops_at:
+            raise KeyboardInterrupt
+        return real(arguments, on_step, *how)
+
+    monkeypatch.setattr(advise_module, "run_child", counted)
+    stops_at, command = 4, [*RESUMED, "--allow", "foreach,fused,checkpoint", "--budget", "1500MiB", "train.py"]
+    with pytest.raises(KeyboardInterrupt):
+        run(command)
+    ended = {tuple(run["options"]) for run in json.loads(capsys.readouterr().out)["runs"]}
+    before, stops_at = len(made), 0
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"forced": {"check')  # a process was killed
+    run(command)
+    printed = capsys.readouterr()
+    whole = json.loads(printed.out)["runs"]
+    assert {tuple(each["options"]) for each in whole} > ended and len(ended) >= 2
+    assert len(made) - before == len(whole) - len(ended), "no run twice"
+    assert printed.err.count("made before: ") == len(ended)
+    made.clear()
+    run([*RESUMED, "--allow", "fused,checkpoint", "train.py"])
+    fewer = json.loads(capsys.readouterr().out)["runs"]
+    known = {tuple(each["options"]): each for each in whole}
+    again = [each for each in fewer if tuple(each["options"]) in known]
+    assert len(made) == len(fewer) - len(again) < len(fewer)
+    assert all(each["allocated_bytes"] == known[tuple(each["options"])]["allocated_bytes"] for each in again)
+
+    (tmp_path / "runs.jsonl").unlink()
+    run(command)
+    assert json.loads(capsys.readouterr().out)["runs"] == whole, "the same, whatever was interrupted"
+
+
+def test_runs_of_something_else_are_not_taken(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine\n")
+    done = ampmem(tmp_path, "advise", "--resume", "notes.txt", "train.py")
+    assert done.returncode == 2 and "it is not a file of ampmem advise" in done.stderr
+    assert (tmp_path / "notes.txt").read_text() == "mine\n"
+    done = ampmem(tmp_path, "advise", "--allow", "foreach", "--resume", "runs.jsonl", "train.py")
+    assert done.returncode == 0, done.stderr
+    write(tmp_path, rows=16)
+    done = ampmem(tmp_path, "advise", "--gpu", "t4", "--resume", "runs.jsonl", "train.py")
+    assert done.returncode == 2 and "its runs have another source, another GPU" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from ampmem.analysis.advise import (
     advise_schema,
     code_of,
     cost_of,
+    due,
     incomparable,
+    most_left,
     name_of,
     next_forced,
     proof_base,
@@ -292,3 +294,29 @@ def test_what_only_reserves_less_is_said_to() -> None:
     run = next(run for run in found.runs if run.options)
     assert (run.saved_bytes, run.saved_reserved_bytes) == (0, 1)
     assert "1 B reserved" in render(found)
+
+
+def test_changes_alone_are_run_at_the_same_time() -> None:
+    trials = {NOTHING_FORCED: ran(NOTHING_FORCED, 1000)}
+    alone = due(trials, SCRIPT, THREE, 84)
+    assert alone == [FUSED, FOREACH, checkpointed(12)]
+    trials |= {forced: ran(forced, 1000) for forced in alone[:2]}
+    assert due(trials, SCRIPT, THREE, 84) == [checkpointed(12)]
+    trials[checkpointed(12)] = ran(checkpointed(12), 1000)
+    assert due(trials, SCRIPT, THREE, 84) == [checkpointed(12, fused=True)]
+    assert due(search(84), SCRIPT, THREE, 84) == []
+
+
+@pytest.mark.parametrize("budget", [None, 1000, 150, 84, 10])
+def test_no_more_runs_are_made_than_are_said_to_be_left(budget: int | None) -> None:
+    made = search(budget, allowed=EVERY, script=LOADED)
+    trials: dict[Forced, Trial] = {}
+    for number, (forced, trial) in enumerate(made.items(), 1):
+        trials[forced] = trial
+        assert len(made) - number <= most_left(trials, LOADED, EVERY, budget)
+    assert most_left(trials, LOADED, EVERY, budget) == 0
+
+
+def test_the_order_in_which_runs_end_does_not_matter() -> None:
+    trials = search(84)
+    assert ranked(dict(reversed(trials.items())), 84) == ranked(trials, 84)
