@@ -26,6 +26,7 @@ from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import in_backward, is_compiled_in_place, on_module_before
 from ampmem.recorder.torch_private.optimizers import FUSED_INITS, OPTIMIZER_INIT, on_step_before
+from ampmem.recorder.torch_private.tensors import version_of
 from ampmem.vocabulary import Forced
 
 _CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped in another file
@@ -130,10 +131,22 @@ class _Checkpoints:
         def run(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not self._is_due(module):
                 return forward(module, *args, **kwargs)
-            self._done.add(self._chosen[module])
-            return checkpoint(self._alone, forward, module, *args, use_reentrant=False, **kwargs)
+            name = self._chosen[module]
+            self._done.add(name)
+            before = _buffers(module)
+            result = checkpoint(self._alone, forward, module, *args, use_reentrant=False, **kwargs)
+            self._compare(name, module, before)
+            return result
 
         return run
+
+    def _compare(self, name: str, module: nn.Module, before: dict[str, tuple[int, int]]) -> None:
+        """Refuse what the forward of ``module`` has changed: backward runs it again, and it is changed twice."""
+        after = _buffers(module)
+        changed = next((buffer for buffer in after if after[buffer] != before.get(buffer)), None)
+        if changed is not None:
+            self._refuse(f"{name} changes its buffer {changed} in forward, and computed once more it changes it again")
+            del self._chosen[module]
 
     def _is_due(self, module: nn.Module) -> bool:
         """Whether the forward of ``module`` that begins now is to be checkpointed."""
@@ -161,6 +174,11 @@ def _matches(name: str, pattern: str) -> bool:
     return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
+def _buffers(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Each buffer of ``module`` by name: which tensor it is, and how often that was written to."""
+    return {name: (id(buffer), version_of(buffer)) for name, buffer in module.named_buffers()}
+
+
 def _no_checkpoint(module: nn.Module) -> str | None:
     """Why ``module`` must not run its forward twice; ``None`` where nothing is known against it."""
     counting = next((type(each).__name__ for each in module.modules() if _counts(each)), None)
@@ -168,12 +186,12 @@ def _no_checkpoint(module: nn.Module) -> str | None:
         return f"has a {counting} inside, whose running statistics a second forward would change"
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
         return f"is a {type(module).__name__}, which has no forward of its own"
-    if "forward" in vars(module):
-        return "has a forward that the script, or a library, has put in its place"
     if type(module).__name__ == "OptimizedModule" or is_compiled_in_place(module):
         return "is compiled, and a compiled module is recomputed as its own settings say"
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule, whose forward is not Python's"
+    if "forward" in vars(module):
+        return "has a forward that the script, or a library, has put in its place"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -311,3 +312,101 @@ def test_the_results_and_the_random_numbers_are_those_without(tmp_path: Path) ->
         printed.append(done.stdout)
     assert len(printed[0].splitlines()) == 3
     assert printed[0] == printed[1] == printed[2]
+
+
+class Two(torch.nn.Module):
+    """Calls the second block only."""
+
+    def __init__(self, first: torch.nn.Module, second: torch.nn.Module) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([first, second])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        called: torch.Tensor = self.blocks[1](x)
+        return called
+
+
+def unmet_after(model: torch.nn.Module, pattern: str, *, grad: bool = True, calls: int = 1) -> list[str]:
+    """What is said of checkpointing the modules of ``model`` that ``pattern`` names, once it has run."""
+    changes = ForcedChanges(Forced(checkpoint=(pattern,)), lambda note: None)
+    undo = changes.install()
+    try:
+        with torch.set_grad_enabled(grad):
+            for _ in range(calls):
+                model(torch.ones(2, 4))
+    finally:
+        undo()
+    return changes.unmet()
+
+
+def compiled_in_place() -> torch.nn.Module:
+    module = torch.nn.Linear(4, 4)
+    module.compile()
+    return module
+
+
+UNTOUCHABLE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
+    "torch.compile": (lambda: torch.compile(torch.nn.Linear(4, 4)), "is compiled"),  # type: ignore[return-value]
+    "module.compile": (compiled_in_place, "is compiled"),
+    "torch.jit.script": (lambda: torch.jit.script(torch.nn.Linear(4, 4)), "is a ScriptModule"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", UNTOUCHABLE)
+def test_what_has_no_forward_in_python_is_refused(how: str) -> None:
+    make, reason = UNTOUCHABLE[how]
+    (said,) = unmet_after(Two(make(), torch.nn.Linear(4, 4)), "blocks.0")
+    assert said.startswith(f"--force-checkpoint blocks.0: blocks.0 {reason}")
+
+
+def test_modules_that_run_without_gradients_only_are_not_checkpointed() -> None:
+    model = Two(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    reason = "none of the modules ran forward with gradients on"
+    assert unmet_after(model, "blocks.*", grad=False) == [f"--force-checkpoint blocks.*: {reason}"]
+    assert unmet_after(model, "blocks.0") == [f"--force-checkpoint blocks.0: {reason}"]
+    assert unmet_after(model, "blocks.*") == []
+
+
+class Counting(torch.nn.Linear):
+    """Counts its calls in a buffer, from the second on."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__(4, 4)
+        self.in_place, self.warm = in_place, False
+        self.calls: torch.Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.warm and self.in_place:
+            self.calls += 1
+        elif self.warm:
+            self.calls = self.calls + 1
+        self.warm = True
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_forward_that_changes_a_buffer_is_noticed(in_place: bool) -> None:
+    changed = "blocks.1 changes its buffer counter.calls in forward, and computed once more it changes it again"
+    for calls, expected in ((1, []), (2, [f"--force-checkpoint blocks.*: {changed}"])):
+        block = torch.nn.Sequential()
+        block.add_module("counter", Counting(in_place=in_place))
+        assert unmet_after(Two(torch.nn.Linear(4, 4), block), "blocks.*", calls=calls) == expected
+
+
+def test_batch_norm_that_trains_only_later_is_noticed() -> None:
+    block = torch.nn.Sequential(torch.nn.BatchNorm1d(4))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), block).eval()
+    assert unmet_after(model, "1") == []
+    (said,) = unmet_after(model.train(), "1")
+    assert "has a BatchNorm1d inside" in said
+    changes = ForcedChanges(Forced(checkpoint=("1",)), lambda note: None)
+    undo = changes.install()
+    try:
+        model.eval()(torch.ones(2, 4))
+        model.train()(torch.ones(2, 4))
+    finally:
+        undo()
+    (said,) = changes.unmet()
+    assert "1 changes its buffer 0." in said
