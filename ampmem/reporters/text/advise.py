@@ -104,9 +104,9 @@ def _fits(run: AdvisedRun, found: AdviceDocument) -> str:
 
 
 def _saved(run: AdvisedRun) -> str:
-    """What is allocated less; of a change that leaves that as it is, what is reserved less."""
+    """What is allocated less; of the allocator's setting, which is about that, what is reserved less."""
     if not run.options or run.saved_bytes is None:
         return ABSENT
-    if run.saved_bytes == 0 and run.saved_reserved_bytes:
+    if run.options[0] == "--force-allocator" and run.saved_reserved_bytes:
         return f"{format_bytes(run.saved_reserved_bytes)} reserved"
     return "nothing" if run.saved_bytes == 0 else format_bytes(run.saved_bytes)
