@@ -27,7 +27,7 @@ class Flops:
 
     def add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Count ``func``, which made ``result``."""
-        formula = flop_registry.get(getattr(func, "_overloadpacket", func))
+        formula = flop_registry.get(getattr(func, "overloadpacket", func))
         if formula is None:
             return
         try:
