@@ -341,8 +341,9 @@ def test_a_change_that_computes_the_same_is_proven_so(tmp_path: Path) -> None:
     assert fused["equal"] or 0 < fused["gradient_difference"] < 1e-4 < fused["largest_gradient"]
 
 
-def test_a_change_that_computes_something_else_is_said_to(tmp_path: Path) -> None:
-    (proof,) = proven(tmp_path, "checkpoint", scale="self.calls").values()
+@pytest.mark.parametrize(("change", "scale"), [("checkpoint", "self.calls"), ("precision", "1")])
+def test_a_change_that_computes_something_else_is_said_to(tmp_path: Path, change: str, scale: str) -> None:
+    (proof,) = proven(tmp_path, change, scale=scale).values()
     assert proof["equal"] is False and proof["gradient_difference"] > 1e-4
     assert proof["failure"] is None
 
