@@ -41,12 +41,14 @@ class AutocastDtype(StrEnum):
 class Forced:
     """Changes that save memory and that ampmem forces on a script; by default none.
 
-    ``checkpoint`` has patterns of module names; ``foreach`` is how optimizers are to update, ``None`` for what the
-    script says; ``allocator`` are settings of CUDA's caching allocator; ``batch_size`` is the most samples that a
-    DataLoader may put into a batch. ``bfloat16`` is autocast to that type, which is the precision ``amp``.
+    ``checkpoint`` has patterns of module names; ``offload`` moves what forward saves for backward to the CPU;
+    ``foreach`` is how optimizers are to update, ``None`` for what the script says; ``allocator`` are settings of CUDA's
+    caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch. ``bfloat16`` is
+    autocast to that type, which is the precision ``amp``.
     """
 
     checkpoint: tuple[str, ...] = ()
+    offload: bool = False
     foreach: bool | None = None
     fused: bool = False
     allocator: str = ""
@@ -60,6 +62,7 @@ class Forced:
     def options(self) -> list[str]:
         """The options of ``ampmem profile`` that say so."""
         options = ["--force-checkpoint", ",".join(self.checkpoint)] if self.checkpoint else []
+        options += ["--force-offload"] if self.offload else []
         options += [] if self.foreach is None else ["--force-foreach", str(self.foreach).lower()]
         options += ["--force-fused"] if self.fused else []
         options += ["--force-allocator", self.allocator] if self.allocator else []

@@ -26,6 +26,7 @@ class Change(StrEnum):
     """A kind of change that can be allowed."""
 
     CHECKPOINT = "checkpoint"
+    OFFLOAD = "offload"
     FOREACH = "foreach"
     FUSED = "fused"
     ALLOCATOR = "allocator"
@@ -68,13 +69,15 @@ class Script:
 class Trial:
     """A run with changes. ``memory`` is ``None`` where it ran out, or where ``failure`` says why there was no run.
 
-    ``flops`` are those of the last step, of which ``recomputed_flops`` ran in backward once more; 0 where not known.
+    ``flops`` are those of the last step, of which ``recomputed_flops`` ran in backward once more, and ``moved_bytes``
+    are what it has copied between the GPU and the CPU; 0 where not known.
     """
 
     memory: Memory | None
     failure: str | None = None
     flops: int = 0
     recomputed_flops: int = 0
+    moved_bytes: int = 0
 
 
 Trials = Mapping[Forced, Trial]
@@ -166,7 +169,7 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budg
         blocks = None
     for base, last in _bases(trials, singles) if wanted else ((NOTHING_FORCED, None), (_update(trials), None)):
         if last is not None and meets(trials[last], budget):
-            return None  # it is enough alone, where nothing is that keeps the results
+            return None  # it is enough alone, where nothing is that comes before it
         forced = base if blocks is None or whole is None else replace(base, checkpoint=whole.checkpoint)
         if forced not in trials:
             return forced
@@ -200,6 +203,7 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
     found = {Change.FUSED: Forced(fused=True), Change.FOREACH: Forced(foreach=False)}
     if script.blocks is not None:
         found[Change.CHECKPOINT] = Forced(checkpoint=script.blocks.first(len(script.blocks.numbers)))
+    found[Change.OFFLOAD] = Forced(offload=True)
     found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
     found[Change.PRECISION] = Forced(bfloat16=True)
     found[Change.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
@@ -209,7 +213,7 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
 def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[Forced, Forced | None]]:
     """What blocks are checkpointed with in a combination, each with one change more than the one before.
 
-    Those that may change what is computed come last, each with that change alone.
+    What takes a lot of time comes late, and what may change the results last, each with that change alone.
     """
     yield NOTHING_FORCED, None
     base = _update(trials)
@@ -219,6 +223,10 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
     if setting is not None and _helps(trials, setting):
         base = replace(base, allocator=setting.allocator)
         yield base, None
+    offload = singles.get(Change.OFFLOAD)
+    if offload is not None and trials[offload].failure is None:
+        base = replace(base, offload=True)
+        yield base, offload
     precision = singles.get(Change.PRECISION)
     if precision is not None and trials[precision].failure is None:
         base = replace(base, bfloat16=True)
@@ -263,7 +271,8 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
     """The runs: those that meet the ``budget`` first, with the fewest changes; then by what they take; failures last.
 
     Where the script fits as it is and there is no budget, those that allocate least come first. What may change the
-    results comes after what does not: first the precision, then the size of a batch.
+    results comes after what does not: first the precision, then the size of a batch. Of those that meet the budget
+    offloading comes after all that does without.
     """
     wanted = budget is not None or not meets(trials[NOTHING_FORCED], None)
 
@@ -274,7 +283,7 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
         size = (trial.memory.allocated, trial.memory.most, len(forced.checkpoint))
         computes = (forced.batch_size is not None, -(forced.batch_size or 0), forced.bfloat16)
         if wanted and meets(trial, budget):
-            return (0, *computes, len(forced.checkpoint), len(forced.kinds()), *size)
+            return (0, *computes, forced.offload, len(forced.checkpoint), len(forced.kinds()), *size)
         return (1, *(() if wanted else computes), *size)
 
     simplest = sorted(trials, key=lambda forced: (len(forced.kinds()), forced.options()))  # runs may end in any order
@@ -347,6 +356,7 @@ def name_of(forced: Forced, script: Script) -> str:
     if forced.checkpoint:
         total = 0 if script.blocks is None else len(script.blocks.numbers)
         words.append(f"checkpoint {len(forced.checkpoint)} of {total} blocks")
+    words += ["offload saved tensors"] if forced.offload else []
     words += [] if forced.foreach is None else [f"foreach={forced.foreach}"]
     words += ["fused=True"] if forced.fused else []
     words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
@@ -364,6 +374,9 @@ def cost_of(forced: Forced, script: Script, trial: Trial) -> str:
         words.append(f"recomputes {share:.1%} of the step's FLOPs".replace("%", " %"))
     elif forced.checkpoint and script.blocks is not None:
         words.append(f"forward of {len(forced.checkpoint)} of {len(script.blocks.numbers)} blocks once more in a step")
+    if forced.offload:
+        moved = f"{format_bytes(trial.moved_bytes)} move" if trial.moved_bytes else "saved tensors move"
+        words.append(f"{moved} between GPU and CPU in a step")
     if forced.foreach is False:
         words.append(f"kernels for each of {script.updated} parameters")
     if forced.fused:
@@ -384,6 +397,8 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
             f"for block in {which}: "
             "block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
         )
+    if forced.offload:
+        lines.append("with torch.autograd.graph.save_on_cpu():  # around the call of model, not backward")
     argument = "fused=True" if forced.fused else None if forced.foreach is None else f"foreach={forced.foreach}"
     if argument is not None:
         lines += [f"{name}(..., {argument})" for name in script.optimizers or ("the optimizer",)]
@@ -441,7 +456,8 @@ class AdvisedRun:
 
     ``step_flops`` are the floating-point operations of the last step's matrix products, convolutions and attention,
     ``recomputed_flops`` those of them that activation checkpointing computed again; null where they were not counted.
-    ``proof`` is there with ``--prove``, for the best run and each change alone.
+    ``moved_bytes`` are what it has copied between the GPU and the CPU, inputs too. ``proof`` is there with ``--prove``,
+    for the best run and each change alone.
     """
 
     change: str
@@ -457,6 +473,7 @@ class AdvisedRun:
     cost: str
     step_flops: int | None
     recomputed_flops: int | None
+    moved_bytes: int | None
     proof: ProvenResults | None
     code: tuple[str, ...]
 
@@ -535,6 +552,7 @@ def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> 
         cost=cost_of(forced, script, trial),
         step_flops=trial.flops or None,
         recomputed_flops=trial.recomputed_flops if trial.flops else None,
+        moved_bytes=trial.moved_bytes if trial.flops else None,
         proof=None,
         code=code_of(forced, script),
     )

@@ -39,7 +39,7 @@ from ampmem.analysis.advise import (
     why_unproven,
 )
 from ampmem.analysis.fit import memory_of
-from ampmem.analysis.jsonable import Json, NotOfThisKind, from_json, parsed, plain
+from ampmem.analysis.jsonable import Json, NotOfThisKind, from_json, like, parsed, plain
 from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, schema_option, settled, shared_options
 from ampmem.cli.processes.children import (
     KILLED,
@@ -87,8 +87,9 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
     default=",".join(Change),
     show_default=True,
     metavar="CHANGE,...",
-    help="Which changes to try: checkpoint blocks of the model, foreach=False or fused=True of its optimizers, the "
-    "allocator's expandable_segments, autocast to bfloat16 (precision), half the batch size of its DataLoader.",
+    help="Which changes to try: checkpoint blocks of the model, offload what it saves to the CPU, foreach=False or "
+    "fused=True of its optimizers, the allocator's expandable_segments, autocast to bfloat16 (precision), half the "
+    "batch size of its DataLoader.",
 )
 @click.option(
     "--prove",
@@ -313,8 +314,8 @@ class _Search:
         finally:
             path.unlink(missing_ok=True)
         if found.trial.memory is not None:
-            counted = replace(found.trial, flops=last.flops, recomputed_flops=last.recomputed_flops)
-            found = replace(found, trial=counted)
+            counts = like(Trial, last, memory=found.trial.memory, failure=None)
+            found = replace(found, trial=counts)
         if found.trial.failure is not None and forced == NOTHING_FORCED:
             progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
             raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")

@@ -55,6 +55,11 @@ if TYPE_CHECKING:
     "'blocks.*'.",
 )
 @click.option(
+    "--force-offload",
+    is_flag=True,
+    help="Keep what forward saves for backward in the CPU's memory, as torch.autograd.graph.save_on_cpu does.",
+)
+@click.option(
     "--force-foreach",
     type=click.Choice(("true", "false")),
     help="Make torch's optimizers with foreach=True or False.",
@@ -105,6 +110,7 @@ def profile(
     arm: str,
     seed: int | None,
     force_checkpoint: str | None,
+    force_offload: bool,
     force_foreach: str | None,
     force_fused: bool,
     force_allocator: str | None,
@@ -135,6 +141,7 @@ def profile(
     """
     forced = Forced(
         checkpoint=_patterns(force_checkpoint),
+        offload=force_offload,
         foreach=None if force_foreach is None else force_foreach == "true",
         fused=force_fused,
         allocator=force_allocator or "",
@@ -247,14 +254,11 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
     spawner = Spawner(plan, target.title, stopper.stop)
 
-    flops = _StepFlops(simulation)
+    work = _StepWork(simulation)
 
     def step_ended(done: int) -> None:
         together.step_ended()
-        total, recomputed = flops.taken()
-        audience.step(
-            StepEnded(done=done, wanted=plan.script.steps, flops=total, recomputed_flops=recomputed),
-        )
+        audience.step(StepEnded(done=done, wanted=plan.script.steps, **work.taken()))
 
     def all_done() -> None:
         if results is not None:
@@ -304,20 +308,20 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     end_as(ended.failure)
 
 
-class _StepFlops:
-    """The FLOPs of each step on a simulated device: all of them, and those that checkpointing computed again."""
+class _StepWork:
+    """What each step on a simulated device computed and moved."""
 
     def __init__(self, simulation: Simulation | None) -> None:
         self._simulation = simulation
-        self._before = (0, 0)
+        self._before = {"flops": 0, "recomputed_flops": 0, "moved_bytes": 0}
 
-    def taken(self) -> tuple[int, int]:
-        """Those since the last call; of the first step with what ran before it."""
+    def taken(self) -> dict[str, int]:
+        """What was done since the last call, or the start, by the names that :class:`StepEnded` has for it."""
         if self._simulation is None:
-            return 0, 0
-        before, flops = self._before, self._simulation.flops
-        self._before = flops.total, flops.recomputed
-        return flops.total - before[0], flops.recomputed - before[1]
+            return {}
+        before, work = self._before, self._simulation.work
+        self._before = {name: getattr(work, name) for name in before}
+        return {name: now - before[name] for name, now in self._before.items()}
 
 
 def _withdraw(session: Session) -> None:

@@ -124,6 +124,18 @@ def test_settings_take_what_they_take_when_they_are_written(tmp_path: Path) -> N
     assert runs["autocast bfloat16"]["saved_bytes"] > 0 and runs["batch size 2048 of 4096"]["saved_bytes"] > 0
 
 
+def test_what_offloading_moves_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS))
+    found, _ = advised(tmp_path, "--gpu", "h100", "--allow", "offload")
+    runs = {run["change"]: run for run in found["runs"]}
+    batch = 4096 * 64
+    assert runs["the script as it is"]["moved_bytes"] == 4 * batch
+    saved = batch + 2 * 4096 * 700 + 2 * 4096 * 500 + 700 * 500 + 500 * 8  # inputs of layers, and weights but the first
+    assert runs["offload saved tensors"]["moved_bytes"] == 4 * (batch + 2 * saved)
+    assert runs["offload saved tensors"]["cost"].endswith(" move between GPU and CPU in a step")
+    assert runs["offload saved tensors"]["saved_bytes"] > 0
+
+
 def test_a_script_under_autocast_is_not_given_another(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS | WRITTEN["autocast bfloat16"]))
     found, _ = advised(tmp_path, "--allow", "precision")

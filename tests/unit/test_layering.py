@@ -65,7 +65,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "assumed refusal where",
         "world",
         "private",
-        "composites flops memory",
+        "composites memory work",
         "device engine ops scratch",
         "extras values",
         "reading",

@@ -70,6 +70,18 @@ WRITTEN = {
         "setup": "for i in (0, 2, 3): model.blocks[i].forward = "
         "functools.partial(checkpoint, model.blocks[i].forward, use_reentrant=False)"
     },
+    "--force-offload": {
+        "setup": "forward = model.forward\n"
+        "def moved(x):\n    with torch.autograd.graph.save_on_cpu(): return forward(x)\n"
+        "model.forward = moved"
+    },
+    "--force-offload --force-checkpoint blocks.*": {
+        "setup": "forward = model.forward\n"
+        "def moved(x):\n    with torch.autograd.graph.save_on_cpu(): return forward(x)\n"
+        "model.forward = moved\n"
+        "for block in model.blocks: "
+        "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)"
+    },
     "--force-foreach false": {"optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)"},
     "--force-foreach true": {"optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)"},
     "--force-fused": {"optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)"},
@@ -157,6 +169,16 @@ REFUSED = {
         "--force-checkpoint blocks.0",
         {"setup": "model.blocks[0].forward = model.blocks[0].forward"},
         "blocks.0 has a forward that the script, or a library, has put in its place",
+    ),
+    "hooks of its own": (
+        "--force-offload",
+        {"in_step": "torch.autograd.graph.save_on_cpu().__enter__()"},
+        "the script has saved-tensor hooks of its own around Model",
+    ),
+    "a model's forward of its own": (
+        "--force-offload",
+        {"setup": "model.forward = model.forward"},
+        "Model has a forward that the script, or a library, has put in its place",
     ),
     "chosen": ("--force-foreach false", {"optimizer": GPU_OPTIMIZER}, "the script chose foreach=True for AdamW itself"),
     "chosen, not fused": (
@@ -305,13 +327,13 @@ for _ in range(3):
 def test_the_results_and_the_random_numbers_are_those_without(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RESULTS)
     printed = []
-    for options in ((), ("--force-checkpoint", "2"), ("--force-foreach", "false")):
+    for options in ((), ("--force-checkpoint", "2"), ("--force-foreach", "false"), ("--force-offload",)):
         command = ("profile", "--device", "cpu", "--run-to-end", "--quiet", "--force", *options, "train.py")
         done = ampmem(tmp_path, *command)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert len(printed[0].splitlines()) == 3
-    assert printed[0] == printed[1] == printed[2]
+    assert set(printed) == {printed[0]}
 
 
 class Two(torch.nn.Module):
@@ -358,6 +380,19 @@ def test_what_has_no_forward_in_python_is_refused(how: str) -> None:
     make, reason = UNTOUCHABLE[how]
     (said,) = unmet_after(Two(make(), torch.nn.Linear(4, 4)), "blocks.0")
     assert said.startswith(f"--force-checkpoint blocks.0: blocks.0 {reason}")
+
+
+def test_what_runs_without_gradients_is_not_offloaded() -> None:
+    changes = ForcedChanges(Forced(offload=True), lambda note: None)
+    undo = changes.install()
+    try:
+        with torch.no_grad():
+            torch.nn.Linear(4, 4)(torch.ones(2, 4))
+        assert changes.unmet() == ["--force-offload: no model ran forward with gradients on"]
+        torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+        assert changes.unmet() == []
+    finally:
+        undo()
 
 
 def test_modules_that_run_without_gradients_only_are_not_checkpointed() -> None:

@@ -20,6 +20,7 @@ from ampmem.analysis.advise import (
     cost_of,
     due,
     incomparable,
+    meets,
     most_left,
     name_of,
     next_forced,
@@ -44,11 +45,11 @@ def checkpointed(count: int, *, fused: bool = False) -> Forced:
 
 
 def ran(forced: Forced, total: int, per_block: int = 10) -> Trial:
-    """Each block saves ten, fused saves five, bfloat16 thirty, half a batch twenty; beyond ``total`` memory runs out.
+    """Each block saves ten, fused five, offloading 15, bfloat16 30, half a batch twenty; beyond ``total`` none is left.
 
     The setting of the allocator takes one byte off what is reserved.
     """
-    size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16
+    size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16 - 15 * forced.offload
     size -= 0 if forced.batch_size is None else 20 * (8 // forced.batch_size).bit_length() - 20
     idle = 2 - bool(forced.allocator)
     memory = Memory(allocated=size, reserved=size + idle, used=size + idle + 2, highest=size + idle + 3)
@@ -225,25 +226,39 @@ def test_what_was_proven_is_said_and_fits_the_schema() -> None:
 
 EVERY = frozenset(Change)
 LOADED = replace(SCRIPT, batch=8)
+OFFLOAD = Forced(offload=True)
 SETTING, BFLOAT16, HALF = Forced(allocator="expandable_segments:True"), Forced(bfloat16=True), Forced(batch_size=4)
 
 
 def test_changes_of_the_results_are_the_last_resort() -> None:
-    # checkpointing and fused save 125 of 205, the allocator one more, bfloat16 30, and each halving of a batch 20
+    # checkpointing and fused save 125 of 205, the allocator one, offloading 15, bfloat16 30, each halving of a batch 20
     kept = Forced(checkpoint=checkpointed(12).checkpoint, fused=True, allocator=SETTING.allocator)
-    last = replace(kept, bfloat16=True)
+    last = replace(kept, offload=True, bfloat16=True)
     for budget, best in (
         (80, replace(kept, allocator="")),
         (79, kept),
-        (49, last),
-        (29, replace(last, batch_size=4)),
-        (9, replace(last, batch_size=2)),
+        (64, replace(kept, offload=True)),
+        (34, last),
+        (14, replace(last, batch_size=4)),
+        (0, replace(last, batch_size=2)),
     ):
         trials = search(budget, allowed=EVERY, script=LOADED)
         assert ranked(trials, budget)[0] == best, budget
         assert {SETTING, BFLOAT16, HALF} < set(trials)
         assert any(each.batch_size for each in trials if len(each.kinds()) > 1) == (best.batch_size is not None)
-    assert all(each.batch_size in (None, 1, 2, 4) for each in search(0, allowed=EVERY, script=LOADED))
+    assert {each.batch_size for each in search(-99, allowed=EVERY, script=LOADED)} == {None, 1, 2, 4}
+
+
+def test_offloading_comes_after_all_that_does_without() -> None:
+    trials = search(190, allowed=frozenset({Change.CHECKPOINT, Change.OFFLOAD}))
+    order = ranked(trials, 190)
+    assert order[0] == checkpointed(2) and OFFLOAD in order
+    assert meets(trials[OFFLOAD], 190) and order.index(OFFLOAD) > order.index(checkpointed(12))
+    assert ranked(search(190, allowed=frozenset({Change.OFFLOAD})), 190)[0] == OFFLOAD
+    moved = Trial(memory=None, moved_bytes=3 << 30)
+    assert cost_of(OFFLOAD, SCRIPT, moved) == "3.0 GiB move between GPU and CPU in a step"
+    assert code_of(OFFLOAD, SCRIPT)[0].startswith("with torch.autograd.graph.save_on_cpu():")
+    assert name_of(OFFLOAD, SCRIPT) == "offload saved tensors"
 
 
 def test_where_one_is_enough_alone_nothing_is_added_to_it() -> None:

@@ -1,4 +1,4 @@
-"""The FLOPs of simulated ops, against what ``torch.utils.flop_counter`` counts of the real ones."""
+"""What simulated ops compute, against ``torch.utils.flop_counter`` over the real ones, and what they move."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def simulated(train: Callable[[str], None]) -> tuple[int, int]:
         train("cuda")
     finally:
         simulation.end()
-    return simulation.flops.total, simulation.flops.recomputed
+    return simulation.work.flops, simulation.work.recomputed_flops
 
 
 def counted(train: Callable[[str], None]) -> int:
@@ -81,3 +81,16 @@ def test_attention_is_counted() -> None:
 
     product = 2 * (2 * 4) * 64 * 64 * 32
     assert simulated(train) == (2 * product + 5 * product, 0)  # backward computes the scores again, by itself
+
+
+def test_what_goes_to_the_device_and_back_is_moved() -> None:
+    simulation = Simulation(find_gpu("h100"))
+    try:
+        there = torch.ones(1000).to("cuda")
+        there.double().clone().to("cuda")  # on the device
+        back = there.cpu()
+        there[:10].copy_(back[:10])
+        torch.ones(5).copy_(there[:5].half())
+    finally:
+        simulation.end()
+    assert simulation.work.moved_bytes == 4000 + 4000 + 40 + 10
