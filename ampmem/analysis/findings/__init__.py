@@ -10,7 +10,6 @@ from ampmem.analysis.findings import copies, precision, training_loop, whole_run
 from ampmem.analysis.findings.base import Check, Finding, TrainingRun
 from ampmem.analysis.out_of_memory import advise_command
 from ampmem.analysis.timeline.marks import trains
-from ampmem.vocabulary import SourceKind
 
 CHECKS: tuple[Check, ...] = (
     precision.fp16_without_scaler,
@@ -103,8 +102,8 @@ def _proven(finding: Finding) -> Finding:
 
 
 def _pointing(finding: Finding, analysis: Analysis) -> Finding:
-    """``finding`` with the command that proves its change, where it has one; a CPU has no GPU to simulate."""
+    """``finding`` with the command that proves its change, where there is one."""
     changes = FORCED_BY_ADVISE.get(finding.code)
-    if changes is None or finding.severity != "advice" or analysis.recording.run.source is SourceKind.CPU:
+    if changes is None or finding.severity != "advice":
         return finding
     return replace(finding, proof=advise_command(analysis.recording, None, "--allow", changes) or "")

@@ -207,7 +207,7 @@ REFUSED = {
         "the script has set the allocator to max_split_size_mb:64",
     ),
     "no loader": ("--force-batch-size 4", {}, "the script made no DataLoader of larger batches"),
-    "small batches": ("--force-batch-size 512", loader("512"), "the script made no DataLoader of larger batches"),
+    "small batches": ("--force-batch-size 512", loader("256"), "the script made no DataLoader of larger batches"),
     "a sampler": (
         "--force-batch-size 4",
         {

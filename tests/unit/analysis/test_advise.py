@@ -61,6 +61,7 @@ def search(
     total: int = 1000,
     allowed: frozenset[Change] = THREE,
     script: Script = SCRIPT,
+    per_block: int = 10,
     **refused: str,
 ) -> dict[Forced, Trial]:
     trials: dict[Forced, Trial] = {}
@@ -68,7 +69,7 @@ def search(
     while forced is not None:
         assert forced not in trials
         failure = "torch does not" if "fused" in refused and forced.fused else refusal(forced, script)
-        trials[forced] = Trial(memory=None, failure=failure) if failure else ran(forced, total)
+        trials[forced] = Trial(memory=None, failure=failure) if failure else ran(forced, total, per_block)
         forced = next_forced(trials, script, allowed, budget)
     return trials
 
@@ -265,6 +266,9 @@ def test_where_one_is_enough_alone_nothing_is_added_to_it() -> None:
     trials = search(175, allowed=frozenset({Change.PRECISION, Change.BATCH}), script=LOADED)
     assert set(trials) == {NOTHING_FORCED, BFLOAT16, HALF}
     assert ranked(trials, 175)[0] == BFLOAT16
+    trials = search(175, allowed=EVERY - {Change.OFFLOAD}, script=LOADED, per_block=1)
+    assert ranked(trials, 175)[0] == BFLOAT16
+    assert not any(each.bfloat16 and each.checkpoint for each in trials)
     trials = search(None, allowed=EVERY, script=LOADED)
     assert ranked(trials, None)[0] == checkpointed(12, fused=True)  # not what changes the results
     assert ranked(trials, None)[-1] == HALF

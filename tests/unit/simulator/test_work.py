@@ -87,7 +87,7 @@ def test_what_goes_to_the_device_and_back_is_moved() -> None:
     simulation = Simulation(find_gpu("h100"))
     try:
         there = torch.ones(1000).to("cuda")
-        there.double().clone().to("cuda")  # on the device
+        there.copy_(there.double().clone().to("cuda", torch.half))  # on the device
         back = there.cpu()
         there[:10].copy_(back[:10])
         torch.ones(5).copy_(there[:5].half())
