@@ -34,7 +34,7 @@ class ResultsWriter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Deviation:
     """In what two runs differ. ``equal``: all of their losses and gradients have the same bits.
 
     The differences are the largest of any element, infinite where only one of two is a number; ``largest_loss`` and
@@ -52,7 +52,7 @@ class Difference:
     largest_gradient: float
 
 
-def difference(first: Path, second: Path) -> Difference:
+def difference(first: Path, second: Path) -> Deviation:
     """What the results in ``second`` differ in from those in ``first``."""
     counts = {LOSS: 0, GRADIENT: 0}
     furthest, largest = {LOSS: 0.0, GRADIENT: 0.0}, {LOSS: 0.0, GRADIENT: 0.0}
@@ -67,7 +67,7 @@ def difference(first: Path, second: Path) -> Difference:
         if ours[1].tobytes() != others[1].tobytes():
             equal = False
             furthest[kind] = max(furthest[kind], _furthest(ours[1], others[1]))
-    return Difference(
+    return Deviation(
         losses=counts[LOSS],
         gradients=counts[GRADIENT],
         equal=equal,

@@ -16,7 +16,7 @@ from typing import Annotated
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
 from ampmem.events import OptimizerRecord, ParameterRecord, Recording
-from ampmem.results import Difference
+from ampmem.results import Deviation
 from ampmem.units import format_bytes
 from ampmem.version import __version__
 from ampmem.vocabulary import AUTOCAST_ARMS, NOTHING_FORCED, Forced
@@ -298,7 +298,7 @@ class Proof:
     """
 
     base: str
-    difference: Difference | None
+    difference: Deviation | None
     failure: str | None = None
 
 

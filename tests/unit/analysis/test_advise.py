@@ -32,7 +32,7 @@ from ampmem.analysis.advise import (
 )
 from ampmem.analysis.fit import Memory
 from ampmem.reporters.text.advise import headline, render, said_of
-from ampmem.results import Difference
+from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Forced
 
 SCRIPT = Script(blocks=Blocks(prefix="h", numbers=tuple(range(12))), optimizers=("AdamW",), updated=148)
@@ -196,7 +196,7 @@ def test_a_script_that_is_too_large_for_the_cpu_is_not_run_there() -> None:
 
 
 def test_what_was_proven_is_said_and_fits_the_schema() -> None:
-    same = Difference(
+    same = Deviation(
         losses=3,
         gradients=9,
         equal=True,
