@@ -384,14 +384,16 @@ class _Kept:
         if path is None:
             return
         try:
-            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-            if not lines:
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            if not text:
                 path.write_text(f"{json.dumps(of)}\n", encoding="utf-8")
+                return
+            self._check(path, text.splitlines()[0], of)
+            if not text.endswith("\n"):  # a killed process has written a part of a line
+                self._append("\n")
         except (OSError, ValueError) as error:
             raise UsageError(f"--resume {path}: {error}") from error
-        if lines:
-            self._check(path, lines[0], of)
-            self._runs = {ended.forced: ended for line in lines[1:] if (ended := _read(line)) is not None}
+        self._runs = {ended.forced: ended for line in text.splitlines()[1:] if (ended := _read(line)) is not None}
 
     def _check(self, path: Path, line: str, of: Mapping[str, Json]) -> None:
         try:
@@ -412,9 +414,13 @@ class _Kept:
 
     def keep(self, ended: _Ended) -> None:
         """Write one more run, unless a signal has ended it."""
-        if self._path is not None and not (ended.trial.failure or "").startswith(KILLED):
+        if not (ended.trial.failure or "").startswith(KILLED):
+            self._append(f"{json.dumps(plain(ended))}\n")
+
+    def _append(self, text: str) -> None:
+        if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(f"{json.dumps(plain(ended))}\n")
+                file.write(text)
 
 
 _KIND = "ampmem advise"

@@ -45,6 +45,15 @@ def test_a_run_that_was_killed_is_made_again(tmp_path: Path) -> None:
     assert advise._Kept(tmp_path / "runs", OF).run_of(Forced(fused=True)) is None
 
 
+def test_a_line_of_which_a_part_was_written_is_no_run_and_harms_none(tmp_path: Path) -> None:
+    advise._Kept(tmp_path / "runs", OF).keep(RUNS[0])
+    with (tmp_path / "runs").open("a") as file:
+        file.write('{"forced": {"check')
+    advise._Kept(tmp_path / "runs", OF).keep(RUNS[1])
+    again = advise._Kept(tmp_path / "runs", OF)
+    assert [again.run_of(ended.forced) for ended in RUNS] == [*RUNS[:2], None]
+
+
 def test_without_a_file_nothing_is_kept() -> None:
     kept = advise._Kept(None, OF)
     kept.keep(RUNS[0])
