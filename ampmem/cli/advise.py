@@ -85,11 +85,11 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
     "--allow",
     "changes",
     default=",".join(Change),
-    show_default=True,
+    show_default="all of these",
     metavar="CHANGE,...",
-    help="Which changes to try: checkpoint blocks of the model, offload what it saves to the CPU, foreach=False or "
-    "fused=True of its optimizers, the allocator's expandable_segments, autocast to bfloat16 (precision), half the "
-    "batch size of its DataLoader.",
+    help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
+    "of its optimizers), fused (True), allocator (expandable_segments), precision (autocast to bfloat16), batch (half "
+    "the batch size of its DataLoader).",
 )
 @click.option(
     "--prove",
