@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 
@@ -39,21 +39,35 @@ class AutocastDtype(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forced:
-    """Changes that save memory and that ampmem forces on a script beside a precision; by default none.
+    """Changes that save memory and that ampmem forces on a script; by default none.
 
-    ``checkpoint`` has patterns of module names; ``foreach`` is how optimizers are to update, ``None`` for what the
-    script says.
+    ``checkpoint`` has patterns of module names; ``offload`` moves what forward saves for backward to the CPU;
+    ``foreach`` is how optimizers are to update, ``None`` for what the script says; ``allocator`` are settings of CUDA's
+    caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch. ``bfloat16`` is
+    autocast to that type, which is the precision ``amp``.
     """
 
     checkpoint: tuple[str, ...] = ()
+    offload: bool = False
     foreach: bool | None = None
     fused: bool = False
+    allocator: str = ""
+    batch_size: int | None = None
+    bfloat16: bool = False
+
+    def kinds(self) -> tuple[str, ...]:
+        """The names of the fields that change something."""
+        return tuple(item.name for item in fields(self) if getattr(self, item.name) != item.default)
 
     def options(self) -> list[str]:
         """The options of ``ampmem profile`` that say so."""
         options = ["--force-checkpoint", ",".join(self.checkpoint)] if self.checkpoint else []
+        options += ["--force-offload"] if self.offload else []
         options += [] if self.foreach is None else ["--force-foreach", str(self.foreach).lower()]
-        return options + (["--force-fused"] if self.fused else [])
+        options += ["--force-fused"] if self.fused else []
+        options += ["--force-allocator", self.allocator] if self.allocator else []
+        options += [] if self.batch_size is None else ["--force-batch-size", str(self.batch_size)]
+        return options + (["--precision", Arm.AMP.value, "--dtype", AutocastDtype.BF16.value] if self.bfloat16 else [])
 
 
 NOTHING_FORCED = Forced()

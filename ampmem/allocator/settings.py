@@ -94,6 +94,19 @@ def text_of_environment(environment: Mapping[str, str]) -> tuple[str, str]:
     return next(((name, environment[name]) for name in VARIABLES if name in environment), ("", ""))
 
 
+def with_settings(environment: Mapping[str, str], text: str) -> tuple[str, str]:
+    """The variable to set, and to what, so that the settings in ``text`` are in force beside those that are already.
+
+    Raises :class:`UsageError` for settings that :func:`parse_settings` refuses, and for those that the environment has.
+    """
+    parse_settings(text)
+    variable, former = text_of_environment(environment)
+    taken = {key for key, _ in _pairs(_tokens(former))} & {key for key, _ in _pairs(_tokens(text))}
+    if taken:
+        raise UsageError(f"{variable} has {', '.join(sorted(taken))} already: {former}")
+    return variable or VARIABLES[-1], f"{former},{text}" if former else text
+
+
 def backend_of_environment(environment: Mapping[str, str]) -> str:
     """The allocator that this environment asks for: ``native`` unless it names another one."""
     tokens = _tokens(text_of_environment(environment)[1])

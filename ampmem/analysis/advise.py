@@ -10,21 +10,32 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Annotated
 
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
 from ampmem.events import OptimizerRecord, ParameterRecord, Recording
+from ampmem.results import Deviation
+from ampmem.units import format_bytes
 from ampmem.version import __version__
-from ampmem.vocabulary import NOTHING_FORCED, Forced
+from ampmem.vocabulary import AUTOCAST_ARMS, NOTHING_FORCED, Forced
 
 
 class Change(StrEnum):
     """A kind of change that can be allowed."""
 
     CHECKPOINT = "checkpoint"
+    OFFLOAD = "offload"
     FOREACH = "foreach"
     FUSED = "fused"
+    ALLOCATOR = "allocator"
+    PRECISION = "precision"
+    BATCH = "batch"
+
+
+EXPANDABLE = "expandable_segments:True"
+"""The setting of the allocator that is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +58,26 @@ class Script:
     optimizers: tuple[str, ...]
     updated: int
     """How many parameters are trained."""
+    trained_bytes: int = 0
+    batch: int | None = None
+    """How many samples a DataLoader puts into a batch; ``None`` where no DataLoader was seen to make the last one."""
+    no_precision: str | None = None
+    """Why autocast in bfloat16 is not tried; ``None`` where it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A run with changes. ``memory`` is ``None`` where it ran out, or where ``failure`` says why there was no run."""
+    """A run with changes. ``memory`` is ``None`` where it ran out, or where ``failure`` says why there was no run.
+
+    ``flops`` are those of the last step, of which ``recomputed_flops`` ran in backward once more, and ``moved_bytes``
+    are what it has copied between the GPU and the CPU; 0 where not known.
+    """
 
     memory: Memory | None
     failure: str | None = None
+    flops: int = 0
+    recomputed_flops: int = 0
+    moved_bytes: int = 0
 
 
 Trials = Mapping[Forced, Trial]
@@ -67,7 +90,30 @@ def script_of(recording: Recording) -> Script:
         blocks=_blocks(recording.parameters),
         optimizers=tuple(dict.fromkeys(_class_names(recording.optimizers))),
         updated=sum(parameter.trainable for parameter in recording.parameters),
+        trained_bytes=sum(parameter.bytes for parameter in recording.parameters if parameter.trainable),
+        batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
+        no_precision=_no_precision(recording),
     )
+
+
+def _no_precision(recording: Recording) -> str | None:
+    if recording.arm.forced:
+        return f"every run has the precision {recording.arm.name}"
+    if recording.arm.name in AUTOCAST_ARMS:
+        return f"the script uses autocast already, to {recording.arm.dtype}"
+    others = {parameter.dtype for parameter in recording.parameters} - {"float32"}
+    return f"the script's parameters are {', '.join(sorted(others))}, not float32" if others else None
+
+
+def refusal(forced: Forced, script: Script) -> str | None:
+    """Why ``forced`` is not run, as far as the run of the script as it is says; ``None`` where it is."""
+    if forced.bfloat16 and script.no_precision is not None:
+        return script.no_precision
+    if forced.batch_size == 0:
+        return "no DataLoader was seen to make the script's batches"
+    if forced.batch_size is not None and script.batch == 1:
+        return "a batch has one sample"
+    return None
 
 
 def _class_names(optimizers: Sequence[OptimizerRecord]) -> Iterator[str]:
@@ -110,39 +156,93 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budg
 
     First each change alone, then what lowers more than one part of the peak, then the fewest blocks that are enough.
     """
-    wanted = budget is not None or not meets(trials[NOTHING_FORCED], None)
-    enough = wanted and meets(trials[NOTHING_FORCED], budget)
-    for forced in _singles(script, allowed):
+    singles = _singles(script, allowed)
+    for forced in singles.values():
         if forced not in trials:
             return forced
-    if enough:
+    wanted = budget is not None or not meets(trials[NOTHING_FORCED], None)
+    if wanted and meets(trials[NOTHING_FORCED], budget):
         return None
-    if script.blocks is None or Change.CHECKPOINT not in allowed:
-        return None
-    count = len(script.blocks.numbers)
-    whole = Forced(checkpoint=script.blocks.first(count))
-    if trials[whole].failure is not None:
-        return None
-    both = replace(_update(trials), checkpoint=whole.checkpoint)
-    bases = (NOTHING_FORCED, _update(trials))
-    if both not in trials and not (wanted and meets(trials[whole], budget)):
-        return both
-    if not wanted:
-        half = Forced(checkpoint=script.blocks.first(count // 2))
-        return None if half in trials else half
-    for base in bases:
-        if meets(trials.get(replace(base, checkpoint=whole.checkpoint), Trial(memory=None)), budget):
-            return _between(trials, script.blocks, base, budget)
-    return None
+    blocks = script.blocks
+    whole = singles.get(Change.CHECKPOINT)
+    if blocks is None or whole is None or trials[whole].failure is not None:
+        blocks = None
+    for base, last in _bases(trials, singles) if wanted else ((NOTHING_FORCED, None), (_update(trials), None)):
+        if last is not None and meets(trials[last], budget):
+            return None  # it is enough alone, where nothing is that comes before it
+        forced = base if blocks is None or whole is None else replace(base, checkpoint=whole.checkpoint)
+        if forced not in trials:
+            return forced
+        if wanted and meets(trials[forced], budget):
+            return None if blocks is None else _between(trials, blocks, base, budget)
+    half = None if wanted or blocks is None else Forced(checkpoint=blocks.first(len(blocks.numbers) // 2))
+    return None if half in trials else half
 
 
-def _singles(script: Script, allowed: frozenset[Change]) -> Iterator[Forced]:
-    if Change.FUSED in allowed:
-        yield Forced(fused=True)
-    if Change.FOREACH in allowed:
-        yield Forced(foreach=False)
-    if Change.CHECKPOINT in allowed and script.blocks is not None:
-        yield Forced(checkpoint=script.blocks.first(len(script.blocks.numbers)))
+def due(trials: Trials, script: Script, allowed: frozenset[Change], budget: int | None) -> list[Forced]:
+    """The changes to run now, any of them at the same time; none when the search is over."""
+    missing = [forced for forced in _singles(script, allowed).values() if forced not in trials]
+    following = next_forced(trials, script, allowed, budget)
+    return missing or ([] if following is None else [following])
+
+
+def most_left(trials: Trials, script: Script, allowed: frozenset[Change], budget: int | None) -> int:
+    """How many runs are left at most: all of them, if none that is to come is enough."""
+    made = dict(trials)
+    while (forced := next_forced(made, script, allowed, budget)) is not None:
+        made[forced] = Trial(memory=None, failure=refusal(forced, script))
+    if len(made) == len(trials):
+        return 0
+    found = any(meets(trial, budget) for trial in trials.values())
+    blocks = 0 if found or script.blocks is None or Change.CHECKPOINT not in allowed else len(script.blocks.numbers)
+    return len(made) - len(trials) + max(blocks - 1, 0).bit_length()
+
+
+def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]:
+    """Each change alone, in the order in which they are tried."""
+    found = {Change.FUSED: Forced(fused=True), Change.FOREACH: Forced(foreach=False)}
+    if script.blocks is not None:
+        found[Change.CHECKPOINT] = Forced(checkpoint=script.blocks.first(len(script.blocks.numbers)))
+    found[Change.OFFLOAD] = Forced(offload=True)
+    found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
+    found[Change.PRECISION] = Forced(bfloat16=True)
+    found[Change.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
+    return {change: forced for change, forced in found.items() if change in allowed}
+
+
+def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[Forced, Forced | None]]:
+    """What blocks are checkpointed with in a combination, each with one change more than the one before.
+
+    What takes a lot of time comes late, and what may change the results last, each with that change alone.
+    """
+    yield NOTHING_FORCED, None
+    base = _update(trials)
+    if base != NOTHING_FORCED:
+        yield base, None
+    setting = singles.get(Change.ALLOCATOR)
+    if setting is not None and _helps(trials, setting):
+        base = replace(base, allocator=setting.allocator)
+        yield base, None
+    offload = singles.get(Change.OFFLOAD)
+    if offload is not None and trials[offload].failure is None:
+        base = replace(base, offload=True)
+        yield base, offload
+    precision = singles.get(Change.PRECISION)
+    if precision is not None and trials[precision].failure is None:
+        base = replace(base, bfloat16=True)
+        yield base, precision
+    batch = singles.get(Change.BATCH)
+    if batch is not None and trials[batch].failure is None:
+        size = batch.batch_size or 0
+        while size:
+            yield replace(base, batch_size=size), batch
+            size //= 2
+
+
+def _helps(trials: Trials, forced: Forced) -> bool:
+    """Whether the device has less in use with ``forced``, or may have: the script as it is ran out of memory."""
+    before, after = trials[NOTHING_FORCED].memory, trials[forced]
+    return after.failure is None and (before is None or (after.memory is not None and after.memory.most < before.most))
 
 
 def _update(trials: Trials) -> Forced:
@@ -170,7 +270,9 @@ def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None) -
 def ranked(trials: Trials, budget: int | None) -> list[Forced]:
     """The runs: those that meet the ``budget`` first, with the fewest changes; then by what they take; failures last.
 
-    Where the script fits as it is and there is no budget, those that allocate least come first.
+    Where the script fits as it is and there is no budget, those that allocate least come first. What may change the
+    results comes after what does not: first the precision, then the size of a batch. Of those that meet the budget
+    offloading comes after all that does without.
     """
     wanted = budget is not None or not meets(trials[NOTHING_FORCED], None)
 
@@ -179,11 +281,73 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
         if trial.memory is None:
             return (2 + (trial.failure is not None),)
         size = (trial.memory.allocated, trial.memory.most, len(forced.checkpoint))
+        computes = (forced.batch_size is not None, -(forced.batch_size or 0), forced.bfloat16)
         if wanted and meets(trial, budget):
-            return (0, len(forced.checkpoint), len(forced.options()), *size)
-        return (1, *size)
+            return (0, *computes, forced.offload, len(forced.checkpoint), len(forced.kinds()), *size)
+        return (1, *(() if wanted else computes), *size)
 
-    return sorted(trials, key=key)
+    simplest = sorted(trials, key=lambda forced: (len(forced.kinds()), forced.options()))  # runs may end in any order
+    return sorted(simplest, key=key)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Three real steps on the CPU with the changes, beside three of ``base``: the script as it is, or ``foreach=True``.
+
+    ``difference`` is ``None`` where ``failure`` says why there is none.
+    """
+
+    base: str
+    difference: Deviation | None
+    failure: str | None = None
+
+
+PROOF_STEPS = 3
+"""An update changes what the next step computes, and its state what the one after that does."""
+
+_MOST_FLOPS = 5 * 10**11
+_MOST_TRAINED = 256 << 20
+_MOST_ALLOCATED = 4 << 30
+"""What may be run on the CPU: the FLOPs of a step, the bytes of trained parameters, and the bytes of the peak."""
+
+
+def proof_base(forced: Forced) -> Forced:
+    """What ``forced`` is to be compared with: optimizers that are not told run ``foreach`` on a GPU, not on a CPU."""
+    return Forced(foreach=True) if forced.fused or forced.foreach is False else NOTHING_FORCED
+
+
+def why_unproven(trials: Trials, script: Script) -> str | None:
+    """Why the script is too large to run on the CPU; ``None`` where it is not."""
+    plain = trials[NOTHING_FORCED]
+    if plain.memory is None:
+        return "the script as it is needs more memory than the GPU has, which is too much for a CPU"
+    for size, most, what in (
+        (plain.flops, _MOST_FLOPS, f"{plain.flops:.2g} FLOPs in a step, more than {_MOST_FLOPS:.2g}"),
+        (script.trained_bytes, _MOST_TRAINED, f"{format_bytes(script.trained_bytes)} of parameters to train"),
+        (plain.memory.allocated, _MOST_ALLOCATED, f"a peak of {format_bytes(plain.memory.allocated)}"),
+    ):
+        if size > most:
+            return f"the script is too large to run {PROOF_STEPS} steps on the CPU: {what}"
+    return None
+
+
+def incomparable(forced: Forced) -> str | None:
+    """Why other results are expected of ``forced``, or no run is needed; ``None`` where it is worth a run."""
+    if forced.batch_size is not None:
+        return "a smaller batch has other losses"
+    if forced.kinds() == ("allocator",):
+        return "the setting changes where tensors lie, and a CPU does not have that allocator"
+    return None
+
+
+def to_prove(trials: Trials, budget: int | None) -> list[Forced]:
+    """The best run with changes, and of each change alone the best run that was made."""
+    found: dict[tuple[str, ...], Forced] = {}
+    for place, forced in enumerate(ranked(trials, budget)):
+        kinds = forced.kinds()
+        if forced != NOTHING_FORCED and trials[forced].failure is None and (place == 0 or len(kinds) == 1):
+            found.setdefault(kinds, forced)
+    return list(found.values())
 
 
 def name_of(forced: Forced, script: Script) -> str:
@@ -192,20 +356,35 @@ def name_of(forced: Forced, script: Script) -> str:
     if forced.checkpoint:
         total = 0 if script.blocks is None else len(script.blocks.numbers)
         words.append(f"checkpoint {len(forced.checkpoint)} of {total} blocks")
+    words += ["offload saved tensors"] if forced.offload else []
     words += [] if forced.foreach is None else [f"foreach={forced.foreach}"]
     words += ["fused=True"] if forced.fused else []
+    words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
+    words += ["autocast bfloat16"] if forced.bfloat16 else []
+    if forced.batch_size is not None:
+        words.append(f"batch size {forced.batch_size} of {script.batch}" if script.batch else "smaller batches")
     return ", ".join(words) or "the script as it is"
 
 
-def cost_of(forced: Forced, script: Script) -> str:
+def cost_of(forced: Forced, script: Script, trial: Trial) -> str:
     """What the changes cost, computed from what they do: nothing here was timed."""
     words = []
-    if forced.checkpoint and script.blocks is not None:
+    if trial.recomputed_flops:
+        share = trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1)
+        words.append(f"recomputes {share:.1%} of the step's FLOPs".replace("%", " %"))
+    elif forced.checkpoint and script.blocks is not None:
         words.append(f"forward of {len(forced.checkpoint)} of {len(script.blocks.numbers)} blocks once more in a step")
+    if forced.offload:
+        moved = f"{format_bytes(trial.moved_bytes)} move" if trial.moved_bytes else "saved tensors move"
+        words.append(f"{moved} between GPU and CPU in a step")
     if forced.foreach is False:
         words.append(f"kernels for each of {script.updated} parameters")
     if forced.fused:
         words.append("fewer kernels")
+    if forced.bfloat16:
+        words.append("rounds results to bfloat16")
+    if forced.batch_size and script.batch:
+        words.append(f"{script.batch / forced.batch_size:.3g} steps for as many samples")
     return "; ".join(words)
 
 
@@ -218,9 +397,19 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
             f"for block in {which}: "
             "block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
         )
+    if forced.offload:
+        lines.append("with torch.autograd.graph.save_on_cpu():  # around the call of model, not backward")
     argument = "fused=True" if forced.fused else None if forced.foreach is None else f"foreach={forced.foreach}"
     if argument is not None:
         lines += [f"{name}(..., {argument})" for name in script.optimizers or ("the optimizer",)]
+    if forced.allocator:
+        lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
+    if forced.bfloat16:
+        lines.append("with torch.autocast('cuda', dtype=torch.bfloat16):  # around forward and loss, not backward")
+    if forced.batch_size:
+        lines.append(
+            f"DataLoader(..., batch_size={forced.batch_size})  # and accumulate gradients, if losses are means"
+        )
     return tuple(lines)
 
 
@@ -237,13 +426,38 @@ SCHEMA = "ampmem.advise/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenResults:
+    """The losses and gradients of three real steps on the CPU with the change, beside those of ``compared_with``.
+
+    ``equal`` says that all have the same bits, null where they could not be compared for the reason in ``failure``. The
+    differences are the largest of any element; null where the numbers of results or their shapes differ, or where one
+    is not finite.
+    """
+
+    compared_with: str
+    equal: bool | None
+    losses: int | None
+    gradients: int | None
+    loss_difference: float | None
+    gradient_difference: float | None
+    largest_loss: float | None
+    largest_gradient: float | None
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedRun:
     """One run: the changes, and its peaks, null where memory ran out or the change was not made.
 
     ``options`` are those of ``ampmem profile`` that make this run. ``saved_bytes`` is what it allocates less than the
-    script as it is; null where one of the two has no peak. ``meets`` says that it surely fits, and takes no more than
-    the budget where there is one. ``failure`` is why the change was not made, or the script failed. ``cost`` is
-    computed, not measured.
+    script as it is, ``saved_reserved_bytes`` what it reserves less; null where one of the two has no peak. ``meets``
+    says that it surely fits, and takes no more than the budget where there is one. ``failure`` is why the change was
+    not made, or the script failed. ``cost`` is computed, not measured.
+
+    ``step_flops`` are the floating-point operations of the last step's matrix products, convolutions and attention,
+    ``recomputed_flops`` those of them that activation checkpointing computed again; null where they were not counted.
+    ``moved_bytes`` are what it has copied between the GPU and the CPU, inputs too. ``proof`` is there with ``--prove``,
+    for the best run and each change alone.
     """
 
     change: str
@@ -254,8 +468,13 @@ class AdvisedRun:
     device_used_bytes: int | None
     highest_device_used_bytes: int | None
     saved_bytes: Signed | None
+    saved_reserved_bytes: Signed | None
     failure: str | None
     cost: str
+    step_flops: int | None
+    recomputed_flops: int | None
+    moved_bytes: int | None
+    proof: ProvenResults | None
     code: tuple[str, ...]
 
 
@@ -287,10 +506,21 @@ def advise_schema() -> dict[str, Json]:
 
 
 def advice(
-    trials: Trials, script: Script, budget: int | None, *, title: str, steps: int, gpu: str, total: int
+    trials: Trials,
+    script: Script,
+    budget: int | None,
+    *,
+    title: str,
+    steps: int,
+    gpu: str,
+    total: int,
+    proofs: Mapping[Forced, Proof] = MappingProxyType({}),
 ) -> AdviceDocument:
     """The search as its document."""
-    runs = tuple(_run(forced, trials, script, budget) for forced in ranked(trials, budget))
+    runs = tuple(
+        replace(_run(forced, trials, script, budget), proof=_proven(proofs.get(forced)))
+        for forced in ranked(trials, budget)
+    )
     return AdviceDocument(
         schema=SCHEMA,
         ampmem=__version__,
@@ -304,18 +534,43 @@ def advice(
 
 
 def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> AdvisedRun:
-    memory, before = trials[forced].memory, trials[NOTHING_FORCED].memory
-    both = memory is not None and before is not None
+    trial = trials[forced]
+    memory, before = trial.memory, trials[NOTHING_FORCED].memory
+    saved = None if memory is None or before is None else before.allocated - memory.allocated
+    saved_reserved = None if memory is None or before is None else before.reserved - memory.reserved
     return AdvisedRun(
         change=name_of(forced, script),
         options=tuple(forced.options()),
-        meets=meets(trials[forced], budget),
+        meets=meets(trial, budget),
         allocated_bytes=None if memory is None else memory.allocated,
         reserved_bytes=None if memory is None else memory.reserved,
         device_used_bytes=None if memory is None else memory.used,
         highest_device_used_bytes=None if memory is None else memory.highest,
-        saved_bytes=before.allocated - memory.allocated if both and memory and before else None,
-        failure=trials[forced].failure,
-        cost=cost_of(forced, script),
+        saved_bytes=saved,
+        saved_reserved_bytes=saved_reserved,
+        failure=trial.failure,
+        cost=cost_of(forced, script, trial),
+        step_flops=trial.flops or None,
+        recomputed_flops=trial.recomputed_flops if trial.flops else None,
+        moved_bytes=trial.moved_bytes if trial.flops else None,
+        proof=None,
         code=code_of(forced, script),
+    )
+
+
+def _proven(proof: Proof | None) -> ProvenResults | None:
+    if proof is None:
+        return None
+    found = proof.difference
+    known = None if found is None or not found.same_kind else found
+    return ProvenResults(
+        compared_with=proof.base,
+        equal=None if found is None else found.equal,
+        losses=None if found is None else found.losses,
+        gradients=None if found is None else found.gradients,
+        loss_difference=None if known is None else known.loss_difference,
+        gradient_difference=None if known is None else known.gradient_difference,
+        largest_loss=None if known is None else known.largest_loss,
+        largest_gradient=None if known is None else known.largest_gradient,
+        failure=proof.failure,
     )

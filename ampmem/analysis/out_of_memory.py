@@ -393,28 +393,18 @@ def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase, *
 def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase: Phase) -> tuple[str, ...]:
     """Lines to run next; none of what no command line has started, as a cell of a notebook."""
     run, total = recording.run, found.device_total
-    if total is None:
+    script = _script(run)
+    if total is None or script is None:
         return ()
-    script = run.script.split(" ", 1) if run.script.startswith("-m ") else [run.script]
-    if len(script) == 1 and not script[0].endswith(".py"):
-        return ()
-    shared = [*(word for each in run.assume for word in ("--assume", each)), *_precision(recording, "--dtype")]
-    if run.world_size > 1:
-        shared += ["--world-size", str(run.world_size), "--rank", str(run.rank)]
-    if run.step_on:
-        shared += ["--step-on", run.step_on]
-    forced = recording.arm.name if recording.arm.forced else None
+    arm, shared = _shared_options(recording)
     lines = []
     varied = batch_varied(run.arguments)
     if varied is not None and phase not in _WITHOUT_BATCH and not found.later:
-        arms = ["--arms", str(forced or Arm.AS_IS)]
-        lines.append(["ampmem", "fit", "--gpu", _gpu(run, total), *arms, *shared, *script, *varied])
-    arm = [] if forced is None else ["--arm", str(forced)]
+        arms = ["--arms", str(recording.arm.name if recording.arm.forced else Arm.AS_IS)]
+        lines.append(shlex.join(["ampmem", "fit", "--gpu", _gpu(run, total), *arms, *shared, *script, *varied]))
     if phase is not Phase.SETUP and not found.later:
         least_steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS_OF_ADVISE else []
-        lines.append(
-            ["ampmem", "advise", "--gpu", _gpu(run, total), *arm, *shared, *least_steps, *script, *run.arguments]
-        )
+        lines.append(advise_command(recording, _gpu(run, total), *least_steps) or "")
     steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS else []
     steps += ["--run-to-end"] if found.later else []
     least = _least_needed(recording, found, total)
@@ -423,8 +413,38 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
     else:
         gpu = _larger(max(2 * total, least))
     larger = ["ampmem", "profile", "--device", str(Device.SIMULATED), "--gpu", gpu]
-    lines.append([*larger, *arm, *shared, *steps, *script, *run.arguments])
-    return tuple(map(shlex.join, lines))
+    lines.append(shlex.join([*larger, *arm, *shared, *steps, *script, *run.arguments]))
+    return tuple(lines)
+
+
+def advise_command(recording: Recording, gpu: str | None, *options: str) -> str | None:
+    """The line that proves changes of the script that was recorded, on ``gpu``, by default the one of the recording.
+
+    ``None`` where no command line has started the script, and where no GPU is known that is like the recorded one.
+    """
+    run = recording.run
+    script, gpu = _script(run), gpu or _known_gpu(run.device_name, run.source)
+    if script is None or gpu is None:
+        return None
+    arm, shared = _shared_options(recording)
+    return shlex.join(["ampmem", "advise", "--gpu", gpu, *arm, *shared, *options, *script, *run.arguments])
+
+
+def _script(run: RunRecord) -> list[str] | None:
+    """What a command line calls the script; ``None`` of what none has started."""
+    script = run.script.split(" ", 1) if run.script.startswith("-m ") else [run.script]
+    return None if len(script) == 1 and not script[0].endswith(".py") else script
+
+
+def _shared_options(recording: Recording) -> tuple[list[str], list[str]]:
+    """Options of the recording that other commands take too: the precision, and the rest."""
+    run = recording.run
+    shared = [*(word for each in run.assume for word in ("--assume", each)), *_precision(recording, "--dtype")]
+    if run.world_size > 1:
+        shared += ["--world-size", str(run.world_size), "--rank", str(run.rank)]
+    if run.step_on:
+        shared += ["--step-on", run.step_on]
+    return ["--arm", str(recording.arm.name)] if recording.arm.forced else [], shared
 
 
 def _precision(recording: Recording, option: str) -> list[str]:
@@ -439,8 +459,12 @@ def _gpu(run: RunRecord, total: int) -> str:
 
 def gpu_called(name: str, source: str, total: int) -> str:
     """What ``--gpu`` calls this device: a name that it knows, what it was called, else its memory."""
+    return _known_gpu(name, source) or f"{total // MIB}MiB"
+
+
+def _known_gpu(name: str, source: str) -> str | None:
     known = next((key for key, gpu in GPUS.items() if gpu.name == name), None)
-    return known or (name if source == SourceKind.SIMULATED else f"{total // MIB}MiB")
+    return known or (name if source == SourceKind.SIMULATED else None)
 
 
 def _least_needed(recording: Recording, found: FailedRequest, total: int) -> int:

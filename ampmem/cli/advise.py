@@ -2,38 +2,71 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import click
 
 from ampmem.allocator.gpus import gpu_to_simulate
+from ampmem.allocator.settings import text_of_environment
 from ampmem.analysis.advise import (
+    PROOF_STEPS,
     Change,
+    Proof,
     Script,
     Trial,
     advice,
     advise_schema,
+    due,
+    incomparable,
     meets,
+    most_left,
     name_of,
-    next_forced,
+    proof_base,
+    refusal,
     script_of,
+    to_prove,
+    why_unproven,
 )
 from ampmem.analysis.fit import memory_of
+from ampmem.analysis.jsonable import Json, NotOfThisKind, from_json, like, parsed, plain
 from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, schema_option, settled, shared_options
-from ampmem.cli.processes.children import ProgressLine, misplaced, profile_arguments, run_child
+from ampmem.cli.processes.children import (
+    KILLED,
+    ChildEnd,
+    Children,
+    ProgressLine,
+    misplaced,
+    profile_arguments,
+    run_child,
+)
+from ampmem.cli.processes.messages import StepEnded
 from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.failure import FailureKind
+from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, read
 from ampmem.reporters.text.advise import render
 from ampmem.reporters.text.layout import layout_for
+from ampmem.results import difference
 from ampmem.units import format_bytes, parse_bytes
+from ampmem.version import __version__
 from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
 
 STEPS = 2
 """The optimizer's state is there from the end of the first step on."""
+
+JOBS = 8
+"""No more runs at once than this by default: each takes some hundred MiB."""
 
 _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
 """Shared options that say nothing of simulated runs whose recordings are thrown away."""
@@ -52,9 +85,17 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
     "--allow",
     "changes",
     default=",".join(Change),
-    show_default=True,
+    show_default="all of these",
     metavar="CHANGE,...",
-    help="Which changes to try: checkpoint blocks of the model, foreach=False or fused=True of its optimizers.",
+    help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
+    "of its optimizers), fused (True), allocator (expandable_segments), precision (autocast to bfloat16), batch (half "
+    "the batch size of its DataLoader).",
+)
+@click.option(
+    "--prove",
+    is_flag=True,
+    help="Also run three real steps on the CPU with the best change and with each change alone, and compare losses and "
+    "gradients bit for bit with those of the script as it is. An argument cuda of the script becomes cpu.",
 )
 @click.option(
     "--precision",
@@ -66,22 +107,45 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
     help="The precision of every run.",
 )
 @click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help=f"How many runs to make at once.  [default: one for each CPU, at most {JOBS}]",
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Keep ended runs in FILE, and do not make those again that it has: an interrupted search goes on, and one "
+    "with another budget or other changes takes the same runs.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table, schema ampmem.advise/1.")
 @schema_option(advise_schema)
 @click.option("--device", "device_option", default=Device.SIMULATED.value, hidden=True)
 @shared_options
 def advise(
-    budget: str | None, changes: str, arm: str, seed: int, as_json: bool, device_option: str, options: ScriptOptions
+    budget: str | None,
+    changes: str,
+    prove: bool,
+    jobs: int | None,
+    resume: Path | None,
+    arm: str,
+    seed: int,
+    as_json: bool,
+    device_option: str,
+    options: ScriptOptions,
 ) -> None:
     """Find changes that make a script fit, each proven by running it.
 
     Every change is forced on the unmodified script in a run of its own on a simulated GPU, as profile
     --force-checkpoint does; every peak in the table is of such a run. Activation checkpointing is tried on all
-    blocks of the model, alone and with the optimizer's change; where that is enough, the fewest blocks that are
-    enough are searched for. The best comes first. The table goes to stdout, a line for each run to stderr.
+    blocks of the model, alone and with other changes; where that is enough, the fewest blocks that are enough are
+    searched for. The best comes first; changes of what is computed (precision, batch) come after all others. The
+    table goes to stdout, a line for each run to stderr.
 
     Exit code 0: the script fits, as it is or with a change; 1: nothing that was run fits. Ctrl-C prints the runs that
-    have ended.
+    have ended; with --resume they are not made again.
 
     \b
     ampmem advise --gpu h100 train.py --batch-size 64
@@ -98,10 +162,13 @@ def advise(
     gpu = gpu_to_simulate(options.gpu)
     if limit is not None and limit > gpu.total_memory:
         raise UsageError(f"--budget {budget} is more than {gpu.name} has: name a larger one with --gpu")
-    options.find()
-    search = _Search(script, Arm(arm), seed)
+    target = options.find()
+    kept = _Kept(resume, _identity(script, Arm(arm), seed, target))
+    search = _Search(script, Arm(arm), seed, jobs or min(os.cpu_count() or 1, JOBS), kept)
     try:
         search.run(allowed, limit)
+        if prove:
+            search.prove(limit)
     finally:
         if NOTHING_FORCED in search.trials:
             found = advice(
@@ -112,6 +179,7 @@ def advise(
                 steps=script.steps,
                 gpu=gpu.name,
                 total=gpu.total_memory,
+                proofs=search.proofs,
             )
             click.echo(found.to_json() if as_json else render(found, layout_for(sys.stdout)))
     if not any(meets(trial, limit) for trial in search.trials.values()):
@@ -136,60 +204,253 @@ def _bytes(budget: str | None) -> int | None:
         raise UsageError(f"--budget: {error}") from error
 
 
-class _Search:
-    """The runs, one after the other, no changes twice."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """A run that has ended, with ``script``, what the script as it is says of itself, of that run alone."""
 
-    def __init__(self, script: ScriptOptions, arm: Arm, seed: int) -> None:
+    forced: Forced
+    trial: Trial
+    script: Script | None = None
+
+
+class _Search:
+    """The runs, ``jobs`` of them at once, no changes twice; those that ``kept`` has are not made."""
+
+    def __init__(self, script: ScriptOptions, arm: Arm, seed: int, jobs: int, kept: _Kept) -> None:
         self._script = script
         self._arm = arm
         self._seed = seed
+        self._jobs = jobs
+        self._kept = kept
         self.trials: dict[Forced, Trial] = {}
+        self.proofs: dict[Forced, Proof] = {}
         self.found = Script(blocks=None, optimizers=(), updated=0)
         """What the first run says of the script."""
 
     def run(self, allowed: frozenset[Change], budget: int | None) -> None:
-        """Run the script as it is, and with changes until the search is over."""
-        with TemporaryDirectory(prefix="ampmem-advise-") as folder, ProgressLine() as progress:
-            forced: Forced | None = NOTHING_FORCED
-            while forced is not None:
-                self.trials[forced] = self._try(forced, Path(folder) / f"run{SUFFIX}", progress)
-                forced = next_forced(self.trials, self.found, allowed, budget)
+        """Run the script as it is, and with changes until the search is over. No run is left behind."""
+        with (
+            TemporaryDirectory(prefix="ampmem-advise-") as folder,
+            _Progress(lambda: most_left(self.trials, self.found, allowed, budget)) as progress,
+            ThreadPoolExecutor(self._jobs) as pool,
+        ):
+            children = Children()
+            running: dict[Future[_Ended], Forced] = {}
+            try:
+                while True:
+                    for forced in self._due(allowed, budget, progress):
+                        if len(running) < self._jobs and forced not in running.values():
+                            path = Path(folder) / f"run{len(self.trials) + len(running)}{SUFFIX}"
+                            running[pool.submit(self._make, forced, path, progress, children)] = forced
+                    if not running:
+                        return
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        del running[future]
+                        self._take(future.result(), progress)
+            except BaseException:
+                children.end(running)
+                raise
 
-    def _try(self, forced: Forced, path: Path, progress: ProgressLine) -> Trial:
-        name = f"run {len(self.trials) + 1}: {name_of(forced, self.found)}"
-        progress.now(f"{name}: starting")
+    def _due(self, allowed: frozenset[Change], budget: int | None, progress: _Progress) -> list[Forced]:
+        """What is to be run now; what need not be is taken first."""
+        while True:
+            first = [] if NOTHING_FORCED in self.trials else [NOTHING_FORCED]
+            wanted = first or due(self.trials, self.found, allowed, budget)
+            known = [(ended, said) for ended, said in map(self._known, wanted) if ended is not None]
+            if not known:
+                return wanted
+            for ended, said in known:
+                self._note(ended)
+                progress.ended(name_of(ended.forced, self.found), said, made=False)
+
+    def _known(self, forced: Forced) -> tuple[_Ended | None, str]:
+        """What comes of ``forced`` without a run, and how that is said."""
+        why = refusal(forced, self.found)
+        if why is not None:
+            return _Ended(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
+        ended = self._kept.run_of(forced)
+        return ended, "" if ended is None else f"made before: {_said(ended.trial)}"
+
+    def _take(self, ended: _Ended, progress: _Progress) -> None:
+        self._note(ended)
+        self._kept.keep(ended)
+        progress.ended(name_of(ended.forced, self.found), _said(ended.trial))
+
+    def _note(self, ended: _Ended) -> None:
+        self.trials[ended.forced] = ended.trial
+        if ended.script is not None:
+            self.found = ended.script
+
+    def prove(self, budget: int | None) -> None:
+        """Run the changes that are worth it on the CPU, and keep how their results differ."""
+        why = why_unproven(self.trials, self.found)
+        with TemporaryDirectory(prefix="ampmem-advise-") as folder, ProgressLine() as progress:
+            proving = _Proving(self._script, self._arm, self._seed, Path(folder), progress)
+            for forced in to_prove(self.trials, budget):
+                base = proof_base(forced)
+                name, base_name = name_of(forced, self.found), name_of(base, self.found)
+                reason = incomparable(forced) or why
+                if reason is None:
+                    self.proofs[forced] = proving.proof(replace(forced, allocator=""), name, base, base_name)
+                else:
+                    self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
+
+    def _make(self, forced: Forced, path: Path, progress: _Progress, children: Children) -> _Ended:
+        """Make one run, in a thread."""
+        name = name_of(forced, self.found)
+        progress.doing(f"{name}: starting")
         script = replace(self._script, forced=forced)
-        ended = run_child(
-            profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path)),
-            lambda step: progress.now(f"{name}: step {step.done} of {step.wanted}"),
-        )
+        last = StepEnded(done=0, wanted=script.steps)
+
+        def follow(step: StepEnded) -> None:
+            nonlocal last
+            last = step
+            progress.doing(f"{name}: step {step.done} of {step.wanted}")
+
+        command = profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path))
+        ended = run_child(command, follow, children.started)
         try:
-            refused = ended.said is not None and ended.said.kind is FailureKind.REFUSED
-            trial = Trial(memory=None, failure=ended.failure) if refused else self._outcome(path, ended.failure, forced)
+            found = self._outcome(path, ended, forced)
         finally:
             path.unlink(missing_ok=True)
-        if trial.failure is not None and forced == NOTHING_FORCED:
-            progress.stay(f"{name}: failed: {trial.failure}{misplaced(script, ended)}", tail=ended.tail)
+        if found.trial.memory is not None:
+            counts = like(Trial, last, memory=found.trial.memory, failure=None)
+            found = replace(found, trial=counts)
+        if found.trial.failure is not None and forced == NOTHING_FORCED:
+            progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
             raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")
-        progress.stay(f"{name}: {_said(trial)}")
-        return trial
+        return found
 
-    def _outcome(self, path: Path, failure: str | None, forced: Forced) -> Trial:
-        if not path.exists():
-            return Trial(memory=None, failure=failure or "it left no recording")
+    def _outcome(self, path: Path, end: ChildEnd, forced: Forced) -> _Ended:
+        refused = end.said is not None and end.said.kind is FailureKind.REFUSED
+        if refused or not path.exists():
+            return _Ended(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
         try:
             recording = read(path)
-            if forced == NOTHING_FORCED:
-                self.found = script_of(recording)
-            ended = sum(step.finished for step in recording.steps)
-            if recording.ooms:
-                return Trial(memory=None)
-            if ended < self._script.steps:
-                short = f"it ended after {ended} of {self._script.steps} steps; let it train for longer"
-                return Trial(memory=None, failure=failure or short)
-            return Trial(memory=memory_of(recording))
+            script = script_of(recording) if forced == NOTHING_FORCED else None
+            steps = sum(step.finished for step in recording.steps)
+            trial = Trial(memory=None)
+            if not recording.ooms and steps < self._script.steps:
+                short = f"it ended after {steps} of {self._script.steps} steps; let it train for longer"
+                trial = Trial(memory=None, failure=end.failure or short)
+            elif not recording.ooms:
+                trial = Trial(memory=memory_of(recording))
+            return _Ended(forced=forced, trial=trial, script=script)
         except RecordingError as error:
-            return Trial(memory=None, failure=failure or str(error))
+            return _Ended(forced=forced, trial=Trial(memory=None, failure=end.failure or str(error)))
+
+
+class _Progress(ProgressLine):
+    """The runs are counted as they end; ``most_left`` says how many there will be at most."""
+
+    def __init__(self, most_left: Callable[[], int]) -> None:
+        super().__init__()
+        self._most_left = most_left
+        self._count = self._made = 0
+        self._begun = time.monotonic()
+        self._rest = ""
+
+    def doing(self, what: str) -> None:
+        """How far one of the runs has got."""
+        counted = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
+        self.now(f"{counted}{what}{self._rest}")
+
+    def ended(self, name: str, said: str, *, made: bool = True) -> None:
+        """One line for a run that ended, or that did not have to be ``made``."""
+        self._count += 1
+        self._made += made
+        self._rest = self._left()
+        self.stay(f"run {self._count}: {name}: {said}", self._rest)
+
+    def _left(self) -> str:
+        """``; at most 4 left, about 20 s``, by what the runs before have taken."""
+        count = self._most_left()
+        if not count or not self._made:
+            return ""
+        seconds = (time.monotonic() - self._begun) / self._made * count
+        about = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+        return f"; at most {count} left, about {about}"
+
+
+class _Kept:
+    """The file of ``--resume``: a line that says of what the runs are, and one for each run that has ended.
+
+    Without a file nothing is kept. Raises :class:`UsageError` for a file of other runs.
+    """
+
+    def __init__(self, path: Path | None, of: Mapping[str, Json]) -> None:
+        self._path = path
+        self._runs: dict[Forced, _Ended] = {}
+        if path is None:
+            return
+        try:
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            if not text:
+                path.write_text(f"{json.dumps(of)}\n", encoding="utf-8")
+                return
+            self._check(path, text.splitlines()[0], of)
+            if not text.endswith("\n"):  # a killed process has written a part of a line
+                self._append("\n")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--resume {path}: {error}") from error
+        self._runs = {ended.forced: ended for line in text.splitlines()[1:] if (ended := _read(line)) is not None}
+
+    def _check(self, path: Path, line: str, of: Mapping[str, Json]) -> None:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or _KIND not in found:
+            raise UsageError(f"--resume {path}: it is not a file of ampmem advise; name one that does not exist")
+        others = [key for key, value in of.items() if found.get(key) != value]
+        if others:
+            raise UsageError(
+                f"--resume {path}: its runs have another {', another '.join(others)}; name a file that does not exist"
+            )
+
+    def run_of(self, forced: Forced) -> _Ended | None:
+        """The run with these changes, if there is one."""
+        return self._runs.get(forced)
+
+    def keep(self, ended: _Ended) -> None:
+        """Write one more run, unless a signal has ended it."""
+        if not (ended.trial.failure or "").startswith(KILLED):
+            self._append(f"{json.dumps(plain(ended))}\n")
+
+    def _append(self, text: str) -> None:
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(text)
+
+
+_KIND = "ampmem advise"
+"""The key that a file of runs has, with the version of ampmem."""
+
+
+def _read(line: str) -> _Ended | None:
+    """A run; ``None`` for a line of which a killed process has written a part."""
+    try:
+        return from_json(_Ended, parsed(line))
+    except NotOfThisKind:
+        return None
+
+
+def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dict[str, Json]:
+    """What two runs with the same changes must have in common to be equal, but for modules that the script imports."""
+    source = Path(target.file)
+    return {
+        _KIND: __version__,
+        "torch": version("torch"),
+        "script": script.title,
+        "source": sha256(source.read_bytes()).hexdigest() if source.is_file() else "",
+        "GPU": script.gpu or "",
+        "precision": f"{arm} {script.dtype or ''}".strip(),
+        "seed": seed,
+        "number of steps": f"{script.skip}+{script.steps} {script.step_on or ''}".strip(),
+        "assumption": list(script.assume),
+        "rank": f"{script.rank or 0} of {script.world_size or 1}",
+        "environment": text_of_environment(os.environ)[1],
+    }
 
 
 def _said(trial: Trial) -> str:
@@ -198,3 +459,74 @@ def _said(trial: Trial) -> str:
     if trial.memory is None:
         return "out of memory"
     return f"peak {format_bytes(trial.memory.allocated)} allocated, {format_bytes(trial.memory.reserved)} reserved"
+
+
+class _Proving:
+    """Three real steps on the CPU for each change, and for what it is compared with: no run is made twice."""
+
+    def __init__(self, script: ScriptOptions, arm: Arm, seed: int, folder: Path, progress: ProgressLine) -> None:
+        self._script = replace(
+            script,
+            device=Device.CPU,
+            gpu=None,
+            assume=(),
+            world_size=None,
+            rank=None,
+            steps=PROOF_STEPS,
+            skip=0,
+            arguments=_on_cpu(script.arguments),
+        )
+        self._arm, self._seed = arm, seed
+        self._folder, self._progress = folder, progress
+        self._made: dict[tuple[Forced, bool], tuple[Path, str | None]] = {}
+
+    def proof(self, forced: Forced, name: str, base: Forced, base_name: str) -> Proof:
+        """How the results with ``forced`` differ from those with ``base``.
+
+        Where they differ, ``base`` is run once more: a script that differs from itself proves nothing.
+        """
+        runs = ((base, base_name), (forced, name))
+        for each, called in runs:
+            failure = self._run(each, called)[1]
+            if failure is not None:
+                return Proof(base=base_name, difference=None, failure=f"{called} on the CPU: {failure}")
+        first, second = self._run(*runs[0])[0], self._run(*runs[1])[0]
+        found = difference(first, second)
+        if not found.losses and not found.gradients and found.same_kind:
+            return Proof(
+                base=base_name, difference=None, failure="no backward and no torch optimizer's update was seen"
+            )
+        if not found.equal:
+            again, failure = self._run(base, base_name, again=True)
+            if failure is not None or not difference(first, again).equal:
+                why = (
+                    f"two runs of {base_name} on the CPU differ, too: make the script's random numbers those of a seed"
+                )
+                return Proof(base=base_name, difference=None, failure=why)
+        return Proof(base=base_name, difference=found)
+
+    def _run(self, forced: Forced, name: str, *, again: bool = False) -> tuple[Path, str | None]:
+        """The file of results, and why there is none."""
+        key = forced, again
+        if key not in self._made:
+            results = self._folder / f"results{len(self._made)}"
+            self._made[key] = results, self._make(replace(self._script, forced=forced), name, results)
+        return self._made[key]
+
+    def _make(self, script: ScriptOptions, name: str, results: Path) -> str | None:
+        recording = results.with_suffix(SUFFIX)
+        told = ("--quiet", "-o", str(recording), "--results-into", str(results))
+        self._progress.now(f"on the CPU: {name}: starting")
+        ended = run_child(
+            profile_arguments(script, self._arm, self._seed, *told),
+            lambda step: self._progress.now(f"on the CPU: {name}: step {step.done} of {step.wanted}"),
+            variables={"CUDA_VISIBLE_DEVICES": ""},
+        )
+        recording.unlink(missing_ok=True)
+        self._progress.stay(f"on the CPU: {name}: {ended.failure or 'done'}")
+        return ended.failure
+
+
+def _on_cpu(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """The script's ``arguments`` with cpu for each that is cuda, or a value ``=cuda``."""
+    return tuple(re.sub(r"(?a)(^|=)cuda(:\d+)?$", r"\1cpu", argument) for argument in arguments)

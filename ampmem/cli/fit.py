@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Lock
 from typing import TypeAlias
 
 import click
@@ -33,7 +29,15 @@ from ampmem.analysis.fit import (
     wanted,
 )
 from ampmem.cli.options import ScriptCommand, ScriptOptions, schema_option, settled, shared_options
-from ampmem.cli.processes.children import ChildEnd, ProgressLine, chosen_arms, misplaced, profile_arguments, run_child
+from ampmem.cli.processes.children import (
+    ChildEnd,
+    Children,
+    ProgressLine,
+    chosen_arms,
+    misplaced,
+    profile_arguments,
+    run_child,
+)
 from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.names import warning
 from ampmem.output import check_output, say_written
@@ -113,9 +117,6 @@ def _parse(spec: str, position: int) -> Vary:
     return Vary(name=found["name"], separator=separator, low=low, high=high)
 
 
-LAST_WORDS_S = 5.0
-"""How long runs that are interrupted may take to end by themselves."""
-
 Run: TypeAlias = tuple[Arm, int]
 """An arm and a value."""
 
@@ -174,7 +175,7 @@ def run_points(
         _Counted(plan.script, left) as progress,
         ThreadPoolExecutor(plan.jobs) as pool,
     ):
-        children = _Children()
+        children = Children()
         running: dict[Future[_Point], Run] = {}
         try:
             while True:
@@ -194,35 +195,6 @@ def run_points(
         except BaseException:
             children.end(running)
             raise
-
-
-class _Children:
-    """The processes that run, to be ended before their time."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._living: set[subprocess.Popen[bytes]] = set()
-        self._ended = False
-
-    def started(self, child: subprocess.Popen[bytes]) -> None:
-        """``child`` runs from now on."""
-        with self._lock:
-            self._living = {each for each in self._living if each.returncode is None} | {child}
-            if self._ended:
-                child.kill()
-
-    def end(self, running: Mapping[Future[_Point], Run]) -> None:
-        """Interrupt them all, and kill those that do not mind."""
-        with self._lock:
-            self._ended = True
-            living = [child for child in self._living if child.returncode is None]
-        try:
-            for child in living:
-                _signal(child, signal.SIGINT)
-            wait(running, timeout=LAST_WORDS_S)
-        finally:
-            for child in living:
-                _signal(child, signal.SIGKILL)
 
 
 class _Counted(ProgressLine):
@@ -258,12 +230,7 @@ def _said(memory: Memory | None) -> str:
     return f"{fits}, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
 
 
-def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):
-        child.send_signal(number)
-
-
-def _make(plan: RunPlan, folder: Path, children: _Children, progress: _Counted, run: Run) -> _Point:
+def _make(plan: RunPlan, folder: Path, children: Children, progress: _Counted, run: Run) -> _Point:
     """Make one run, in a thread."""
     name = plan.name(run)
     path = folder / f"{'.'.join(map(str, run))}{SUFFIX}"

@@ -107,8 +107,8 @@ def _group(title: str, names: str, *examples: str) -> _Group:
 
 
 _GROUPS = (
-    _group("Search", "specs points jobs", "--points 9 --jobs 2"),
-    _group("Changes", "budget changes", "--budget 24GiB --allow checkpoint"),
+    _group("Search", "specs points jobs resume", "--points 9 --jobs 2", "--jobs 2 --resume runs.jsonl"),
+    _group("Changes", "budget changes prove", "--budget 24GiB --allow checkpoint"),
     _group("Limits", "budgets baseline allow update_baseline", "--baseline main.json"),
     _group(
         "Script and precision",
@@ -119,7 +119,7 @@ _GROUPS = (
     ),
     _group(
         "Forced changes",
-        "force_checkpoint force_foreach force_fused",
+        "force_checkpoint force_offload force_foreach force_fused force_allocator force_batch_size",
         "--gpu h100 --force-checkpoint 'blocks.*'",
     ),
     _group("GPU", "device gpu assume", "--gpu h100"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from ampmem.allocator.settings import with_settings
 from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, settled, shared_options
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.children import misplaced_option
@@ -53,11 +55,27 @@ if TYPE_CHECKING:
     "'blocks.*'.",
 )
 @click.option(
+    "--force-offload",
+    is_flag=True,
+    help="Keep what forward saves for backward in the CPU's memory, as torch.autograd.graph.save_on_cpu does.",
+)
+@click.option(
     "--force-foreach",
     type=click.Choice(("true", "false")),
     help="Make torch's optimizers with foreach=True or False.",
 )
 @click.option("--force-fused", is_flag=True, help="Make torch's optimizers with fused=True.")
+@click.option(
+    "--force-allocator",
+    metavar="SETTINGS",
+    help="Add SETTINGS to PYTORCH_ALLOC_CONF, such as expandable_segments:True.",
+)
+@click.option(
+    "--force-batch-size",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Make DataLoaders of larger batches with batch_size=N.",
+)
 @click.option(
     "--run-to-end",
     is_flag=True,
@@ -84,13 +102,19 @@ if TYPE_CHECKING:
 @click.option(
     "--names-into", type=click.Path(path_type=Path), hidden=True, help="Say in this FILE where a rank writes."
 )
+@click.option(
+    "--results-into", type=click.Path(path_type=Path), hidden=True, help="Keep losses and gradients in this FILE."
+)
 @shared_options
 def profile(
     arm: str,
     seed: int | None,
     force_checkpoint: str | None,
+    force_offload: bool,
     force_foreach: str | None,
     force_fused: bool,
+    force_allocator: str | None,
+    force_batch_size: int | None,
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
@@ -99,6 +123,7 @@ def profile(
     report_to: Path | None,
     times_into: Path | None,
     names_into: Path | None,
+    results_into: Path | None,
     options: ScriptOptions,
 ) -> None:
     """Run an unmodified training script and record its memory, step by step.
@@ -116,8 +141,11 @@ def profile(
     """
     forced = Forced(
         checkpoint=_patterns(force_checkpoint),
+        offload=force_offload,
         foreach=None if force_foreach is None else force_foreach == "true",
         fused=force_fused,
+        allocator=force_allocator or "",
+        batch_size=force_batch_size,
     )
     plan = Plan(
         script=replace(options, forced=forced),
@@ -131,6 +159,7 @@ def profile(
         report_to=report_to,
         times_into=times_into,
         names_into=names_into,
+        results_into=results_into,
         launched=launched(),
     )
     audience = _audience(plan, report_to)
@@ -154,10 +183,22 @@ def _patterns(text: str | None) -> tuple[str, ...]:
     return patterns
 
 
-def _check_forced(forced: Forced) -> None:
-    """Raise :class:`UsageError` for changes that contradict each other."""
+def _check_forced(script: ScriptOptions) -> None:
+    """Raise :class:`UsageError` for changes that contradict each other, and for what the device does not have."""
+    forced = script.forced
     if forced.fused and forced.foreach is not None:
         raise UsageError("--force-fused and --force-foreach exclude each other: an optimizer updates in one way")
+    if forced.allocator and script.device is Device.CPU:
+        raise UsageError("--force-allocator sets CUDA's caching allocator, which the CPU does not have")
+
+
+def _set_allocator(settings: str) -> None:
+    """Put ``settings`` into the environment, which torch reads when CUDA is first used."""
+    try:
+        variable, text = with_settings(os.environ, settings)
+    except UsageError as error:
+        raise UsageError(f"--force-allocator {settings}: {error}") from error
+    os.environ[variable] = text
 
 
 def _audience(plan: Plan, report_to: Path | None) -> Audience:
@@ -167,13 +208,15 @@ def _audience(plan: Plan, report_to: Path | None) -> Audience:
 
 
 def _carry_out(plan: Plan, audience: Audience) -> None:
+    if plan.script.forced.allocator:
+        _set_allocator(plan.script.forced.allocator)
     plan = replace(plan, script=settled(plan.script))
     script = plan.script
     if script.dtype is not None and not plan.arm.autocast:
         raise UsageError(
             f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {plan.arm}"
         )
-    _check_forced(script.forced)
+    _check_forced(script)
     check_ranks(plan)
     if launches(script):
         launch_ranks(plan)
@@ -198,10 +241,12 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
 
 def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.ranks.together import Together
+    from ampmem.recorder.results import Results
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
 
     together = Together(several=plan.launched is not None)
+    results = None if plan.results_into is None else Results(plan.results_into)
     simulation = plan.simulate()
     path, greeting = plan.place(target.title, spawns=simulation is None and may_spawn(target.code))
     if plan.names_into is not None:
@@ -209,11 +254,15 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
     spawner = Spawner(plan, target.title, stopper.stop)
 
+    work = _StepWork(simulation)
+
     def step_ended(done: int) -> None:
         together.step_ended()
-        audience.step(StepEnded(done=done, wanted=plan.script.steps))
+        audience.step(StepEnded(done=done, wanted=plan.script.steps, **work.taken()))
 
     def all_done() -> None:
+        if results is not None:
+            results.close()
         _stop(stopper, together, simulated=simulation is not None)
         audience.say(afterwards.spared(path, stopper))
 
@@ -238,6 +287,8 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         )
         arguments = plan.script.arguments
         with ExitStack() as undo:
+            if results is not None:
+                undo.callback(results.install())
             undo.callback(spawner.install(lambda: _withdraw(session)))
             ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
     except BaseException:  # it was not started
@@ -255,6 +306,22 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             raise
         audience.complain(_in_words(trouble))
     end_as(ended.failure)
+
+
+class _StepWork:
+    """What each step on a simulated device computed and moved."""
+
+    def __init__(self, simulation: Simulation | None) -> None:
+        self._simulation = simulation
+        self._before = {"flops": 0, "recomputed_flops": 0, "moved_bytes": 0}
+
+    def taken(self) -> dict[str, int]:
+        """What was done since the last call, or the start, by the names that :class:`StepEnded` has for it."""
+        if self._simulation is None:
+            return {}
+        before, work = self._before, self._simulation.work
+        self._before = {name: getattr(work, name) for name in before}
+        return {name: now - before[name] for name, now in self._before.items()}
 
 
 def _withdraw(session: Session) -> None:

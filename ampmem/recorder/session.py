@@ -292,9 +292,17 @@ class Session:
 
     def check_forced(self) -> None:
         """Raise :class:`ChangeNotForced` when a change that was to be forced was not, or not wherever it was to be."""
-        unmet = [] if self.forked() else self._changes.unmet()
+        unmet = [] if self.forked() else [*self._changes.unmet(), *self._other_settings()]
         if unmet:
             raise ChangeNotForced(f"{'; '.join(unmet)}: the recording is not of the script with that change")
+
+    def _other_settings(self) -> list[str]:
+        """Whether the script has set the allocator in another way than it was to be."""
+        wanted = self.options.forced.allocator
+        found = self._device.allocator() if wanted else None
+        if found is None or wanted in found.settings:
+            return []
+        return [f"--force-allocator {wanted}: the script has set the allocator to {found.settings or 'its defaults'}"]
 
     def nothing(self) -> str | None:
         """Why no memory of the device was recorded; ``None`` where some was."""

@@ -36,6 +36,7 @@ from ampmem.simulator.reading import LARGE, Reading
 from ampmem.simulator.scratch.scratch import made_by, whole_result
 from ampmem.simulator.values import Guesses, Known, written
 from ampmem.simulator.where import NotSimulated, stop
+from ampmem.simulator.work import Work
 from ampmem.simulator.world import check_index
 
 aten = torch.ops.aten
@@ -76,6 +77,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.accumulation = Accumulation()
         self.additions = InPlaceAdditions(PRODUCT, device.assume)
         self.extras = Extras(device)
+        self.work = Work()
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated too."""
         self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
@@ -174,6 +176,7 @@ class SimulatedMode(SharedFakeTensorMode):
             return func(*args, **kwargs)
         if kwargs.get("layout") not in _DENSE:
             raise stop(no_layout(kwargs["layout"]))
+        self.work.move(func, args, kwargs)
         special = self.special.get(func)
         if special is not None:
             return special(func, args, kwargs)
@@ -220,6 +223,7 @@ class SimulatedMode(SharedFakeTensorMode):
             self.cache_enabled = remembered
         if not (self._inside or functions):
             self._give_memory(func, args, kwargs, result)
+            self.work.add(func, args, kwargs, result)
             self.additions.after(func, result)
             self.known.after(func, *given, result)
         return result

@@ -66,6 +66,7 @@ class Simulation:
                 take_stops()  # those that ended an earlier block
                 mode = _install(SimulatedMode(self.device, assumed), undo, world)
                 mode.accumulation.alone = tried.accumulation.alone
+                self.work = mode.work
                 self._undo = undo.pop_all()
         except AmpmemError:
             raise

@@ -12,6 +12,7 @@ import pytest
 from commands import ampmem
 
 from ampmem.analysis.fit import memory_of
+from ampmem.analysis.summary import summarize
 from ampmem.cli.main import run
 from ampmem.cli.processes.children import ChildEnd
 from ampmem.cli.processes.messages import StepEnded
@@ -56,7 +57,7 @@ def advised(folder: Path, *options: str, code: int = 0) -> tuple[dict[str, Any],
 
 def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: Path) -> None:
     write(tmp_path)
-    found, said = advised(tmp_path, "--gpu", "h100", "--budget", "1500MiB")
+    found, said = advised(tmp_path, "--gpu", "h100", "--budget", "1500MiB", "--allow", "checkpoint,foreach,fused")
     best, *others = found["runs"]
     assert best["meets"] and best["change"] == "checkpoint 3 of 4 blocks"
     (less,) = [run for run in others if run["change"] == "checkpoint 2 of 4 blocks"]
@@ -73,6 +74,75 @@ def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: P
         assert (memory.allocated, memory.reserved) == (made["allocated_bytes"], made["reserved_bytes"])
     plain = next(run for run in found["runs"] if not run["options"])
     assert best["saved_bytes"] == plain["allocated_bytes"] - best["allocated_bytes"] > 0
+    product = 2 * 8192 * 512  # FLOPs for each column of a matrix product with 512 rows
+    step = 2 * product * 64 + 4 * 6 * product * 2048 + 3 * product * 8
+    assert (plain["step_flops"], plain["recomputed_flops"]) == (step, 0)
+    again = 3 * product * 2048  # backward needs the input of each block's last product, not what that computes
+    assert (best["step_flops"], best["recomputed_flops"]) == (step + again, again)
+    assert best["cost"] == f"recomputes {again / step:.1%} of the step's FLOPs".replace("%", " %")
+
+
+SETTINGS = """
+import os
+{setting}
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(64, 700), nn.GELU(), nn.Linear(700, 500), nn.GELU(), nn.Linear(500, 8)).cuda()
+optimizer = torch.optim.SGD(model.parameters())
+for rows in torch.utils.data.DataLoader(torch.randn(16384, 64), {size}):
+    {region}
+        loss = model(rows.cuda()).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+AS_IS = {"setting": "", "size": "4096", "region": "if True:"}
+WRITTEN = {
+    "the script as it is": {},
+    "expandable_segments": {"setting": "os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'"},
+    "autocast bfloat16": {"region": "with torch.autocast('cuda', dtype=torch.bfloat16):"},
+    "batch size 2048 of 4096": {"size": "2048"},
+}
+"""The changes of settings, and how they are written in the script."""
+
+
+def test_settings_take_what_they_take_when_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS))
+    found, _ = advised(tmp_path, "--gpu", "h100", "--allow", "allocator,precision,batch")
+    runs = {run["change"]: run for run in found["runs"]}
+    assert set(runs) == set(WRITTEN)
+    for change, parts in WRITTEN.items():
+        (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS | parts))
+        command = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
+        done = ampmem(tmp_path, *command, "-o", "written.ampmem", "train.py")
+        assert done.returncode == 0, done.stderr
+        memory = memory_of(read(tmp_path / "written.ampmem"))
+        assert memory is not None
+        assert (memory.allocated, memory.reserved) == (runs[change]["allocated_bytes"], runs[change]["reserved_bytes"])
+    assert runs["expandable_segments"]["saved_reserved_bytes"] > 10 << 20
+    assert runs["autocast bfloat16"]["saved_bytes"] > 0 and runs["batch size 2048 of 4096"]["saved_bytes"] > 0
+
+
+def test_what_offloading_moves_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS))
+    found, _ = advised(tmp_path, "--gpu", "h100", "--allow", "offload")
+    runs = {run["change"]: run for run in found["runs"]}
+    batch = 4096 * 64
+    assert runs["the script as it is"]["moved_bytes"] == 4 * batch
+    saved = batch + 2 * 4096 * 700 + 2 * 4096 * 500 + 700 * 500 + 500 * 8  # inputs of layers, and weights but the first
+    assert runs["offload saved tensors"]["moved_bytes"] == 4 * (batch + 2 * saved)
+    assert runs["offload saved tensors"]["cost"].endswith(" move between GPU and CPU in a step")
+    assert runs["offload saved tensors"]["saved_bytes"] > 0
+
+
+def test_a_script_under_autocast_is_not_given_another(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS | WRITTEN["autocast bfloat16"]))
+    found, _ = advised(tmp_path, "--allow", "precision")
+    (refused,) = [run for run in found["runs"] if run["failure"] is not None]
+    assert refused["failure"] == "the script uses autocast already, to bfloat16"
+    found, _ = advised(tmp_path, "--allow", "precision", "--precision", "fp32")
+    assert [run["failure"] for run in found["runs"]][1:] == ["every run has the precision fp32"]
 
 
 def test_after_an_out_of_memory_the_command_is_named_and_finds_what_fits(tmp_path: Path) -> None:
@@ -87,16 +157,50 @@ def test_after_an_out_of_memory_the_command_is_named_and_finds_what_fits(tmp_pat
     assert plain["allocated_bytes"] is None and plain["failure"] is None
 
 
+UPDATED = """
+import sys
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Embedding(2000, 64), nn.Flatten(), nn.Linear(64, 64)).to(sys.argv[1])
+optimizer = torch.optim.AdamW(model.parameters(){argument})
+for _ in range(3):
+    model(torch.randint(0, 2000, (8, 1)).to(sys.argv[1])).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_finding_names_the_command_that_proves_its_change(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UPDATED.format(argument=""))
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "h100", "-o", "run.ampmem", "train.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    named = said[said.index(next(line for line in said if line.endswith("to prove it by running it:"))) + 1].split()
+    assert named == ["ampmem", "advise", "--gpu", "h100", "--allow", "foreach,fused", "train.py", "cuda"]
+    (told,) = [each for each in summarize(read(tmp_path / "run.ampmem")).findings if each.code == "foreach-temporaries"]
+    assert told.proof.split() == named
+    (tmp_path / "run.ampmem").unlink()
+    proven = ampmem(tmp_path, *named[1:4], "--json", *named[4:])
+    runs = {run["change"]: run for run in json.loads(proven.stdout)["runs"]}
+    assert told.change == "AdamW(..., fused=True)"
+    assert runs["fused=True"]["saved_bytes"] == pytest.approx(told.saved, rel=0.01)  # blocks are rounded
+
+    (tmp_path / "train.py").write_text(UPDATED.format(argument=", foreach=True"))
+    done = ampmem(tmp_path, "profile", "--device", "cpu", "-o", "run.ampmem", "train.py", "cpu")
+    assert "foreach-temporaries" in done.stderr and "to prove it" not in done.stderr  # which simulates no CPU
+
+
 def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path: Path) -> None:
     write(tmp_path, norm="BatchNorm1d", argument=", foreach=True")
     found, said = advised(tmp_path, "--gpu", "h100", "--budget", "600MiB", code=1)
-    failures = {run["change"]: run["failure"] for run in found["runs"]}
-    assert failures.pop("the script as it is") is None
+    failures = {run["change"]: run["failure"] for run in found["runs"] if run["failure"] is not None}
     assert "1 has a BatchNorm1d inside" in failures["checkpoint 4 of 4 blocks"]
     assert all(
         "the script chose foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
     )
-    assert len(failures) == 3 and "refused or failed: --force-fused: " in said
+    assert failures["smaller batches"] == "no DataLoader was seen to make the script's batches"
+    assert len(failures) == 4 and "refused or failed: --force-fused: " in said and ": not tried: no DataLoader" in said
 
 
 def test_ctrl_c_prints_the_runs_that_have_ended(
@@ -106,19 +210,76 @@ def test_ctrl_c_prints_the_runs_that_have_ended(
     monkeypatch.chdir(tmp_path)
     real, made = advise_module.run_child, []
 
-    def interrupted(arguments: Sequence[str], on_step: Callable[[StepEnded], None]) -> ChildEnd:
+    def interrupted(arguments: Sequence[str], on_step: Callable[[StepEnded], None], *how: Any) -> ChildEnd:
         made.append(arguments)
         if len(made) == 3:
             raise KeyboardInterrupt
-        return real(arguments, on_step)
+        return real(arguments, on_step, *how)
 
     monkeypatch.setattr(advise_module, "run_child", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(["advise", "--json", "train.py"])
+        run(["advise", "--json", "--jobs", "1", "train.py"])
     printed = capsys.readouterr()
-    assert {each["change"] for each in json.loads(printed.out)["runs"]} == {"the script as it is", "fused=True"}
-    assert printed.err.count("run ") == 2
+    ended = [each for each in json.loads(printed.out)["runs"] if each["failure"] is None]
+    assert {each["change"] for each in ended} == {"the script as it is", "fused=True"}
+    assert printed.err.count(" allocated, ") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+RESUMED = ("advise", "--json", "--gpu", "h100", "--jobs", "2", "--resume", "runs.jsonl")
+
+
+def test_an_interrupted_search_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    real, made = advise_module.run_child, []
+
+    def counted(arguments: Sequence[str], on_step: Callable[[StepEnded], None], *how: Any) -> ChildEnd:
+        made.append(arguments)
+        if len(made) == stops_at:
+            raise KeyboardInterrupt
+        return real(arguments, on_step, *how)
+
+    monkeypatch.setattr(advise_module, "run_child", counted)
+    stops_at, command = 4, [*RESUMED, "--allow", "foreach,fused,checkpoint", "--budget", "1500MiB", "train.py"]
+    with pytest.raises(KeyboardInterrupt):
+        run(command)
+    ended = {tuple(run["options"]) for run in json.loads(capsys.readouterr().out)["runs"]}
+    before, stops_at = len(made), 0
+    with (tmp_path / "runs.jsonl").open("a") as file:
+        file.write('{"forced": {"check')  # a process was killed
+    run(command)
+    printed = capsys.readouterr()
+    whole = json.loads(printed.out)["runs"]
+    assert {tuple(each["options"]) for each in whole} > ended and len(ended) >= 2
+    assert len(made) - before == len(whole) - len(ended), "no run twice"
+    assert printed.err.count("made before: ") == len(ended)
+    made.clear()
+    run([*RESUMED, "--allow", "fused,checkpoint", "train.py"])
+    fewer = json.loads(capsys.readouterr().out)["runs"]
+    known = {tuple(each["options"]): each for each in whole}
+    again = [each for each in fewer if tuple(each["options"]) in known]
+    assert len(made) == len(fewer) - len(again) < len(fewer)
+    assert all(each["allocated_bytes"] == known[tuple(each["options"])]["allocated_bytes"] for each in again)
+
+    (tmp_path / "runs.jsonl").unlink()
+    run(command)
+    assert json.loads(capsys.readouterr().out)["runs"] == whole, "the same, whatever was interrupted"
+
+
+def test_runs_of_something_else_are_not_taken(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine\n")
+    done = ampmem(tmp_path, "advise", "--resume", "notes.txt", "train.py")
+    assert done.returncode == 2 and "it is not a file of ampmem advise" in done.stderr
+    assert (tmp_path / "notes.txt").read_text() == "mine\n"
+    done = ampmem(tmp_path, "advise", "--allow", "foreach", "--resume", "runs.jsonl", "train.py")
+    assert done.returncode == 0, done.stderr
+    write(tmp_path, rows=16)
+    done = ampmem(tmp_path, "advise", "--gpu", "t4", "--resume", "runs.jsonl", "train.py")
+    assert done.returncode == 2 and "its runs have another source, another GPU" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -141,3 +302,74 @@ def test_what_cannot_be_advised_is_one_line(tmp_path: Path, options: tuple[str, 
     assert (done.returncode, done.stdout) == (code, "")
     assert reason in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr.replace("    Traceback", "")
+
+
+PROVEN = """
+import os, sys
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.drop, self.calls = nn.Linear(64, 256), nn.Linear(256, 64), nn.Dropout(0.1), 0
+    def forward(self, x):
+        self.calls += 1
+        return x + {scale} * self.drop(self.down(nn.functional.gelu(self.up(x))))
+
+device = sys.argv[1]
+{setup}
+model = nn.Sequential(nn.Linear(16, 64), *(Block() for _ in range(3)), nn.Linear(64, 4)).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(3):
+    loss = model(torch.randn(256, 16).to(device)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def proven(folder: Path, allowed: str, *, scale: str = "1", setup: str = "") -> dict[str, dict[str, Any]]:
+    (folder / "train.py").write_text(PROVEN.format(scale=scale, setup=setup))
+    done = ampmem(folder, "advise", "--json", "--prove", "--allow", allowed, "train.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    return {run["change"]: run["proof"] for run in runs if run["proof"] is not None}
+
+
+def test_a_change_that_computes_the_same_is_proven_so(tmp_path: Path) -> None:
+    found = proven(tmp_path, "checkpoint,foreach,fused")
+    proof = found["foreach=False"]
+    assert (proof["equal"], proof["compared_with"], proof["losses"], proof["gradients"]) == (
+        True,
+        "foreach=True",
+        3,
+        48,
+    )
+    for change, proof in found.items():
+        if change.startswith("checkpoint") and "fused" not in change:
+            assert proof["equal"] and proof["compared_with"] == "the script as it is"
+    fused = found["fused=True"]
+    assert fused["equal"] or 0 < fused["gradient_difference"] < 1e-4 < fused["largest_gradient"]
+
+
+@pytest.mark.parametrize(("change", "scale"), [("checkpoint", "self.calls"), ("precision", "1")])
+def test_a_change_that_computes_something_else_is_said_to(tmp_path: Path, change: str, scale: str) -> None:
+    (proof,) = proven(tmp_path, change, scale=scale).values()
+    assert proof["equal"] is False and proof["gradient_difference"] > 1e-4
+    assert proof["failure"] is None
+
+
+@pytest.mark.parametrize(
+    ("setup", "reason"),
+    [
+        (
+            "torch.manual_seed(int.from_bytes(os.urandom(4), 'big'))",
+            "two runs of the script as it is on the CPU differ",
+        ),
+        ("device = 'cuda'", "the script as it is on the CPU: "),
+    ],
+)
+def test_what_cannot_be_compared_is_said(tmp_path: Path, setup: str, reason: str) -> None:
+    (proof,) = proven(tmp_path, "checkpoint", setup=setup).values()
+    assert proof["equal"] is None and proof["failure"].startswith(reason)

@@ -16,7 +16,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "errors failure growth names own_code patching units version vocabulary",
-        "additions output allocator_records signals",
+        "additions output allocator_records results signals",
         "events",
         "recording",
         "allocator",
@@ -53,7 +53,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "running",
         "hooks device",
         "writing",
-        "on_paper session",
+        "on_paper results session",
         "watch",
     ),
     "recorder/watch": ("gauges light", "watcher"),
@@ -68,7 +68,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "assumed refusal where",
         "world",
         "private",
-        "composites memory",
+        "composites memory work",
         "device engine ops scratch",
         "extras values",
         "reading",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.findings import copies, precision, training_loop, whole_run
 from ampmem.analysis.findings.base import Check, Finding, TrainingRun
+from ampmem.analysis.out_of_memory import advise_command
 from ampmem.analysis.timeline.marks import trains
 
 CHECKS: tuple[Check, ...] = (
@@ -43,6 +44,9 @@ OF_A_FAILURE: tuple[Check, ...] = (
 )
 """The checks that need only what was alive when memory ran out, so they hold for a first step that failed."""
 
+FORCED_BY_ADVISE: Mapping[str, str] = {"foreach-temporaries": "foreach,fused", "fragmentation": "allocator"}
+"""By code, the findings whose change ``ampmem advise`` forces, with what its ``--allow`` calls the change."""
+
 SEVERITIES = ("warning", "advice", "info")
 """In which order findings are told."""
 
@@ -57,7 +61,8 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
     if oom is not None and not oom.later:  # of what came after the recorded steps only the failure is known
         found = _at_failure(found, _checked(TrainingRun(analysis=analysis, at_failure=True)), ended=oom.ended_the_run)
     proven = [_proven(finding) for finding in found.values()]
-    return tuple(sorted(proven, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.saved)))
+    pointing = [_pointing(finding, analysis) for finding in proven]
+    return tuple(sorted(pointing, key=lambda finding: (SEVERITIES.index(finding.severity), -finding.saved)))
 
 
 def _checked(run: TrainingRun) -> dict[str, Finding]:
@@ -94,3 +99,11 @@ def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, en
 def _proven(finding: Finding) -> Finding:
     """``finding``, as information where its change was not seen to take memory off."""
     return replace(finding, severity="info") if finding.severity == "advice" and not finding.saved else finding
+
+
+def _pointing(finding: Finding, analysis: Analysis) -> Finding:
+    """``finding`` with the command that proves its change, where there is one."""
+    changes = FORCED_BY_ADVISE.get(finding.code)
+    if changes is None or finding.severity != "advice":
+        return finding
+    return replace(finding, proof=advise_command(analysis.recording, None, "--allow", changes) or "")

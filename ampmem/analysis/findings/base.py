@@ -58,7 +58,8 @@ class Finding:
     the peak, or where that cannot be computed. ``off_failure`` is the same of what was alive when the last request
     failed for want of memory; a run that ended with that request has no ``off_peak``. ``off_reserved`` is how many
     bytes the change takes off the most that the caching allocator reserves, where it is about that and leaves the
-    tensors as they are. Only a finding with one of the three is advice.
+    tensors as they are. Only a finding with one of the three is advice. ``proof`` is the command that forces the change
+    on the script and measures what it saves; empty where no command does.
     """
 
     code: str
@@ -71,6 +72,7 @@ class Finding:
     off_peak: int | None = None
     off_failure: int | None = None
     off_reserved: int | None = None
+    proof: str = ""
 
     @property
     def saved(self) -> int:

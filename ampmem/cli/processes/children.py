@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from threading import Lock
-from types import TracebackType
-from typing import IO, Self
+from types import MappingProxyType, TracebackType
+from typing import IO, Any, Self
 
 import click
 
@@ -122,6 +123,10 @@ main()
 """
 
 
+KILLED = "killed by "
+"""What the failure of a child that a signal has ended begins with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildEnd:
     """How a child ended.
@@ -140,7 +145,7 @@ class ChildEnd:
         if self.code == 0:
             return None
         if self.code < 0:
-            return f"killed by {_signal_name(-self.code)}"
+            return f"{KILLED}{_signal_name(-self.code)}"
         if self.said is None or self.said.kind is FailureKind.EXITED:
             return f"exit code {self.code}"
         return self.said.traceback_line[:_LONGEST]
@@ -150,10 +155,11 @@ def run_child(
     arguments: Sequence[str],
     on_step: Callable[[StepEnded], None] = lambda ended: None,
     on_start: Callable[[subprocess.Popen[bytes]], None] = lambda child: None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> ChildEnd:
     """Run ``ampmem profile`` with ``arguments`` and wait for it; ``on_step`` is told of each step that ends.
 
-    ``on_start`` is given the process, so that another thread can end it.
+    ``on_start`` is given the process, so that another thread can end it. ``variables`` are added to its environment.
     The child reads nothing but a script from standard input, and hashes as every other child does. Ctrl-C reaches it
     too, as it is in the same process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C
     kills it.
@@ -170,7 +176,7 @@ def run_child(
             given.seek(0)
         child = subprocess.Popen(
             [sys.executable, "-c", _START, _ROOT, "profile", "--report-to", messages.name, *arguments],
-            env={"PYTHONHASHSEED": "0"} | os.environ,
+            env={"PYTHONHASHSEED": "0", **os.environ, **variables},
             stdin=given,
             stdout=output,
             stderr=errors,
@@ -179,6 +185,44 @@ def run_child(
         _wait(child, inbox, on_step)
         tail = (*_last_lines(output), *_last_lines(errors))[-LINES:]
         return ChildEnd(code=child.returncode, said=inbox.failure, tail=tail)
+
+
+LAST_WORDS_S = 5.0
+"""How long children that are interrupted may take to end by themselves."""
+
+
+class Children:
+    """The processes that threads run, to be ended before their time."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._living: set[subprocess.Popen[bytes]] = set()
+        self._ended = False
+
+    def started(self, child: subprocess.Popen[bytes]) -> None:
+        """``child`` runs from now on."""
+        with self._lock:
+            self._living = {each for each in self._living if each.returncode is None} | {child}
+            if self._ended:
+                child.kill()
+
+    def end(self, running: Iterable[Future[Any]]) -> None:
+        """Interrupt them all, and kill those that do not mind; ``running`` are the threads that wait for them."""
+        with self._lock:
+            self._ended = True
+            living = [child for child in self._living if child.returncode is None]
+        try:
+            for child in living:
+                _signal(child, signal.SIGINT)
+            wait(running, timeout=LAST_WORDS_S)
+        finally:
+            for child in living:
+                _signal(child, signal.SIGKILL)
+
+
+def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        child.send_signal(number)
 
 
 def worker_command(script: str, arguments: Sequence[str]) -> list[str]:

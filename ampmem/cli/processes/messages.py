@@ -25,10 +25,17 @@ _open, _write, _close, _dumps = os.open, os.write, os.close, json.dumps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnded:
-    """A step was recorded, the ``done``-th of those ``wanted``."""
+    """A step was recorded, the ``done``-th of those ``wanted``.
+
+    ``flops`` are those that were counted in it, of which ``recomputed_flops`` are activation checkpointing's, and
+    ``moved_bytes`` went to the CPU or came from there; 0 where no simulated device counts them.
+    """
 
     done: int
     wanted: int
+    flops: int = 0
+    recomputed_flops: int = 0
+    moved_bytes: int = 0
 
 
 class Audience(Protocol):

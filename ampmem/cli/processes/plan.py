@@ -183,6 +183,7 @@ class Plan:
     report_to: Path | None
     times_into: Path | None
     names_into: Path | None
+    results_into: Path | None
     launched: Launched | None
 
     @property

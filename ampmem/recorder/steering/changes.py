@@ -16,17 +16,20 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import in_backward, is_compiled_in_place, on_module_before
 from ampmem.recorder.torch_private.optimizers import FUSED_INITS, OPTIMIZER_INIT, on_step_before
+from ampmem.recorder.torch_private.tensors import top_saved_hooks, version_of
 from ampmem.vocabulary import Forced
 
-_CHECKPOINT_FILE = checkpoint.__code__.co_filename
+_CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped in another file
 
 
 class ForcedChanges:
@@ -36,13 +39,17 @@ class ForcedChanges:
     """
 
     def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
-        self._parts: list[_Checkpoints | _Implementation] = []
+        self._parts: list[_Checkpoints | _Offload | _Implementation | _BatchSize] = []
         if forced.checkpoint:
             self._parts.append(_Checkpoints(forced.checkpoint, note))
+        if forced.offload:
+            self._parts.append(_Offload(note))
         if forced.foreach is not None:
             self._parts.append(_Implementation("foreach", forced.foreach, note))
         if forced.fused:
             self._parts.append(_Implementation("fused", True, note))
+        if forced.batch_size is not None:
+            self._parts.append(_BatchSize(forced.batch_size, note))
 
     def install(self) -> Undo:
         """Patch and hook; returns what undoes all of it."""
@@ -56,21 +63,21 @@ class ForcedChanges:
         return [reason for part in self._parts for reason in part.unmet()]
 
 
-class _Checkpoints:
-    """Runs the modules whose names match ``patterns`` under ``torch.utils.checkpoint``, to be recomputed in backward.
+class _Forwards:
+    """Runs the forwards of chosen modules in another way.
 
     A module's name is the one that ``named_modules()`` of the outermost module that runs gives it. The forwards of the
     modules' classes are replaced, not those of the modules: a copy of a model then has nothing of ours.
     """
 
-    def __init__(self, patterns: tuple[str, ...], note: Callable[[str], None]) -> None:
-        self._patterns = patterns
+    option: str
+
+    def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._chosen: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._done: set[str] = set()
         self._refused: dict[str, None] = {}
-        self._matched = False
         self._inside = threading.local()
         self._undo = ExitStack()
         self._owners: set[type[nn.Module]] = set()
@@ -80,34 +87,21 @@ class _Checkpoints:
         return self._undo.close
 
     def unmet(self) -> list[str]:
-        option = f"--force-checkpoint {','.join(self._patterns)}"
         more = f" ({len(self._refused) - 1} more are refused)" if len(self._refused) > 1 else ""
-        reasons = [f"{option}: {reason}{more}" for reason in list(self._refused)[:1]]
-        if not self._matched:
-            reasons.append(f"{option}: the model that ran has no module of such a name")
-        elif not self._done and not reasons:
-            reasons.append(f"{option}: none of the modules ran forward with gradients on")
-        return reasons
+        return [f"{self.option}: {reason}{more}" for reason in list(self._refused)[:1]]
 
     def _before(self, module: nn.Module, _: Any) -> None:
-        if torch.compiler.is_compiling() or module in self._seen:
-            return
-        self._seen.update(module.modules())
-        taken: list[str] = []
-        chosen: list[str] = []
-        for name, each in module.named_modules():
-            inside = any(name.startswith(f"{other}.") for other in taken)
-            if name and not inside and any(_matches(name, pattern) for pattern in self._patterns):
-                self._matched = True
-                taken.append(name)
-                reason = _no_checkpoint(each)
-                if reason is None:
-                    self._choose(name, each)
-                    chosen.append(name)
-                else:
-                    self._refuse(f"{name} {reason}")
-        if chosen:
-            self._note(f"forced: activation checkpointing of {_counted(chosen)}")
+        if not torch.compiler.is_compiling() and module not in self._seen:
+            self._seen.update(module.modules())
+            self._choose_of(module)
+
+    def _choose_of(self, root: nn.Module) -> None:
+        """Choose modules of ``root``, an outermost one that is about to run for the first time."""
+        raise NotImplementedError
+
+    def _run(self, name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run ``forward`` of ``module``, a chosen one."""
+        raise NotImplementedError
 
     def _refuse(self, reason: str) -> None:
         self._refused[reason] = None
@@ -126,21 +120,17 @@ class _Checkpoints:
         def run(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not self._is_due(module):
                 return forward(module, *args, **kwargs)
-            self._done.add(self._chosen[module])
-            return checkpoint(self._alone, forward, module, *args, use_reentrant=False, **kwargs)
+            name = self._chosen[module]
+            self._done.add(name)
+            return self._run(name, module, forward, args, kwargs)
 
         return run
 
     def _is_due(self, module: nn.Module) -> bool:
-        """Whether the forward of ``module`` that begins now is to be checkpointed."""
-        name = self._chosen.get(module)
-        if name is None or in_backward() or not torch.is_grad_enabled() or module is getattr(self._inside, "of", None):
+        """Whether the forward of ``module`` that begins now is to run in the other way."""
+        if module not in self._chosen or in_backward() or not torch.is_grad_enabled():
             return False
-        if name not in self._done and _under_checkpoint():
-            self._refuse(f"the script checkpoints {name} itself")
-            del self._chosen[module]
-            return False
-        return True
+        return module is not getattr(self._inside, "of", None)
 
     def _alone(self, forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """``forward`` of ``module``, where that of a class above it, which may be ours as well, does no more."""
@@ -151,10 +141,117 @@ class _Checkpoints:
             self._inside.of = before
 
 
+class _Checkpoints(_Forwards):
+    """Runs modules whose names match ``patterns`` under ``torch.utils.checkpoint``: backward computes them again."""
+
+    def __init__(self, patterns: tuple[str, ...], note: Callable[[str], None]) -> None:
+        super().__init__(note)
+        self.option = f"--force-checkpoint {','.join(patterns)}"
+        self._patterns = patterns
+        self._matched = False
+
+    def unmet(self) -> list[str]:
+        reasons = super().unmet()
+        if not self._matched:
+            reasons.append(f"{self.option}: the model that ran has no module of such a name")
+        elif not self._done and not reasons:
+            reasons.append(f"{self.option}: none of the modules ran forward with gradients on")
+        return reasons
+
+    def _choose_of(self, root: nn.Module) -> None:
+        taken: list[str] = []
+        chosen: list[str] = []
+        for name, each in root.named_modules():
+            inside = any(name.startswith(f"{other}.") for other in taken)
+            if name and not inside and any(_matches(name, pattern) for pattern in self._patterns):
+                self._matched = True
+                taken.append(name)
+                reason = _no_checkpoint(each)
+                if reason is None:
+                    self._choose(name, each)
+                    chosen.append(name)
+                else:
+                    self._refuse(f"{name} {reason}")
+        if chosen:
+            self._note(f"forced: activation checkpointing of {_counted(chosen)}")
+
+    def _run(self, name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        before = _buffers(module)
+        result = checkpoint(self._alone, forward, module, *args, use_reentrant=False, **kwargs)
+        self._compare(name, module, before)
+        return result
+
+    def _compare(self, name: str, module: nn.Module, before: dict[str, tuple[int, int]]) -> None:
+        """Refuse what the forward of ``module`` has changed: backward runs it again, and it is changed twice."""
+        after = _buffers(module)
+        changed = next((buffer for buffer in after if after[buffer] != before.get(buffer)), None)
+        if changed is not None:
+            self._refuse(f"{name} changes its buffer {changed} in forward, and computed once more it changes it again")
+            del self._chosen[module]
+
+    def _is_due(self, module: nn.Module) -> bool:
+        if not super()._is_due(module):
+            return False
+        name = self._chosen[module]
+        if name not in self._done and _under_checkpoint():
+            self._refuse(f"the script checkpoints {name} itself")
+            del self._chosen[module]
+            return False
+        return True
+
+
+class _Offload(_Forwards):
+    """Keeps what the outermost modules save for backward in the CPU's memory: ``save_on_cpu`` around their forward."""
+
+    option = "--force-offload"
+
+    def install(self) -> Undo:
+        place: Place = (nn.Module, "__call__")  # torch has looked up forward by the time that its hooks run
+        self._undo.callback(patch(*place, self._wrap_call))
+        return self._undo.close
+
+    def _wrap_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __call__(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            self._before(module, args)
+            return original(module, *args, **kwargs)
+
+        return __call__
+
+    def unmet(self) -> list[str]:
+        reasons = super().unmet()
+        if not self._done and not reasons:
+            reasons.append(f"{self.option}: no model ran forward with gradients on")
+        return reasons
+
+    def _choose_of(self, root: nn.Module) -> None:
+        if next(root.parameters(), None) is None:
+            return
+        reason = _not_in_python(root)
+        if reason is None:
+            self._choose(type(root).__name__, root)
+            self._note(f"forced: what {type(root).__name__} saves for backward is kept on the CPU")
+        else:
+            self._refuse(f"{type(root).__name__} {reason}")
+
+    def _run(self, name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if top_saved_hooks(True) is not None:
+            self._refuse(f"the script has saved-tensor hooks of its own around {name}")
+            del self._chosen[module]
+            return forward(module, *args, **kwargs)
+        with torch.autograd.graph.save_on_cpu():
+            return self._alone(forward, module, *args, **kwargs)
+
+
 def _matches(name: str, pattern: str) -> bool:
     """Whether ``pattern`` fits ``name``, part by part between the dots."""
     names, patterns = name.split("."), pattern.split(".")
     return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
+
+
+def _buffers(module: nn.Module) -> dict[str, tuple[int, int]]:
+    """Each buffer of ``module`` by name: which tensor it is, and how often that was written to."""
+    return {name: (id(buffer), version_of(buffer)) for name, buffer in module.named_buffers()}
 
 
 def _no_checkpoint(module: nn.Module) -> str | None:
@@ -164,12 +261,17 @@ def _no_checkpoint(module: nn.Module) -> str | None:
         return f"has a {counting} inside, whose running statistics a second forward would change"
     if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.ParameterList | nn.ParameterDict):
         return f"is a {type(module).__name__}, which has no forward of its own"
-    if "forward" in vars(module):
-        return "has a forward that the script, or a library, has put in its place"
+    return _not_in_python(module)
+
+
+def _not_in_python(module: nn.Module) -> str | None:
+    """Why the forward of ``module`` cannot be replaced; ``None`` where it can."""
     if type(module).__name__ == "OptimizedModule" or is_compiled_in_place(module):
-        return "is compiled, and a compiled module is recomputed as its own settings say"
+        return "is compiled, and what it keeps or computes again is up to its own settings"
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule, whose forward is not Python's"
+    if "forward" in vars(module):
+        return "has a forward that the script, or a library, has put in its place"
     return None
 
 
@@ -296,3 +398,64 @@ def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
     if option == "fused" and chosen.get("differentiable"):
         return f"the script made {name} differentiable, which torch does not fuse"
     return None
+
+
+class _BatchSize:
+    """Has each DataLoader of larger batches put no more than ``size`` samples into one."""
+
+    def __init__(self, size: int, note: Callable[[str], None]) -> None:
+        self._size = size
+        self._note = note
+        self._done = False
+        self._refused: dict[str, None] = {}
+        self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def install(self) -> Undo:
+        place: Place = (DataLoader, "__init__")
+        with ExitStack() as undo:
+            undo.callback(patch(*place, self._wrap))
+            undo.callback(hook(on_module_before, self._before))
+            return undo.pop_all().close
+
+    def unmet(self) -> list[str]:
+        reasons = list(self._refused)
+        if not self._done and not reasons:
+            reasons.append("the script made no DataLoader of larger batches")
+        return [f"--force-batch-size {self._size}: {reason}" for reason in reasons]
+
+    def _wrap(self, original: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:
+            bound = signature.bind(loader, *args, **kwargs)
+            bound.apply_defaults()
+            size = bound.arguments["batch_size"]
+            if bound.arguments["batch_sampler"] is not None:
+                self._refuse("a DataLoader takes its batches from a batch_sampler of the script's")
+            elif size is None:
+                self._refuse("a DataLoader of the script's makes no batches (batch_size=None)")
+            elif size > self._size:
+                bound.arguments["batch_size"] = self._size
+                self._done = True
+                self._note(f"forced: DataLoader(batch_size={self._size}), which is {size} in the script")
+            original(*bound.args, **bound.kwargs)
+
+        return __init__
+
+    def _before(self, module: nn.Module, _: Any) -> None:
+        """A module whose results depend on the size of the batch makes the change another training."""
+        if torch.compiler.is_compiling() or module in self._seen or not torch.is_grad_enabled():
+            return
+        self._seen.update(module.modules())
+        kinds = {type(each).__name__ for each in module.modules() if isinstance(each, _OF_THE_BATCH) and each.training}
+        if kinds:
+            self._refuse(f"the model has {', '.join(sorted(kinds))}, whose statistics are those of a batch")
+
+    def _refuse(self, reason: str) -> None:
+        if reason not in self._refused:
+            self._refused[reason] = None
+            self._note(f"not forced: {reason}")
+
+
+_OF_THE_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -425,7 +425,7 @@ def _finding(finding: Finding) -> FindingView:
         severity=finding.severity,
         message=capital(finding.message),
         change=finding.change,
-        evidence=finding.evidence,
+        evidence=(*finding.evidence, *([f"to prove it by running it: {finding.proof}"] if finding.proof else [])),
         saves=finding.saves,
         jump=_section(finding),
     )

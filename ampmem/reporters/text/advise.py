@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ampmem.analysis.advise import AdviceDocument, AdvisedRun
+from ampmem.analysis.advise import AdviceDocument, AdvisedRun, ProvenResults
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.words import size_beside
-from ampmem.units import format_bytes
+from ampmem.units import format_bytes, format_count
 
 
 def render(found: AdviceDocument, layout: Layout = PLAIN) -> str:
@@ -18,6 +18,10 @@ def render(found: AdviceDocument, layout: Layout = PLAIN) -> str:
     if refused:
         lines = [line for each in refused for line in wrapped(each, layout.width)]
         sections.append("\n".join([layout.strong("refused or failed"), "", *lines]))
+    proven = [(run.change, run.proof) for run in made if run.proof is not None]
+    if proven:
+        lines = [line for change, proof in proven for line in wrapped(f"{change}: {said_of(proof)}", layout.width)]
+        sections.append("\n".join([layout.strong("losses and gradients of three steps on the CPU"), "", *lines]))
     best = next((run for run in made if run.code), None)
     if best is not None and best is made[0]:
         sections.append("\n".join([layout.strong(f"in code: {best.change}"), "", *best.code]))
@@ -43,6 +47,26 @@ def headline(found: AdviceDocument) -> str:
         f"Nothing that was run surely fits into {limit}; {best.change} allocates least, and the device would need "
         f"{format_bytes(max(over, 0))} more at most."
     )
+
+
+def said_of(proof: ProvenResults) -> str:
+    """What the proof has shown, in one sentence."""
+    if proof.equal is None:
+        return f"not compared: {proof.failure}"
+    what = f"{format_count(proof.losses or 0)} losses and {format_count(proof.gradients or 0)} gradients"
+    if proof.equal:
+        return f"{what} equal those of {proof.compared_with}, bit for bit"
+    if proof.loss_difference is None and proof.largest_loss is None:
+        return f"other losses or gradients than {proof.compared_with} has: their numbers or shapes differ"
+    losses = _apart("losses", proof.loss_difference, proof.largest_loss)
+    gradients = _apart("gradients", proof.gradient_difference, proof.largest_gradient)
+    return f"{what} differ from those of {proof.compared_with}: {losses}, {gradients}"
+
+
+def _apart(what: str, difference: float | None, largest: float | None) -> str:
+    if not difference:
+        return f"{what} have equal values"
+    return f"{what} differ by up to {difference:.3g} (the largest is {largest:.3g})"
 
 
 def _limit(found: AdviceDocument) -> str:
@@ -80,6 +104,9 @@ def _fits(run: AdvisedRun, found: AdviceDocument) -> str:
 
 
 def _saved(run: AdvisedRun) -> str:
+    """What is allocated less; of the allocator's setting, which is about that, what is reserved less."""
     if not run.options or run.saved_bytes is None:
         return ABSENT
+    if run.options[0] == "--force-allocator" and run.saved_reserved_bytes:
+        return f"{format_bytes(run.saved_reserved_bytes)} reserved"
     return "nothing" if run.saved_bytes == 0 else format_bytes(run.saved_bytes)

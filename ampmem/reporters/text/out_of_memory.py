@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from ampmem.analysis.findings.base import Remedy, remedies
@@ -13,11 +12,10 @@ from ampmem.analysis.parameters import Parameters
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import layers, of_all_layers, shape_text
-from ampmem.output import printable
 from ampmem.reporters.text.answer import asked, asked_by, device, free_blocks, lacking, left, to_come
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.memory import render_categories
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, command_lines, wrapped
 from ampmem.units import format_bytes, format_count
 
 FRAMES = 5
@@ -28,7 +26,6 @@ _NAME = 20
 """So much of a name is left at least."""
 _LARGEST = 5
 """So many of the largest tensors are listed."""
-_CONTINUED = "  "
 MADE_LATER = "what the script made after the recorded steps, of which no more is known"
 _WITHOUT_BATCH = ("setup", "optimizer")
 _RAISE_THE_LIMIT = (
@@ -61,17 +58,9 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
 
 
 def _command(line: str, layout: Layout) -> Sequence[str]:
-    """A command can be copied: one that is too wide goes on after a backslash, between two words."""
     if line in (_HOW_TO_FIT, _RAISE_THE_LIMIT):
         return wrapped(line, layout.width)
-    lines = [""]
-    for word in map(shlex.quote, shlex.split(printable(line))):
-        if lines[-1].strip() and len(f"{lines[-1]} {word} \\") > layout.width:
-            lines[-1] += " \\"
-            lines.append(f"{_CONTINUED}{word}")
-        else:
-            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
-    return lines
+    return command_lines(line, layout.width)
 
 
 def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int, str, str, str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import textwrap
 import unicodedata
 from bisect import bisect_left
@@ -135,3 +136,15 @@ class _Wrapper(textwrap.TextWrapper):
             at = max(room, 1)
         cur_line.append(word[:at])
         reversed_chunks[-1] = word[at:]
+
+
+def command_lines(line: str, width: int) -> list[str]:
+    """A command that can be copied: one that is wider goes on after a backslash, between two words."""
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(printable(line))):
+        if lines[-1].strip() and len(f"{lines[-1]} {word} \\") > width:
+            lines[-1] += " \\"
+            lines.append(f"  {word}")
+        else:
+            lines[-1] = f"{lines[-1]} {word}" if lines[-1] else word
+    return lines

@@ -13,7 +13,7 @@ from ampmem.events import AllocatorRecord
 from ampmem.names import NOT_KNOWN, casts_compiled, has_times
 from ampmem.output import printable
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, shorten, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, command_lines, shorten, wrapped
 from ampmem.reporters.text.static_model import judgement
 from ampmem.units import format_bytes, format_count, format_duration, format_peak
 from ampmem.vocabulary import Arm, SourceKind
@@ -354,7 +354,10 @@ def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidenc
     if evidence:
         texts = [*(f"- {text}" for text in finding.evidence), *texts]
     room = layout.width - len(_INDENT)
-    return [*lines, *(f"{_INDENT}{line}" for text in texts for line in wrapped(text, room))]
+    below = [line for text in texts for line in wrapped(text, room)]
+    if finding.proof:
+        below += ["to prove it by running it:", *command_lines(finding.proof, room)]
+    return [*lines, *(f"{_INDENT}{line}" for line in below)]
 
 
 def change_of(finding: Finding) -> str:

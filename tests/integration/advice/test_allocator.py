@@ -44,5 +44,6 @@ def test_reserved_memory_falls_by_what_the_advice_says(tmp_path: Path) -> None:
     assert (told.severity, told.off_peak) == ("advice", None)
     assert told.off_reserved == most_reserved(before) - most_reserved(after)
     assert told.change.startswith(f"PYTORCH_ALLOC_CONF=max_split_size_mb:2000,{SETTING} ")
+    assert told.proof == "ampmem advise --gpu a100-80 --allow allocator train.py"
     assert after.peak.bytes == before.peak.bytes
     assert "fragmentation" not in [finding.code for finding in after.findings]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from ampmem.vocabulary import Forced
 pytestmark = pytest.mark.slow
 
 SCRIPT = """
+{first}
 import functools
 import torch
 from torch import nn
@@ -42,9 +44,9 @@ class Model(nn.Module):
 model = Model().cuda()
 {setup}
 optimizer = {optimizer}
-for step in range(3):
+for step in {batches}:
     {in_step}
-    loss = model(torch.randn(512, 64, device="cuda")).square().mean()
+    loss = model({batch}).square().mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -55,6 +57,9 @@ PLAIN = {
     "setup": "",
     "optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3)",
     "in_step": "",
+    "first": "",
+    "batches": "range(3)",
+    "batch": 'torch.randn(512, 64, device="cuda")',
 }
 WRITTEN = {
     "--force-checkpoint blocks.*": {
@@ -64,6 +69,18 @@ WRITTEN = {
     "--force-checkpoint blocks.0,blocks.[23]": {
         "setup": "for i in (0, 2, 3): model.blocks[i].forward = "
         "functools.partial(checkpoint, model.blocks[i].forward, use_reentrant=False)"
+    },
+    "--force-offload": {
+        "setup": "forward = model.forward\n"
+        "def moved(x):\n    with torch.autograd.graph.save_on_cpu(): return forward(x)\n"
+        "model.forward = moved"
+    },
+    "--force-offload --force-checkpoint blocks.*": {
+        "setup": "forward = model.forward\n"
+        "def moved(x):\n    with torch.autograd.graph.save_on_cpu(): return forward(x)\n"
+        "model.forward = moved\n"
+        "for block in model.blocks: "
+        "block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)"
     },
     "--force-foreach false": {"optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)"},
     "--force-foreach true": {"optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)"},
@@ -102,6 +119,38 @@ def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, opt
     assert not any("forced: " in note for note in written.remarks)
 
 
+EXPANDABLE = "--force-allocator expandable_segments:True"
+
+
+def test_a_forced_setting_of_the_allocator_reserves_what_the_written_one_does(tmp_path: Path) -> None:
+    plain = recorded(tmp_path, "plain", "")
+    forced = recorded(tmp_path, "forced", EXPANDABLE)
+    line = "import os; os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'"
+    written = recorded(tmp_path, "written", "", first=line)
+    assert events(plain) == events(forced) == events(written)
+    assert reserved(forced) == reserved(written) != reserved(plain)
+    assert forced.segments.expandable.all() and not plain.segments.expandable.any()
+
+
+def reserved(recording: Recording) -> list[tuple[int, int, int]]:
+    found = recording.segments
+    return list(zip(found.position.tolist(), found.action.tolist(), found.bytes.tolist(), strict=True))
+
+
+def loader(size: str) -> dict[str, str]:
+    data = f"torch.utils.data.DataLoader(torch.randn(1024, 64), {size}, shuffle=True)"
+    return {"batches": data, "batch": "step.cuda()"}
+
+
+def test_a_forced_batch_allocates_what_the_written_one_does(tmp_path: Path) -> None:
+    plain = recorded(tmp_path, "plain", "", **loader("256"))
+    forced = recorded(tmp_path, "forced", "--force-batch-size 64", **loader("256"))
+    written = recorded(tmp_path, "written", "", **loader("batch_size=64"))
+    assert events(forced) == events(written) != events(plain)
+    assert [step.batch_size for step in forced.steps] == [64] * 3
+    assert "forced: DataLoader(batch_size=64), which is 256 in the script" in forced.remarks
+
+
 GPU_OPTIMIZER = "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)"
 REFUSED = {
     "no such module": ("--force-checkpoint layers.*", {}, "the model that ran has no module of such a name"),
@@ -120,6 +169,16 @@ REFUSED = {
         "--force-checkpoint blocks.0",
         {"setup": "model.blocks[0].forward = model.blocks[0].forward"},
         "blocks.0 has a forward that the script, or a library, has put in its place",
+    ),
+    "hooks of its own": (
+        "--force-offload",
+        {"in_step": "torch.autograd.graph.save_on_cpu().__enter__()"},
+        "the script has saved-tensor hooks of its own around Model",
+    ),
+    "a model's forward of its own": (
+        "--force-offload",
+        {"setup": "model.forward = model.forward"},
+        "Model has a forward that the script, or a library, has put in its place",
     ),
     "chosen": ("--force-foreach false", {"optimizer": GPU_OPTIMIZER}, "the script chose foreach=True for AdamW itself"),
     "chosen, not fused": (
@@ -142,6 +201,31 @@ REFUSED = {
         {"in_step": "optimizer.param_groups[0]['foreach'] = None"},
         "the script has changed foreach of AdamW back",
     ),
+    "other settings": (
+        EXPANDABLE,
+        {"first": "import os; os.environ['PYTORCH_ALLOC_CONF'] = 'max_split_size_mb:64'"},
+        "the script has set the allocator to max_split_size_mb:64",
+    ),
+    "no loader": ("--force-batch-size 4", {}, "the script made no DataLoader of larger batches"),
+    "small batches": ("--force-batch-size 512", loader("256"), "the script made no DataLoader of larger batches"),
+    "a sampler": (
+        "--force-batch-size 4",
+        {
+            "batches": "torch.utils.data.DataLoader(torch.randn(8, 64), batch_sampler=[[0, 1], [2, 3], [4, 5]])",
+            "batch": "step.cuda()",
+        },
+        "a DataLoader takes its batches from a batch_sampler of the script's",
+    ),
+    "no batches": (
+        "--force-batch-size 4",
+        {"batches": "torch.utils.data.DataLoader(torch.randn(4, 8, 64), batch_size=None)", "batch": "step.cuda()"},
+        "a DataLoader of the script's makes no batches (batch_size=None)",
+    ),
+    "statistics of a batch": (
+        "--force-batch-size 64",
+        loader("256") | {"setup": "model.blocks[1].norm = nn.BatchNorm1d(64).cuda()"},
+        "the model has BatchNorm1d, whose statistics are those of a batch",
+    ),
 }
 """Options, what the script has, and why the change is not made."""
 
@@ -161,6 +245,22 @@ def test_fused_and_foreach_exclude_each_other(tmp_path: Path) -> None:
     assert code == 2 and "exclude each other" in said
     code, said = run(tmp_path, "none", "--force-checkpoint a,")
     assert code == 2 and "--force-checkpoint needs names of modules" in said
+
+
+def test_settings_that_cannot_be_forced_are_said_before_the_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, said = run(tmp_path, "cpu", EXPANDABLE, device="cpu")
+    assert code == 2 and "--force-allocator sets CUDA's caching allocator, which the CPU does not have" in said
+    code, said = run(tmp_path, "unknown", "--force-allocator no_such:True")
+    assert code == 2 and "--force-allocator no_such:True: unknown allocator option 'no_such'" in said
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    assert recorded(tmp_path, "beside", EXPANDABLE).allocator.settings == (  # type: ignore[union-attr]
+        "max_split_size_mb:64,expandable_segments:True"
+    )
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    code, said = run(tmp_path, "taken", EXPANDABLE)
+    assert code == 2 and "PYTORCH_CUDA_ALLOC_CONF has expandable_segments already" in said
 
 
 def test_what_torch_cannot_fuse_is_left_as_it_is() -> None:
@@ -227,10 +327,121 @@ for _ in range(3):
 def test_the_results_and_the_random_numbers_are_those_without(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RESULTS)
     printed = []
-    for options in ((), ("--force-checkpoint", "2"), ("--force-foreach", "false")):
+    for options in ((), ("--force-checkpoint", "2"), ("--force-foreach", "false"), ("--force-offload",)):
         command = ("profile", "--device", "cpu", "--run-to-end", "--quiet", "--force", *options, "train.py")
         done = ampmem(tmp_path, *command)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert len(printed[0].splitlines()) == 3
-    assert printed[0] == printed[1] == printed[2]
+    assert set(printed) == {printed[0]}
+
+
+class Two(torch.nn.Module):
+    """Calls the second block only."""
+
+    def __init__(self, first: torch.nn.Module, second: torch.nn.Module) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([first, second])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        called: torch.Tensor = self.blocks[1](x)
+        return called
+
+
+def unmet_after(model: torch.nn.Module, pattern: str, *, grad: bool = True, calls: int = 1) -> list[str]:
+    """What is said of checkpointing the modules of ``model`` that ``pattern`` names, once it has run."""
+    changes = ForcedChanges(Forced(checkpoint=(pattern,)), lambda note: None)
+    undo = changes.install()
+    try:
+        with torch.set_grad_enabled(grad):
+            for _ in range(calls):
+                model(torch.ones(2, 4))
+    finally:
+        undo()
+    return changes.unmet()
+
+
+def compiled_in_place() -> torch.nn.Module:
+    module = torch.nn.Linear(4, 4)
+    module.compile()
+    return module
+
+
+UNTOUCHABLE: dict[str, tuple[Callable[[], torch.nn.Module], str]] = {
+    "torch.compile": (lambda: torch.compile(torch.nn.Linear(4, 4)), "is compiled"),  # type: ignore[return-value]
+    "module.compile": (compiled_in_place, "is compiled"),
+    "torch.jit.script": (lambda: torch.jit.script(torch.nn.Linear(4, 4)), "is a ScriptModule"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", UNTOUCHABLE)
+def test_what_has_no_forward_in_python_is_refused(how: str) -> None:
+    make, reason = UNTOUCHABLE[how]
+    (said,) = unmet_after(Two(make(), torch.nn.Linear(4, 4)), "blocks.0")
+    assert said.startswith(f"--force-checkpoint blocks.0: blocks.0 {reason}")
+
+
+def test_what_runs_without_gradients_is_not_offloaded() -> None:
+    changes = ForcedChanges(Forced(offload=True), lambda note: None)
+    undo = changes.install()
+    try:
+        with torch.no_grad():
+            torch.nn.Linear(4, 4)(torch.ones(2, 4))
+        assert changes.unmet() == ["--force-offload: no model ran forward with gradients on"]
+        torch.nn.Linear(4, 4)(torch.ones(2, 4)).sum().backward()
+        assert changes.unmet() == []
+    finally:
+        undo()
+
+
+def test_modules_that_run_without_gradients_only_are_not_checkpointed() -> None:
+    model = Two(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    reason = "none of the modules ran forward with gradients on"
+    assert unmet_after(model, "blocks.*", grad=False) == [f"--force-checkpoint blocks.*: {reason}"]
+    assert unmet_after(model, "blocks.0") == [f"--force-checkpoint blocks.0: {reason}"]
+    assert unmet_after(model, "blocks.*") == []
+
+
+class Counting(torch.nn.Linear):
+    """Counts its calls in a buffer, from the second on."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__(4, 4)
+        self.in_place, self.warm = in_place, False
+        self.calls: torch.Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.warm and self.in_place:
+            self.calls += 1
+        elif self.warm:
+            self.calls = self.calls + 1
+        self.warm = True
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_forward_that_changes_a_buffer_is_noticed(in_place: bool) -> None:
+    changed = "blocks.1 changes its buffer counter.calls in forward, and computed once more it changes it again"
+    for calls, expected in ((1, []), (2, [f"--force-checkpoint blocks.*: {changed}"])):
+        block = torch.nn.Sequential()
+        block.add_module("counter", Counting(in_place=in_place))
+        assert unmet_after(Two(torch.nn.Linear(4, 4), block), "blocks.*", calls=calls) == expected
+
+
+def test_batch_norm_that_trains_only_later_is_noticed() -> None:
+    block = torch.nn.Sequential(torch.nn.BatchNorm1d(4))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), block).eval()
+    assert unmet_after(model, "1") == []
+    (said,) = unmet_after(model.train(), "1")
+    assert "has a BatchNorm1d inside" in said
+    changes = ForcedChanges(Forced(checkpoint=("1",)), lambda note: None)
+    undo = changes.install()
+    try:
+        model.eval()(torch.ones(2, 4))
+        model.train()(torch.ones(2, 4))
+    finally:
+        undo()
+    (said,) = changes.unmet()
+    assert "1 changes its buffer 0." in said

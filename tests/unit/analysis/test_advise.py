@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -10,21 +11,32 @@ import pytest
 from ampmem.analysis.advise import (
     Blocks,
     Change,
+    Proof,
     Script,
     Trial,
     advice,
     advise_schema,
     code_of,
     cost_of,
+    due,
+    incomparable,
+    meets,
+    most_left,
+    name_of,
     next_forced,
+    proof_base,
     ranked,
+    refusal,
+    to_prove,
+    why_unproven,
 )
 from ampmem.analysis.fit import Memory
-from ampmem.reporters.text.advise import headline, render
+from ampmem.reporters.text.advise import headline, render, said_of
+from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Forced
 
 SCRIPT = Script(blocks=Blocks(prefix="h", numbers=tuple(range(12))), optimizers=("AdamW",), updated=148)
-ALL = frozenset(Change)
+THREE = frozenset({Change.CHECKPOINT, Change.FOREACH, Change.FUSED})
 FUSED, FOREACH = Forced(fused=True), Forced(foreach=False)
 
 
@@ -33,22 +45,32 @@ def checkpointed(count: int, *, fused: bool = False) -> Forced:
 
 
 def ran(forced: Forced, total: int, per_block: int = 10) -> Trial:
-    """Each block saves ten, fused saves five; beyond ``total`` memory runs out."""
-    size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused
-    memory = Memory(allocated=size, reserved=size + 2, used=size + 4, highest=size + 5)
-    return Trial(memory=memory if size + 5 <= total else None)
+    """Each block saves ten, fused five, offloading 15, bfloat16 30, half a batch twenty; beyond ``total`` none is left.
+
+    The setting of the allocator takes one byte off what is reserved.
+    """
+    size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16 - 15 * forced.offload
+    size -= 0 if forced.batch_size is None else 20 * (8 // forced.batch_size).bit_length() - 20
+    idle = 2 - bool(forced.allocator)
+    memory = Memory(allocated=size, reserved=size + idle, used=size + idle + 2, highest=size + idle + 3)
+    return Trial(memory=memory if size + idle + 3 <= total else None)
 
 
 def search(
-    budget: int | None, total: int = 1000, allowed: frozenset[Change] = ALL, **refused: str
+    budget: int | None,
+    total: int = 1000,
+    allowed: frozenset[Change] = THREE,
+    script: Script = SCRIPT,
+    per_block: int = 10,
+    **refused: str,
 ) -> dict[Forced, Trial]:
     trials: dict[Forced, Trial] = {}
     forced: Forced | None = NOTHING_FORCED
     while forced is not None:
         assert forced not in trials
-        failure = "torch does not" if "fused" in refused and forced.fused else None
-        trials[forced] = Trial(memory=None, failure=failure) if failure else ran(forced, total)
-        forced = next_forced(trials, SCRIPT, allowed, budget)
+        failure = "torch does not" if "fused" in refused and forced.fused else refusal(forced, script)
+        trials[forced] = Trial(memory=None, failure=failure) if failure else ran(forced, total, per_block)
+        forced = next_forced(trials, script, allowed, budget)
     return trials
 
 
@@ -132,11 +154,188 @@ def test_where_nothing_is_enough_it_is_said_how_much_is_left() -> None:
 
 
 def test_costs_and_code_are_of_this_script() -> None:
-    assert (
-        cost_of(checkpointed(6, fused=True), SCRIPT) == "forward of 6 of 12 blocks once more in a step; fewer kernels"
-    )
-    assert cost_of(FOREACH, SCRIPT) == "kernels for each of 148 parameters"
+    unknown = Trial(memory=None)
+    both = checkpointed(6, fused=True)
+    assert cost_of(both, SCRIPT, unknown) == "forward of 6 of 12 blocks once more in a step; fewer kernels"
+    counted = Trial(memory=None, flops=500, recomputed_flops=100)
+    assert cost_of(both, SCRIPT, counted) == "recomputes 25.0 % of the step's FLOPs; fewer kernels"
+    assert cost_of(FOREACH, SCRIPT, replace(counted, recomputed_flops=0)) == "kernels for each of 148 parameters"
     other = Script(blocks=Blocks(prefix="0.layers", numbers=(1, 2, 5)), optimizers=(), updated=0)
     (line,) = code_of(Forced(checkpoint=("0.layers.1", "0.layers.2")), other)
     assert line.startswith("for block in (model[0].layers[i] for i in (1, 2)): block.forward = ")
     assert code_of(FOREACH, other) == ("the optimizer(..., foreach=False)",)
+
+
+def test_what_is_to_be_proven_is_the_best_and_each_change_alone() -> None:
+    trials = search(84)
+    proven = to_prove(trials, 84)
+    assert proven[0] == checkpointed(12, fused=True)
+    assert set(proven[1:]) == {FUSED, FOREACH, checkpointed(12)}
+    assert FUSED not in to_prove(search(84, fused="refused"), 84)
+    assert [proof_base(each) for each in (FUSED, FOREACH, checkpointed(1))] == [
+        Forced(foreach=True),
+        Forced(foreach=True),
+        NOTHING_FORCED,
+    ]
+
+
+def test_a_script_that_is_too_large_for_the_cpu_is_not_run_there() -> None:
+    small = Memory(allocated=1 << 20, reserved=1 << 21, used=1 << 22)
+    fits = Trial(memory=small, flops=10**9)
+    assert why_unproven({NOTHING_FORCED: fits}, SCRIPT) is None
+    reasons = [
+        why_unproven({NOTHING_FORCED: replace(fits, flops=10**13)}, SCRIPT),
+        why_unproven({NOTHING_FORCED: fits}, replace(SCRIPT, trained_bytes=1 << 30)),
+        why_unproven({NOTHING_FORCED: Trial(memory=replace(small, allocated=8 << 30))}, SCRIPT),
+        why_unproven({NOTHING_FORCED: Trial(memory=None)}, SCRIPT),
+    ]
+    for reason, words in zip(
+        reasons, ("1e+13 FLOPs", "1.0 GiB of parameters", "a peak of 8.0 GiB", "more memory than"), strict=True
+    ):
+        assert reason is not None and words in reason
+
+
+def test_what_was_proven_is_said_and_fits_the_schema() -> None:
+    same = Deviation(
+        losses=3,
+        gradients=9,
+        equal=True,
+        same_kind=True,
+        loss_difference=0,
+        gradient_difference=0,
+        largest_loss=2,
+        largest_gradient=1,
+    )
+    proofs = {
+        checkpointed(12, fused=True): Proof(base="foreach=True", difference=None, failure="it is too large"),
+        FUSED: Proof(base="foreach=True", difference=replace(same, equal=False, gradient_difference=1e-7)),
+        FOREACH: Proof(base="foreach=True", difference=replace(same, equal=False, same_kind=False)),
+        checkpointed(12): Proof(base="the script as it is", difference=same),
+    }
+    found = advice(search(84), SCRIPT, 84, title="train.py", steps=2, gpu="h100", total=1000, proofs=proofs)
+    jsonschema.Draft202012Validator(advise_schema()).validate(json.loads(found.to_json()))
+    lines = {run.change: said_of(run.proof) for run in found.runs if run.proof is not None}
+    assert lines == {
+        "checkpoint 12 of 12 blocks, fused=True": "not compared: it is too large",
+        "fused=True": "3 losses and 9 gradients differ from those of foreach=True: losses have equal values, gradients "
+        "differ by up to 1e-07 (the largest is 1)",
+        "foreach=False": "other losses or gradients than foreach=True has: their numbers or shapes differ",
+        "checkpoint 12 of 12 blocks": "3 losses and 9 gradients equal those of the script as it is, bit for bit",
+    }
+    assert "losses and gradients of three steps on the CPU" in render(found)
+
+
+EVERY = frozenset(Change)
+LOADED = replace(SCRIPT, batch=8)
+OFFLOAD = Forced(offload=True)
+SETTING, BFLOAT16, HALF = Forced(allocator="expandable_segments:True"), Forced(bfloat16=True), Forced(batch_size=4)
+
+
+def test_changes_of_the_results_are_the_last_resort() -> None:
+    # checkpointing and fused save 125 of 205, the allocator one, offloading 15, bfloat16 30, each halving of a batch 20
+    kept = Forced(checkpoint=checkpointed(12).checkpoint, fused=True, allocator=SETTING.allocator)
+    last = replace(kept, offload=True, bfloat16=True)
+    for budget, best in (
+        (80, replace(kept, allocator="")),
+        (79, kept),
+        (64, replace(kept, offload=True)),
+        (34, last),
+        (14, replace(last, batch_size=4)),
+        (0, replace(last, batch_size=2)),
+    ):
+        trials = search(budget, allowed=EVERY, script=LOADED)
+        assert ranked(trials, budget)[0] == best, budget
+        assert {SETTING, BFLOAT16, HALF} < set(trials)
+        assert any(each.batch_size for each in trials if len(each.kinds()) > 1) == (best.batch_size is not None)
+    assert {each.batch_size for each in search(-99, allowed=EVERY, script=LOADED)} == {None, 1, 2, 4}
+
+
+def test_offloading_comes_after_all_that_does_without() -> None:
+    trials = search(190, allowed=frozenset({Change.CHECKPOINT, Change.OFFLOAD}))
+    order = ranked(trials, 190)
+    assert order[0] == checkpointed(2) and OFFLOAD in order
+    assert meets(trials[OFFLOAD], 190) and order.index(OFFLOAD) > order.index(checkpointed(12))
+    assert ranked(search(190, allowed=frozenset({Change.OFFLOAD})), 190)[0] == OFFLOAD
+    moved = Trial(memory=None, moved_bytes=3 << 30)
+    assert cost_of(OFFLOAD, SCRIPT, moved) == "3.0 GiB move between GPU and CPU in a step"
+    assert code_of(OFFLOAD, SCRIPT)[0].startswith("with torch.autograd.graph.save_on_cpu():")
+    assert name_of(OFFLOAD, SCRIPT) == "offload saved tensors"
+
+
+def test_where_one_is_enough_alone_nothing_is_added_to_it() -> None:
+    trials = search(175, allowed=frozenset({Change.PRECISION, Change.BATCH}), script=LOADED)
+    assert set(trials) == {NOTHING_FORCED, BFLOAT16, HALF}
+    assert ranked(trials, 175)[0] == BFLOAT16
+    trials = search(175, allowed=EVERY - {Change.OFFLOAD}, script=LOADED, per_block=1)
+    assert ranked(trials, 175)[0] == BFLOAT16
+    assert not any(each.bfloat16 and each.checkpoint for each in trials)
+    trials = search(None, allowed=EVERY, script=LOADED)
+    assert ranked(trials, None)[0] == checkpointed(12, fused=True)  # not what changes the results
+    assert ranked(trials, None)[-1] == HALF
+
+
+def test_refused_settings_are_in_no_combination() -> None:
+    script = replace(SCRIPT, no_precision="the script uses autocast already, to float16")
+    trials = search(10, allowed=EVERY, script=script)
+    assert [each for each in trials if each.bfloat16] == [BFLOAT16]
+    assert trials[BFLOAT16].failure == "the script uses autocast already, to float16"
+    assert [trials[each].failure for each in trials if each.batch_size is not None] == [
+        "no DataLoader was seen to make the script's batches"
+    ]
+    assert refusal(Forced(batch_size=1), replace(SCRIPT, batch=1)) == "a batch has one sample"
+    idle = [each for each in search(10, allowed=frozenset({Change.ALLOCATOR, Change.CHECKPOINT})) if each.allocator]
+    assert idle == [SETTING, Forced(checkpoint=checkpointed(12).checkpoint, allocator=SETTING.allocator)]
+
+
+def test_settings_have_words_costs_and_code() -> None:
+    forced = Forced(allocator=SETTING.allocator, bfloat16=True, batch_size=2)
+    assert forced.kinds() == ("allocator", "batch_size", "bfloat16")
+    assert forced.options() == [
+        *("--force-allocator", "expandable_segments:True", "--force-batch-size", "2"),
+        *("--precision", "amp", "--dtype", "bf16"),
+    ]
+    assert name_of(forced, LOADED) == "expandable_segments, autocast bfloat16, batch size 2 of 8"
+    assert cost_of(forced, LOADED, Trial(memory=None)) == "rounds results to bfloat16; 4 steps for as many samples"
+    setting, region, loader = code_of(forced, LOADED)
+    assert setting.startswith("PYTORCH_ALLOC_CONF=expandable_segments:True") and "dtype=torch.bfloat16" in region
+    assert loader.startswith("DataLoader(..., batch_size=2)")
+    assert [incomparable(each) is None for each in (SETTING, HALF, BFLOAT16, checkpointed(3))] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_what_only_reserves_less_is_said_to() -> None:
+    trials = search(190, allowed=frozenset({Change.ALLOCATOR}))
+    found = advice(trials, SCRIPT, 190, title="train.py", steps=2, gpu="h100", total=1000)
+    run = next(run for run in found.runs if run.options)
+    assert (run.saved_bytes, run.saved_reserved_bytes) == (0, 1)
+    assert "1 B reserved" in render(found)
+
+
+def test_changes_alone_are_run_at_the_same_time() -> None:
+    trials = {NOTHING_FORCED: ran(NOTHING_FORCED, 1000)}
+    alone = due(trials, SCRIPT, THREE, 84)
+    assert alone == [FUSED, FOREACH, checkpointed(12)]
+    trials |= {forced: ran(forced, 1000) for forced in alone[:2]}
+    assert due(trials, SCRIPT, THREE, 84) == [checkpointed(12)]
+    trials[checkpointed(12)] = ran(checkpointed(12), 1000)
+    assert due(trials, SCRIPT, THREE, 84) == [checkpointed(12, fused=True)]
+    assert due(search(84), SCRIPT, THREE, 84) == []
+
+
+@pytest.mark.parametrize("budget", [None, 1000, 150, 84, 10])
+def test_no_more_runs_are_made_than_are_said_to_be_left(budget: int | None) -> None:
+    made = search(budget, allowed=EVERY, script=LOADED)
+    trials: dict[Forced, Trial] = {}
+    for number, (forced, trial) in enumerate(made.items(), 1):
+        trials[forced] = trial
+        assert len(made) - number <= most_left(trials, LOADED, EVERY, budget)
+    assert most_left(trials, LOADED, EVERY, budget) == 0
+
+
+def test_the_order_in_which_runs_end_does_not_matter() -> None:
+    trials = search(84)
+    assert ranked(dict(reversed(trials.items())), 84) == ranked(trials, 84)

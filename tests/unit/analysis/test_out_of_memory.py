@@ -11,7 +11,7 @@ from build import RUN, Story
 from failures import ended, in_backward, in_forward, oom_at
 
 from ampmem.allocator.oom import Reason
-from ampmem.analysis.out_of_memory import FailedRequest, ToCome
+from ampmem.analysis.out_of_memory import FailedRequest, ToCome, advise_command
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.cli.fit import varied_arguments
 from ampmem.events import AllocatorRecord, ArmRecord, Fact, OptimizerRecord, Phase, Recording
@@ -273,3 +273,13 @@ def test_the_commands_run_the_same_script_with_the_same_options(
         varied_arguments((), varied)  # it is understood
     else:
         assert "name the argument of the script" in render(summarize(replace(recording, run=run, ooms=(oom,))), ())
+
+
+def test_what_no_command_line_has_started_has_no_command_that_proves_it() -> None:
+    recording = in_forward()
+    simulated = replace(recording.run, source=SourceKind.SIMULATED, device_name="24GiB", arguments=("a b",))
+    assert advise_command(replace(recording, run=simulated), None) == "ampmem advise --gpu 24GiB train.py 'a b'"
+    unknown = replace(simulated, source=SourceKind.CUDA, device_name="a GPU")
+    assert advise_command(replace(recording, run=unknown), None) is None
+    cell = replace(simulated, script="<cell>")
+    assert advise_command(replace(recording, run=cell), None) is None

@@ -1,0 +1,62 @@
+"""Keeps the losses and gradients of a script for a comparison with another run; no part of a recording needs them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.torch_private.general import BACKWARD, in_backward
+from ampmem.recorder.torch_private.optimizers import on_step_before
+from ampmem.results import GRADIENT, LOSS, ResultsWriter, Values
+
+
+class Results:
+    """Writes to ``path`` what each backward starts from and the gradients that each optimizer is about to use."""
+
+    def __init__(self, path: Path) -> None:
+        self._writer = ResultsWriter(path.absolute())
+
+    def install(self) -> Undo:
+        """Patch and hook; returns what undoes that and closes the file."""
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            undo.callback(patch(*BACKWARD[0], self._wrap_backward))
+            undo.callback(hook(on_step_before, self._before_update))
+            return undo.pop_all().close
+
+    def close(self) -> None:
+        """All steps to compare have ended: what comes later is not kept."""
+        self._writer.close()
+
+    def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
+            if not in_backward():
+                for root in (tensors,) if isinstance(tensors, Tensor) else tensors:
+                    self._writer.add(LOSS, _values(root))
+            return original(tensors, *args, **kwargs)
+
+        return backward
+
+    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        for group, held in enumerate(optimizer.param_groups):
+            for number, parameter in enumerate(held["params"]):
+                if parameter.grad is not None:
+                    self._writer.add(f"{GRADIENT} {group} {number}", _values(parameter.grad))
+
+
+def _values(tensor: Tensor) -> Values:
+    """The elements of ``tensor`` as numpy has them: types that it lacks are widened, which keeps each value."""
+    dense = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    if dense.dtype in (torch.bfloat16, torch.float16):
+        dense = dense.float()
+    values: Values = dense.cpu().numpy()
+    return values
