@@ -173,6 +173,46 @@ def test_copies_of_activations(original_dies: bool, copies: int, saved: int) -> 
     assert told(story.recording())["amp-saves"].bytes == 5000 + saved
 
 
+@pytest.mark.parametrize(
+    ("tensors", "saved"),
+    [
+        # Each: its bytes, its type, whether it lives on; the copy of 1,000 bytes comes last.
+        ([(2000, "float32", True)], -1000),
+        ([(2000, "float32", False)], 1000),
+        ([(2000, "float32", True), (2000, "float32", False)], 1000),  # the youngest that fits
+        ([(2000, "float32", False), (2000, "float32", True)], -1000),
+        ([(2000, "float32", True), (700, "float32", False)], -1000),  # of other sizes it is none
+        ([(2000, "float32", True), (2000, "bfloat16", False)], -1000),  # nor in low precision
+        ([(2000, "", True)], -1000),
+        ([(700, "float32", True)], 1000),
+        ([], 1000),
+    ],
+)
+def test_an_original_that_was_not_seen_is_the_youngest_of_as_many_elements(
+    tensors: list[tuple[int, str, bool]], saved: int
+) -> None:
+    """Where it lives on anyway, the copy is what autocast costs; or else one FP32 tensor would be there instead."""
+    story = Story()
+    story.parameter(0x1000, "weight", 1000)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for number, (size, dtype, _) in enumerate(tensors):
+        story.alloc(0x2000 + number, size)
+        story.fact(Fact.OUTPUT, 0x2000 + number, "aten::add", dtype=dtype)
+        if dtype:
+            story.fact(Fact.SAVED, 0x2000 + number, "aten::relu", dtype=dtype)
+    story.alloc(0x3000, 1000, op="aten::_to_copy")
+    story.fact(Fact.OTHER_CAST, 0x3000, dtype="bfloat16")
+    story.fact(Fact.SAVED, 0x3000, "aten::mm", dtype="bfloat16")
+    story.free(*(0x2000 + number for number, (_, _, lives) in enumerate(tensors) if not lives))
+    story.alloc(0x4000, 50_000)
+    story.fact(Fact.SAVED, 0x4000, "aten::relu", dtype="bfloat16")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    low = sum(size for size, dtype, lives in tensors if dtype == "bfloat16" and lives)
+    assert told(story.recording())["amp-saves"].bytes == 50_000 + low + saved
+
+
 # -- odd recordings ---------------------------------------------------------------------------
 
 
@@ -411,6 +451,22 @@ def test_what_grows_between_the_steps_is_named_by_its_holder(size: int, held_fro
         assert found.severity == "info"
         assert "the recorded thread allocates it in ops that were not recorded" in found.message
         assert "look at what the training keeps" in found.change
+
+
+def test_what_an_op_allocated_and_a_variable_holds_is_counted_once() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(4):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        story.enter(Phase.BETWEEN)
+        story.alloc(0x2000 + step, 4000, op="aten::clone")
+        story.end()
+    for step in range(4):
+        story.fact(Fact.HELD, 0x2000 + step, f"kept[{step}]")
+    found = told(story.recording(arm=FP32))["steady-growth"]
+    assert found.bytes == 4000
+    assert found.evidence[1:] == ("aten::clone: 3.9 KiB (4,000 bytes) per step",)
 
 
 @pytest.mark.parametrize("source", [SourceKind.CPU, SourceKind.CUDA])
@@ -707,6 +763,8 @@ def growing(mib: int, *, more: int = 0, expandable: bool = False) -> Recording:
     ("recording", "severity", "off_reserved"),
     [
         (growing(100), "advice", 100 * MIB),
+        (growing(100, more=2), "advice", 100 * MIB),  # a replay of 302 MiB is near enough to 304
+        (growing(100, more=4), "info", None),  # and too far from 306, by more than one percent
         (growing(100, more=50), "info", None),  # a replay from an empty allocator does not reach what was recorded
         (growing(50), None, None),  # so little is how the allocator works
         (growing(100, expandable=True), None, None),

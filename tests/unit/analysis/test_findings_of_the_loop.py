@@ -58,7 +58,7 @@ def runs(draw: st.DrawFn) -> Made:
 
 @given(runs(), st.data())
 def test_off_peak_is_the_difference_of_two_replays(made: Made, data: st.DataObject) -> None:
-    """Of the last step that reaches 99.5 % of the run's peak: its peak, less that of a replay with smaller allocations."""
+    """Of the last step that reaches 99.5 % of the run's peak, once as it was and once with smaller allocations."""
     story, events = made
     recording = story.recording(arm=FP32)
     run = TrainingRun(analysis=analyse(recording))
