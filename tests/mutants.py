@@ -37,7 +37,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
         for name in ("classify", "untrained", "lifetimes", "marks", "timeline", "communication")
     ),
     "analysis/static_model": tuple(
-        f"analysis/test_{name}.py" for name in ("static_model", "verdict", "evidence_of_terms", "unfinished_step")
+        f"analysis/test_{name}.py"
+        for name in ("static_model", "terms", "verdict", "evidence_of_terms", "unfinished_step")
     ),
     "analysis/findings": tuple(
         f"analysis/test_{name}.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from build import ARM, Story
 
 from ampmem.analysis.analyse import analyse
@@ -70,6 +71,62 @@ def test_a_parameter_is_not_there_yet_gone_or_not_explained() -> None:
     ]
     found = component(replace(recording, parameters=(*records, never)), "after_forward", "parameters")
     assert (found.terms, found.residual_bytes, found.holds) == ((), -200, False)
+
+
+@pytest.mark.parametrize(("before", "why"), [(True, None), (False, "parameters made after this mark")])
+def test_what_the_next_event_makes_comes_after_the_mark(before: bool, why: str | None) -> None:
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    if before:
+        story.parameter(0x2000, "late", 50)
+    story.enter(Phase.BACKWARD)
+    if not before:
+        story.parameter(0x2000, "late", 50)
+    story.end()
+    expected = {why: ("late",)} if why else {}
+    assert reasons(story.recording(arm=FP32), "after_forward", "parameters") == expected
+
+
+def test_a_gradient_that_is_seen_at_the_instant_of_a_mark_came_later() -> None:
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    mark = story.enter(Phase.BACKWARD)
+    story.alloc(0x2000, 400)
+    story.fact(Fact.GRADIENT, 0x2000, "a", dtype="float32", at=mark)
+    story.enter(Phase.BETWEEN)
+    story.end()
+    why = "no gradient before this mark: the first came later"
+    assert reasons(story.recording(arm=FP32), "after_forward", "gradients") == {why: ("a",)}
+
+
+def test_an_update_that_ends_at_its_mark_is_done() -> None:
+    """Of two parameters only the first has a gradient, and states after the update."""
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    story.parameter(0x2000, "b", 100)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x3000, 400)
+    story.fact(Fact.GRADIENT, 0x3000, "a", dtype="float32")
+    story.enter(Phase.OPTIMIZER)
+    for address, key in ((0x4000, "exp_avg"), (0x5000, "exp_avg_sq")):
+        story.alloc(address, 400)
+        story.fact(Fact.OPTIMIZER_STATE, address, f"{key} of a")
+    story.enter(Phase.BETWEEN)
+    story.end()
+    recording = story.recording(arm=FP32)
+    recording = replace(recording, parameters=tuple(replace(each, optimizer=0) for each in recording.parameters))
+    before, after = (reasons(recording, mark, "optimizer_state") for mark in ("after_backward", "after_optimizer"))
+    assert before == {"no optimizer state before the first update": ("a", "b")}
+    assert after == {"no optimizer state: they have had no gradient": ("b",)}
+    skipped = replace(recording, steps=(replace(recording.steps[0], skipped_update=True),))
+    assert reasons(skipped, "after_optimizer", "optimizer_state") == {
+        "no optimizer state yet: the loss scaler skipped the updates": ("b",)
+    }
 
 
 def test_overlapping_parameters_are_told_with_their_own_bytes() -> None:
