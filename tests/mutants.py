@@ -34,7 +34,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "recorder/sources/ledger.py": ("recorder/test_ledger.py", "recorder/test_cuda_source.py"),
     "analysis/timeline": tuple(
         f"analysis/test_{name}.py"
-        for name in ("classify", "untrained", "lifetimes", "marks", "timeline", "communication")
+        for name in ("classify", "untrained", "lifetimes", "tensors", "marks", "timeline", "communication")
     ),
     "analysis/static_model": tuple(
         f"analysis/test_{name}.py"

@@ -6,13 +6,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from build import Story
+from build import RUN, Story
 from documents import ROOT
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.analysis.timeline.classify import RULES, view_of
 from ampmem.events import OTHER_THREADS, Action, Fact, Phase, Recording
+from ampmem.vocabulary import SourceKind
 
 IT = 0x10
 """The address of the allocation that a test is about; it is always the first."""
@@ -113,6 +114,31 @@ def test_what_was_there_before_the_recording_is_no_temporary() -> None:
     story.enter(Phase.FORWARD)
     story.free(IT)
     assert category_of(story) == Category.OTHER
+
+
+@pytest.mark.parametrize(
+    ("op", "stack", "phases", "category"),
+    [
+        ("", "", True, Category.OTHER),
+        ("aten::mm", "", True, Category.TEMPORARIES),
+        ("", "train.py:3 main", True, Category.TEMPORARIES),
+        ("aten::mm", "train.py:3 main", False, Category.OTHER),  # no phase of it all is known
+    ],
+)
+def test_of_a_snapshot_what_dies_soon_is_temporary_where_its_birth_is_known(
+    op: str, stack: str, phases: bool, category: Category
+) -> None:
+    story = Story()
+    story.begin(0)
+    story.alloc(IT, 8, op=op, stack=stack)
+    story.free(IT)
+    if phases:
+        story.enter(Phase.BACKWARD)
+    story.end()
+    recording = story.recording(run=replace(RUN, source=SourceKind.SNAPSHOT))
+    assert CATEGORIES[analyse(recording).classes.category[0]] == category
+    (seen,) = analyse(story.recording()).classes.category.tolist()
+    assert CATEGORIES[seen] == Category.TEMPORARIES, "a recording has seen it"
 
 
 def test_the_first_of_several_names_is_kept() -> None:
