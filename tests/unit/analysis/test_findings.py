@@ -469,6 +469,32 @@ def test_what_an_op_allocated_and_a_variable_holds_is_counted_once() -> None:
     assert found.evidence[1:] == ("aten::clone: 3.9 KiB (4,000 bytes) per step",)
 
 
+def test_holders_have_kept_no_more_than_all_such_memory_grew_by() -> None:
+    """In each step two lists get 4,000 bytes each, and 3,000 bytes that the script had before are gone."""
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(4):
+        story.alloc(0x8000 + step, 3000)
+    for step in range(4):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        story.enter(Phase.BETWEEN)
+        story.alloc(0x2000 + step, 4000)
+        story.alloc(0x3000 + step, 4000)
+        story.free(0x8000 + step)
+        story.end()
+    for step in range(4):
+        story.fact(Fact.HELD, 0x2000 + step, f"first[{step}]")
+        story.fact(Fact.HELD, 0x3000 + step, f"second[{step}]")
+    found = told(story.recording(arm=FP32))["steady-growth"]
+    assert found.bytes == 5000
+    assert [line.partition(",")[0] for line in found.evidence[1:]] == ["held by first[*]", "held by second[*]"]
+    assert [line.rpartition(": ")[2] for line in found.evidence[1:]] == [
+        "3.9 KiB (4,000 bytes) per step",
+        "1000 B (1,000 bytes) per step",
+    ]
+
+
 @pytest.mark.parametrize("source", [SourceKind.CPU, SourceKind.CUDA])
 def test_growth_may_be_another_threads_only_where_it_was_not_seen_to_be_the_recorded_ones(source: SourceKind) -> None:
     story = Story()

@@ -203,6 +203,16 @@ def test_the_answer_is_of_the_failure_and_not_of_the_peak() -> None:
     ]
 
 
+def test_of_several_failures_the_last_one_is_told() -> None:
+    recording = in_forward()
+    (once,) = [each for each in summarize(recording).findings if each.code == "out-of-memory"]
+    assert "requests failed" not in once.message
+    (last,) = recording.ooms
+    twice = replace(recording, ooms=(replace(last, time_ns=last.time_ns - 1), last))
+    (found,) = [each for each in summarize(twice).findings if each.code == "out-of-memory"]
+    assert "(2 requests failed; this is the last)" in found.message
+
+
 def elsewhere() -> Summary:
     recording = in_forward()
 
