@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from build import RUN, Story
 from documents import ROOT
+from failures import ended
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
@@ -207,6 +208,40 @@ def test_scratch_that_outlives_its_step_is_workspace() -> None:
     later.begin(1)
     later.free(IT)
     assert category_of(later) == Category.WORKSPACE
+
+
+@pytest.mark.parametrize("born", [0, 1, 2])
+def test_each_step_has_its_own_end(born: int) -> None:
+    """Scratch of forward is workspace where it outlives the step that it was born in, and is given back later."""
+    story = Story()
+    for step in range(4):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        if step == born:
+            story.alloc(IT, 8, op="aten::mm")
+            story.alloc(0x20, 8, op="aten::mm")
+            story.free(0x20)
+        if step == born + 1:
+            story.free(IT)
+        story.end()
+    assert [category_of(story, allocation) for allocation in (0, 1)] == [Category.WORKSPACE, Category.TEMPORARIES]
+
+
+def test_only_what_the_failing_step_had_in_use_is_temporary() -> None:
+    """What backward of the step before left behind is something else, and so is what came after the failure."""
+    story = Story()
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x100 + step, 8)
+        if step:
+            failed = story.alloc(0x200, 8)  # at the instant at which memory runs out
+            story.alloc(0x300, 8)
+        story.end()
+    recording = ended(story, failed, (8, 8, 8))
+    recording = replace(recording, steps=(replace(recording.steps[0], finished=True), recording.steps[-1]))
+    found = [CATEGORIES[code] for code in analyse(recording).classes.category.tolist()]
+    assert found == [Category.OTHER, Category.TEMPORARIES, Category.TEMPORARIES, Category.OTHER]
 
 
 @pytest.mark.parametrize("fact", [Fact.OUTPUT, Fact.SAVED])
