@@ -98,6 +98,11 @@ def test_amp_saves_or_does_not() -> None:
     saves = told(with_batch(run(Story()).recording(), 8))["amp-saves"]
     assert (saves.bytes, saves.severity) == (4000 - 2000, "info")
     assert "batch size 5 on" in saves.message  # 8 * 2000 / 4000 is 4, where it is even
+    assert saves.evidence == (
+        "cast copies at the end of forward: 2.0 KiB",
+        "activations then: 3.9 KiB, in FP32 about 7.8 KiB",
+        "break-even at batch size 4.00: 8 * 2000 / 4000",
+    )
     costs = told(with_batch(run(Story(), activation=800).recording(), 8))["amp-saves-nothing"]
     assert (costs.bytes, costs.severity) == (2000 - 800, "info")  # the peak is in backward
     assert costs.change.startswith("batch_size >= 21")
@@ -326,6 +331,80 @@ def test_float16_without_a_scaler() -> None:
     assert (found.bytes, found.severity) == (None, "warning")
     for arm in (ARM, FP32, replace(ARM, dtype="float16", scaler=True)):
         assert "fp16-without-scaler" not in told(run(Story()).recording(arm=arm))
+
+
+@pytest.mark.parametrize(
+    ("seen", "arm", "change"),
+    [
+        ("float32", ARM, "with torch.autocast("),
+        ("bfloat16", ARM, None),
+        ("", ARM, None),  # of no type, which says nothing
+        ("float32", FP32, None),
+        ("float32", replace(ARM, dtype=None), "with torch.autocast("),
+    ],
+)
+def test_autocast_that_casts_nothing(seen: str, arm: ArmRecord, change: str | None) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for number in range(3):
+        story.alloc(0x2000 + number, 400, op="aten::mm")
+        story.fact(Fact.OUTPUT, 0x2000 + number, "aten::mm", dtype=seen)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = told(story.recording(arm=arm)).get("no-autocast-effect")
+    assert (found is None) == (change is None)
+    if found is not None and change is not None:
+        assert found.change.startswith(change)
+        assert found.evidence == ("device: cpu", "ops' results seen, all in other types: 3")
+        assert found.message.startswith("autocast was on" if arm.dtype else "the run was to be under autocast")
+    story.fact(Fact.CAST_COPY, 0x2000, "weight")
+    assert "no-autocast-effect" not in told(story.recording(arm=arm))
+
+
+def test_a_model_in_float64_is_told_that_autocast_leaves_that() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 400, op="aten::mm")
+    story.fact(Fact.OUTPUT, 0x2000, "aten::mm", dtype="float64")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    recording = story.recording()
+    (record,) = recording.parameters
+    doubles = replace(recording, parameters=(replace(record, dtype="float64"),))
+    assert told(doubles)["no-autocast-effect"].change.startswith("make the model and its inputs float32")
+    mixed = replace(recording, parameters=(record, replace(record, name="other", dtype="float64")))
+    assert told(mixed)["no-autocast-effect"].change.startswith("with torch.autocast(")
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        ("2.13.0", True),
+        ("2.13.0a0+git1234", True),
+        ("2.14", True),
+        ("3.0.0", True),
+        ("2.12.1", False),
+        ("1.99.0", False),
+        ("2", False),
+        ("2.x", False),
+        ("unknown", False),
+    ],
+)
+def test_the_fused_loss_is_named_where_this_torch_has_it(version: str, known: bool) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 5000)
+    story.fact(Fact.SAVED, 0x2000, "aten::_log_softmax", dtype="float32")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = told(story.recording(run=replace(RUN, torch=version)))["fp32-activations"]
+    assert any("F.linear_cross_entropy" in line for line in found.evidence) == known
 
 
 def test_backward_in_autocast_without_copies_of_the_cache_has_no_size() -> None:

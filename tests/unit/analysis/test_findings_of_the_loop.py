@@ -339,15 +339,17 @@ def test_gradients_that_are_freed_in_forward_could_go_after_the_update() -> None
 # -- outputs ----------------------------------------------------------------------------------
 
 
-def holding(*sizes: int, variables: Sequence[tuple[int, str]] = (), in_update: bool = False) -> Recording:
-    """Two steps with outputs of ``sizes`` bytes that live to the end of their step, and who holds each.
+def holding(
+    *sizes: int, variables: Sequence[tuple[int, str]] = (), in_update: bool = False, steps: int = 2
+) -> Recording:
+    """Steps with outputs of ``sizes`` bytes that live to the end of their step, and who holds each.
 
     At the peak, in backward or in the update, there are 5,000 bytes more than in forward.
     """
     story = Story()
     story.parameter(0x1000, "weight", 10)
     addresses = [0x2000 + number for number in range(len(sizes))]
-    for step in range(2):
+    for step in range(steps):
         story.begin(step)
         story.enter(Phase.FORWARD)
         for address, size in zip(addresses, sizes, strict=True):
@@ -380,6 +382,32 @@ def holding(*sizes: int, variables: Sequence[tuple[int, str]] = (), in_update: b
 def test_outputs_that_backward_has_no_use_for(sizes: tuple[int, ...], in_update: bool, size: int | None) -> None:
     found = told(holding(*sizes, in_update=in_update)).get("outputs-kept")
     assert (found and found.bytes, found and found.off_peak) == (size, min(size, 5000) if size else None)
+
+
+@pytest.mark.parametrize(
+    ("phase", "told_of"), [(Phase.FORWARD, True), (Phase.BACKWARD, False), (Phase.EVALUATION, False)]
+)
+def test_only_what_forward_made_is_an_output(phase: Phase, told_of: bool) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(2):
+        story.begin(step)
+        story.enter(phase)
+        story.alloc(0x2000, 6000, op="aten::mm")
+        story.fact(Fact.OUTPUT, 0x2000, "aten::mm")
+        story.enter(Phase.BACKWARD)
+        story.enter(Phase.OPTIMIZER)
+        story.alloc(0x4000, 5000)
+        story.free(0x4000)
+        story.enter(Phase.BETWEEN)
+        story.end()
+        story.free(0x2000)
+    assert ("outputs-kept" in told(story.recording(arm=FP32))) == told_of
+
+
+def test_the_outputs_of_the_only_step_are_told() -> None:
+    found = told(holding(4000, 6000, steps=1))["outputs-kept"]
+    assert (found.bytes, found.off_peak) == (10_000, 5000)
 
 
 def test_what_a_variable_holds_that_is_not_named_stays() -> None:
