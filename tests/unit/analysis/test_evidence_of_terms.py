@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from build import ARM, Story
+from build import ARM, RUN, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import StaticComponent
@@ -154,6 +154,53 @@ def test_copies_of_an_earlier_step_are_not_made_again() -> None:
     assert reasons(story.recording(), "after_forward", "cast_copies") == {
         "copies of an earlier step that are still alive": ("weight",)
     }
+
+
+@pytest.mark.parametrize(
+    ("cast_in", "why"),
+    [
+        ((0, Phase.FORWARD), "other parameters of which no cast was made"),  # in the step before
+        ((1, Phase.FORWARD), "copies freed before this mark: nothing kept them"),
+        ((1, Phase.BACKWARD), "other parameters of which no cast was made"),  # after the mark
+    ],
+)
+def test_a_copy_is_freed_only_where_this_step_has_made_it_by_then(cast_in: tuple[int, Phase], why: str) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    for step in range(2):
+        story.begin(step)
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            story.enter(phase)
+            if (step, phase) == cast_in:
+                story.alloc(0x3000, 200)
+                story.fact(Fact.CAST_COPY, 0x3000, "weight", dtype="bfloat16")
+                story.free(0x3000)
+        story.end()
+    assert reasons(story.recording(), "after_forward", "cast_copies") == {why: ("weight",)}
+
+
+@pytest.mark.parametrize(
+    ("step_on", "backward", "recipe"),
+    [
+        ("forward", False, "inference-autocast"),
+        ("forward", True, "autocast"),
+        ("", True, "autocast"),
+        ("", False, None),  # no step came far enough
+    ],
+)
+def test_without_a_backward_a_run_whose_steps_are_forwards_is_inference(
+    step_on: str, backward: bool, recipe: str | None
+) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    if backward:
+        story.enter(Phase.BACKWARD)
+    story.enter(Phase.BETWEEN)
+    story.end()
+    verdict = analyse(story.recording(run=replace(RUN, step_on=step_on))).verdict
+    assert (verdict and verdict.recipe.precision) == recipe
 
 
 def test_where_no_cast_was_ever_seen_none_is_said_not_to_have_been_made() -> None:
