@@ -11,7 +11,7 @@ from build import ARM, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticVerdict, judge, state_to_come
-from ampmem.events import Fact, OptimizerRecord, Phase, Recording
+from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Phase, Recording
 
 FREED = "copies freed before this mark: nothing kept them"
 FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
@@ -106,6 +106,47 @@ def test_two_optimizers_keep_of_each_element_what_they_keep_of_all() -> None:
     assert found.recipe.bytes_per_param == pytest.approx(8 + 8 * 100 / 150)
     assert component(recording, "after_optimizer", "optimizer_state").model_bytes == 800
     assert component(recording, "after_optimizer", "optimizer_state").model_bytes_per_param == pytest.approx(800 / 150)
+
+
+@pytest.mark.parametrize(
+    ("elements", "gradients", "masters", "precision"),
+    [
+        ((90, 10), ((2,), (2,)), True, "half-master"),
+        ((90, 10), ((4,), (4,)), True, "half-master-fp32-gradients"),
+        ((90, 10), ((2, 4), (2, 4)), True, "half-master-fp32-accumulation"),
+        ((90, 10), ((2,), (2, 4)), True, "half-master-fp32-accumulation"),
+        ((91, 9), ((2,), (2, 4)), True, "half-master"),  # so few may be held by a variable
+        ((91, 9), ((2,), (4,)), True, "half-master"),
+        ((90, 10), ((), (4,)), True, "half-master-fp32-gradients"),
+        ((90, 10), ((), ()), True, "half-master"),
+        ((90, 10), ((2,), (2,)), False, "pure-half"),
+    ],
+)
+def test_half_weights_by_their_masters_and_gradients(
+    elements: tuple[int, ...], gradients: tuple[tuple[int, ...], ...], masters: bool, precision: str
+) -> None:
+    """A gradient is said by the bytes of its elements."""
+    story = Story()
+    for number, count in enumerate(elements):
+        story.alloc(0x1000 + number, 2 * count)
+        story.fact(Fact.PARAMETER, 0x1000 + number, "ab"[number], dtype="bfloat16")
+        if masters:
+            story.alloc(0x2000 + number, 4 * count)
+            story.fact(Fact.MASTER_COPY, 0x2000 + number, "ab"[number], dtype="float32")
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    for number, sizes in enumerate(gradients):
+        for size in sizes:
+            address = 0x3000 + 0x100 * size + number
+            story.alloc(address, size * elements[number])
+            story.fact(Fact.GRADIENT, address, "ab"[number], dtype={2: "bfloat16", 4: "float32"}[size])
+    story.enter(Phase.BETWEEN)
+    story.end()
+    parameters = tuple(
+        ParameterRecord(name=name, elements=count, bytes=2 * count, dtype="bfloat16", trainable=True)
+        for name, count in zip("ab", elements, strict=True)
+    )
+    assert verdict(replace(story.recording(), parameters=parameters)).recipe.precision == precision
 
 
 def test_a_model_without_elements_has_no_bytes_for_each() -> None:
