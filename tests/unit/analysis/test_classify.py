@@ -174,6 +174,23 @@ def test_an_input_made_by_a_module_is_none() -> None:
     assert category_of(inside) == Category.OTHER
 
 
+@pytest.mark.parametrize(
+    ("phase", "given", "category"),
+    [
+        (Phase.BETWEEN, True, Category.INPUTS),  # the batch, which has the indices of a sparse gradient
+        (Phase.BETWEEN, False, Category.GRADIENTS),
+        (Phase.BACKWARD, True, Category.GRADIENTS),
+        (Phase.BACKWARD, False, Category.GRADIENTS),
+    ],
+)
+def test_a_batch_is_not_a_gradient(phase: Phase, given: bool, category: Category) -> None:
+    story = born_in(phase)
+    story.fact(Fact.GRADIENT, IT, "weight")
+    if given:
+        story.fact(Fact.INPUT, IT)
+    assert category_of(story) == category
+
+
 def test_what_loading_makes_is_input() -> None:
     assert category_of(born_in(Phase.DATA)) == Category.INPUTS
 
@@ -210,7 +227,7 @@ def test_scratch_that_outlives_its_step_is_workspace() -> None:
     assert category_of(later) == Category.WORKSPACE
 
 
-@pytest.mark.parametrize("born", [0, 1, 2])
+@pytest.mark.parametrize("born", [0, 1, 2, 3])
 def test_each_step_has_its_own_end(born: int) -> None:
     """Scratch of forward is workspace where it outlives the step that it was born in, and is given back later."""
     story = Story()
@@ -224,6 +241,8 @@ def test_each_step_has_its_own_end(born: int) -> None:
         if step == born + 1:
             story.free(IT)
         story.end()
+    if born == step:
+        story.free(IT)
     assert [category_of(story, allocation) for allocation in (0, 1)] == [Category.WORKSPACE, Category.TEMPORARIES]
 
 

@@ -218,6 +218,27 @@ def test_an_original_that_was_not_seen_is_the_youngest_of_as_many_elements(
     assert told(story.recording())["amp-saves"].bytes == 50_000 + low + saved
 
 
+@pytest.mark.parametrize(("size", "lives", "saved"), [(1000, True, -2000), (1000, False, 0), (666, True, 0)])
+def test_a_float32_copy_has_a_low_precision_original_of_half_its_bytes(size: int, lives: bool, saved: int) -> None:
+    """Where that lives on, autocast has both of them; it would be the only one, and as large as the copy."""
+    story = Story()
+    story.parameter(0x1000, "weight", 1000)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, size)
+    story.fact(Fact.SAVED, 0x2000, "aten::relu", dtype="bfloat16")
+    story.alloc(0x3000, 2000, op="aten::_to_copy")
+    story.fact(Fact.OTHER_CAST, 0x3000, dtype="float32")
+    story.fact(Fact.SAVED, 0x3000, "aten::exp", dtype="float32")
+    if not lives:
+        story.free(0x2000)
+    story.alloc(0x4000, 50_000)
+    story.fact(Fact.SAVED, 0x4000, "aten::relu", dtype="bfloat16")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    assert told(story.recording())["amp-saves"].bytes == 50_000 + (size if lives else 0) + saved
+
+
 # -- odd recordings ---------------------------------------------------------------------------
 
 
@@ -677,6 +698,21 @@ def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int 
     assert found.off_peak == off_peak
     assert found.severity == ("info" if off_peak is None else "advice")
     assert fp32_activations(TrainingRun(analysis=analyse(story.recording(arm=FP32)))) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "place"), [("token_embedding", "after the embedding"), ("encoder", "before the norm")]
+)
+def test_where_a_norm_gets_its_input_from(module: str, place: str) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 5000, module=module)
+    story.fact(Fact.SAVED, 0x2000, "aten::native_layer_norm", dtype="float32")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    assert f"x = x.to(torch.bfloat16) {place}, and" in told(story.recording())["fp32-activations"].change
 
 
 @pytest.mark.parametrize(("op", "attention"), [("aten::bmm", True), ("aten::mm", False)])

@@ -24,7 +24,7 @@ def told(recording: Recording) -> dict[str, Finding]:
 # -- autocast around backward -----------------------------------------------------------------
 
 
-def around_backward(activation: int, *, received: bool = False, saves: int = 0) -> Recording:
+def around_backward(activation: int, *, saves: int = 0) -> Recording:
     """Two steps whose cache holds a copy of 2,000 bytes through backward, where the peak is: 4,000 + 2,000 + 4,000."""
     story = Story()
     story.parameter(0x1000, "weight", 1000)
@@ -35,8 +35,6 @@ def around_backward(activation: int, *, received: bool = False, saves: int = 0) 
         story.fact(Fact.CAST_COPY, 0x2000, "weight")
         for _ in range(saves):
             story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype="bfloat16")
-        if received:
-            story.fact(Fact.COMMUNICATION, 0x1000, Communication.RECEIVE_BUFFERS)
         story.alloc(0x3000, activation, op="aten::mm")
         story.fact(Fact.SAVED, 0x3000, "aten::relu")
         story.enter(Phase.BACKWARD)
@@ -100,30 +98,25 @@ def test_a_step_whose_forward_was_not_seen_has_no_copies_to_count() -> None:
 # -- the cache --------------------------------------------------------------------------------
 
 
-def evaluating(
-    idle: Sequence[int], saves: int, *, recast: int = 0, steps: int = 2, saved: int = 3000, more: int = 0
-) -> Recording:
-    """A forward with copies of which autograd saves none (``idle``), and one of ``saved`` bytes that it saves.
+def evaluating(idle: Sequence[int], saves: int, *, recast: int = 0) -> Recording:
+    """Two steps with copies of which autograd saves none (``idle``), and one of 3,000 bytes that it saves.
 
-    Backward makes copies of ``recast`` bytes, where it runs forward again. ``more`` bytes are an activation.
+    Backward makes copies of ``recast`` bytes, where it runs forward again.
     """
     story = Story()
     story.parameter(0x1000, "weight", 1000)
     story.parameter(0x2000, "used", 1000)
-    for step in range(steps):
+    for step in range(2):
         story.begin(step)
         story.enter(Phase.FORWARD)
         held = [0x10000 + 0x1000 * number for number in range(len(idle))]
         for address, size in zip(held, idle, strict=True):
             story.alloc(address, size, op="aten::_to_copy")
             story.fact(Fact.CAST_COPY, address, "weight")
-        story.alloc(0x3000, saved, op="aten::_to_copy")
+        story.alloc(0x3000, 3000, op="aten::_to_copy")
         story.fact(Fact.CAST_COPY, 0x3000, "used")
         for _ in range(saves):
             story.fact(Fact.SAVED, 0x3000, "aten::mm", dtype="bfloat16")
-        if more:
-            story.alloc(0x4000, more)
-            story.free(0x4000)
         for address in (*held, 0x3000):
             story.fact(Fact.CACHED, address)
         story.free(*held)
@@ -281,7 +274,7 @@ def test_copies_that_become_more_with_every_step(made: list[int], growth: int | 
     assert "copies-grow" not in told(breached), "where sums are wrong, what seems alive may be dead"
 
 
-def outliving(*, cleared: bool, saved: bool, freed_in_forward: bool = True) -> Recording:
+def outliving(*, cleared: bool, freed_in_forward: bool = True) -> Recording:
     """Three steps; a copy of 3,000 bytes of each lives until forward of the next one has begun."""
     story = Story()
     story.parameter(0x1000, "weight", 1000)
@@ -292,8 +285,7 @@ def outliving(*, cleared: bool, saved: bool, freed_in_forward: bool = True) -> R
             story.free(0x2000 + step - 1)
         story.alloc(0x2000 + step, 3000, op="aten::_to_copy")
         story.fact(Fact.CAST_COPY, 0x2000 + step, "weight")
-        if saved:
-            story.fact(Fact.SAVED, 0x2000 + step, "aten::mm", dtype="bfloat16")
+        story.fact(Fact.SAVED, 0x2000 + step, "aten::mm", dtype="bfloat16")
         if cleared:
             story.fact(Fact.CACHED, 0x2000 + step)
         story.alloc(0x3000, 1000)
@@ -314,12 +306,12 @@ def outliving(*, cleared: bool, saved: bool, freed_in_forward: bool = True) -> R
 )
 def test_copies_that_outlive_their_step(cleared: bool, change: str) -> None:
     """In the update, where the peak is, they have had their backward."""
-    found = told(outliving(cleared=cleared, saved=True, freed_in_forward=False))["copies-survive"]
+    found = told(outliving(cleared=cleared, freed_in_forward=False))["copies-survive"]
     assert found.severity == "warning"
     assert found.bytes == 2 * 3000, "what the steps before the last forward made and nothing freed"
     assert found.evidence == ("copies: 2", "weight: 5.9 KiB")
     assert found.change.startswith(change)
-    found = told(outliving(cleared=cleared, saved=True))["copies-survive"]
+    found = told(outliving(cleared=cleared))["copies-survive"]
     assert (found.bytes, found.evidence[0]) == (3000, "copies: 1")
     assert found.off_peak == 800, "of 12,800 in the update; in backward, which needs the copies, there are 12,000"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings import findings
 from ampmem.analysis.findings.base import Finding, TrainingRun
-from ampmem.events import Fact, OptimizerRecord, Phase, Recording
+from ampmem.events import Action, Fact, OptimizerRecord, Phase, Recording
 
 FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
 Settings = Mapping[str, bool | float | None]
@@ -306,7 +306,7 @@ def test_gradients_that_two_backwards_add_up_are_needed() -> None:
     assert "gradients-through-forward" not in told(zeroed_in_place((0, 0), backwards=2))
 
 
-def zeroed_late(*, optimizers: int = 1, step_on: int = 0) -> Recording:
+def zeroed_late(*, optimizers: int = 1) -> Recording:
     """Three steps; the gradient of 4,000 bytes goes when forward, in which the peak is, has ended."""
     story = Story()
     story.parameter(0x1000, "weight", 1000)
@@ -334,6 +334,30 @@ def test_gradients_that_are_freed_in_forward_could_go_after_the_update() -> None
     found = told(zeroed_late(optimizers=2))["gradients-through-forward"]
     assert found.off_peak == 4000
     assert found.change.endswith("zero_grad() of every optimizer at the end of the step, after the last update")
+
+
+def test_gradients_from_before_the_recording_that_go_in_forward_were_used_before() -> None:
+    """Each step adds two backwards up; the peak is in the first forward, with gradients of which no update is known."""
+    story = Story()
+    story.alloc(0x4000, 4000, action=Action.BASELINE)
+    story.parameter(0x1000, "weight", 1000)
+    story.fact(Fact.GRADIENT, 0x4000, "weight")
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.alloc(0x8000, 50_000 - 10_000 * step)
+        story.free(0x8000, 0x4000)
+        for backward in range(2):
+            story.enter(Phase.BACKWARD)
+            if backward == 0:
+                story.alloc(0x4000, 4000)
+            story.fact(Fact.GRADIENT, 0x4000, "weight")
+            story.enter(Phase.FORWARD)
+        story.enter(Phase.OPTIMIZER)
+        story.enter(Phase.BETWEEN)
+        story.end()
+    found = told(story.recording(arm=FP32))["gradients-through-forward"]
+    assert (found.bytes, found.off_peak) == (4000, 4000)
 
 
 # -- outputs ----------------------------------------------------------------------------------

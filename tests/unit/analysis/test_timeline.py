@@ -124,6 +124,21 @@ def test_the_most_of_a_category_is_the_most_within_any_step(
         assert positions[category] == next(place for place in inside if series[place] == most[category])
 
 
+def test_what_was_concluded_is_what_a_fact_says_so_of() -> None:
+    story = Story()
+    story.parameter(0x10, "seen", 10)
+    story.parameter(0x20, "concluded", 5)
+    story.fact(Fact.INFERRED, 0x20)
+    story.alloc(0x30, 7)
+    story.fact(Fact.INFERRED, 0x30)
+    story.free(0x30)
+    story.alloc(0x40, 3)
+    history = analyse(story.recording())
+    found = [history.inferred_at(position) for position in (1, 3, 5)]
+    assert [each[Category.PARAMETERS] for each in found] == [0, 20, 20]
+    assert [sum(each.values()) for each in found] == [0, 27, 20]
+
+
 def test_series_are_the_rows_of_the_breakdown() -> None:
     timeline = analyse(small_run().recording()).timeline
     position = int(np.argmax(timeline.total))

@@ -199,7 +199,6 @@ def test_what_is_seen_and_dies_before_the_next_settlement_is_gone() -> None:
 def test_an_event_of_no_bytes_changes_nothing() -> None:
     process = Process()
     own = process.allocate(100)
-    process.alive[own] = 100
     process._event(own, 0, process.total)
     last = process.allocate(9)
     raw = process.settle()
