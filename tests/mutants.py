@@ -34,12 +34,16 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "recorder/sources/ledger.py": ("recorder/test_ledger.py", "recorder/test_cuda_source.py"),
     "analysis/timeline": tuple(
         f"analysis/test_{name}.py"
-        for name in ("classify", "untrained", "lifetimes", "marks", "timeline", "communication")
+        for name in ("classify", "untrained", "lifetimes", "tensors", "marks", "timeline", "communication")
     ),
     "analysis/static_model": tuple(
-        f"analysis/test_{name}.py" for name in ("static_model", "verdict", "evidence_of_terms", "unfinished_step")
+        f"analysis/test_{name}.py"
+        for name in ("static_model", "terms", "verdict", "evidence_of_terms", "unfinished_step")
     ),
-    "analysis/findings": ("analysis/test_findings.py", "analysis/test_remedies.py", "analysis/test_out_of_memory.py"),
+    "analysis/findings": tuple(
+        f"analysis/test_{name}.py"
+        for name in ("findings", "findings_of_copies", "findings_of_the_loop", "remedies", "out_of_memory")
+    ),
     "analysis/budgets": ("analysis/budgets", "cli/test_check.py"),
     "allocator": ("allocator",),
 }

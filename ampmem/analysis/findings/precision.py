@@ -295,7 +295,7 @@ def amp_saves(run: TrainingRun) -> Finding | None:
         return None  # what compiled code casts is among the activations
     saved = estimate_saved(run, position)
     copies = run.live(Category.CAST_COPIES, position)
-    if saved is None or (copies == 0 and saved <= 0) or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):
+    if saved is None or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):
         return None
     if not run.notable(max(copies, saved)):
         return None  # the difference of the two may be 0 where each of them is worth knowing

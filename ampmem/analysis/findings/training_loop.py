@@ -420,7 +420,7 @@ def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Varia
     that were seen when the script was last looked at before.
     """
     facts = run.analysis.facts
-    until = run.analysis.timeline.time_ns[position - 1] if position else 0
+    until = run.analysis.timeline.time_ns[position - 1]  # something is alive there, so it is not the first
     mine = (facts.fact == Fact.VARIABLE) & (facts.time_ns <= until) & kept[facts.allocation]
     last = np.zeros(len(kept), dtype=np.int64)
     np.maximum.at(last, facts.allocation[mine], facts.time_ns[mine])

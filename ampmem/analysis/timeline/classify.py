@@ -114,7 +114,7 @@ class View:
     """Which are memory of such parameters alone as nothing trains, beside a model that is trained."""
     last_step: int
     """Index of the last step that ended."""
-    soon: int = 1
+    soon: int
     """In how many steps after its own a temporary is dead: the output of inference is the input of the next step."""
 
     def has(self, *facts: Fact) -> Mask:

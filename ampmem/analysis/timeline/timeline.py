@@ -110,17 +110,10 @@ def timeline(events: EventColumns, lifetimes: Lifetimes, classes: Classes) -> Ti
     temporary = np.where(category == CODES[Category.TEMPORARIES], lifetimes.phase[owner], 0)
     return Timeline(
         time_ns=clock(events),
-        total=_running(delta[np.newaxis])[0],
+        total=np.insert(np.cumsum(delta), 0, 0),
         live=_running_by(category, range(len(CATEGORIES)), delta),
         temporaries=_running_by(temporary, [int(phase) for phase in Phase], delta),
     )
-
-
-def _running(delta: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Cumulative sums along the rows of ``delta``, starting from 0."""
-    sums = np.zeros((delta.shape[0], delta.shape[1] + 1), dtype=np.int64)
-    np.cumsum(delta, axis=1, out=sums[:, 1:])
-    return sums
 
 
 def _running_by(group: Column, groups: range | list[int], delta: Column) -> NDArray[np.int64]:

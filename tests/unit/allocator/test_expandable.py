@@ -66,6 +66,15 @@ def test_the_best_fit_counts_the_unmapped_part_behind_a_block() -> None:
     assert allocator.malloc(18 * MIB).address == tail.address
 
 
+def test_a_larger_hole_is_a_better_fit_than_a_smaller_tail_that_can_grow() -> None:
+    allocator = expandable()
+    hole, _, tail = (allocator.malloc(size * MIB) for size in (28, 10, 16))
+    allocator.free(hole)
+    allocator.free(tail)
+    # The tail is 22 MiB, and behind it is the rest of the address space.
+    assert allocator.malloc(18 * MIB).address == hole.address
+
+
 def test_of_equal_holes_the_lowest_serves() -> None:
     allocator = expandable()
     first, _, second, _ = (allocator.malloc(12 * MIB) for _ in range(4))

@@ -48,6 +48,21 @@ def test_shared_memory_by_capability(name: str, capability: tuple[int, int], per
 
 
 @pytest.mark.parametrize(
+    ("threads", "capabilities"),
+    [
+        (1024, [(7, 5)]),
+        (1536, [(8, 6), (8, 7), (8, 9), (11, 0), (12, 0), (12, 1)]),
+        (2048, [(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)]),
+    ],
+)
+def test_threads_by_capability(threads: int, capabilities: list[tuple[int, int]]) -> None:
+    """As the CUDA programming guide has them."""
+    for capability in capabilities:
+        spec = GpuSpec(name="a chip", total_memory=GIB, sm_count=1, compute_capability=capability)
+        assert spec.threads_per_sm == threads, capability
+
+
+@pytest.mark.parametrize(
     ("text", "total"),
     [
         ("24GiB", 24 * GIB),

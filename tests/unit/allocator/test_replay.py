@@ -330,6 +330,36 @@ def test_an_old_snapshot_lacks_addresses_and_requested_sizes() -> None:
     assert snapshot.settings is None
 
 
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        ([{"action": "snapshot", "user_metadata": "a run"}], "a run"),
+        ([{"action": "snapshot", "user_metadata": 7}], ""),
+        ([{"action": "snapshot"}], ""),
+        ([{"action": "oom", "device_free": 7, "size": 1, "user_metadata": "a run"}], ""),
+        ([{"action": "oom", "device_free": 7, "size": 1}, {"action": "snapshot", "user_metadata": "a run"}], ""),
+    ],
+)
+def test_a_snapshot_says_what_its_first_marker_has(rows: list[dict[str, Any]], text: str) -> None:
+    event = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0}
+    assert read_snapshot(RAW | {"device_traces": [[*rows, event]]}).text == text
+
+
+def test_stacks_are_told_once() -> None:
+    inner, outer, other = ({"name": name, "filename": "train.py", "line": 3} for name in ("inner", "outer", "other"))
+    traces = [[inner, outer], [other], [inner, outer], None, []]
+    event = {"action": "alloc", "addr": 4096, "size": 512, "stream": 0}
+    found = read_snapshot(RAW | {"device_traces": [[event | {"frames": frames} for frames in traces]]})
+    assert [[frame.name for frame in found.stacks[each.stack]] for each in found.events] == [
+        ["inner", "outer"],
+        ["other"],
+        ["inner", "outer"],
+        [],
+        [],
+    ]
+    assert len(found.stacks) == 3
+
+
 def test_the_settings_of_a_snapshot() -> None:
     divisions = {str(1 << power): 4 if power > 2 else 0 for power in range(16)}
     raw = {

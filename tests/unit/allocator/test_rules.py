@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.allocator.blocks import Call
+from ampmem.allocator.blocks import Call, SnapshotBlock, SnapshotSegment
 from ampmem.allocator.caching import DeviceCachingAllocator
-from ampmem.allocator.oom import Candidates, OutOfMemory, Reason, largest
+from ampmem.allocator.oom import Candidates, OutOfMemory, Reason, candidates, largest, pack, unpack
 from ampmem.allocator.settings import (
     GIB,
     MIB,
@@ -366,3 +366,42 @@ def test_out_of_memory_because_of_max_split_size() -> None:
     found = Candidates.among(allocator.pools, allocator.large, 0)
     assert found.reason(30 * MIB, 30 * MIB, 0, None) is Reason.OVERSIZE
     assert largest(found.usable) == 60 * MIB
+
+
+def segment(pool: tuple[int, int], *, small: bool, stream: int, free: int) -> SnapshotSegment:
+    """A segment with a block that is in use, one that waits for a stream, and one of ``free`` bytes."""
+    sizes = (512, True, False), (1024, False, True), (free, False, False)
+    address, blocks = 0x100000, []
+    for size, allocated, awaiting in sizes:
+        blocks.append(SnapshotBlock(address=address, size=size, requested=size, allocated=allocated, awaiting=awaiting))
+        address += size
+    return SnapshotSegment(
+        address=0x100000,
+        size=sum(size for size, _, _ in sizes),
+        stream=stream,
+        is_small=small,
+        expandable=False,
+        pool_id=pool,
+        blocks=tuple(blocks),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rounded", "usable", "other_stream", "other_pool"),
+    [(MIB, [1536], [2048], [2560, 3072, 4096]), (MIB + 512, [2560], [], [1536, 2048, 3072, 4096])],
+)
+def test_which_free_blocks_of_segments_may_serve(
+    rounded: int, usable: list[int], other_stream: list[int], other_pool: list[int]
+) -> None:
+    """Of stream 3 and the default pool; up to a MiB a block comes from the pool for small ones."""
+    segments = (
+        segment((0, 0), small=True, stream=3, free=1536),
+        segment((0, 0), small=True, stream=0, free=2048),
+        segment((0, 0), small=False, stream=3, free=2560),
+        segment((1, 0), small=True, stream=3, free=3072),
+        segment((1, 0), small=False, stream=0, free=4096),
+    )
+    found = candidates(segments, rounded, 3, (0, 0))
+    groups = (found.usable, found.other_stream, found.other_pool)
+    assert [[block.size for block in group] for group in groups] == [usable, other_stream, other_pool]
+    assert unpack(pack(segments)) == segments

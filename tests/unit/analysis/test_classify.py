@@ -6,13 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from build import Story
+from build import RUN, Story
 from documents import ROOT
+from failures import ended
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.timeline.categories import CATEGORIES, CODES, Category
 from ampmem.analysis.timeline.classify import RULES, view_of
 from ampmem.events import OTHER_THREADS, Action, Fact, Phase, Recording
+from ampmem.vocabulary import SourceKind
 
 IT = 0x10
 """The address of the allocation that a test is about; it is always the first."""
@@ -115,6 +117,31 @@ def test_what_was_there_before_the_recording_is_no_temporary() -> None:
     assert category_of(story) == Category.OTHER
 
 
+@pytest.mark.parametrize(
+    ("op", "stack", "phases", "category"),
+    [
+        ("", "", True, Category.OTHER),
+        ("aten::mm", "", True, Category.TEMPORARIES),
+        ("", "train.py:3 main", True, Category.TEMPORARIES),
+        ("aten::mm", "train.py:3 main", False, Category.OTHER),  # no phase of it all is known
+    ],
+)
+def test_of_a_snapshot_what_dies_soon_is_temporary_where_its_birth_is_known(
+    op: str, stack: str, phases: bool, category: Category
+) -> None:
+    story = Story()
+    story.begin(0)
+    story.alloc(IT, 8, op=op, stack=stack)
+    story.free(IT)
+    if phases:
+        story.enter(Phase.BACKWARD)
+    story.end()
+    recording = story.recording(run=replace(RUN, source=SourceKind.SNAPSHOT))
+    assert CATEGORIES[analyse(recording).classes.category[0]] == category
+    (seen,) = analyse(story.recording()).classes.category.tolist()
+    assert CATEGORIES[seen] == Category.TEMPORARIES, "a recording has seen it"
+
+
 def test_the_first_of_several_names_is_kept() -> None:
     story = born_in(Phase.SETUP)
     for name in ("embedding.weight", "head.weight"):
@@ -145,6 +172,23 @@ def test_an_input_made_by_a_module_is_none() -> None:
     inside = born_in(Phase.FORWARD, module="encoder")
     inside.fact(Fact.INPUT, IT)
     assert category_of(inside) == Category.OTHER
+
+
+@pytest.mark.parametrize(
+    ("phase", "given", "category"),
+    [
+        (Phase.BETWEEN, True, Category.INPUTS),  # the batch, which has the indices of a sparse gradient
+        (Phase.BETWEEN, False, Category.GRADIENTS),
+        (Phase.BACKWARD, True, Category.GRADIENTS),
+        (Phase.BACKWARD, False, Category.GRADIENTS),
+    ],
+)
+def test_a_batch_is_not_a_gradient(phase: Phase, given: bool, category: Category) -> None:
+    story = born_in(phase)
+    story.fact(Fact.GRADIENT, IT, "weight")
+    if given:
+        story.fact(Fact.INPUT, IT)
+    assert category_of(story) == category
 
 
 def test_what_loading_makes_is_input() -> None:
@@ -181,6 +225,42 @@ def test_scratch_that_outlives_its_step_is_workspace() -> None:
     later.begin(1)
     later.free(IT)
     assert category_of(later) == Category.WORKSPACE
+
+
+@pytest.mark.parametrize("born", [0, 1, 2, 3])
+def test_each_step_has_its_own_end(born: int) -> None:
+    """Scratch of forward is workspace where it outlives the step that it was born in, and is given back later."""
+    story = Story()
+    for step in range(4):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        if step == born:
+            story.alloc(IT, 8, op="aten::mm")
+            story.alloc(0x20, 8, op="aten::mm")
+            story.free(0x20)
+        if step == born + 1:
+            story.free(IT)
+        story.end()
+    if born == step:
+        story.free(IT)
+    assert [category_of(story, allocation) for allocation in (0, 1)] == [Category.WORKSPACE, Category.TEMPORARIES]
+
+
+def test_only_what_the_failing_step_had_in_use_is_temporary() -> None:
+    """What backward of the step before left behind is something else, and so is what came after the failure."""
+    story = Story()
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x100 + step, 8)
+        if step:
+            failed = story.alloc(0x200, 8)  # at the instant at which memory runs out
+            story.alloc(0x300, 8)
+        story.end()
+    recording = ended(story, failed, (8, 8, 8))
+    recording = replace(recording, steps=(replace(recording.steps[0], finished=True), recording.steps[-1]))
+    found = [CATEGORIES[code] for code in analyse(recording).classes.category.tolist()]
+    assert found == [Category.OTHER, Category.TEMPORARIES, Category.TEMPORARIES, Category.OTHER]
 
 
 @pytest.mark.parametrize("fact", [Fact.OUTPUT, Fact.SAVED])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from build import ARM, Story
+import pytest
+from build import ARM, RUN, Story
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.static_model.verdict import StaticComponent
@@ -72,6 +73,62 @@ def test_a_parameter_is_not_there_yet_gone_or_not_explained() -> None:
     assert (found.terms, found.residual_bytes, found.holds) == ((), -200, False)
 
 
+@pytest.mark.parametrize(("before", "why"), [(True, None), (False, "parameters made after this mark")])
+def test_what_the_next_event_makes_comes_after_the_mark(before: bool, why: str | None) -> None:
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    if before:
+        story.parameter(0x2000, "late", 50)
+    story.enter(Phase.BACKWARD)
+    if not before:
+        story.parameter(0x2000, "late", 50)
+    story.end()
+    expected = {why: ("late",)} if why else {}
+    assert reasons(story.recording(arm=FP32), "after_forward", "parameters") == expected
+
+
+def test_a_gradient_that_is_seen_at_the_instant_of_a_mark_came_later() -> None:
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    mark = story.enter(Phase.BACKWARD)
+    story.alloc(0x2000, 400)
+    story.fact(Fact.GRADIENT, 0x2000, "a", dtype="float32", at=mark)
+    story.enter(Phase.BETWEEN)
+    story.end()
+    why = "no gradient before this mark: the first came later"
+    assert reasons(story.recording(arm=FP32), "after_forward", "gradients") == {why: ("a",)}
+
+
+def test_an_update_that_ends_at_its_mark_is_done() -> None:
+    """Of two parameters only the first has a gradient, and states after the update."""
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    story.parameter(0x2000, "b", 100)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x3000, 400)
+    story.fact(Fact.GRADIENT, 0x3000, "a", dtype="float32")
+    story.enter(Phase.OPTIMIZER)
+    for address, key in ((0x4000, "exp_avg"), (0x5000, "exp_avg_sq")):
+        story.alloc(address, 400)
+        story.fact(Fact.OPTIMIZER_STATE, address, f"{key} of a")
+    story.enter(Phase.BETWEEN)
+    story.end()
+    recording = story.recording(arm=FP32)
+    recording = replace(recording, parameters=tuple(replace(each, optimizer=0) for each in recording.parameters))
+    before, after = (reasons(recording, mark, "optimizer_state") for mark in ("after_backward", "after_optimizer"))
+    assert before == {"no optimizer state before the first update": ("a", "b")}
+    assert after == {"no optimizer state: they have had no gradient": ("b",)}
+    skipped = replace(recording, steps=(replace(recording.steps[0], skipped_update=True),))
+    assert reasons(skipped, "after_optimizer", "optimizer_state") == {
+        "no optimizer state yet: the loss scaler skipped the updates": ("b",)
+    }
+
+
 def test_overlapping_parameters_are_told_with_their_own_bytes() -> None:
     recording = story_of().recording(arm=FP32)
     up, down = recording.parameters
@@ -97,6 +154,53 @@ def test_copies_of_an_earlier_step_are_not_made_again() -> None:
     assert reasons(story.recording(), "after_forward", "cast_copies") == {
         "copies of an earlier step that are still alive": ("weight",)
     }
+
+
+@pytest.mark.parametrize(
+    ("cast_in", "why"),
+    [
+        ((0, Phase.FORWARD), "other parameters of which no cast was made"),  # in the step before
+        ((1, Phase.FORWARD), "copies freed before this mark: nothing kept them"),
+        ((1, Phase.BACKWARD), "other parameters of which no cast was made"),  # after the mark
+    ],
+)
+def test_a_copy_is_freed_only_where_this_step_has_made_it_by_then(cast_in: tuple[int, Phase], why: str) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    for step in range(2):
+        story.begin(step)
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            story.enter(phase)
+            if (step, phase) == cast_in:
+                story.alloc(0x3000, 200)
+                story.fact(Fact.CAST_COPY, 0x3000, "weight", dtype="bfloat16")
+                story.free(0x3000)
+        story.end()
+    assert reasons(story.recording(), "after_forward", "cast_copies") == {why: ("weight",)}
+
+
+@pytest.mark.parametrize(
+    ("step_on", "backward", "recipe"),
+    [
+        ("forward", False, "inference-autocast"),
+        ("forward", True, "autocast"),
+        ("", True, "autocast"),
+        ("", False, None),  # no step came far enough
+    ],
+)
+def test_without_a_backward_a_run_whose_steps_are_forwards_is_inference(
+    step_on: str, backward: bool, recipe: str | None
+) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    if backward:
+        story.enter(Phase.BACKWARD)
+    story.enter(Phase.BETWEEN)
+    story.end()
+    verdict = analyse(story.recording(run=replace(RUN, step_on=step_on))).verdict
+    assert (verdict and verdict.recipe.precision) == recipe
 
 
 def test_where_no_cast_was_ever_seen_none_is_said_not_to_have_been_made() -> None:

@@ -98,6 +98,11 @@ def test_amp_saves_or_does_not() -> None:
     saves = told(with_batch(run(Story()).recording(), 8))["amp-saves"]
     assert (saves.bytes, saves.severity) == (4000 - 2000, "info")
     assert "batch size 5 on" in saves.message  # 8 * 2000 / 4000 is 4, where it is even
+    assert saves.evidence == (
+        "cast copies at the end of forward: 2.0 KiB",
+        "activations then: 3.9 KiB, in FP32 about 7.8 KiB",
+        "break-even at batch size 4.00: 8 * 2000 / 4000",
+    )
     costs = told(with_batch(run(Story(), activation=800).recording(), 8))["amp-saves-nothing"]
     assert (costs.bytes, costs.severity) == (2000 - 800, "info")  # the peak is in backward
     assert costs.change.startswith("batch_size >= 21")
@@ -171,6 +176,67 @@ def test_copies_of_activations(original_dies: bool, copies: int, saved: int) -> 
     story.enter(Phase.BACKWARD)
     story.end()
     assert told(story.recording())["amp-saves"].bytes == 5000 + saved
+
+
+@pytest.mark.parametrize(
+    ("tensors", "saved"),
+    [
+        # Each: its bytes, its type, whether it lives on; the copy of 1,000 bytes comes last.
+        ([(2000, "float32", True)], -1000),
+        ([(2000, "float32", False)], 1000),
+        ([(2000, "float32", True), (2000, "float32", False)], 1000),  # the youngest that fits
+        ([(2000, "float32", False), (2000, "float32", True)], -1000),
+        ([(2000, "float32", True), (700, "float32", False)], -1000),  # of other sizes it is none
+        ([(2000, "float32", True), (2000, "bfloat16", False)], -1000),  # nor in low precision
+        ([(2000, "", True)], -1000),
+        ([(700, "float32", True)], 1000),
+        ([], 1000),
+    ],
+)
+def test_an_original_that_was_not_seen_is_the_youngest_of_as_many_elements(
+    tensors: list[tuple[int, str, bool]], saved: int
+) -> None:
+    """Where it lives on anyway, the copy is what autocast costs; or else one FP32 tensor would be there instead."""
+    story = Story()
+    story.parameter(0x1000, "weight", 1000)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for number, (size, dtype, _) in enumerate(tensors):
+        story.alloc(0x2000 + number, size)
+        story.fact(Fact.OUTPUT, 0x2000 + number, "aten::add", dtype=dtype)
+        if dtype:
+            story.fact(Fact.SAVED, 0x2000 + number, "aten::relu", dtype=dtype)
+    story.alloc(0x3000, 1000, op="aten::_to_copy")
+    story.fact(Fact.OTHER_CAST, 0x3000, dtype="bfloat16")
+    story.fact(Fact.SAVED, 0x3000, "aten::mm", dtype="bfloat16")
+    story.free(*(0x2000 + number for number, (_, _, lives) in enumerate(tensors) if not lives))
+    story.alloc(0x4000, 50_000)
+    story.fact(Fact.SAVED, 0x4000, "aten::relu", dtype="bfloat16")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    low = sum(size for size, dtype, lives in tensors if dtype == "bfloat16" and lives)
+    assert told(story.recording())["amp-saves"].bytes == 50_000 + low + saved
+
+
+@pytest.mark.parametrize(("size", "lives", "saved"), [(1000, True, -2000), (1000, False, 0), (666, True, 0)])
+def test_a_float32_copy_has_a_low_precision_original_of_half_its_bytes(size: int, lives: bool, saved: int) -> None:
+    """Where that lives on, autocast has both of them; it would be the only one, and as large as the copy."""
+    story = Story()
+    story.parameter(0x1000, "weight", 1000)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, size)
+    story.fact(Fact.SAVED, 0x2000, "aten::relu", dtype="bfloat16")
+    story.alloc(0x3000, 2000, op="aten::_to_copy")
+    story.fact(Fact.OTHER_CAST, 0x3000, dtype="float32")
+    story.fact(Fact.SAVED, 0x3000, "aten::exp", dtype="float32")
+    if not lives:
+        story.free(0x2000)
+    story.alloc(0x4000, 50_000)
+    story.fact(Fact.SAVED, 0x4000, "aten::relu", dtype="bfloat16")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    assert told(story.recording())["amp-saves"].bytes == 50_000 + (size if lives else 0) + saved
 
 
 # -- odd recordings ---------------------------------------------------------------------------
@@ -286,6 +352,80 @@ def test_float16_without_a_scaler() -> None:
     assert (found.bytes, found.severity) == (None, "warning")
     for arm in (ARM, FP32, replace(ARM, dtype="float16", scaler=True)):
         assert "fp16-without-scaler" not in told(run(Story()).recording(arm=arm))
+
+
+@pytest.mark.parametrize(
+    ("seen", "arm", "change"),
+    [
+        ("float32", ARM, "with torch.autocast("),
+        ("bfloat16", ARM, None),
+        ("", ARM, None),  # of no type, which says nothing
+        ("float32", FP32, None),
+        ("float32", replace(ARM, dtype=None), "with torch.autocast("),
+    ],
+)
+def test_autocast_that_casts_nothing(seen: str, arm: ArmRecord, change: str | None) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for number in range(3):
+        story.alloc(0x2000 + number, 400, op="aten::mm")
+        story.fact(Fact.OUTPUT, 0x2000 + number, "aten::mm", dtype=seen)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = told(story.recording(arm=arm)).get("no-autocast-effect")
+    assert (found is None) == (change is None)
+    if found is not None and change is not None:
+        assert found.change.startswith(change)
+        assert found.evidence == ("device: cpu", "ops' results seen, all in other types: 3")
+        assert found.message.startswith("autocast was on" if arm.dtype else "the run was to be under autocast")
+    story.fact(Fact.CAST_COPY, 0x2000, "weight")
+    assert "no-autocast-effect" not in told(story.recording(arm=arm))
+
+
+def test_a_model_in_float64_is_told_that_autocast_leaves_that() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 400, op="aten::mm")
+    story.fact(Fact.OUTPUT, 0x2000, "aten::mm", dtype="float64")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    recording = story.recording()
+    (record,) = recording.parameters
+    doubles = replace(recording, parameters=(replace(record, dtype="float64"),))
+    assert told(doubles)["no-autocast-effect"].change.startswith("make the model and its inputs float32")
+    mixed = replace(recording, parameters=(record, replace(record, name="other", dtype="float64")))
+    assert told(mixed)["no-autocast-effect"].change.startswith("with torch.autocast(")
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [
+        ("2.13.0", True),
+        ("2.13.0a0+git1234", True),
+        ("2.14", True),
+        ("3.0.0", True),
+        ("2.12.1", False),
+        ("1.99.0", False),
+        ("2", False),
+        ("2.x", False),
+        ("unknown", False),
+    ],
+)
+def test_the_fused_loss_is_named_where_this_torch_has_it(version: str, known: bool) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 5000)
+    story.fact(Fact.SAVED, 0x2000, "aten::_log_softmax", dtype="float32")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = told(story.recording(run=replace(RUN, torch=version)))["fp32-activations"]
+    assert any("F.linear_cross_entropy" in line for line in found.evidence) == known
 
 
 def test_backward_in_autocast_without_copies_of_the_cache_has_no_size() -> None:
@@ -413,6 +553,48 @@ def test_what_grows_between_the_steps_is_named_by_its_holder(size: int, held_fro
         assert "look at what the training keeps" in found.change
 
 
+def test_what_an_op_allocated_and_a_variable_holds_is_counted_once() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(4):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        story.enter(Phase.BETWEEN)
+        story.alloc(0x2000 + step, 4000, op="aten::clone")
+        story.end()
+    for step in range(4):
+        story.fact(Fact.HELD, 0x2000 + step, f"kept[{step}]")
+    found = told(story.recording(arm=FP32))["steady-growth"]
+    assert found.bytes == 4000
+    assert found.evidence[1:] == ("aten::clone: 3.9 KiB (4,000 bytes) per step",)
+
+
+def test_holders_have_kept_no_more_than_all_such_memory_grew_by() -> None:
+    """In each step two lists get 4,000 bytes each, and 3,000 bytes that the script had before are gone."""
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    for step in range(4):
+        story.alloc(0x8000 + step, 3000)
+    for step in range(4):
+        story.begin(step)
+        story.enter(Phase.BACKWARD)
+        story.enter(Phase.BETWEEN)
+        story.alloc(0x2000 + step, 4000)
+        story.alloc(0x3000 + step, 4000)
+        story.free(0x8000 + step)
+        story.end()
+    for step in range(4):
+        story.fact(Fact.HELD, 0x2000 + step, f"first[{step}]")
+        story.fact(Fact.HELD, 0x3000 + step, f"second[{step}]")
+    found = told(story.recording(arm=FP32))["steady-growth"]
+    assert found.bytes == 5000
+    assert [line.partition(",")[0] for line in found.evidence[1:]] == ["held by first[*]", "held by second[*]"]
+    assert [line.rpartition(": ")[2] for line in found.evidence[1:]] == [
+        "3.9 KiB (4,000 bytes) per step",
+        "1000 B (1,000 bytes) per step",
+    ]
+
+
 @pytest.mark.parametrize("source", [SourceKind.CPU, SourceKind.CUDA])
 def test_growth_may_be_another_threads_only_where_it_was_not_seen_to_be_the_recorded_ones(source: SourceKind) -> None:
     story = Story()
@@ -516,6 +698,21 @@ def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int 
     assert found.off_peak == off_peak
     assert found.severity == ("info" if off_peak is None else "advice")
     assert fp32_activations(TrainingRun(analysis=analyse(story.recording(arm=FP32)))) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "place"), [("token_embedding", "after the embedding"), ("encoder", "before the norm")]
+)
+def test_where_a_norm_gets_its_input_from(module: str, place: str) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 5000, module=module)
+    story.fact(Fact.SAVED, 0x2000, "aten::native_layer_norm", dtype="float32")
+    story.enter(Phase.BACKWARD)
+    story.end()
+    assert f"x = x.to(torch.bfloat16) {place}, and" in told(story.recording())["fp32-activations"].change
 
 
 @pytest.mark.parametrize(("op", "attention"), [("aten::bmm", True), ("aten::mm", False)])
@@ -707,6 +904,8 @@ def growing(mib: int, *, more: int = 0, expandable: bool = False) -> Recording:
     ("recording", "severity", "off_reserved"),
     [
         (growing(100), "advice", 100 * MIB),
+        (growing(100, more=2), "advice", 100 * MIB),  # a replay of 302 MiB is near enough to 304
+        (growing(100, more=4), "info", None),  # and too far from 306, by more than one percent
         (growing(100, more=50), "info", None),  # a replay from an empty allocator does not reach what was recorded
         (growing(50), None, None),  # so little is how the allocator works
         (growing(100, expandable=True), None, None),

@@ -5,10 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from build import Story
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, join_facts, pair
+from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, in_order, join_facts, pair
 from ampmem.errors import RecordingError
-from ampmem.events import Action, Fact, Phase
+from ampmem.events import Action, Fact, Phase, StepRecord
 
 
 def test_an_address_used_twice_is_two_allocations() -> None:
@@ -120,3 +122,62 @@ def test_a_clock_that_steps_back_does_not_undo_the_order() -> None:
     events = dataclasses.replace(recording.events, time_ns=np.array([50, 40], dtype=np.int64))
     lifetimes = pair(events)
     assert lifetimes.died_ns.tolist() == [50]
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> tuple[Story, list[int], list[int | None]]:
+    """Allocations that come and go at a few addresses; for facts, whose each is, and in which order they are alive."""
+    story, owners, alive, count = Story(), list[int | None](), dict[int, int](), 0
+    places = st.sampled_from([0x10, 0x20, 0x30, 0x40])
+    facts = list[int]()
+    for what, address in draw(st.lists(st.tuples(st.booleans(), places), max_size=20)):
+        if what and address in alive:
+            story.free(address)
+            del alive[address]
+        elif what:
+            story.alloc(address, 8)
+            alive[address], count = count, count + 1
+        else:
+            facts.append(story.fact(Fact.SAVED, address))
+            owners.append(alive.get(address))
+    return story, facts, owners
+
+
+@given(stories())
+def test_each_fact_is_of_what_lives_at_its_address(made: tuple[Story, list[int], list[int | None]]) -> None:
+    story, facts, owners = made
+    recording = story.recording()
+    joined = join_facts(recording.events, pair(recording.events), recording.facts)
+    expected = [(when, owner) for when, owner in zip(facts, owners, strict=True) if owner is not None]
+    assert list(zip(joined.time_ns.tolist(), joined.allocation.tolist(), strict=True)) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([(10, 20), (20, 30)], [(10, 20), (20, 30)]),
+        ([(10, 25), (20, 30)], [(10, 25), (25, 30)]),
+        ([(10, 40), (20, 30), (35, 50)], [(10, 40), (40, 40), (40, 50)]),
+        ([(20, 10)], [(20, 20)]),
+        ([], []),
+    ],
+)
+def test_steps_follow_each_other(steps: list[tuple[int, int]], expected: list[tuple[int, int]]) -> None:
+    step = StepRecord(index=0, start_ns=0, end_ns=0, skipped_update=False, loss=None, loss_scale=None)
+    records = tuple(
+        dataclasses.replace(step, index=index, start_ns=start, end_ns=end) for index, (start, end) in enumerate(steps)
+    )
+    found = in_order(dataclasses.replace(Story().recording(), steps=records)).steps
+    assert [(step.start_ns, step.end_ns) for step in found] == expected
+    kept = [was is step for was, step in zip(records, found, strict=True)]
+    assert kept == [was == span for was, span in zip(steps, expected, strict=True)], "what is in order is left as it is"
+
+
+def test_phases_follow_each_other() -> None:
+    story = Story()
+    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
+        story.enter(phase)
+    recording = story.recording()
+    phases = dataclasses.replace(recording.phases, time_ns=np.array([10, 5, 30]))
+    found = in_order(dataclasses.replace(recording, phases=phases)).phases
+    assert (found.time_ns.tolist(), found.phase.tolist()) == ([10, 10, 30], phases.phase.tolist())

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
-from build import Story
+from dataclasses import replace
 
-from ampmem.analysis.timeline.marks import Instants, PhaseRows, instants, phase_at
+import pytest
+from build import RUN, Story
+from failures import ended
+
+from ampmem.analysis.timeline.marks import Instants, PhaseRows, instants, marks_of, phase_at
 from ampmem.events import Phase
 
 
@@ -63,6 +67,57 @@ def test_what_did_not_happen_has_no_mark() -> None:
     assert first.after_backward == end + 10  # when step 1 began
     assert first.after_optimizer is None
     assert second == Instants(after_forward=None, after_backward=None, after_optimizer=None)
+
+
+@pytest.mark.parametrize(
+    ("step_on", "backward", "marked"),
+    [
+        ("", False, None),  # a step that trains and has no backward has no end of forward
+        ("optimizer", False, None),
+        ("forward", False, "last"),
+        ("forward", True, "backward"),
+        ("", True, "backward"),
+    ],
+)
+def test_a_step_of_inference_is_marked_where_its_last_forward_ended(
+    step_on: str, backward: bool, marked: str | None
+) -> None:
+    story = Story()
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.enter(Phase.BETWEEN)
+    story.enter(Phase.FORWARD)
+    ends = {"last": story.enter(Phase.BETWEEN)}
+    if backward:
+        ends["backward"] = story.enter(Phase.BACKWARD)
+    story.end()
+    (found,) = marks_of(story.recording(run=replace(RUN, step_on=step_on)))
+    assert found.after_forward == (ends[marked] if marked else None)
+
+
+def test_a_forward_that_goes_on_ends_with_its_step() -> None:
+    story = Story()
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    end = story.end()
+    story.enter(Phase.BETWEEN)
+    (found,) = marks_of(story.recording(run=replace(RUN, step_on="forward")))
+    assert found == Instants(after_forward=end, after_backward=None, after_optimizer=None)
+
+
+@pytest.mark.parametrize(
+    ("failed", "reached"),
+    [(0, (True, True, True)), (-1, (True, True, False)), (-11, (True, False, False)), (-21, (False,) * 3)],
+)
+def test_of_a_step_that_failed_the_marks_before_that_count(failed: int, reached: tuple[bool, ...]) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    instants = [story.enter(phase) for phase in (Phase.BACKWARD, Phase.OPTIMIZER, Phase.BETWEEN)]
+    (found,) = marks_of(ended(story, instants[-1] + failed, (400,)))
+    marks = (found.after_forward, found.after_backward, found.after_optimizer)
+    assert marks == tuple(at if there else None for at, there in zip(instants, reached, strict=True))
 
 
 def test_phase_at_an_instant() -> None:

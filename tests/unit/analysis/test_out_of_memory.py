@@ -189,6 +189,27 @@ def test_an_advice_has_the_bytes_that_it_saves_at_the_failure() -> None:
     assert (same.off_failure, same.off_peak) == (4000 * 7 // 8, 12_000 * 7 // 8)
 
 
+def test_advice_for_the_peak_that_would_not_have_helped_is_not_given() -> None:
+    story = Story()
+    story.parameter(0x1000, "layers.0.weight", 100)
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        if step:
+            break
+        story.alloc(0x2000, 8000, op="aten::_to_copy")
+        story.fact(Fact.SAVED, 0x2000, "aten::nll_loss_forward", dtype="float32")
+        story.enter(Phase.BACKWARD)
+        story.free(0x2000)
+        story.enter(Phase.OPTIMIZER)
+        story.end()
+    story.now += 10
+    failed = ended(story, story.now, (400,), step=1, arm=AMP)
+    went_on = replace(failed, steps=tuple(replace(step, finished=True) for step in failed.steps))
+    assert "fp32-activations" in [finding.code for finding in summarize(went_on).findings]
+    assert "fp32-activations" not in [finding.code for finding in summarize(failed).findings]
+
+
 def test_the_answer_is_of_the_failure_and_not_of_the_peak() -> None:
     summary = summarize(chunks())
     first, second = render(summary, ()).splitlines()[:2]
@@ -201,6 +222,16 @@ def test_the_answer_is_of_the_failure_and_not_of_the_peak() -> None:
         (4000, "activations"),
         (400, "parameters"),
     ]
+
+
+def test_of_several_failures_the_last_one_is_told() -> None:
+    recording = in_forward()
+    (once,) = [each for each in summarize(recording).findings if each.code == "out-of-memory"]
+    assert "requests failed" not in once.message
+    (last,) = recording.ooms
+    twice = replace(recording, ooms=(replace(last, time_ns=last.time_ns - 1), last))
+    (found,) = [each for each in summarize(twice).findings if each.code == "out-of-memory"]
+    assert "(2 requests failed; this is the last)" in found.message
 
 
 def elsewhere() -> Summary:

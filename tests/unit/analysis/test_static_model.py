@@ -174,6 +174,12 @@ def test_a_match_is_within_one_percent_of_what_was_measured(extra: int, total: b
     assert match_recipe(recipe("fp32", "adamw"), run_of(4000, 0, 4000, 0, 8000 + extra)).total is total
 
 
+def test_a_difference_of_exactly_one_percent_matches() -> None:
+    fp32 = recipe("fp32", "adamw")  # 16 bytes of each of 99 are 16 less than 1,600
+    assert match_recipe(fp32, run_of(400, 0, 400, 0, 800, count=99)) == FormulaMatch(total=True, split=True)
+    assert not match_recipe(fp32, run_of(400, 0, 400, 0, 801, count=99)).total
+
+
 def test_static_memory_is_measured_after_backward_of_the_last_updated_step() -> None:
     story = small_run()
     story.begin(2)

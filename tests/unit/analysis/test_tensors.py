@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from build import Story
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.largest import largest
-from ampmem.analysis.timeline.lifetimes import dtype_bytes
+from ampmem.analysis.timeline.lifetimes import dtype_bytes, tensor_sizes
 from ampmem.events import OTHER_THREADS, Fact
 from ampmem.names import shape_of, shape_text
 
@@ -102,6 +103,27 @@ def test_a_shape_fills_its_allocation_and_a_type_is_one_that_was_seen(
 def fills(size: int, dtype: str, text: str) -> bool:
     each, shape = TYPES.get(dtype), shape_of(text)
     return each is not None and shape is not None and each * math.prod(shape) == size
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "size"),
+    [
+        ("float32", "[3, 4]", 48),
+        ("float32", "[]", 4),
+        ("float32", "[0, 7]", 0),
+        ("complex128", "[3]", 48),
+        ("bfloat16", f"[{(1 << 62) - 1}]", (1 << 63) - 2),
+        ("bfloat16", f"[{1 << 62}]", -1),  # beyond what a column holds
+        ("float32", "", -1),
+        ("", "[3]", -1),
+        ("a type of tomorrow's", "[3]", -1),
+    ],
+)
+def test_the_size_of_a_tensor_is_its_elements_times_their_bytes(dtype: str, shape: str, size: int) -> None:
+    texts = ["", dtype, shape, "[1]"]
+    kinds, forms = np.array([1, 1, 0]), np.array([2, 3, 2])
+    each = dtype_bytes(dtype)
+    assert tensor_sizes(kinds, forms, texts).tolist() == [size, -1 if each is None else each, -1]
 
 
 def test_the_bytes_of_types_are_those_of_torch() -> None:

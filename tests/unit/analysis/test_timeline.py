@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from build import Story, small_run
 from hypothesis import given
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
-from ampmem.events import Action, Fact, Phase, Recording
+from ampmem.analysis.timeline.timeline import largest_positions, most_of
+from ampmem.events import Action, Fact, Phase, Recording, StepRecord
 
 MOVES = st.lists(
     st.tuples(
@@ -102,6 +105,38 @@ def test_the_peak_of_a_step_is_within_it_and_counts_its_start() -> None:
     assert (falling, timeline.total[falling]) == (timeline.position(middle + 1), 150)
     empty = timeline.peak_between(start, start)
     assert timeline.total[empty] == 100
+
+
+@given(MOVES, st.lists(st.tuples(st.integers(0, 800), st.integers(0, 200)), min_size=1, max_size=4))
+def test_the_most_of_a_category_is_the_most_within_any_step(
+    moves: list[tuple[int, int, Fact | None, Phase | None, bool]], spans: list[tuple[int, int]]
+) -> None:
+    """Steps may overlap, and be in any order, as a damaged file may have them."""
+    timeline = analyse(play(moves)).timeline
+    step = StepRecord(index=0, start_ns=0, end_ns=0, skipped_update=False, loss=None, loss_scale=None)
+    steps = [replace(step, start_ns=start, end_ns=start + length) for start, length in spans]
+    edges = [(timeline.position(each.start_ns), timeline.position(each.end_ns)) for each in steps]
+    inside = sorted({place for first, last in edges for place in range(first, last + 1)})
+    positions, most = largest_positions(timeline, steps), most_of(timeline, steps)
+    for category in CATEGORIES:
+        series = timeline.series(category)
+        assert most[category] == max(int(series[place]) for place in inside)
+        assert positions[category] == next(place for place in inside if series[place] == most[category])
+
+
+def test_what_was_concluded_is_what_a_fact_says_so_of() -> None:
+    story = Story()
+    story.parameter(0x10, "seen", 10)
+    story.parameter(0x20, "concluded", 5)
+    story.fact(Fact.INFERRED, 0x20)
+    story.alloc(0x30, 7)
+    story.fact(Fact.INFERRED, 0x30)
+    story.free(0x30)
+    story.alloc(0x40, 3)
+    history = analyse(story.recording())
+    found = [history.inferred_at(position) for position in (1, 3, 5)]
+    assert [each[Category.PARAMETERS] for each in found] == [0, 20, 20]
+    assert [sum(each.values()) for each in found] == [0, 27, 20]
 
 
 def test_series_are_the_rows_of_the_breakdown() -> None:

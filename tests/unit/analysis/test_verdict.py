@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from build import ARM, Story
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.static_model.verdict import StaticComponent, StaticVerdict, judge
-from ampmem.events import Fact, OptimizerRecord, Phase, Recording
+from ampmem.analysis.static_model.verdict import StaticComponent, StaticVerdict, judge, state_to_come
+from ampmem.events import Fact, OptimizerRecord, ParameterRecord, Phase, Recording
 
 FREED = "copies freed before this mark: nothing kept them"
 FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
@@ -85,6 +86,146 @@ def test_a_run_that_is_as_told_has_no_terms_where_all_is_there() -> None:
     assert terms(recording, "after_optimizer", "total") == {}
     assert component(recording, "after_optimizer", "total").measured_bytes == 16 * 150
     assert terms(recording, "after_forward", "cast_copies") == {}
+    total = component(recording, "after_optimizer", "total")
+    assert (total.model_bytes_per_param, total.measured_bytes_per_param) == (16, 16)
+    recipe = verdict(recording).recipe
+    assert (recipe.bytes_per_param, recipe.peak_bytes_per_param) == (16, 18)
+
+
+def test_two_optimizers_keep_of_each_element_what_they_keep_of_all() -> None:
+    """Adam has 100 elements and SGD without momentum 50."""
+    recording = told()
+    up, down = (replace(each, optimizer=number) for number, each in enumerate(recording.parameters))
+    facts = recording.facts
+    names = [recording.texts.index(f"{key} of down.weight") for key in ("exp_avg", "exp_avg_sq")]
+    others = replace(facts, fact=np.where(np.isin(facts.name, names), int(Fact.OUTPUT), facts.fact))
+    sgd = replace(recording.optimizers[0], class_name="SGD")
+    recording = replace(recording, parameters=(up, down), optimizers=(*recording.optimizers, sgd), facts=others)
+    found = verdict(recording)
+    assert found.recipe.optimizer == ("AdamW", "SGD")
+    assert found.recipe.bytes_per_param == pytest.approx(8 + 8 * 100 / 150)
+    assert component(recording, "after_optimizer", "optimizer_state").model_bytes == 800
+    assert component(recording, "after_optimizer", "optimizer_state").model_bytes_per_param == pytest.approx(800 / 150)
+
+
+@pytest.mark.parametrize(
+    ("elements", "gradients", "masters", "precision"),
+    [
+        ((90, 10), ((2,), (2,)), True, "half-master"),
+        ((90, 10), ((4,), (4,)), True, "half-master-fp32-gradients"),
+        ((90, 10), ((2, 4), (2, 4)), True, "half-master-fp32-accumulation"),
+        ((90, 10), ((2,), (2, 4)), True, "half-master-fp32-accumulation"),
+        ((91, 9), ((2,), (2, 4)), True, "half-master"),  # so few may be held by a variable
+        ((91, 9), ((2,), (4,)), True, "half-master"),
+        ((90, 10), ((), (4,)), True, "half-master-fp32-gradients"),
+        ((90, 10), ((), ()), True, "half-master"),
+        ((90, 10), ((2,), (2,)), False, "pure-half"),
+    ],
+)
+def test_half_weights_by_their_masters_and_gradients(
+    elements: tuple[int, ...], gradients: tuple[tuple[int, ...], ...], masters: bool, precision: str
+) -> None:
+    """A gradient is said by the bytes of its elements."""
+    story = Story()
+    for number, count in enumerate(elements):
+        story.alloc(0x1000 + number, 2 * count)
+        story.fact(Fact.PARAMETER, 0x1000 + number, "ab"[number], dtype="bfloat16")
+        if masters:
+            story.alloc(0x2000 + number, 4 * count)
+            story.fact(Fact.MASTER_COPY, 0x2000 + number, "ab"[number], dtype="float32")
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    for number, sizes in enumerate(gradients):
+        for size in sizes:
+            address = 0x3000 + 0x100 * size + number
+            story.alloc(address, size * elements[number])
+            story.fact(Fact.GRADIENT, address, "ab"[number], dtype={2: "bfloat16", 4: "float32"}[size])
+    story.enter(Phase.BETWEEN)
+    story.end()
+    parameters = tuple(
+        ParameterRecord(name=name, elements=count, bytes=2 * count, dtype="bfloat16", trainable=True)
+        for name, count in zip("ab", elements, strict=True)
+    )
+    assert verdict(replace(story.recording(), parameters=parameters)).recipe.precision == precision
+
+
+def test_a_model_without_elements_has_no_bytes_for_each() -> None:
+    story = Story()
+    story.parameter(0x1000, "empty", 0)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = verdict(story.recording())
+    assert (found.recipe.bytes_per_param, found.recipe.peak_bytes_per_param) == (16, 18), "what the recipe says"
+    assert {(each.model_bytes_per_param, each.measured_bytes_per_param) for each in found.components} == {(0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("itemsize", "master", "state", "title"),
+    [
+        (4, "float64", 8, "AdamW"),  # the states have the type of the master copy
+        (4, "float64", 4, "AdamW"),  # or of the parameter
+        (4, "float64", 2, "AdamW, as seen"),
+        (2, "float32", 4, "AdamW"),
+        (2, "", 4, "AdamW"),  # of an unknown type, which is taken for float32
+        (2, "", 8, "AdamW, as seen"),
+        (2, "float32", 2, "AdamW"),
+    ],
+)
+def test_states_are_in_the_type_of_what_the_optimizer_updates(
+    itemsize: int, master: str, state: int, title: str
+) -> None:
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    gradients(story, a=100)
+    story.enter(Phase.OPTIMIZER)
+    story.alloc(0x2000, 800)
+    story.fact(Fact.MASTER_COPY, 0x2000, "a", dtype=master)
+    for number, key in enumerate(("exp_avg", "exp_avg_sq")):
+        story.alloc(0x3000 + number, 100 * state)
+        story.fact(Fact.OPTIMIZER_STATE, 0x3000 + number, f"{key} of a")
+    story.enter(Phase.BETWEEN)
+    story.end()
+    recording = story.recording(arm=FP32)
+    (record,) = recording.parameters
+    parameters = (replace(record, optimizer=0, bytes=100 * itemsize),)
+    optimizers = (OptimizerRecord(class_name="AdamW", implementation="for-loop"),)
+    assert verdict(replace(recording, parameters=parameters, optimizers=optimizers)).recipe.optimizer == (title,)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shape", "size"),
+    [
+        ("Adam", (10, 10), 800),
+        ("SGD", (10, 10), 0),
+        ("Adafactor", (10, 10), 4 * (10 + 10)),
+        ("Adafactor", (100,), 400),
+        ("AdamW8bit", (10, 10), 8 * 100),  # so few elements keep float32 states
+        ("Mine", (10, 10), None),
+    ],
+)
+def test_state_that_is_to_come_is_that_of_the_whole_parameter(
+    optimizer: str, shape: tuple[int, ...], size: int | None
+) -> None:
+    story = Story()
+    story.parameter(0x1000, "a", 100)
+    story.begin(0)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    recording = story.recording(arm=FP32)
+    (record,) = recording.parameters
+    bases = ("Optimizer2State", "Optimizer8bit") if "8bit" in optimizer else ("Optimizer",)
+    waiting = OptimizerRecord(class_name=optimizer, implementation="for-loop", bases=bases, stepped=False)
+    tied = replace(record, name="b", shares="a", shape=shape, optimizer=0)
+    parameters = (replace(record, shape=shape, optimizer=0), tied)
+    history = analyse(replace(recording, parameters=parameters, optimizers=(), waiting=(waiting,)))
+    assert state_to_come(history, 1, {"a", "b"}) == size
+    assert state_to_come(history, 1, {"b"}) == (0 if size is not None else None), "it lies in the memory of the other"
+    assert state_to_come(history, 1, ()) == 0
+    nothing = analyse(replace(recording, parameters=parameters, optimizers=()))
+    assert state_to_come(nothing, 1, {"a"}) is None
 
 
 def extra(fact: Fact, size: int, name: str, dtype: str = "") -> Extra:
@@ -167,6 +308,8 @@ def test_what_evidence_explains_is_named(add: Extra, name: str, why: str, size: 
     recording = told(add)
     assert residuals(recording) == {}
     assert terms(recording, "after_optimizer", name) == {why: size}
+    (term,) = component(recording, "after_optimizer", name).terms
+    assert term.tensors == 1
 
 
 def test_an_earlier_memory_of_a_parameter() -> None:

@@ -17,6 +17,7 @@ from ampmem.recorder.sources.ledger import (  # noqa: E402
     MAPPED,
     Ledger,
     Profiled,
+    proven_dead,
     told_by_size,
 )
 from ampmem.recorder.sources.storages import Died, Seen, Storages  # noqa: E402
@@ -148,6 +149,79 @@ def test_a_storage_that_is_known_to_be_dead_goes_first() -> None:
     assert process.ledger.told_by_size == 0
 
 
+def test_what_is_lacking_beside_the_dead_is_told_by_size() -> None:
+    process = Process()
+    dead, freed, kept = (process.allocate(size) for size in (300, 500, 1100))
+    process.tensors.lost(dead)
+    for block in (dead, freed):
+        process.free(block, elsewhere=True)
+    last = process.allocate(9)
+    assert left(process.settle()) == {kept: 1100, last: 9}
+    assert process.ledger.told_by_size == 500
+
+
+@pytest.mark.parametrize(
+    ("missing", "dead", "expected"),
+    [(500, "ab", "a"), (600, "ab", "ab"), (299, "ab", ""), (500, "cab", "a"), (900, "cab", "c"), (300, "ba", "b")],
+)
+def test_of_the_dead_those_count_that_fit_into_what_is_lacking(missing: int, dead: str, expected: str) -> None:
+    sizes = {ord("a"): 300, ord("b"): 300, ord("c"): 900}
+    assert "".join(map(chr, proven_dead(missing, sizes, map(ord, dead)))) == expected
+
+
+def test_what_died_at_an_address_says_nothing_of_what_is_there_next() -> None:
+    process = Process()
+    first = process.allocate(300)
+    process.tensors.lost(first)
+    process.tensors.now += 10
+    process.allocate(1)
+    process.free(first)
+    again = process.allocate(300, at=first)
+    freed = process.allocate(500)
+    process.free(freed, elsewhere=True)
+    process.allocate(9)
+    alive = left(process.settle())
+    assert alive[again] == 300 and freed not in alive
+
+
+def test_what_is_seen_and_dies_before_the_next_settlement_is_gone() -> None:
+    process = Process()
+    process.tensors.saw(0x90000, 40, resizable=False)
+    process.tensors.now += 10
+    process.tensors.lost(0x90000)
+    process.tensors.now += 10
+    process.tensors.saw(0xA0000, 30, resizable=False)
+    raw = process.settle()
+    assert left(raw) == {0xA0000: 30}
+    assert raw.bytes.tolist() == [40, 40, 30]
+
+
+def test_an_event_of_no_bytes_changes_nothing() -> None:
+    process = Process()
+    own = process.allocate(100)
+    process._event(own, 0, process.total)
+    last = process.allocate(9)
+    raw = process.settle()
+    assert left(raw) == {own: 100, last: 9}
+    assert raw.allocated.tolist() == [100, 109]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_recorded_thread_frees_what_an_earlier_profile_counted(known: bool) -> None:
+    """It is in the total from the start; among the blocks only where it was known then."""
+    process = Process()
+    process.alive[0x5000000] = 50
+    if known:
+        process.ledger.add_baseline({0x5000000: 50})
+    own = process.allocate(100)
+    process.free(0x5000000)
+    last = process.allocate(9)
+    raw = process.settle()
+    assert left(raw) == {own: 100, last: 9}
+    assert raw.allocated[raw.address == own].tolist() == [150 if known else 100]
+    assert raw.allocated[-1] == 109
+
+
 def test_what_the_recorded_thread_frees_is_not_freed_elsewhere_too() -> None:
     process = Process()
     own, theirs = process.allocate(300), process.allocate(500)
@@ -186,8 +260,13 @@ def test_a_mapping_is_divided_into_the_storages_in_it() -> None:
     assert left(raw) == {0x90000: 300, 0x90040: 400, 0x90240: 300}
     assert {raw.ops[op] for op in raw.op} == {MAPPED}
     process.map(0x90000, -1000)
-    process.events[-1] = (*process.events[-1][:3], 0, 0, -1)
-    assert (process.settle().action == Action.FREE).all()
+    raw = process.settle()
+    assert raw.action.tolist() == [Action.FREE] * 3
+    assert dict(zip(raw.address.tolist(), raw.bytes.tolist(), strict=True)) == {
+        0x90000: 300,
+        0x90040: 400,
+        0x90240: 300,
+    }
 
 
 def test_a_storage_that_is_seen_in_a_mapping_of_before_divides_it() -> None:

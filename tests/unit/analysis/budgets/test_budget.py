@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -115,6 +117,7 @@ def project(folder: Path) -> None:
         "small/eval.py",
         "package/__main__.py",
         "package/main.py",
+        "alone/__main__.py",
         ".venv/hidden.py",
         "env/far.py",
     ):
@@ -137,6 +140,8 @@ def test_tables_of_other_scripts_and_modules_that_are_there_are_well(tmp_path: P
         ("smal/eval.py", "; did you mean 'small/eval.py'?"),
         ("-m package.mian", "; did you mean '-m package.main'?"),
         ("package.mian", "; did you mean 'package.main'?"),
+        ("-m alon", "; did you mean '-m alone'?"),
+        ("-m smal", ""),  # a folder without a __main__.py is no module to start
         ("hidden.py", ""),
         ("test.py", ""),
         ("-m a/b", ""),
@@ -150,6 +155,20 @@ def test_a_table_of_no_script_and_of_no_module_is_said_with_the_nearest(table: s
     assert list(found.of_no_script(str(tmp_path / "train.py"))) == [
         f'[tool.ampmem.budgets."{table}"] of {found.path} is of no script and of no module{meant}'
     ]
+
+
+def test_a_module_from_elsewhere_need_not_be_imported_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project(tmp_path)
+    (tmp_path / ".elsewhere").mkdir()
+    (tmp_path / ".elsewhere" / "installed_of_old.py").touch()
+    found = pyproject(tmp_path, '[tool.ampmem.budgets."-m installed_of_old"]\npeak = 1\n')
+    assert len(list(found.of_no_script("train.py"))) == 1
+    monkeypatch.syspath_prepend(tmp_path / ".elsewhere")
+    assert list(found.of_no_script("train.py")) == []
+    found = pyproject(tmp_path, '[tool.ampmem.budgets."-m made_at_run_time"]\npeak = 1\n')
+    assert len(list(found.of_no_script("train.py"))) == 1
+    monkeypatch.setitem(sys.modules, "made_at_run_time", ModuleType("made_at_run_time"))
+    assert list(found.of_no_script("train.py")) == [], "it is there, though nothing says where from"
 
 
 def test_in_a_folder_with_too_many_files_only_what_is_near_the_script_is_said(

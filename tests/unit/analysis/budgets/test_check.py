@@ -107,6 +107,34 @@ def test_a_byte_more_than_the_budget_breaks_it(key: str) -> None:
     assert key == "allocated" or sum(sizes) == at
 
 
+@pytest.mark.parametrize(
+    ("key", "instant"),
+    [
+        ("peak", "at the peak"),
+        ("activations", "where activations are largest"),
+        ("optimizer_state", "where optimizer_state is largest"),
+        ("allocated", "at the peak of tensors alone, without rounding"),
+        ("modules__encoder__activations", "at the end of the last forward"),
+        ("modules__encoder__gradients", "after the last backward"),
+    ],
+)
+def test_what_is_broken_has_its_instant(key: str, instant: str) -> None:
+    (broken,) = judged(recording(), **{key: 1}).broken
+    assert broken.instant == instant
+
+
+@pytest.mark.parametrize("last", [5000, 0])
+def test_what_the_last_event_of_a_step_allocates_is_in_it(last: int) -> None:
+    story = trained()
+    if last:
+        story.begin(3)
+        story.enter(Phase.FORWARD)
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x9000, last)
+        story.end()
+    assert measured(judged(story.recording(), allocated=10**6)) == {"allocated": 600 + 800 + last if last else 3300}
+
+
 def test_what_a_gpu_holds_above_the_tensors() -> None:
     run = gpu_run().recording()
     result = judged(run, allocated=0, reserved=0, device=0)
@@ -342,6 +370,14 @@ def test_of_a_summary_what_grew_is_told_by_module() -> None:
     assert (change.module, change.before, change.after) == ("encoder.0", 1000, 1300)
     (whole,) = only(result, "peak").grew
     assert (whole.category, whole.module, whole.grown) == ("activations", None, 300)
+
+
+@pytest.mark.parametrize(("module", "grew"), [("encoder", ["encoder.0"]), ("head", []), ("(model)", ["encoder.0"])])
+def test_of_a_summary_what_grew_in_a_module_is_told_by_those_in_it(module: str, grew: list[str]) -> None:
+    baseline = replace(side_of(recording(), "main.json"), groups=None)
+    key = f"modules.{module}.activations"
+    broken = only(check(run_of(recording(saved=1300), "run"), budgets_of({key: 1}), baseline), key)
+    assert ([change.module for change in broken.grew], broken.grouped) == (grew, False)
 
 
 def test_a_summary_is_judged_as_far_as_it_goes() -> None:
