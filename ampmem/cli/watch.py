@@ -16,7 +16,6 @@ from ampmem.output import check_output, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recording import remove_claim
 from ampmem.recording.watched import read_watched
-from ampmem.vocabulary import Arm
 
 
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
@@ -60,20 +59,7 @@ def watch(every: int, keep: int, output: Path | None, quiet: bool, options: Scri
     ampmem watch --every 200 -o run.ampmem -m mypackage.train
     """
     known = launched()
-    plan = Plan(
-        script=options,
-        arm=Arm.AS_IS,
-        seed=None,
-        run_to_end=True,
-        output=output,
-        html=None,
-        snapshot=None,
-        quiet=quiet,
-        report_to=None,
-        times_into=None,
-        names_into=None,
-        launched=known,
-    )
+    plan = Plan(script=options, run_to_end=True, output=output, quiet=quiet, launched=known)
     audience: Audience = Person() if known is None else OfRank(known)
     try:
         _watch(plan, audience, every, keep)

@@ -173,18 +173,18 @@ class Plan:
     """The command line; ``launched`` where a launcher has started this process as one of several."""
 
     script: ScriptOptions
-    arm: Arm
-    seed: int | None
-    run_to_end: bool
-    output: Path | None
-    html: Path | None
-    snapshot: Path | None
-    quiet: bool
-    report_to: Path | None
-    times_into: Path | None
-    names_into: Path | None
-    results_into: Path | None
-    launched: Launched | None
+    arm: Arm = Arm.AS_IS
+    seed: int | None = None
+    run_to_end: bool = False
+    output: Path | None = None
+    html: Path | None = None
+    snapshot: Path | None = None
+    quiet: bool = False
+    report_to: Path | None = None
+    times_into: Path | None = None
+    results_into: Path | None = None
+    names_into: Path | None = None
+    launched: Launched | None = None
 
     @property
     def place_known(self) -> PlaceRecord | None:
