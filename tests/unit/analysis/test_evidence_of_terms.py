@@ -8,8 +8,10 @@ import pytest
 from build import ARM, RUN, Story
 
 from ampmem.analysis.analyse import analyse
-from ampmem.analysis.static_model.verdict import StaticComponent
+from ampmem.analysis.static_model.verdict import StaticComponent, unknown_of
 from ampmem.events import Fact, OptimizerRecord, Phase, Recording
+from ampmem.names import NOT_KNOWN
+from ampmem.vocabulary import SourceKind
 
 FP32 = replace(ARM, name="fp32", dtype=None, cache=None)
 
@@ -127,6 +129,65 @@ def test_an_update_that_ends_at_its_mark_is_done() -> None:
     assert reasons(skipped, "after_optimizer", "optimizer_state") == {
         "no optimizer state yet: the loss scaler skipped the updates": ("b",)
     }
+
+
+def test_copies_of_the_model_are_told_while_they_are_alive() -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    for address, name in ((0x2000, "ema.weight"), (0x3000, "teacher.weight")):
+        story.alloc(address, 400)
+        story.fact(Fact.PARAMETER_COPY, address, name)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.free(0x3000)
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = component(story.recording(arm=FP32), "after_forward", "parameters")
+    why = "parameters of modules that did not run, such as copies of the model"
+    assert [(term.why, term.bytes, term.names) for term in found.terms] == [(why, 400, ("ema.weight",))]
+
+
+@pytest.mark.parametrize(("together", "several"), [(True, 0), (False, 200)])
+def test_what_is_seen_in_two_parts_at_one_instant_is_one_gradient(together: bool, several: int) -> None:
+    """As of a sparse gradient, or of a tensor that wraps two."""
+    story = Story()
+    story.parameter(0x1000, "weight", 100)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x2000, 200)
+    story.alloc(0x3000, 200)
+    when = story.fact(Fact.GRADIENT, 0x2000, "weight")
+    story.fact(Fact.GRADIENT, 0x3000, "weight", at=when if together else None)
+    story.enter(Phase.BETWEEN)
+    story.end()
+    found = component(story.recording(arm=FP32), "after_backward", "gradients")
+    why = "more than one gradient of a parameter is alive"
+    assert sum(term.bytes for term in found.terms if term.why == why) == several
+    assert found.explained
+
+
+@pytest.mark.parametrize(
+    ("arm", "parameters", "optimizer", "unknown"),
+    [
+        ("amp", True, "AdamW", ()),
+        ("as-is", True, "AdamW", ("precision",)),
+        ("amp", False, "AdamW", ("parameters",)),
+        ("amp", True, NOT_KNOWN, ("optimizer",)),
+        ("as-is", False, "", ("precision", "parameters", "optimizer")),
+    ],
+)
+def test_a_snapshot_is_judged_only_where_all_of_a_recipe_is_known(
+    arm: str, parameters: bool, optimizer: str, unknown: tuple[str, ...]
+) -> None:
+    recording = story_of().recording(run=replace(RUN, source=SourceKind.SNAPSHOT), arm=replace(ARM, name=arm))
+    recording = replace(
+        recording,
+        parameters=recording.parameters if parameters else (),
+        optimizers=(OptimizerRecord(class_name=optimizer, implementation="foreach"),) if optimizer else (),
+    )
+    assert unknown_of(recording) == unknown
+    assert unknown_of(replace(recording, run=RUN)) == (), "a run that was recorded has said it"
 
 
 def test_overlapping_parameters_are_told_with_their_own_bytes() -> None:

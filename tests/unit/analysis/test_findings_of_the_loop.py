@@ -174,6 +174,14 @@ def test_only_what_the_optimizer_updates_is_copied(
     assert found.severity == "advice"
 
 
+@pytest.mark.parametrize(("sizes", "most"), [((4000, 2000), 8000), ((4000, 5000), 14_000), ((2000, 5000), 12_000)])
+def test_one_copy_of_the_parameter_before_is_there_too(sizes: tuple[int, ...], most: int) -> None:
+    recording = updating(optimizer(), temporaries={"Adam": (9000, 9000)})
+    parameters = tuple(replace(each, bytes=size) for each, size in zip(recording.parameters, sizes, strict=True))
+    found = told(replace(recording, parameters=parameters))["foreach-temporaries"]
+    assert found.off_peak == 18_000 - most
+
+
 @pytest.mark.parametrize(
     ("temporaries", "settings", "change", "off_peak", "effects"),
     [

@@ -11,6 +11,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action  # noqa: E402
+from ampmem.recorder.facts.addresses import Blocks  # noqa: E402
 from ampmem.recorder.sources.base import RawEvents  # noqa: E402
 from ampmem.recorder.sources.ledger import (  # noqa: E402
     ELSEWHERE,
@@ -204,6 +205,15 @@ def test_an_event_of_no_bytes_changes_nothing() -> None:
     raw = process.settle()
     assert left(raw) == {own: 100, last: 9}
     assert raw.allocated.tolist() == [100, 109]
+
+
+def test_what_is_alive_is_what_was_there_before_and_what_came() -> None:
+    process = Process()
+    process.ledger.add_baseline({0x5000000: 50})
+    own, gone = process.allocate(100), process.allocate(7)
+    process.free(gone)
+    process.settle()
+    assert process.ledger.blocks() == Blocks({0x5000000: 50, own: 100}, 150)
 
 
 @pytest.mark.parametrize("known", [True, False])
