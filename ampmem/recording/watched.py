@@ -13,8 +13,9 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ class WatchedFile:
 
     def row(self, row: Row) -> None:
         """A step has ended."""
-        self._append(Kind.ROW, _text(astuple(row)))
+        self._append(Kind.ROW, _text(_CELLS(row)))
         self._rows += 1
         if self._rows >= MOST_ROWS:
             self._rewrite()
@@ -383,6 +384,8 @@ def _with_held(kind: type[Any], found: dict[str, Any]) -> Any:
 
 
 _ROW = fields(Row)
+_CELLS = attrgetter(*(each.name for each in _ROW))
+"""The cells of a row, as a tuple."""
 _TYPES = {"int": int, "str": str, "bool": bool}
 
 

@@ -6,6 +6,7 @@ code are the same, that as many allocations of as many bytes were made, and that
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Recording
 from ampmem.recording import read
+from ampmem.recording.watched import read_watched
 
 ON_GPU = not os.environ.get("EMULATED_CUDA")
 """Whether a real GPU is asked; conftest.py says when."""
@@ -643,3 +645,58 @@ def test_an_out_of_memory_on_another_device_is_told_as_one(tmp_path: Path, monke
     assert failure is not None
     assert (failure.device, failure.recorded, failure.asked, failure.reserved) == (1, False, 1 << 40, 0)
     assert recording.allocator is not None and recording.allocator.device == 0
+
+
+WATCHED = """
+import json
+model = net()
+optimizer = torch.optim.AdamW(model.parameters())
+peaks, since = [], []
+for i in range(30):
+    torch.cuda.reset_peak_memory_stats()
+    model(batch(64 + 512 * (i == 20))).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    peaks.append(torch.cuda.max_memory_allocated())
+    since.append(torch.accelerator.max_memory_allocated())
+torch.cuda.reset_peak_memory_stats()
+for i in range(10):
+    model(batch(2048 << (i % 4))).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    since.append(torch.cuda.max_memory_allocated())
+print(json.dumps([peaks, since]))
+"""
+
+
+def test_a_watched_run_has_torchs_own_peaks_and_moves_none(tmp_path: Path) -> None:
+    """Each row's peak is what a script reads that resets it; what the script reads is what it reads without ampmem."""
+    (tmp_path / "program.py").write_text(HEAD + WATCHED + TAIL, encoding="utf-8")
+    plain = python(tmp_path, "program.py")
+    done = ampmem(tmp_path, "watch", "--every", "15", "program.py")
+    assert (plain.returncode, done.returncode) == (0, 0), done.stderr
+    assert done.stdout == plain.stdout
+    peaks, since = json.loads(done.stdout.splitlines()[0])
+    rows = read_watched(tmp_path / "program-watch.ampmem").rows
+    assert [row.peak for row in rows[:30]] == peaks
+    assert [max(row.peak for row in rows[30 : 31 + i]) for i in range(10)] == since[30:]
+    assert rows[20].batch == "576x300 float32"
+    assert len({row.peak for row in rows[30:]}) >= 4, "a row has its own peak, not that since the reset"
+
+
+def test_a_longer_batch_in_a_watched_run_is_named_with_its_line(tmp_path: Path) -> None:
+    text = HEAD + LOOP + "for i in range(400):\n    step(batch(64 if i < 300 else 10_000_000))\n"
+    (tmp_path / "program.py").write_text(text, encoding="utf-8")
+    done = ampmem(tmp_path, "watch", "program.py")
+    assert done.returncode == 1
+    run = read_watched(tmp_path / "program-watch.ampmem")
+    ending = run.ending
+    assert ending is not None and ending.out_of_memory and len(run.rows) == 300
+    assert (ending.step, ending.phase, ending.batch) == (300, "forward", "10000000x300 float32")
+    held = {each.what: each.bytes for each in ending.held}
+    sizes = [300 * 700, 700, 700, 700, 700 * 300, 300]
+    assert held["parameters"] == sum(-(-4 * size // 512) * 512 for size in sizes)
+    line = next(i for i, code in enumerate(text.splitlines(), start=1) if "loss = model(x)" in code)
+    made = [each for each in ending.held if each.what.endswith(f"program.py:{line}")]
+    assert made and made[0].bytes >= 10_000_000 * 700 * 4
+    assert "in most steps before it was 64x300 float32" in " ".join(done.stderr.split())

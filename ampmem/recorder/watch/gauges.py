@@ -33,8 +33,9 @@ RING = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One device now, in bytes; ``retries`` is a count."""
+    """One device at the end of a step, in bytes; ``retries`` is a count."""
 
+    peak: int
     alive: int
     reserved: int = 0
     retries: int = 0
@@ -67,19 +68,19 @@ class Gauge(Protocol):
         """Begin; ``short`` is told of each request that could not be served. Returns what undoes it."""
 
     def peak(self) -> int:
-        """The most that was allocated since :meth:`reset` was called last."""
+        """The most that was allocated since :meth:`take` was called last."""
 
-    def reset(self) -> None:
-        """A step has ended: its peak is over."""
-
-    def now(self) -> Reading:
-        """What there is now."""
+    def take(self) -> Reading:
+        """A step has ended: what there is now, and its peak, which is over then."""
 
     def device(self) -> tuple[str, int | None]:
         """The device's name, and its memory; ``""`` as long as none is in use."""
 
     def line_of(self, address: int) -> str:
         """Which line of the script has allocated the block at ``address``; empty where that is not known."""
+
+    def keep_lines(self, *, wanted: bool) -> None:
+        """Keep from now on which line allocates what, or no longer: it costs time at each allocation."""
 
     def pause(self) -> None:
         """A full recording begins, which has the device's history to itself."""
@@ -117,17 +118,18 @@ class CpuGauge:
         self._most = max(self._most, self._now())
         return self._most
 
-    def reset(self) -> None:
-        self._most = 0
-
-    def now(self) -> Reading:
-        return Reading(self._now())
+    def take(self) -> Reading:
+        peak, self._most = self.peak(), 0
+        return Reading(peak, self._now())
 
     def device(self) -> tuple[str, int | None]:
         return "CPU", None
 
     def line_of(self, address: int) -> str:
         return ""
+
+    def keep_lines(self, *, wanted: bool) -> None:
+        """Nobody keeps them."""
 
     def pause(self) -> None:
         """A recording shares the total."""
@@ -192,19 +194,20 @@ class SimulatedGauge:
     def peak(self) -> int:
         return self._device.allocator.counters.window_most
 
-    def reset(self) -> None:
+    def take(self) -> Reading:
         counters = self._device.allocator.counters
-        counters.window_most = counters.allocated
-
-    def now(self) -> Reading:
-        counters = self._device.allocator.counters
-        return Reading(counters.allocated, counters.reserved, counters.num_alloc_retries, counters.inactive_split_bytes)
+        peak, counters.window_most = counters.window_most, counters.allocated
+        split = counters.inactive_split_bytes
+        return Reading(peak, counters.allocated, counters.reserved, counters.num_alloc_retries, split)
 
     def device(self) -> tuple[str, int | None]:
         return self._device.gpu.name, self._device.gpu.total_memory
 
     def line_of(self, address: int) -> str:
         return ""
+
+    def keep_lines(self, *, wanted: bool) -> None:
+        """Nobody keeps them."""
 
     def pause(self) -> None:
         self._device.on_out_of_memory = None
@@ -227,7 +230,10 @@ class SimulatedGauge:
 
 
 class CudaGauge:
-    """One CUDA device: that with the most memory in use when it is first asked for. Its history is kept as a ring."""
+    """One CUDA device: that with the most memory in use when it is first asked for.
+
+    The allocator's history, which says which line has allocated what, is kept as a ring where it is wanted.
+    """
 
     sampled = False
 
@@ -236,6 +242,7 @@ class CudaGauge:
         self._stacks = stacks
         self._device: int | None = None
         self._on = self._wanted = self._ring = False
+        self._keep = stacks
         self._short: Callable[[Shortage], None] = lambda _: None
         self._lines: dict[int, str] = {}
         self._peaks: dict[int, dict[tuple[str, str], int]] = {}
@@ -265,48 +272,56 @@ class CudaGauge:
         self.pause()
         self._wanted = False
 
+    def keep_lines(self, *, wanted: bool) -> None:
+        self._keep = wanted and self._stacks
+        if self._keep != self._ring:
+            (self._begin_ring if self._keep else self._end_ring)()
+
     def line_of(self, address: int) -> str:
         if self._ring and not self._lines:
             self._lines = self._in_use(self._api.snapshot(), self._device or 0)[1]
         return self._lines.get(address, "")
 
     def pause(self) -> None:
-        self._lines = {}
-        if self._ring:
-            self._ring = False
-            self._api.history(on=False, entries=0, stacks=False)
-            forget_observer(self._observe)
+        self._end_ring()
+        forget_observer(self._observe)
 
     def resume(self) -> None:
-        if self._on and self._wanted and not self._api.history_is_on():  # else the script has one of its own
-            self._ring, self._lines = True, {}
-            self._api.history(on=True, entries=RING, stacks=self._stacks)
+        if self._on and self._wanted:
             self._api.observe_oom(self._observe)
+            if self._keep:
+                self._begin_ring()
+
+    def _begin_ring(self) -> None:
+        if self._on and not self._api.history_is_on():  # else the script has one of its own
+            self._ring, self._lines = True, {}
+            self._api.history(on=True, entries=RING, stacks=True)
+
+    def _end_ring(self) -> None:
+        if self._ring:
+            self._ring, self._lines = False, {}
+            self._api.history(on=False, entries=0, stacks=False)
 
     def peak(self) -> int:
         device = self._chosen()
         return 0 if device is None else int(self._stats(device)["allocated_bytes"]["all"]["peak"])
 
-    def reset(self) -> None:
+    def take(self) -> Reading:
         device = self._chosen()
         if device is None:
-            return
+            return Reading(0, 0)
         stats = self._stats(device)
         kept = self._peaks.setdefault(device, {})
         for name, pools in stats.items():
-            if isinstance(pools, dict):
+            if type(pools) is dict:
                 for pool, numbers in pools.items():
-                    if isinstance(numbers, dict) and numbers["peak"] > kept.get((name, pool), 0):
+                    if type(numbers) is dict and numbers["peak"] > kept.get((name, pool), 0):
                         kept[name, pool] = numbers["peak"]
         self._reset(device)
-
-    def now(self) -> Reading:
-        device = self._chosen()
-        if device is None:
-            return Reading(0)
-        stats = self._stats(device)
+        allocated = stats["allocated_bytes"]["all"]
         return Reading(
-            int(stats["allocated_bytes"]["all"]["current"]),
+            int(allocated["peak"]),
+            int(allocated["current"]),
             int(stats["reserved_bytes"]["all"]["current"]),
             int(stats["num_alloc_retries"]),
             int(stats["inactive_split_bytes"]["all"]["current"]),

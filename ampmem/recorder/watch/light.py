@@ -31,8 +31,8 @@ class Passing(Protocol):
     def entered(self, phase: Phase) -> None:
         """The script is in another phase."""
 
-    def fed(self, module: nn.Module, batch: str) -> None:
-        """An outermost ``module`` is fed what ``batch`` says."""
+    def fed(self, module: nn.Module, batch: str, size: int) -> None:
+        """An outermost ``module`` is fed what ``batch`` says, of ``size`` elements."""
 
     def step_ended(self, number: int) -> None:
         """A step has ended."""
@@ -61,7 +61,7 @@ class LightSession(Session):
 
     def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not in_backward():  # else it is computed again
-            self._passing.fed(module, _batch(args, sys._getframe(2).f_locals.get("kwargs")))
+            self._passing.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
             self._passing.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
         super().skimmed(module, args)
 
@@ -83,20 +83,24 @@ class LightSession(Session):
             self._passing.entered(Phase.OPTIMIZER)
 
     def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
+        super().updated(optimizer, skipped=skipped)  # whose step may end with that, in this phase
         if not in_backward():
             self._passing.entered(Phase.BETWEEN)
-        super().updated(optimizer, skipped=skipped)
 
     def _end_step(self, ended_ns: int | None) -> None:
         self.outcome.steps += 1
         self._passing.step_ended(self.outcome.number - 1)
 
 
-def _batch(args: tuple[Any, ...], kwargs: Any) -> str:
-    """The shapes and dtypes of the first tensors: ``8x512 int64``."""
-    tensors = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)]
+def _batch(args: tuple[Any, ...], kwargs: Any) -> tuple[str, int]:
+    """The shapes and dtypes of the first tensors, ``8x512 int64``, and the elements of all."""
+    given = (*args, *(kwargs or {}).values())
+    if any(isinstance(each, dict | list | tuple) for each in given):
+        given = tuple(tree_leaves(given))
+    tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
     said = [
         f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
         for tensor in tensors[:_SHAPES]
     ]
-    return ", ".join(said) + (f" and {len(tensors) - _SHAPES} more" if len(tensors) > _SHAPES else "")
+    more = f" and {len(tensors) - _SHAPES} more" if len(tensors) > _SHAPES else ""
+    return ", ".join(said) + more, sum(tensor.numel() for tensor in tensors)

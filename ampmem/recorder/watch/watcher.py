@@ -46,6 +46,9 @@ _HIGHER = 1.05
 """A peak is new where it is higher than all that were recorded in full by this much."""
 _SERIES = 2048
 """So many steps are remembered to see whether the run grows; with more, every other one is forgotten."""
+_FIRST = 5
+_NEAR = 0.8
+"""In the first steps, and from this share of the device's memory on, lines are kept of what is allocated."""
 _PASSING = (Phase.BETWEEN, Phase.SETUP)
 """What comes up in these is seen when the next phase ends: asking costs more than it says."""
 _LINES = 12
@@ -209,6 +212,11 @@ class Watcher:
         self._latest: dict[Why, int] = {}
         self._phase, self._peak, self._peak_phase = Phase.SETUP, 0, Phase.SETUP
         self._batch = self._fed = ""
+        self._largest = 0
+        """The most elements of a batch so far."""
+        self._careful, self._grew = True, False
+        """Whether this step may run out of memory, so that lines are worth their time; whether memory grew."""
+        self._limit: int | None = None
         self._named = False
         self._ended_ns = 0
         self._look: GrowthLook | None = None
@@ -284,25 +292,30 @@ class Watcher:
     def entered(self, phase: Phase) -> None:
         """The script is in another phase."""
         if self._phase not in _PASSING or self._gauge.sampled:
-            self._note_peak()
+            self._note_peak(self._gauge.peak())
         self._phase = phase
 
-    def _note_peak(self) -> None:
+    def _note_peak(self, peak: int) -> None:
         """The peak of the step rises in the phase that ends here, if it has risen since this was asked last."""
-        peak = self._gauge.peak()
         if peak > self._peak:
             self._peak, self._peak_phase, self._fed = peak, self._phase, self._batch
 
-    def fed(self, module: nn.Module, batch: str) -> None:
-        """An outermost ``module`` is fed what ``batch`` says."""
+    def fed(self, module: nn.Module, batch: str, size: int) -> None:
+        """An outermost ``module`` is fed what ``batch`` says, of so many elements."""
         self._batch = batch
+        if size > self._largest:
+            self._largest = size
+            if not self._careful:  # nothing as large has gone through so far
+                self._careful = True
+                self._gauge.keep_lines(wanted=True)
         if id(module) not in self._models:
             self._models[id(module)] = weakref.ref(module)
 
     def step_ended(self, number: int) -> None:
         """A step has ended: its row is written before anything else may begin."""
-        self._note_peak()
-        now, host = self._gauge.now(), _resident()
+        now, host = self._gauge.take(), _resident()
+        self._note_peak(now.peak)
+        self._phase = Phase.BETWEEN
         ended_ns = time_ns()
         row = Row(
             step=number,
@@ -318,13 +331,16 @@ class Watcher:
             full=self._full is not None,
         )
         self._peak = 0
-        self._gauge.reset()
         self._write(lambda file: file.row(row))
         self.rows += 1
         self._series.add(number, row.alive)
         if not self._named and self._gauge.device()[0]:
             self._named = True
             self._write(lambda file: file.header(self._header()))
+        careful = self.rows < _FIRST or self._grew or _near(row.reserved, self._limit)
+        if careful != self._careful:
+            self._careful = careful
+            self._gauge.keep_lines(wanted=careful)
         seconds, self._ended_ns = (ended_ns - self._ended_ns) / 1e9, ended_ns
         self._go_on(row)
         if self._on_step is not None:
@@ -352,7 +368,8 @@ class Watcher:
             self._begin_full(why)
 
     def _grows(self) -> bool:
-        return growth_of(self._series.steps, self._series.alive) is not None
+        self._grew = growth_of(self._series.steps, self._series.alive) is not None
+        return self._grew
 
     # Full recordings.
 
@@ -423,6 +440,7 @@ class Watcher:
 
     def _header(self) -> WatchedHeader:
         options, (name, limit) = self.options, self._gauge.device()
+        self._limit = limit
         place = options.place or PlaceRecord(rank=0, world_size=1)
         return WatchedHeader(
             ampmem=__version__,
@@ -521,6 +539,10 @@ def _kind_of(options: Options, simulated: SimulatedDevice | None) -> str:
     if simulated is not None:
         return SourceKind.SIMULATED.value
     return SourceKind.CUDA.value if records_cuda(options) else SourceKind.CPU.value
+
+
+def _near(reserved: int, limit: int | None) -> bool:
+    return limit is not None and reserved > _NEAR * limit
 
 
 _PAGE = resource.getpagesize()
