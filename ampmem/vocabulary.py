@@ -66,7 +66,7 @@ class Forced:
         options += [] if self.foreach is None else ["--force-foreach", str(self.foreach).lower()]
         options += ["--force-fused"] if self.fused else []
         options += ["--force-allocator", self.allocator] if self.allocator else []
-        options += [] if self.batch_size is None else ["--force-batch-size", str(self.batch_size)]
+        options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []  # 0: there is none to force
         return options + (["--precision", Arm.AMP.value, "--dtype", AutocastDtype.BF16.value] if self.bfloat16 else [])
 
 

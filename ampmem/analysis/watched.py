@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.jsonable import Json, schema_of, text_of
-from ampmem.analysis.out_of_memory import batch_varied, gpu_called
-from ampmem.analysis.summary import Summary, summarize
+from ampmem.analysis.out_of_memory import FailedRequest, batch_varied, gpu_called
+from ampmem.analysis.summary import summary_of
+from ampmem.analysis.timeline.categories import Category
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.growth import Growth, growth_of
 from ampmem.output import being_written
 from ampmem.recording import read
-from ampmem.recording.watched import Ending, Full, Grown, Row, WatchedHeader, WatchedRun, Why, extract
+from ampmem.recording.watched import Ending, Full, Grown, Held, Row, WatchedHeader, WatchedRun, Why, extract
 
 FORMAT = "ampmem.watch/1"
 _USUAL = 200
@@ -32,12 +36,19 @@ class FullPart:
     last: int
     peak: int | None
     categories: dict[str, int]
+    lines: dict[str, int]
+    """The bytes at the peak by the line of the script that allocated them, ``FILE:LINE``; the rest has no line."""
     growth: tuple[str, ...] = ()
+    ended_by: FailedRequest | None = None
+    """The request for want of whose memory the run ended in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One category, or one line, when memory ran out and at the peak of the last full recording, in bytes."""
+    """One category, or one line, when memory ran out and at the peak of the last full recording, in bytes.
+
+    ``count`` is the number of blocks; 0 where it is not known.
+    """
 
     what: str
     then: int
@@ -161,9 +172,12 @@ def full_recording(run: WatchedRun, number: int, into: Path) -> Full:
 
 
 def _part(run: WatchedRun, full: Full) -> FullPart:
-    known = FullPart(number=full.number, why=full.why, first=full.first, last=full.last, peak=None, categories={})
+    known = FullPart(
+        number=full.number, why=full.why, first=full.first, last=full.last, peak=None, categories={}, lines={}
+    )
     try:
-        summary = _summary_of(run, full)
+        analysis = _analysis_of(run, full)
+        summary = summary_of(analysis)
     except AmpmemError:
         return known
     grown = [(found.message, *found.evidence) for found in summary.findings if found.code == "steady-growth"]
@@ -171,15 +185,48 @@ def _part(run: WatchedRun, full: Full) -> FullPart:
         known,
         peak=summary.peak.said,
         categories={str(category): size for category, size in summary.peak.categories.items() if size},
+        lines=_lines(analysis),
         growth=grown[0] if grown else (),
+        ended_by=summary.ended_by,
     )
 
 
-def _summary_of(run: WatchedRun, full: Full) -> Summary:
+def _analysis_of(run: WatchedRun, full: Full) -> Analysis:
     with tempfile.TemporaryDirectory(prefix="ampmem-") as folder:
         path = Path(folder) / "full.ampmem"
         extract(run, full, path)
-        return summarize(read(path))
+        return analyse(read(path))
+
+
+_BY_IDENTITY = (
+    Category.PARAMETERS,
+    Category.UNTRAINED,
+    Category.GRADIENTS,
+    Category.OPTIMIZER_STATE,
+    Category.BUFFERS,
+)
+_MOST_LINES = 50
+
+
+def _lines(analysis: Analysis) -> dict[str, int]:
+    """The largest sums of blocks at the peak by the line of the script, without what identity tells."""
+    lifetimes, texts = analysis.lifetimes, analysis.recording.texts
+    rest = lifetimes.alive_at(analysis.peaks[analysis.top])
+    for category in _BY_IDENTITY:
+        rest &= ~analysis.classes.of(category)
+    found: dict[str, int] = {}
+    for index in np.flatnonzero(rest).tolist():
+        line = _line_of(texts[lifetimes.stack[index]])
+        size = max(int(lifetimes.block_bytes[index]), int(lifetimes.bytes[index]))
+        found[line] = found.get(line, 0) + size
+    found.pop("", None)
+    return dict(sorted(found.items(), key=lambda each: -each[1])[:_MOST_LINES])
+
+
+def _line_of(stack: str) -> str:
+    """``FILE:LINE`` of the innermost call that is neither torch's nor a library's; empty where there is none."""
+    own = [line for line in stack.splitlines() if "/site-packages/" not in line and "/torch/" not in line]
+    return own[-1].rpartition(" ")[0] if own else ""
 
 
 _CATEGORIES = {
@@ -191,9 +238,34 @@ _CATEGORIES = {
 """What the recorder knows by identity, and the categories of a full recording that are the same."""
 
 
-def _before(what: str, categories: Mapping[str, int]) -> int | None:
-    known = _CATEGORIES.get(what)
-    return sum(categories.get(key, 0) for key in known) if known is not None and categories else None
+def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
+    """``ending`` of a run that ran out of memory while its steps were recorded in full, by what was recorded."""
+    return replace(
+        ending,
+        asked=failed.asked,
+        free=failed.device_free,
+        total=failed.device_total,
+        reserved=failed.reserved,
+        phase=failed.phase,
+        line=_line_of("\n".join(failed.stack)),
+        held=tuple(
+            Held(what=category.replace("_", " "), bytes=size, count=0)
+            for category, size in failed.alive.items()
+            if size
+        ),
+    )
+
+
+def _before(held: Held, full: FullPart | None) -> int | None:
+    """The same at the peak of the last full recording; ``None`` where that says nothing of it."""
+    if full is None or not full.categories:
+        return None
+    if held.line:
+        return full.lines.get(held.what, 0) if full.lines else None
+    known = _CATEGORIES.get(held.what)
+    if not held.count:  # of a full recording: its words are the categories
+        known = (held.what.replace(" ", "_"),)
+    return None if known is None else sum(full.categories.get(key, 0) for key in known)
 
 
 def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> Shortage:
@@ -201,12 +273,14 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
     batches = [row.batch for row in recent]
     usual = max(set(batches), key=batches.count) if batches else ""
     peaks = sorted(row.peak for row in recent)
-    before = full[-1].categories if full else {}
+    inside = full[-1].ended_by if full and ending.asked is None else None
+    if inside is not None:
+        full, ending = full[:-1], _as_ending(ending, inside)
     held = tuple(
         Compared(
             what=each.what,
             then=each.bytes,
-            before=_before(each.what, before),
+            before=_before(each, full[-1] if full else None),
             count=each.count,
             line=each.line,
         )

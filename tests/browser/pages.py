@@ -121,7 +121,7 @@ def changed(path: Path, output: Path, change: Callable[[dict[str, Any]], None]) 
 
 def wait_until(page: Any, condition: str) -> None:
     """Wait for a JavaScript expression to be true; playwright's own wait needs an eval, which the policy forbids."""
-    for _ in range(200):
+    for _ in range(1200):  # a busy machine may take seconds to draw another run
         if page.evaluate(condition):
             return
         page.wait_for_timeout(25)

@@ -125,6 +125,39 @@ def test_the_batch_that_does_not_fit_is_named_beside_the_usual_one(tmp_path: Pat
     assert sum(each["then"] for each in found["shortage"]["held"]) == sum(each.bytes for each in run.ending.held)
 
 
+def test_memory_that_runs_out_while_steps_are_recorded_in_full(tmp_path: Path) -> None:
+    """As most do, in the first steps: then all is said that the full recording knows."""
+    script(tmp_path, device="cuda", steps=3, rows="32 if i < 1 else 9_000_000")
+    run, _, said = watched(tmp_path, "--gpu", "24GiB", code=1)
+    assert run.ending is not None and run.ending.asked is None
+    found = json.loads(shown(tmp_path, "--json", "train-watch.ampmem"))["shortage"]
+    full = json.loads(shown(tmp_path, "--json", "train-watch.ampmem", "--full", "0"))["out_of_memory"]
+    assert (found["asked"], found["free"], found["total"]) == (full["asked"], full["device_free"], full["device_total"])
+    assert sum(each["then"] for each in found["held"]) == sum(full["alive"].values())
+    assert found["line"].endswith("train.py:10")
+    assert "the batch was 9000000x256 float32; in most steps before it was 32x256 float32" in " ".join(said.split())
+
+
+def test_memory_that_ran_out_and_was_caught_is_noted(tmp_path: Path) -> None:
+    caught = """
+    if i == 9:
+        try:
+            torch.empty(1 << 40, device="cuda")
+        except torch.OutOfMemoryError:
+            pass
+"""
+    script(tmp_path, device="cuda", steps=12, more=caught.strip())
+    run, _, _ = watched(tmp_path, "--gpu", "h100")
+    assert [note.partition(" at ")[0] for note in run.notes] == ["memory ran out in step 10"]
+    assert run.ending is not None and not run.ending.out_of_memory
+
+
+def test_a_script_that_never_steps_is_told_why(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(3, 3)(torch.ones(2, 3))\n")
+    run, _, said = watched(tmp_path)
+    assert run.rows == [] and "no backward ran and no optimizer made an update" in " ".join(said.split())
+
+
 @pytest.mark.parametrize(
     ("last", "code", "line"),
     [

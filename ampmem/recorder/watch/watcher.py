@@ -46,6 +46,13 @@ _HIGHER = 1.05
 """A peak is new where it is higher than all that were recorded in full by this much."""
 _SERIES = 2048
 """So many steps are remembered to see whether the run grows; with more, every other one is forgotten."""
+_NO_STEP = "no step ended: no backward ran and no optimizer made an update; for inference, say --step-on forward"
+_IN_CHILDREN = (
+    "no step ended in the script's own process: it started others, which are not watched; start its ranks with "
+    "torchrun ... -m ampmem watch SCRIPT"
+)
+_MODELS = 64
+"""With so many models that ran, those that are gone are forgotten."""
 _FIRST = 5
 _NEAR = 0.8
 """In the first steps, and from this share of the device's memory on, lines are kept of what is allocated."""
@@ -223,6 +230,7 @@ class Watcher:
         self._models: dict[int, weakref.ref[nn.Module]] = {}
         self._shortage: Ending | None = None
         """The last request that could not be served, as an end."""
+        self._caught = False
         self._failure: FailureRecord | None = None
         self.rows = 0
         self.stopped_by: str | None = None
@@ -260,6 +268,9 @@ class Watcher:
         with SIGNALS:
             self._end_full(Path(folder), failure)
             self._light.close(failure)
+            if self.rows == 0 and failure is None:
+                why = _IN_CHILDREN if self._light.outcome.children else _NO_STEP
+                self._write(lambda file: file.note(why))
             self._write_ending(failure)
             self._undo.close()
 
@@ -308,7 +319,10 @@ class Watcher:
             if not self._careful:  # nothing as large has gone through so far
                 self._careful = True
                 self._gauge.keep_lines(wanted=True)
-        if id(module) not in self._models:
+        known = self._models.get(id(module))
+        if known is None or known() is not module:
+            if len(self._models) >= _MODELS:  # losses that are made anew in each step
+                self._models = {key: each for key, each in self._models.items() if each() is not None}
             self._models[id(module)] = weakref.ref(module)
 
     def step_ended(self, number: int) -> None:
@@ -333,6 +347,7 @@ class Watcher:
         self._peak = 0
         self._write(lambda file: file.row(row))
         self.rows += 1
+        self._note_what_went_on()
         self._series.add(number, row.alive)
         if not self._named and self._gauge.device()[0]:
             self._named = True
@@ -345,6 +360,15 @@ class Watcher:
         self._go_on(row)
         if self._on_step is not None:
             self._on_step(Seen(row=row, seconds=seconds))
+
+    def _note_what_went_on(self) -> None:
+        """A request failed in the step that has ended: the script has caught that."""
+        short, self._shortage = self._shortage, None
+        if short is not None and not self._caught:
+            self._caught = True
+            where = f" at {short.line}" if short.line else ""
+            note = f"memory ran out in step {short.step}{where}, and the script went on; later failures are not noted"
+            self._write(lambda file: file.note(note))
 
     def _go_on(self, row: Row) -> None:
         """Begin or end a full recording, if it is time."""

@@ -137,8 +137,18 @@ def shortage_lines(found: Shortage) -> Iterator[str]:
         yield f"the batch was {found.batch or 'unknown'}; in most steps before it was {found.usual_batch}"
     elif found.batch:
         yield f"the batch was {found.batch}, as in most steps before"
+    more = max(found.held, key=_added, default=None)
+    if more is not None and _added(more) > 0:
+        yield (
+            f"most was added by {more.what}: {format_bytes(more.then)}, against {format_bytes(more.before)} in the "
+            "last full recording"
+        )
     if found.usual_peak is not None:
         yield f"usual peak of the steps before: {format_peak(found.usual_peak)}"
+
+
+def _added(each: Compared) -> int:
+    return 0 if each.before is None else each.then - each.before
 
 
 HELD_COLUMNS = ("held", "bytes", "blocks", "last full recording")
@@ -153,12 +163,16 @@ def held_rows(found: Shortage) -> list[list[str]]:
     """What was held when memory ran out, and the total."""
     rows = [_row(each) for each in found.held]
     total = sum(each.then for each in found.held)
-    return [*rows, ["total", format_bytes(total), format_count(sum(each.count for each in found.held)), ABSENT]]
+    return [*rows, ["total", format_bytes(total), _blocks(sum(each.count for each in found.held)), ABSENT]]
 
 
 def _row(each: Compared) -> list[str]:
     before = ABSENT if each.before is None else format_bytes(each.before)
-    return [each.what, format_bytes(each.then), format_count(each.count), before]
+    return [each.what, format_bytes(each.then), _blocks(each.count), before]
+
+
+def _blocks(count: int) -> str:
+    return format_count(count) if count else ABSENT
 
 
 _LARGEST = 3

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from ampmem import patching
 from ampmem.integrations.accelerate import AmpmemTracker, record
+from ampmem.recording.watched import read_watched
 
 
 def all_trackers() -> None:
@@ -56,6 +57,22 @@ def tracker() -> None:
     assert [step.index for step in summary.steps] == [1, 2]
 
 
+def watched() -> None:
+    """The whole loop is kept, by ``record`` and by a tracker."""
+    accelerator = Accelerator(cpu=True, log_with=[AmpmemTracker("tracked", watch=True)], project_dir="watched")
+    accelerator.init_trackers("training")
+    loop(accelerator, 6, recorded=False)
+    accelerator.end_training()
+    accelerator = Accelerator(cpu=True, project_dir="watched")
+    model = torch.nn.Linear(8, 8)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with record(accelerator, watch=True):
+        steps_of(accelerator, model, optimizer, 7)
+    for folder, steps in (("tracked", 6), ("watched", 7)):
+        rows = read_watched(Path(folder, "memory-watch.ampmem")).rows
+        assert [row.step for row in rows] == list(range(steps))
+
+
 if __name__ == "__main__":
     runpy.run_path("train_accelerate.py", run_name="__main__")
     random = torch.get_rng_state()
@@ -71,4 +88,5 @@ if __name__ == "__main__":
     assert all(map(torch.equal, again.parameters(), plain.parameters()))
     all_trackers()
     tracker()
+    watched()
     assert patching.in_place() == []

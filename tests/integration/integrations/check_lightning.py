@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import pickle
 import runpy
 from pathlib import Path
@@ -16,6 +17,7 @@ from train_lightning import fit
 
 from ampmem import patching
 from ampmem.integrations.lightning import AmpmemCallback
+from ampmem.recording.watched import read_watched
 
 
 class Fails(Callback):
@@ -66,6 +68,23 @@ def ends() -> None:
     assert {file.name for file in Path("again").glob("*.ampmem")} == {"memory-step0.ampmem", "memory-step2.ampmem"}
 
 
+def watched() -> None:
+    """The whole training is kept, and the Trainer's loggers get each step; a failure is the end of the file."""
+    logger = CSVLogger("watched")
+    fit("watched", AmpmemCallback(watch=True), logger=logger)
+    rows = read_watched(Path(logger.log_dir, "memory-watch.ampmem")).rows
+    with Path(logger.log_dir, "metrics.csv").open(encoding="utf-8") as stream:
+        logged = [each for each in csv.DictReader(stream) if each["ampmem/watch/peak"]]
+    values = [(int(each["step"]), float(each["ampmem/watch/peak"])) for each in logged]
+    assert values == [(row.step, row.peak) for row in rows]
+    assert [row.step for row in rows] == list(range(len(rows)))
+    assert Path(logger.log_dir, "memory-watch.html").exists()
+    with pytest.raises(RuntimeError, match="boom"):
+        fit("watched-fails", AmpmemCallback(watch=True, page=False), Fails(), logger=False)
+    ending = read_watched(Path("watched-fails/memory-watch.ampmem")).ending
+    assert ending is not None and ending.failure is not None and ending.failure.line == "RuntimeError: boom"
+
+
 if __name__ == "__main__":
     runpy.run_path("train_lightning.py", run_name="__main__")
     (folder,) = Path("out/lightning_logs").iterdir()
@@ -75,4 +94,5 @@ if __name__ == "__main__":
     assert (folder / "memory-step2.html").exists()
     same_training()
     ends()
+    watched()
     assert patching.in_place() == []

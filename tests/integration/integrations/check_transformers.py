@@ -16,6 +16,7 @@ from transformers import Trainer, TrainerCallback
 
 from ampmem import patching
 from ampmem.integrations.transformers import AmpmemCallback
+from ampmem.recording.watched import read_watched
 
 ALL = ["tensorboard", "wandb", "mlflow"]
 
@@ -97,6 +98,19 @@ def ways_to_give_it() -> None:
     assert Path("pickled/memory-step4.html").exists()
 
 
+def watched() -> None:
+    """The whole training is kept, and the Trainer's loggers get each step."""
+    trainer = make_trainer("watched", AmpmemCallback(watch=True), report_to=["tensorboard"])
+    trainer.train()
+    rows = read_watched(Path("watched/memory-watch.ampmem")).rows
+    assert [row.step for row in rows] == list(range(1, trainer.state.global_step + 1))
+    (events,) = Path("watched/runs").iterdir()
+    values = read_back.tensorboard(events)
+    assert values["train/ampmem/watch/peak"] == {row.step: row.peak for row in rows}
+    assert values["train/ampmem/watch/allocated"] == {row.step: row.alive for row in rows}
+    assert Path("watched/memory-watch.html").exists()
+
+
 if __name__ == "__main__":
     train = Trainer.train
     runpy.run_path("train_transformers.py", run_name="__main__")
@@ -105,6 +119,7 @@ if __name__ == "__main__":
     same_training()
     every_training()
     ways_to_give_it()
+    watched()
     gc.collect()
     assert Trainer.train is train
     assert patching.in_place() == []

@@ -153,6 +153,7 @@ export interface Finding {
   off_peak: number | null;
   off_failure: number | null;
   off_reserved: number | null;
+  proof: string;
 }
 
 export interface Held {
