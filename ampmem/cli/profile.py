@@ -15,13 +15,13 @@ from ampmem.allocator.settings import with_settings
 from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, settled, shared_options
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.children import misplaced_option
-from ampmem.cli.processes.guest import end_as, run_script, stop_of_simulation, usage_error
+from ampmem.cli.processes.guest import end_as, in_words, run_script, stop_of_simulation, usage_error
 from ampmem.cli.processes.launcher import check_ranks, launch_ranks, launches
 from ampmem.cli.processes.messages import Audience, OfRank, Parent, Person, StepEnded, exit_of_rank
 from ampmem.cli.processes.plan import Plan, beside, left, tell_name
 from ampmem.cli.processes.spawned import Spawner, may_spawn
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
-from ampmem.failure import FailureKind, FailureRecord, failure_of
+from ampmem.failure import FailureKind, FailureRecord
 from ampmem.output import check_output, remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
@@ -304,7 +304,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     except BaseException as trouble:
         if ended.failure is None and not plan.run_to_end:
             raise
-        audience.complain(_in_words(trouble))
+        audience.complain(in_words(trouble))
     end_as(ended.failure)
 
 
@@ -335,15 +335,6 @@ def _stop(stopper: Stopper, together: Together, *, simulated: bool) -> None:
     stopper.spared = "" if simulated else together.why_not() or ""
     if not stopper.spared:
         stopper.stop()
-
-
-def _in_words(trouble: BaseException) -> str:
-    """What kept ampmem from its work, where the exit code is the script's."""
-    if isinstance(trouble, AmpmemError):
-        return str(trouble)
-    if isinstance(trouble, KeyboardInterrupt):
-        return "interrupted"
-    return f"a fault of ampmem's own, and none of the script's: {failure_of(trouble).line}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

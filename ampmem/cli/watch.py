@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from ampmem.cli.options import ScriptCommand, ScriptOptions, script_options, settled
-from ampmem.cli.processes.guest import end_as, run_script
+from ampmem.cli.processes.guest import end_as, in_words, run_script
 from ampmem.cli.processes.messages import Audience, OfRank, Person, exit_of_rank
 from ampmem.cli.processes.plan import Plan
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.output import check_output, sized
+from ampmem.output import check_output, remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recording import remove_claim
 from ampmem.recording.watched import read_watched
@@ -93,12 +93,13 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
         )
         ended = run_script(target, plan.script.arguments, watcher, Stopper(), audience, greeting)
     except BaseException:
+        remove_empty([path] if plan.numbered else [])
         remove_claim(path)
         raise
     if watcher.forked():
         end_as(ended.failure)
     if ended.trouble is not None:
-        audience.complain(str(ended.trouble) or type(ended.trouble).__name__)
+        audience.complain(in_words(ended.trouble))
     else:
         _tell(watcher.options.path, path, watcher.rows, audience, quiet=plan.quiet or plan.launched is not None)
     end_as(ended.failure)

@@ -53,6 +53,7 @@ EARLIER: Mapping[str, str] = {
     "train.*.rank*": "ampmem compare --no-times --arms fp32,amp --nproc-per-node 2 train.py",
     "train.rank*-of-8.ampmem": f"ampmem profile {RANK_OF_8} train.py && ampmem profile {RANK_OF_8} --rank 1 train.py",
     "memory-step3.rank*": "ampmem profile --nproc-per-node 2 -o memory-step3.ampmem train.py",
+    "train-watch.ampmem": "ampmem watch train.py",
     "base": "mkdir base && cp train.py base",
 }
 """What commands of the documents read, as they name it, and the command that makes it in a folder with train.py."""

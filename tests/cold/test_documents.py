@@ -89,6 +89,9 @@ MENTIONS: Mapping[str, tuple[str, str]] = {
     "diff": ("", "main.ampmem now.ampmem"),
     "import": ("-o run.ampmem", "snapshot.pickle"),
     "export": ("--format csv -o run.out", "run.ampmem"),
+    "watch": ("", "train.py"),
+    "advise": ("--gpu h100", "train.py"),
+    "top": ("", "train-watch.ampmem"),
 }
 """What a reader adds to a command that a sentence names without its files: options before, files behind."""
 
@@ -127,8 +130,7 @@ EXTRAS: Mapping[str, str] = {
 }
 """What is installed beside the wheel for a command that begins so, or for the Python of a page."""
 
-BEFORE: Mapping[str, str] = {
-    "README.md": """
+_LOOP = """
 import torch
 from torch.nn import functional
 
@@ -141,7 +143,10 @@ def train_on(batch):
     model(batch).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-""",
+"""
+BEFORE: Mapping[str, str] = {
+    "README.md": _LOOP,
+    "docs/watch.md": _LOOP,
     "docs/notebooks.md": """
 import torch
 from torch.nn import functional
@@ -192,7 +197,7 @@ def train(model):
 """,
 }
 """The Python that a page takes for granted, put before what names what it does not make."""
-ELLIPSIS: Mapping[str, str] = {"README.md": "train_on(batch)"}
+ELLIPSIS: Mapping[str, str] = dict.fromkeys(("README.md", "docs/watch.md"), "train_on(batch)")
 """What stands for ``...`` in the Python of a page."""
 
 

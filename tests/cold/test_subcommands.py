@@ -98,7 +98,8 @@ def test_scripts(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
     # compare and check run bare among the commands of the documents.
     run(cold, tmp_path, RUNS[name].format(options=options), ready=name not in ("fit", "advise"))
     left = sorted(path.name for path in tmp_path.glob("*.ampmem"))
-    assert len(left) == (2 * len(RECORDED[way][0].split()) if name == "compare" else 0)
+    files = {"compare": 2, "watch": 1}.get(name, 0)
+    assert len(left) == files * len(RECORDED[way][0].split())
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from ampmem.cli.processes.children import USAGE
 from ampmem.cli.processes.messages import Audience
+from ampmem.errors import AmpmemError
 from ampmem.failure import FailureRecord, failure_of
 from ampmem.recorder import script
 from ampmem.recorder.script import Target
@@ -183,6 +184,15 @@ def usage_error(failure: BaseException | None) -> str:
             return failure_of(report.__self__).message
         trace = trace.tb_next
     return "" if failure.__context__ is None else failure_of(failure.__context__).message
+
+
+def in_words(trouble: BaseException) -> str:
+    """What kept ampmem from its work, where the exit code is the script's."""
+    if isinstance(trouble, AmpmemError):
+        return str(trouble)
+    if isinstance(trouble, KeyboardInterrupt):
+        return "interrupted"
+    return f"a fault of ampmem's own, and none of the script's: {failure_of(trouble).line}"
 
 
 def end_as(failure: BaseException | None) -> NoReturn:
