@@ -153,7 +153,7 @@ class Watch:
                 on_step=self._on_step,
             )
             watcher.start()
-            self._watcher, self._undo = watcher, undo.pop_all()
+            self._watcher, self._paper, self._undo = watcher, paper, undo.pop_all()
         return self
 
     @staticmethod
@@ -174,6 +174,9 @@ class Watch:
             watcher.failed(failure_of(error))
         with self._undo:
             watcher.close(error)
+        if self._paper is not None:
+            self._paper.tell_doubts(failed=isinstance(error, Exception))
+            self._paper = None
 
     def step(self) -> None:
         """End a step here; from the first call on, only these calls end steps. Raises ``UsageError`` outside."""

@@ -101,6 +101,9 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
     if ended.trouble is not None:
         audience.complain(in_words(ended.trouble))
     else:
+        if simulation is not None:
+            for doubt in simulation.device.doubts(failed=isinstance(ended.failure, Exception)):
+                audience.say(doubt)
         _tell(watcher.options.path, path, watcher.rows, audience, quiet=plan.quiet or plan.launched is not None)
     end_as(ended.failure)
 
