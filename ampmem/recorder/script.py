@@ -248,7 +248,9 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
 def _linked_up(entries: Sequence[TracebackType]) -> TracebackType | None:
     rebuilt: TracebackType | None = None
     for entry in reversed(entries):
-        rebuilt = TracebackType(rebuilt, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        # A signal may come between two lines, at an instruction of none; Python then finds no line, here as there.
+        line: int | None = entry.tb_lineno
+        rebuilt = TracebackType(rebuilt, entry.tb_frame, entry.tb_lasti, -1 if line is None else line)
     return rebuilt
 
 

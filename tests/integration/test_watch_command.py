@@ -194,6 +194,21 @@ def test_a_run_that_is_killed_has_every_row_that_was_told(tmp_path: Path, how: s
     assert "no end written" in text and "it was killed" in text.replace("the run was killed", "it was killed")
 
 
+def test_an_interrupt_ends_the_process_as_python_does_and_the_file_says_so(tmp_path: Path) -> None:
+    script(tmp_path, steps=10**6, more="print(i, flush=True)")
+    command = [sys.executable, "-m", "ampmem", "watch", "--quiet", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for told in process.stdout:
+            if int(told) == 25:
+                process.send_signal(signal.SIGINT)
+                break
+        process.communicate()
+    assert process.returncode == -signal.SIGINT
+    ending = read_watched(tmp_path / "train-watch.ampmem").ending
+    assert ending is not None and ending.failure is not None and ending.failure.line.startswith("KeyboardInterrupt")
+
+
 def test_the_file_is_read_while_it_is_written(tmp_path: Path) -> None:
     script(tmp_path, steps=10**6, more="print(i, flush=True)")
     command = [sys.executable, "-m", "ampmem", "watch", "--quiet", "train.py"]

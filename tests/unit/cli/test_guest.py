@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from traceback import extract_tb
+from types import FunctionType
 from typing import cast
 
 import click
@@ -205,3 +206,19 @@ def test_a_standard_input_that_is_closed_has_no_script(monkeypatch: pytest.Monke
     standard_input.cache_clear()
     with pytest.raises(UsageError, match=r"^standard input is closed, so no script can be read from it$"):
         find_script("-")
+
+
+def test_an_instruction_of_no_line_stays_one() -> None:
+    """A signal may come there: Python 3.11's own traceback has ``None`` for its line then."""
+    bare = FunctionType(_raising.__code__.replace(co_linetable=b""), {})
+    with pytest.raises(ValueError, match="^$") as caught:
+        bare()
+    trace = caught.value.__traceback__
+    assert trace is not None and trace.tb_next is not None
+    line = trace.tb_next.tb_lineno
+    own = own_traceback(caught.value)
+    assert own is not None and own.tb_next is not None and own.tb_next.tb_lineno == line
+
+
+def _raising() -> None:
+    raise ValueError
