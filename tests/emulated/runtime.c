@@ -18,6 +18,7 @@
 
    Settings are variables of the environment, or emulated_cuda_set("LATE", "sync") from a running process:
      EMULATED_CUDA_DEVICES=1      devices; CUDA_VISIBLE_DEVICES chooses among them and is read once, at the first call
+     EMULATED_CUDA_NAME=          what the device is called, else "Emulated GPU"
      EMULATED_CUDA_CC=90          compute capability: 80, 90, 100
      EMULATED_CUDA_SMS=132        multiprocessors
      EMULATED_CUDA_MEMORY=80G     bytes of each device
@@ -82,6 +83,11 @@ size_t emulated_bytes(const char *name, size_t otherwise) {
 static int number(const char *name, int otherwise) {
   const char *text = emulated_setting(name);
   return *text ? atoi(text) : otherwise;
+}
+
+static const char *device_name(void) {
+  const char *name = emulated_setting("NAME");
+  return *name ? name : "Emulated GPU";
 }
 
 static struct {
@@ -299,7 +305,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int d) {
   ENTER();
   if (device_problem(d)) return fail(cudaErrorInvalidDevice);
   memset(p, 0, sizeof *p);
-  snprintf(p->name, sizeof p->name, "Emulated GPU");
+  snprintf(p->name, sizeof p->name, "%s", device_name());
   p->uuid.bytes[0] = (char)(d + 1);
   p->totalGlobalMem = is.memory;
   p->major = is.cc / 10;
@@ -1158,7 +1164,7 @@ CUresult cuInit(unsigned flags) { return device_count() ? CUDA_SUCCESS : CUDA_ER
 CUresult cuDriverGetVersion(int *v) { *v = CUDA_VERSION; return CUDA_SUCCESS; }
 CUresult cuDeviceGetCount(int *n) { *n = device_count(); return CUDA_SUCCESS; }
 CUresult cuDeviceGet(CUdevice *d, int ordinal) { *d = ordinal; return CUDA_SUCCESS; }
-CUresult cuDeviceGetName(char *name, int size, CUdevice d) { snprintf(name, (size_t)size, "Emulated GPU"); return CUDA_SUCCESS; }
+CUresult cuDeviceGetName(char *name, int size, CUdevice d) { snprintf(name, (size_t)size, "%s", device_name()); return CUDA_SUCCESS; }
 CUresult cuDeviceGetUuid(CUuuid *u, CUdevice d) { memset(u, 0, sizeof *u); u->bytes[0] = (char)(d + 1); return CUDA_SUCCESS; }
 CUresult cuDeviceTotalMem(size_t *size, CUdevice d) { *size = is.memory; return CUDA_SUCCESS; }
 CUresult cuDeviceGetAttribute(int *v, CUdevice_attribute a, CUdevice d) {
@@ -1367,7 +1373,7 @@ int nvmlDeviceGetUtilizationRates(void *h, unsigned *rates) { rates[0] = rates[1
 int nvmlDeviceGetTemperature(void *h, int sensor, unsigned *degrees) { *degrees = 40; return NVML_OK; }
 int nvmlDeviceGetPowerUsage(void *h, unsigned *milliwatts) { *milliwatts = 100000; return NVML_OK; }
 int nvmlDeviceGetClockInfo(void *h, int which, unsigned *mhz) { *mhz = 1980; return NVML_OK; }
-int nvmlDeviceGetName(void *h, char *name, unsigned size) { snprintf(name, size, "Emulated GPU"); return NVML_OK; }
+int nvmlDeviceGetName(void *h, char *name, unsigned size) { snprintf(name, size, "%s", device_name()); return NVML_OK; }
 int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size) { snprintf(name, size, "python"); return NVML_OK; }
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NVML_NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NVML_NOT_SUPPORTED; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -239,3 +240,15 @@ dist.destroy_process_group()
 """
     done = python(tmp_path, "-c", code)
     assert done.stdout.splitlines() == ["[2.0, 2.0, 2.0] [2.0, 2.0, 2.0]"], done.stderr
+
+
+def test_the_device_is_called_as_it_is_said() -> None:
+    assert torch.cuda.get_device_name(0) == "Emulated GPU"
+    found = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.cuda.get_device_name(0))"],
+        env={**os.environ, "EMULATED_CUDA_NAME": "NVIDIA H100 80GB HBM3"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "NVIDIA H100 80GB HBM3\n"
