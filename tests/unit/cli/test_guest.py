@@ -211,7 +211,7 @@ def test_a_standard_input_that_is_closed_has_no_script(monkeypatch: pytest.Monke
 def test_an_instruction_of_no_line_stays_one() -> None:
     """A signal may come there: Python 3.11's own traceback has ``None`` for its line then."""
     bare = FunctionType(_raising.__code__.replace(co_linetable=b""), {})
-    with pytest.raises(ValueError, match="^$") as caught:
+    with pytest.raises(ValueError, match=r"^$") as caught:
         bare()
     trace = caught.value.__traceback__
     assert trace is not None and trace.tb_next is not None
