@@ -1,0 +1,193 @@
+"""The page of ``ampmem advise``: each run's memory over what it computes again, and the best change in code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampmem.analysis.advise import AdviceDocument, AdvisedRun
+from ampmem.analysis.timeline.categories import Category
+from ampmem.output import check_output, open_output
+from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
+from ampmem.reporters.html.palette import FILLS
+from ampmem.reporters.text.advise import (
+    COLUMNS,
+    best_change,
+    headline,
+    limit_of,
+    proof_lines,
+    refused_lines,
+    rows_of,
+)
+from ampmem.units import format_bytes, format_count
+from ampmem.version import __version__
+
+_COMPUTES = frozenset({"--precision", "--force-batch-size"})
+"""Options of ``ampmem profile`` that change what is computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvicePoint:
+    """A run. ``cost`` is its place on the axis, ``most`` what the device has in use at most and ``allocated`` the peak
+    allocated, in bytes; ``text`` has lines of words.
+    """
+
+    cost: float
+    most: int
+    allocated: int
+    meets: bool
+    text: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceSeries:
+    """Runs of one look; a line joins them where ``joined``."""
+
+    name: str
+    joined: bool
+    light: str
+    dark: str
+    symbol: str
+    points: tuple[AdvicePoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceLink:
+    """A page beside this one, and what it shows."""
+
+    text: str
+    page: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceView:
+    """All that the page is drawn from. ``limit`` is what the device may have in use at most, in bytes."""
+
+    ampmem: str
+    config: dict[str, bool | str]
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    change: str
+    code: tuple[str, ...]
+    pages: tuple[AdviceLink, ...]
+    axis: str
+    series: tuple[AdviceSeries, ...]
+    limit: int
+    limit_text: str
+    columns: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...]
+    refused: tuple[str, ...]
+    proven: tuple[str, ...]
+
+
+def write_advice(
+    found: AdviceDocument, output: Path, *, before: Path, after: Path | None = None, force: bool = False
+) -> list[Path]:
+    """Write the page of ``found``, and beside it the pages of two recordings, which are replaced; return all of them.
+
+    ``before`` is the recording of the script as it is, ``after`` that of the best change. Raises
+    :class:`~ampmem.errors.UsageError` when ``output`` cannot be written.
+    """
+    from ampmem.reporters.html.write import write
+
+    check_output(output, force=force)
+    links: list[AdviceLink] = []
+    pages: list[Path] = []
+    for part, recording in (("before", before), ("after", after)):
+        if recording is not None:
+            page = output.with_name(f"{output.stem}.{part}.html")
+            write([recording], page, force=True)
+            name = "the script as it is" if part == "before" else found.runs[0].change
+            links.append(AdviceLink(text=f"timeline of {name}", page=page.name))
+            pages.append(page)
+    view = advice_view(found, tuple(links))
+    with open_output(output, force=force) as stream:
+        stream.write(self_contained("advise.html", "advise.js", view, title=view.title))
+    return [output, *pages]
+
+
+def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> AdviceView:
+    """What the page shows of ``found``; ``pages`` are those of recordings."""
+    best = best_change(found)
+    return AdviceView(
+        ampmem=__version__,
+        config=PLOTLY_CONFIG,
+        title=headline(found),
+        facts=_facts(found),
+        change="" if best is None else best.change,
+        code=() if best is None else best.code,
+        pages=pages,
+        axis="recomputed FLOPs, in % of the step's other FLOPs",
+        series=_series(found),
+        limit=found.budget_bytes or found.gpu_bytes,
+        limit_text=f"the budget: {limit_of(found)}" if found.budget_bytes else f"the GPU: {limit_of(found)}",
+        columns=tuple(name.replace("\n", " ") for name in COLUMNS),
+        table=tuple(map(tuple, rows_of(found))),
+        refused=tuple(refused_lines(found)),
+        proven=tuple(proof_lines(found)),
+    )
+
+
+def _facts(found: AdviceDocument) -> tuple[tuple[str, str], ...]:
+    return (
+        ("script", found.script),
+        ("GPU", f"{found.gpu}, {format_bytes(found.gpu_bytes)}"),
+        ("budget", "none" if found.budget_bytes is None else format_bytes(found.budget_bytes)),
+        ("runs", f"{format_count(len(found.runs))}, each of {format_count(found.steps)} steps"),
+    )
+
+
+_LOOKS = (
+    ("activation checkpointing alone", True, Category.PARAMETERS, "circle"),
+    ("other changes", False, Category.ACTIVATIONS, "square"),
+    ("changes of what is computed", False, Category.OPTIMIZER_STATE, "diamond"),
+)
+"""The name of each series, whether a line joins its runs, the category whose colour it has, and plotly's symbol."""
+
+
+def _series(found: AdviceDocument) -> tuple[AdviceSeries, ...]:
+    """The series that have runs, each with its points from left to right."""
+    runs: list[list[AdvicePoint]] = [[] for _ in _LOOKS]
+    for run in found.runs:
+        point = _point(run)
+        if point is not None:
+            runs[_look(run)].append(point)
+    return tuple(
+        AdviceSeries(
+            name=name,
+            joined=joined,
+            light=FILLS[category].light,
+            dark=FILLS[category].dark,
+            symbol=symbol,
+            points=tuple(sorted(points, key=lambda point: (point.cost, -point.most))),
+        )
+        for (name, joined, category, symbol), points in zip(_LOOKS, runs, strict=True)
+        if points
+    )
+
+
+def _look(run: AdvisedRun) -> int:
+    """Which of :data:`_LOOKS` the run has."""
+    names = {option for option in run.options if option.startswith("--")}
+    if names & _COMPUTES:
+        return 2
+    return int(not names <= {"--force-checkpoint"})
+
+
+def _point(run: AdvisedRun) -> AdvicePoint | None:
+    """The run in the picture; ``None`` where it has no peak, or its cost is not known."""
+    most = run.highest_device_used_bytes or run.device_used_bytes
+    if run.allocated_bytes is None or most is None or run.step_flops is None or run.recomputed_flops is None:
+        return None
+    return AdvicePoint(
+        cost=100 * run.recomputed_flops / max(run.step_flops - run.recomputed_flops, 1),
+        most=most,
+        allocated=run.allocated_bytes,
+        meets=run.meets,
+        text=(
+            run.change,
+            f"{format_bytes(most)} in use at most",
+            f"{format_bytes(run.allocated_bytes)} allocated",
+            *((run.cost,) if run.cost else ()),
+        ),
+    )
