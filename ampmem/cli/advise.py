@@ -31,6 +31,7 @@ from ampmem.analysis.advise import (
     advise_schema,
     due,
     incomparable,
+    measured_memory,
     meets,
     most_left,
     name_of,
@@ -38,6 +39,7 @@ from ampmem.analysis.advise import (
     ranked,
     refusal,
     script_of,
+    step_time,
     to_prove,
     why_unproven,
 )
@@ -54,7 +56,7 @@ from ampmem.cli.processes.children import (
     run_child,
 )
 from ampmem.cli.processes.messages import StepEnded
-from ampmem.errors import AmpmemError, RecordingError, UsageError
+from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
 from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
 from ampmem.recorder.script import Target
@@ -73,7 +75,9 @@ JOBS = 8
 """No more runs at once than this by default: each takes some hundred MiB."""
 
 _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
-"""Shared options that say nothing of simulated runs whose recordings are thrown away."""
+"""Shared options that say nothing of runs whose recordings are thrown away."""
+
+_DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 
 
 @click.command(
@@ -82,8 +86,8 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
 @click.option(
     "--budget",
     metavar="BYTES",
-    help="What the script may take of the GPU's memory, such as 24GiB, with all that is outside of the allocator.  "
-    "[default: all of it]",
+    help="What the script may take of the GPU's memory, such as 24GiB, with all that is outside of the allocator; on "
+    "the CPU what its tensors may take.  [default: all of it]",
 )
 @click.option(
     "--allow",
@@ -115,7 +119,7 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help=f"How many runs to make at once.  [default: one for each CPU, at most {JOBS}]",
+    help=f"How many runs to make at once; one on a real device.  [default: one for each CPU, at most {JOBS}]",
 )
 @click.option(
     "--resume",
@@ -132,7 +136,15 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table, schema ampmem.advise/1.")
 @schema_option(advise_schema)
-@click.option("--device", "device_option", default=Device.SIMULATED.value, hidden=True)
+@click.option(
+    "--device",
+    "device_option",
+    type=click.Choice(choices(_DEVICES)),
+    default=Device.SIMULATED.value,
+    show_default=True,
+    help="What to run on: sim simulates the GPU that --gpu names; on a real GPU or CPU memory is measured, and a second "
+    "run with each change times its steps.",
+)
 @shared_options
 def advise(
     budget: str | None,
@@ -149,8 +161,8 @@ def advise(
 ) -> None:
     """Find changes that make a script fit, each proven by running it.
 
-    Every change is forced on the unmodified script in a run of its own on a simulated GPU, as profile
-    --force-checkpoint does; every peak in the table is of such a run. Activation checkpointing is tried on all
+    Every change is forced on the unmodified script in a run of its own, as profile --force-checkpoint does, on a
+    simulated GPU or with --device on a real device; every peak in the table is of such a run. Activation checkpointing is tried on all
     blocks of the model, alone and with other changes; where that is enough, the fewest blocks that are enough are
     searched for. The best comes first; changes of what is computed (precision, batch) come after all others. The
     table goes to stdout, a line for each run to stderr.
@@ -161,17 +173,18 @@ def advise(
     \b
     ampmem advise --gpu h100 train.py --batch-size 64
     ampmem advise --gpu h100 --budget 24GiB --allow checkpoint -m my_package.train
+    ampmem advise --device cuda --budget 20GiB train.py
     """
-    if device_option != Device.SIMULATED:
-        raise UsageError(f"advise runs on a simulated GPU only; leave --device {device_option} out")
     if options.steps < STEPS:
         raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
     if options.dtype is not None and not Arm(arm).autocast:
         raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
     allowed, limit = _allowed(changes), _bytes(budget)
-    script = settled(replace(options, device=Device.SIMULATED, stacks=html is not None, force=False))
-    gpu = gpu_to_simulate(options.gpu)
-    if limit is not None and limit > gpu.total_memory:
+    script = settled(replace(options, device=Device(device_option), stacks=html is not None, force=False))
+    gpu = gpu_to_simulate(options.gpu) if script.device is Device.SIMULATED else None
+    if gpu is None and jobs is not None and jobs > 1:
+        raise UsageError(f"--jobs {jobs}: runs on a real device are made one by one, as they would share its memory")
+    if gpu is not None and limit is not None and limit > gpu.total_memory:
         raise UsageError(f"--budget {budget} is more than {gpu.name} has: name a larger one with --gpu")
     target = options.find()
     if html is not None:
@@ -185,13 +198,14 @@ def advise(
             limit,
             title=script.title,
             steps=script.steps,
-            gpu=gpu.name,
-            total=gpu.total_memory,
+            gpu=search.found.device_name if gpu is None else gpu.name,
+            total=None if gpu is None else gpu.total_memory,
             proofs=search.proofs,
         )
 
+    at_once = 1 if gpu is None else jobs or min(os.cpu_count() or 1, JOBS)
     with TemporaryDirectory(prefix="ampmem-advise-") as folder:
-        search = _Search(script, Arm(arm), seed, jobs or min(os.cpu_count() or 1, JOBS), kept, Path(folder))
+        search = _Search(script, Arm(arm), seed, at_once, kept, Path(folder))
         try:
             search.run(allowed, limit, keep=html is not None)
             if prove:
@@ -339,7 +353,7 @@ class _Search:
         with ProgressLine() as progress:
             proving = _Proving(self._script, self._arm, self._seed, self._folder, progress)
             for forced in to_prove(self.trials, budget):
-                base = proof_base(forced)
+                base = proof_base(forced, self.found)
                 name, base_name = name_of(forced, self.found), name_of(base, self.found)
                 reason = incomparable(forced) or why
                 if reason is None:
@@ -361,9 +375,15 @@ class _Search:
 
         command = profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path))
         ended = run_child(command, follow, children.started)
+        if script.device is not Device.SIMULATED and ended.failure is None:
+            progress.doing(f"{name}: timing")
+            timing = profile_arguments(script, self._arm, self._seed, "--times-into", str(path))
+            timed = run_child(timing, on_start=children.started)
+            if timed.failure is not None:
+                progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
         found = replace(self._outcome(path, ended, forced), recording=path if path.exists() else None)
         if found.trial.memory is not None:
-            counts = like(Trial, last, memory=found.trial.memory, failure=None)
+            counts = like(Trial, last, memory=found.trial.memory, failure=None, step_ns=found.trial.step_ns)
             found = replace(found, trial=counts)
         if found.trial.failure is not None and forced == NOTHING_FORCED:
             progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
@@ -383,9 +403,11 @@ class _Search:
                 short = f"it ended after {steps} of {self._script.steps} steps; let it train for longer"
                 trial = Trial(memory=None, failure=end.failure or short)
             elif not recording.ooms:
-                trial = Trial(memory=memory_of(recording))
+                simulated = self._script.device is Device.SIMULATED
+                memory = memory_of(recording) if simulated else measured_memory(recording)
+                trial = Trial(memory=memory, step_ns=step_time(recording))
             return _Ended(forced=forced, trial=trial, script=script)
-        except RecordingError as error:
+        except (RecordingError, NothingRecorded) as error:
             return _Ended(forced=forced, trial=Trial(memory=None, failure=end.failure or str(error)))
 
 
@@ -492,6 +514,7 @@ def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dic
         "torch": version("torch"),
         "script": script.title,
         "source": sha256(source.read_bytes()).hexdigest() if source.is_file() else "",
+        "device": script.device,
         "GPU": script.gpu or "",
         "precision": f"{arm} {script.dtype or ''}".strip(),
         "seed": seed,

@@ -11,8 +11,8 @@ from ampmem.output import check_output, open_output
 from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS
 from ampmem.reporters.text.advise import (
-    COLUMNS,
     best_change,
+    columns_of,
     headline,
     limit_of,
     proof_lines,
@@ -21,6 +21,7 @@ from ampmem.reporters.text.advise import (
 )
 from ampmem.units import format_bytes, format_count
 from ampmem.version import __version__
+from ampmem.vocabulary import Device
 
 _COMPUTES = frozenset({"--precision", "--force-batch-size"})
 """Options of ``ampmem profile`` that change what is computed."""
@@ -28,8 +29,8 @@ _COMPUTES = frozenset({"--precision", "--force-batch-size"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvicePoint:
-    """A run. ``cost`` is its place on the axis, ``most`` what the device has in use at most and ``allocated`` the peak
-    allocated, in bytes; ``text`` has lines of words.
+    """A run. ``cost`` is its place on the axis, ``most`` what the device has in use at most, or on the CPU the peak
+    allocated, which is ``allocated``, in bytes; ``text`` has lines of words.
     """
 
     cost: float
@@ -61,7 +62,7 @@ class AdviceLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceView:
-    """All that the page is drawn from. ``limit`` is what the device may have in use at most, in bytes."""
+    """All that the page is drawn from. ``limit`` is what the device may have in use at most, in bytes, if known."""
 
     ampmem: str
     config: dict[str, bool | str]
@@ -72,7 +73,7 @@ class AdviceView:
     pages: tuple[AdviceLink, ...]
     axis: str
     series: tuple[AdviceSeries, ...]
-    limit: int
+    limit: int | None
     limit_text: str
     columns: tuple[str, ...]
     table: tuple[tuple[str, ...], ...]
@@ -108,7 +109,8 @@ def write_advice(
 
 def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> AdviceView:
     """What the page shows of ``found``; ``pages`` are those of recordings."""
-    best = best_change(found)
+    best, simulated = best_change(found), found.device is Device.SIMULATED
+    what = "GPU" if found.budget_bytes is None else "budget"
     return AdviceView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
@@ -117,11 +119,11 @@ def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> Ad
         change="" if best is None else best.change,
         code=() if best is None else best.code,
         pages=pages,
-        axis="recomputed FLOPs, in % of the step's other FLOPs",
+        axis="recomputed FLOPs, in % of the step's other FLOPs" if simulated else "time of a step, in ms",
         series=_series(found),
         limit=found.budget_bytes or found.gpu_bytes,
-        limit_text=f"the budget: {limit_of(found)}" if found.budget_bytes else f"the GPU: {limit_of(found)}",
-        columns=tuple(name.replace("\n", " ") for name in COLUMNS),
+        limit_text=f"the {what}: {limit_of(found)}",
+        columns=tuple(name.replace("\n", " ") for name in columns_of(found)),
         table=tuple(map(tuple, rows_of(found))),
         refused=tuple(refused_lines(found)),
         proven=tuple(proof_lines(found)),
@@ -131,7 +133,7 @@ def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> Ad
 def _facts(found: AdviceDocument) -> tuple[tuple[str, str], ...]:
     return (
         ("script", found.script),
-        ("GPU", f"{found.gpu}, {format_bytes(found.gpu_bytes)}"),
+        ("device", found.gpu if found.gpu_bytes is None else f"simulated {found.gpu}, {format_bytes(found.gpu_bytes)}"),
         ("budget", "none" if found.budget_bytes is None else format_bytes(found.budget_bytes)),
         ("runs", f"{format_count(len(found.runs))}, each of {format_count(found.steps)} steps"),
     )
@@ -146,10 +148,10 @@ _LOOKS = (
 
 
 def _series(found: AdviceDocument) -> tuple[AdviceSeries, ...]:
-    """The series that have runs, each with its points from left to right."""
+    """The series that have runs, each with its points from the most memory on."""
     runs: list[list[AdvicePoint]] = [[] for _ in _LOOKS]
     for run in found.runs:
-        point = _point(run)
+        point = _point(run, found.device)
         if point is not None:
             runs[_look(run)].append(point)
     return tuple(
@@ -159,7 +161,7 @@ def _series(found: AdviceDocument) -> tuple[AdviceSeries, ...]:
             light=FILLS[category].light,
             dark=FILLS[category].dark,
             symbol=symbol,
-            points=tuple(sorted(points, key=lambda point: (point.cost, -point.most))),
+            points=tuple(sorted(points, key=lambda point: (-point.most, point.cost))),
         )
         for (name, joined, category, symbol), points in zip(_LOOKS, runs, strict=True)
         if points
@@ -174,20 +176,26 @@ def _look(run: AdvisedRun) -> int:
     return int(not names <= {"--force-checkpoint"})
 
 
-def _point(run: AdvisedRun) -> AdvicePoint | None:
+def _point(run: AdvisedRun, device: Device) -> AdvicePoint | None:
     """The run in the picture; ``None`` where it has no peak, or its cost is not known."""
-    most = run.highest_device_used_bytes or run.device_used_bytes
-    if run.allocated_bytes is None or most is None or run.step_flops is None or run.recomputed_flops is None:
+    most, cost = run.limited_bytes, _cost(run, device)
+    if run.allocated_bytes is None or most is None or cost is None:
         return None
+    in_use = () if device is Device.CPU else (f"{format_bytes(most)} in use at most",)
+    words = (run.cost,) if run.cost else ()
     return AdvicePoint(
-        cost=100 * run.recomputed_flops / max(run.step_flops - run.recomputed_flops, 1),
+        cost=cost,
         most=most,
         allocated=run.allocated_bytes,
         meets=run.meets,
-        text=(
-            run.change,
-            f"{format_bytes(most)} in use at most",
-            f"{format_bytes(run.allocated_bytes)} allocated",
-            *((run.cost,) if run.cost else ()),
-        ),
+        text=(run.change, *in_use, f"{format_bytes(run.allocated_bytes)} allocated", *words),
     )
+
+
+def _cost(run: AdvisedRun, device: Device) -> float | None:
+    """On a real device the milliseconds of a step, else what is recomputed, in percent of the step's other FLOPs."""
+    if device is not Device.SIMULATED:
+        return None if run.step_ns is None else run.step_ns / 1e6
+    if run.step_flops is None or run.recomputed_flops is None:
+        return None
+    return 100 * run.recomputed_flops / max(run.step_flops - run.recomputed_flops, 1)

@@ -7,6 +7,7 @@ from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.words import size_beside
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import Device
 
 
 def render(found: AdviceDocument, layout: Layout = PLAIN) -> str:
@@ -57,7 +58,12 @@ def headline(found: AdviceDocument) -> str:
         return f"With {best.change} the script fits into {limit}."
     if best.allocated_bytes is None:
         return f"Nothing that was run fits into {limit}: memory runs out in each run."
-    over = (best.highest_device_used_bytes or best.device_used_bytes or 0) - (found.budget_bytes or found.gpu_bytes)
+    over = (best.limited_bytes or 0) - (found.budget_bytes or found.gpu_bytes or 0)
+    if found.device is not Device.SIMULATED:
+        return (
+            f"Nothing that was run fits into {limit}; {best.change} allocates least, and needs "
+            f"{format_bytes(max(over, 0))} more."
+        )
     return (
         f"Nothing that was run surely fits into {limit}; {best.change} allocates least, and the device would need "
         f"{format_bytes(max(over, 0))} more at most."
@@ -86,22 +92,28 @@ def _apart(what: str, difference: float | None, largest: float | None) -> str:
 
 def limit_of(found: AdviceDocument) -> str:
     """What a run has to fit into, in words."""
+    if found.device is Device.CPU:
+        return "the CPU" if found.budget_bytes is None else f"{format_bytes(found.budget_bytes)} of tensors"
+    named = found.gpu if found.device is Device.CUDA or size_beside(found.gpu) else ""
     if found.budget_bytes is None:
-        return found.gpu if size_beside(found.gpu) else format_bytes(found.gpu_bytes)
-    return f"{format_bytes(found.budget_bytes)} of {found.gpu if size_beside(found.gpu) else 'the GPU'}"
+        return named or format_bytes(found.gpu_bytes or 0)
+    return f"{format_bytes(found.budget_bytes)} of {named or 'the GPU'}"
 
 
-COLUMNS = ("change", "peak\nallocated", "peak\nreserved", "device\nat most", "saved", "fits", "cost (computed)")
+def columns_of(found: AdviceDocument) -> tuple[str, ...]:
+    """The heads of the table."""
+    cost = "computed" if found.device is Device.SIMULATED else "time measured"
+    return ("change", "peak\nallocated", "peak\nreserved", "device\nat most", "saved", "fits", f"cost ({cost})")
 
 
 def _table(found: AdviceDocument, layout: Layout) -> str:
-    change, *sizes, fits, cost = COLUMNS
+    change, *sizes, fits, cost = columns_of(found)
     columns = [words(change), *map(number, sizes), words(fits), words(cost, wraps=True, least=20)]
     return table(columns, rows_of(found), layout)
 
 
 def rows_of(found: AdviceDocument) -> list[list[str]]:
-    """The cells under :data:`COLUMNS`, for each change that was made."""
+    """The cells under :func:`columns_of`, for each change that was made."""
     return [_row(run, found) for run in found.runs if run.failure is None]
 
 
@@ -109,7 +121,8 @@ def _row(run: AdvisedRun, found: AdviceDocument) -> list[str]:
     if run.allocated_bytes is None:
         return [run.change, "out of memory", ABSENT, ABSENT, ABSENT, "no", run.cost]
     most = run.highest_device_used_bytes or run.device_used_bytes
-    sizes = [format_bytes(size) for size in (run.allocated_bytes, run.reserved_bytes, most)]
+    known = (run.allocated_bytes, run.reserved_bytes, most)
+    sizes = [ABSENT if size is None else format_bytes(size) for size in known]
     return [run.change, *sizes, _saved(run), _fits(run, found), run.cost]
 
 
@@ -117,7 +130,8 @@ def _fits(run: AdvisedRun, found: AdviceDocument) -> str:
     """Not surely: with the least that is assumed for what is not known it does."""
     if run.meets:
         return "yes"
-    return "no" if (run.device_used_bytes or 0) > (found.budget_bytes or found.gpu_bytes) else "not surely"
+    least, limit = run.device_used_bytes, found.budget_bytes or found.gpu_bytes
+    return "not surely" if least is not None and limit is not None and least <= limit else "no"
 
 
 def _saved(run: AdvisedRun) -> str:

@@ -172,7 +172,7 @@ def test_what_is_to_be_proven_is_the_best_and_each_change_alone() -> None:
     assert proven[0] == checkpointed(12, fused=True)
     assert set(proven[1:]) == {FUSED, FOREACH, checkpointed(12)}
     assert FUSED not in to_prove(search(84, fused="refused"), 84)
-    assert [proof_base(each) for each in (FUSED, FOREACH, checkpointed(1))] == [
+    assert [proof_base(each, SCRIPT) for each in (FUSED, FOREACH, checkpointed(1))] == [
         Forced(foreach=True),
         Forced(foreach=True),
         NOTHING_FORCED,

@@ -34,7 +34,8 @@ function showTexts(data) {
   listed("proven", "proofs", data.proven);
   const columns = data.columns.map((head, i) => ({ head, number: i > 0 && i < 5, wide: i === 6 }));
   fill(byId("runs"), tableOf({ caption: "The best run comes first", columns, rows: data.table, stacked: true }));
-  byId("limit").textContent = adviceLimitShown(data) ? "" : `Above the picture is ${data.limit_text}.`;
+  const above = data.limit !== null && !adviceLimitShown(data);
+  byId("limit").textContent = above ? `Above the picture is ${data.limit_text}.` : "";
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
 }
 

@@ -24,9 +24,10 @@ function mostOf(data) {
 /**
  * Whether the line of the limit is in the picture.
  * @param {AdviceView} data
+ * @returns {data is AdviceView & {limit: number}}
  */
 export function adviceLimitShown(data) {
-  return data.limit <= HIGHER * mostOf(data);
+  return data.limit !== null && data.limit <= HIGHER * mostOf(data);
 }
 
 /**
@@ -110,7 +111,9 @@ export function adviceFigure(data, theme, width, height) {
   const free = (high - low || high) * FREE;
   const [least, most] = [Math.max(0, low - free), high + 2 * free];
   const ticks = byteTicks(most, 6, least);
-  const reach = Math.max(...points.map((point) => point.cost)) || 1;
+  const costs = points.map((point) => point.cost);
+  const [first, last] = [Math.min(...costs), Math.max(...costs)];
+  const beside = (last - first || 1) * FREE;
   const axis = { gridcolor: ink.grid, zeroline: false, linecolor: ink.grid, tickfont: { size: 12, color: ink.quiet } };
   return {
     data: [
@@ -130,7 +133,7 @@ export function adviceFigure(data, theme, width, height) {
       hoverlabel: { bgcolor: ink.note, bordercolor: ink.quiet, font: { color: ink.ink } },
       xaxis: {
         ...axis,
-        range: [-reach * FREE, reach * (1 + FREE)],
+        range: [first - beside, last + beside],
         fixedrange: true,
         title: { text: plotlyText(data.axis), font: { size: 12 }, standoff: 8 },
       },
