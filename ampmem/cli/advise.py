@@ -142,8 +142,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     type=click.Choice(choices(_DEVICES)),
     default=Device.SIMULATED.value,
     show_default=True,
-    help="What to run on: sim simulates the GPU that --gpu names; on a real GPU or CPU memory is measured, and a second "
-    "run with each change times its steps.",
+    help="What to run on: sim simulates the GPU that --gpu names. On a real GPU or CPU memory is measured, and a "
+    "second run with each change times its steps.",
 )
 @shared_options
 def advise(
@@ -162,10 +162,10 @@ def advise(
     """Find changes that make a script fit, each proven by running it.
 
     Every change is forced on the unmodified script in a run of its own, as profile --force-checkpoint does, on a
-    simulated GPU or with --device on a real device; every peak in the table is of such a run. Activation checkpointing is tried on all
-    blocks of the model, alone and with other changes; where that is enough, the fewest blocks that are enough are
-    searched for. The best comes first; changes of what is computed (precision, batch) come after all others. The
-    table goes to stdout, a line for each run to stderr.
+    simulated GPU or, with --device, on a real device; every peak in the table is of such a run. Activation
+    checkpointing is tried on all blocks of the model, alone and with other changes; where that is enough, the
+    fewest blocks that are enough are searched for. The best comes first; changes of what is computed (precision,
+    batch) come after all others. The table goes to stdout, a line for each run to stderr.
 
     Exit code 0: the script fits, as it is or with a change; 1: nothing that was run fits. Ctrl-C prints the runs that
     have ended; with --resume they are not made again.

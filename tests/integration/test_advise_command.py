@@ -226,6 +226,58 @@ def test_ctrl_c_prints_the_runs_that_have_ended(
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(tmp_path: Path) -> None:
+    write(tmp_path)
+    options = (
+        "--gpu",
+        "h100",
+        "--allow",
+        "fused,checkpoint",
+        "--budget",
+        "1500MiB",
+        "--resume",
+        "runs.jsonl",
+        "train.py",
+    )
+    before = ampmem(tmp_path, "advise", "--json", *options)
+    done = ampmem(tmp_path, "advise", "--json", "--html", "advise.html", *options)
+    assert (done.returncode, done.stdout) == (0, before.stdout), done.stderr
+    assert done.stderr.count(": made before: ") == 5 and done.stderr.count(": peak ") == 5 + 2, "two are made again"
+    best, plain = (next(run for run in json.loads(done.stdout)["runs"] if bool(run["options"]) is it) for it in (1, 0))
+    for name, run in (("advise.before.html", plain), ("advise.after.html", best)):
+        assert f'"reserved":{run["reserved_bytes"]}' in (tmp_path / name).read_text().replace(": ", ":"), name
+        assert f"ampmem: wrote {name}" in done.stderr
+    assert "advise.after.html" in (tmp_path / "advise.html").read_text()
+    again = ampmem(tmp_path, "advise", "--html", "advise.html", *options)
+    assert again.returncode == 2 and "advise.html" in again.stderr and again.stderr.count("\n") == 1
+    assert ampmem(tmp_path, "advise", "--force", "--html", "advise.html", *options).returncode == 0
+
+
+def test_a_real_device_is_measured_and_timed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        SCRIPT.format(norm="LayerNorm", change="", argument="", rows=256).replace("cuda", "cpu")
+    )
+    found, said = advised(tmp_path, "--device", "cpu", "--budget", "130MiB", "--steps", "3")
+    assert (found["device"], found["gpu_bytes"]) == ("cpu", None)
+    refused = {run["change"]: run["failure"] for run in found["runs"] if run["failure"] is not None}
+    assert "saved" in refused["offload saved tensors"] and "CUDA's" in refused["expandable_segments"]
+    assert "foreach" in refused["foreach=False"] and "no DataLoader" in refused["smaller batches"] and len(refused) == 4
+    made = [run for run in found["runs"] if run["failure"] is None]
+    for run in made:
+        assert run["step_ns"] > 0 and run["cost"].startswith("a step takes ")
+        assert run["reserved_bytes"] is run["device_used_bytes"] is run["step_flops"] is None
+        assert run["meets"] == (run["allocated_bytes"] <= 130 << 20)
+        command = ("profile", "--device", "cpu", "--seed", "0", "--steps", "3", "--quiet", "--force", *run["options"])
+        done = ampmem(tmp_path, *command, "-o", "one.ampmem", "train.py")
+        assert done.returncode == 0, done.stderr
+        assert summarize(read(tmp_path / "one.ampmem")).whole.bytes == run["allocated_bytes"], run["change"]
+    plain = next(run for run in made if not run["options"])
+    assert " (" not in plain["cost"] and all(" (" in run["cost"] for run in made if run["options"])
+    whole = next(run for run in made if run["change"] == "checkpoint 4 of 4 blocks")
+    assert whole["saved_bytes"] == plain["allocated_bytes"] - whole["allocated_bytes"] > 0
+    assert "timing" not in said, "which is said on a terminal alone"
+
+
 RESUMED = ("advise", "--json", "--gpu", "h100", "--jobs", "2", "--resume", "runs.jsonl")
 
 
