@@ -243,9 +243,11 @@ def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(
     done = ampmem(tmp_path, "advise", "--json", "--html", "advise.html", *options)
     assert (done.returncode, done.stdout) == (0, before.stdout), done.stderr
     assert done.stderr.count(": made before: ") == 5 and done.stderr.count(": peak ") == 5 + 2, "two are made again"
-    best, plain = (next(run for run in json.loads(done.stdout)["runs"] if bool(run["options"]) is it) for it in (1, 0))
-    for name, run in (("advise.before.html", plain), ("advise.after.html", best)):
-        assert f'"reserved":{run["reserved_bytes"]}' in (tmp_path / name).read_text().replace(": ", ":"), name
+    best, plain = (
+        next(one for one in json.loads(done.stdout)["runs"] if bool(one["options"]) is it) for it in (True, False)
+    )
+    for name, made in (("advise.before.html", plain), ("advise.after.html", best)):
+        assert f'"reserved":{made["reserved_bytes"]}' in (tmp_path / name).read_text().replace(": ", ":"), name
         assert f"ampmem: wrote {name}" in done.stderr
     assert "advise.after.html" in (tmp_path / "advise.html").read_text()
     again = ampmem(tmp_path, "advise", "--html", "advise.html", *options)
@@ -259,21 +261,21 @@ def test_a_real_device_is_measured_and_timed(tmp_path: Path) -> None:
     )
     found, said = advised(tmp_path, "--device", "cpu", "--budget", "130MiB", "--steps", "3")
     assert (found["device"], found["gpu_bytes"]) == ("cpu", None)
-    refused = {run["change"]: run["failure"] for run in found["runs"] if run["failure"] is not None}
+    refused = {one["change"]: one["failure"] for one in found["runs"] if one["failure"] is not None}
     assert "saved" in refused["offload saved tensors"] and "CUDA's" in refused["expandable_segments"]
     assert "foreach" in refused["foreach=False"] and "no DataLoader" in refused["smaller batches"] and len(refused) == 4
-    made = [run for run in found["runs"] if run["failure"] is None]
-    for run in made:
-        assert run["step_ns"] > 0 and run["cost"].startswith("a step takes ")
-        assert run["reserved_bytes"] is run["device_used_bytes"] is run["step_flops"] is None
-        assert run["meets"] == (run["allocated_bytes"] <= 130 << 20)
-        command = ("profile", "--device", "cpu", "--seed", "0", "--steps", "3", "--quiet", "--force", *run["options"])
+    made = [one for one in found["runs"] if one["failure"] is None]
+    for one in made:
+        assert one["step_ns"] > 0 and one["cost"].startswith("a step takes ")
+        assert one["reserved_bytes"] is one["device_used_bytes"] is one["step_flops"] is None
+        assert one["meets"] == (one["allocated_bytes"] <= 130 << 20)
+        command = ("profile", "--device", "cpu", "--seed", "0", "--steps", "3", "--quiet", "--force", *one["options"])
         done = ampmem(tmp_path, *command, "-o", "one.ampmem", "train.py")
         assert done.returncode == 0, done.stderr
-        assert summarize(read(tmp_path / "one.ampmem")).whole.bytes == run["allocated_bytes"], run["change"]
-    plain = next(run for run in made if not run["options"])
-    assert " (" not in plain["cost"] and all(" (" in run["cost"] for run in made if run["options"])
-    whole = next(run for run in made if run["change"] == "checkpoint 4 of 4 blocks")
+        assert summarize(read(tmp_path / "one.ampmem")).whole.bytes == one["allocated_bytes"], one["change"]
+    plain = next(one for one in made if not one["options"])
+    assert " (" not in plain["cost"] and all(" (" in one["cost"] for one in made if one["options"])
+    whole = next(one for one in made if one["change"] == "checkpoint 4 of 4 blocks")
     assert whole["saved_bytes"] == plain["allocated_bytes"] - whole["allocated_bytes"] > 0
     assert "timing" not in said, "which is said on a terminal alone"
 

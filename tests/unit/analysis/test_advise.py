@@ -380,7 +380,8 @@ def test_on_a_real_device_a_step_is_timed_and_nothing_is_computed() -> None:
     assert (on_gpu.runs[0].reserved_bytes, on_gpu.runs[0].limited_bytes) == (60, 64)
     nothing = advice(trials, cpu, 40, title="train.py", steps=2, gpu="CPU", total=None)
     assert headline(nothing) == (
-        "Nothing that was run fits into 40 B of tensors; checkpoint 12 of 12 blocks allocates least, and needs 10 B more."
+        "Nothing that was run fits into 40 B of tensors; checkpoint 12 of 12 blocks allocates least, "
+        "and needs 10 B more."
     )
     free = advice(trials, cuda, None, title="train.py", steps=2, gpu="NVIDIA H100", total=None)
     assert headline(free) == "The script fits on NVIDIA H100 as it is; checkpoint 12 of 12 blocks allocates least."
