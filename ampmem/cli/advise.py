@@ -332,13 +332,13 @@ class _Search:
         if why is not None:
             return _Ended(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
         ended = self._kept.run_of(forced)
-        return ended, "" if ended is None else f"made before: {_said(ended.trial)}"
+        return ended, "" if ended is None else f"made before: {_said(ended.trial, self._script.device)}"
 
     def _take(self, ended: _Ended, progress: _Progress) -> None:
         self._note(ended)
         if self._kept.run_of(ended.forced) is None:
             self._kept.keep(ended)
-        progress.ended(name_of(ended.forced, self.found), _said(ended.trial))
+        progress.ended(name_of(ended.forced, self.found), _said(ended.trial, self._script.device))
 
     def _note(self, ended: _Ended) -> None:
         self.trials[ended.forced] = ended.trial
@@ -525,12 +525,13 @@ def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dic
     }
 
 
-def _said(trial: Trial) -> str:
+def _said(trial: Trial, device: Device) -> str:
     if trial.failure is not None:
         return f"refused or failed: {trial.failure}"
     if trial.memory is None:
         return "out of memory"
-    return f"peak {format_bytes(trial.memory.allocated)} allocated, {format_bytes(trial.memory.reserved)} reserved"
+    peak = f"peak {format_bytes(trial.memory.allocated)} allocated"
+    return peak if device is Device.CPU else f"{peak}, {format_bytes(trial.memory.reserved)} reserved"
 
 
 class _Proving:

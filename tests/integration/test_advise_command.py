@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from commands import ampmem
+from page_reader import page_data
 
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.summary import summarize
@@ -247,7 +248,8 @@ def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(
         next(one for one in json.loads(done.stdout)["runs"] if bool(one["options"]) is it) for it in (True, False)
     )
     for name, made in (("advise.before.html", plain), ("advise.after.html", best)):
-        assert f'"reserved":{made["reserved_bytes"]}' in (tmp_path / name).read_text().replace(": ", ":"), name
+        (shown,) = page_data((tmp_path / name).read_text())["runs"]
+        assert shown["summary"]["whole_peak"]["bytes"] == made["allocated_bytes"], name
         assert f"ampmem: wrote {name}" in done.stderr
     assert "advise.after.html" in (tmp_path / "advise.html").read_text()
     again = ampmem(tmp_path, "advise", "--html", "advise.html", *options)
@@ -256,19 +258,18 @@ def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(
 
 
 def test_a_real_device_is_measured_and_timed(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        SCRIPT.format(norm="LayerNorm", change="", argument="", rows=256).replace("cuda", "cpu")
-    )
-    found, said = advised(tmp_path, "--device", "cpu", "--budget", "130MiB", "--steps", "3")
+    script = SCRIPT.format(norm="LayerNorm", change="", argument="", rows=1024).replace("cuda", "cpu")
+    (tmp_path / "train.py").write_text(script.replace("512", "128").replace("2048", "512"))
+    found, said = advised(tmp_path, "--device", "cpu", "--budget", "20MiB", "--steps", "3")
     assert (found["device"], found["gpu_bytes"]) == ("cpu", None)
     refused = {one["change"]: one["failure"] for one in found["runs"] if one["failure"] is not None}
-    assert "saved" in refused["offload saved tensors"] and "CUDA's" in refused["expandable_segments"]
+    assert "memory already" in refused["offload saved tensors"] and "CUDA's" in refused["expandable_segments"]
     assert "foreach" in refused["foreach=False"] and "no DataLoader" in refused["smaller batches"] and len(refused) == 4
     made = [one for one in found["runs"] if one["failure"] is None]
     for one in made:
         assert one["step_ns"] > 0 and one["cost"].startswith("a step takes ")
         assert one["reserved_bytes"] is one["device_used_bytes"] is one["step_flops"] is None
-        assert one["meets"] == (one["allocated_bytes"] <= 130 << 20)
+        assert one["meets"] == (one["allocated_bytes"] <= 20 << 20)
         command = ("profile", "--device", "cpu", "--seed", "0", "--steps", "3", "--quiet", "--force", *one["options"])
         done = ampmem(tmp_path, *command, "-o", "one.ampmem", "train.py")
         assert done.returncode == 0, done.stderr
@@ -277,7 +278,7 @@ def test_a_real_device_is_measured_and_timed(tmp_path: Path) -> None:
     assert " (" not in plain["cost"] and all(" (" in one["cost"] for one in made if one["options"])
     whole = next(one for one in made if one["change"] == "checkpoint 4 of 4 blocks")
     assert whole["saved_bytes"] == plain["allocated_bytes"] - whole["allocated_bytes"] > 0
-    assert "timing" not in said, "which is said on a terminal alone"
+    assert "reserved" not in said and said.count(" allocated") == len(made)
 
 
 RESUMED = ("advise", "--json", "--gpu", "h100", "--jobs", "2", "--resume", "runs.jsonl")

@@ -14,7 +14,6 @@ from ampmem.reporters.text.advise import (
     best_change,
     columns_of,
     headline,
-    limit_of,
     proof_lines,
     refused_lines,
     rows_of,
@@ -110,7 +109,9 @@ def write_advice(
 def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> AdviceView:
     """What the page shows of ``found``; ``pages`` are those of recordings."""
     best, simulated = best_change(found), found.device is Device.SIMULATED
-    what = "GPU" if found.budget_bytes is None else "budget"
+    what, limit = "budget", found.budget_bytes
+    if limit is None:
+        what, limit = "GPU's memory", found.gpu_bytes
     return AdviceView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
@@ -119,10 +120,10 @@ def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> Ad
         change="" if best is None else best.change,
         code=() if best is None else best.code,
         pages=pages,
-        axis="recomputed FLOPs, in % of the step's other FLOPs" if simulated else "time of a step, in ms",
+        axis="recomputed FLOPs, % of the others" if simulated else "time of a step, in ms",
         series=_series(found),
-        limit=found.budget_bytes or found.gpu_bytes,
-        limit_text=f"the {what}: {limit_of(found)}",
+        limit=limit,
+        limit_text="" if limit is None else f"the {what}: {format_bytes(limit)}",
         columns=tuple(name.replace("\n", " ") for name in columns_of(found)),
         table=tuple(map(tuple, rows_of(found))),
         refused=tuple(refused_lines(found)),
