@@ -750,7 +750,7 @@ export interface AdviceView {
   pages: Array<AdviceLink>;
   axis: string;
   series: Array<AdviceSeries>;
-  limit: number;
+  limit: number | null;
   limit_text: string;
   columns: Array<string>;
   table: Array<Array<string>>;
