@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
+from build import gpu_run, small_run
 
 from ampmem.analysis.advise import (
     Blocks,
@@ -20,6 +21,7 @@ from ampmem.analysis.advise import (
     cost_of,
     due,
     incomparable,
+    measured_memory,
     meets,
     most_left,
     name_of,
@@ -27,10 +29,12 @@ from ampmem.analysis.advise import (
     proof_base,
     ranked,
     refusal,
+    step_time,
     to_prove,
     why_unproven,
 )
 from ampmem.analysis.fit import Memory
+from ampmem.events import LayersRecord
 from ampmem.reporters.text.advise import headline, render, said_of
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
@@ -385,3 +389,25 @@ def test_on_a_real_device_a_step_is_timed_and_nothing_is_computed() -> None:
     )
     free = advice(trials, cuda, None, title="train.py", steps=2, gpu="NVIDIA H100", total=None)
     assert headline(free) == "The script fits on NVIDIA H100 as it is; checkpoint 12 of 12 blocks allocates least."
+
+
+def test_what_a_real_run_takes_is_what_was_measured() -> None:
+    kept, step = 3 * 0x800 + 0x1000, 0x2000 + 3 * 0x1000
+    allocated = 512 + 400 + 200 + 0x2000 + 0x2200
+    run = gpu_run().recording()
+    assert measured_memory(run) == Memory(allocated=allocated, reserved=kept + step, used=kept + step)
+    row = LayersRecord(step=0, mark="peak", requested=1, allocated=2, active=2, reserved=1000, device_used=1700)
+    others = replace(run, layers=(row, replace(row, step=1, device_used=1900)))
+    found = measured_memory(others)
+    assert found is not None and found.used == kept + step + 900, "most in any step"
+    found = measured_memory(replace(run, layers=(row, replace(row, step=1, device_used=1900, process_used=1300))))
+    assert found is not None and found.used == kept + step + 300, "other processes do not count where this one is known"
+    cpu = measured_memory(small_run().recording())
+    assert cpu is not None and cpu.allocated == cpu.reserved == cpu.used > 0
+
+
+def test_the_first_step_is_not_what_a_step_takes() -> None:
+    run = small_run().recording()
+    assert step_time(run) is None
+    assert step_time(replace(run, plain_step_ns=(90, 20, 40, 10))) == 20
+    assert step_time(replace(run, plain_step_ns=(90,))) == 90
