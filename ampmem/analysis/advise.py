@@ -1,7 +1,7 @@
 """Which forced changes to run a script with, and what the runs say (``ampmem.advise/1``).
 
-Everything here is said of runs that were made. No peak is computed from another; only what a change costs, and how it
-is written in code, follows from the recording of the script as it is.
+Everything here is said of runs that were made, on a simulated GPU or a real device. No peak is computed from another;
+only what a change costs on a simulated GPU, and how it is written in code, follows from other records of the runs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated
 
+from ampmem.analysis.analyse import analyse
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
+from ampmem.analysis.layers import outside_in, process_outside_in
+from ampmem.analysis.summary import summary_of
 from ampmem.events import OptimizerRecord, ParameterRecord, Recording
 from ampmem.results import Deviation
-from ampmem.units import format_bytes
+from ampmem.units import format_bytes, format_duration
 from ampmem.version import __version__
-from ampmem.vocabulary import AUTOCAST_ARMS, NOTHING_FORCED, Forced
+from ampmem.vocabulary import AUTOCAST_ARMS, NOTHING_FORCED, Device, Forced, SourceKind
 
 
 class Change(StrEnum):
@@ -63,6 +66,9 @@ class Script:
     """How many samples a DataLoader puts into a batch; ``None`` where no DataLoader was seen to make the last one."""
     no_precision: str | None = None
     """Why autocast in bfloat16 is not tried; ``None`` where it is."""
+    device: Device = Device.SIMULATED
+    """What the runs are made on."""
+    device_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +76,8 @@ class Trial:
     """A run with changes. ``memory`` is ``None`` where it ran out, or where ``failure`` says why there was no run.
 
     ``flops`` are those of the last step, of which ``recomputed_flops`` ran in backward once more, and ``moved_bytes``
-    are what it has copied between the GPU and the CPU; 0 where not known.
+    are what it has copied between the GPU and the CPU; 0 where not known. ``step_ns`` is how long a step takes without
+    recording, on a real device.
     """
 
     memory: Memory | None
@@ -78,6 +85,7 @@ class Trial:
     flops: int = 0
     recomputed_flops: int = 0
     moved_bytes: int = 0
+    step_ns: int | None = None
 
 
 Trials = Mapping[Forced, Trial]
@@ -93,7 +101,36 @@ def script_of(recording: Recording) -> Script:
         trained_bytes=sum(parameter.bytes for parameter in recording.parameters if parameter.trainable),
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
+        device=_DEVICES.get(recording.run.source, Device.SIMULATED),
+        device_name=recording.run.device_name,
     )
+
+
+_DEVICES = {SourceKind.CUDA: Device.CUDA, SourceKind.CPU: Device.CPU}
+
+
+def measured_memory(recording: Recording) -> Memory | None:
+    """The peaks of a run on a real device, ``None`` for one that ran out of memory; what has no layers reserves none.
+
+    What the device has in use at most is the peak of reserved memory, and what is outside of the allocator: of this
+    process where the driver says so, else of all. Raises :class:`~ampmem.errors.RecordingError` and
+    :class:`~ampmem.errors.NothingRecorded`.
+    """
+    if recording.ooms:
+        return None
+    analysis = analyse(recording)
+    allocated = summary_of(analysis).whole.bytes
+    reserved = allocated if analysis.layers is None else int(analysis.layers.level.max())
+    steps = [step.index for step in recording.steps]
+    own = [size for step in steps if (size := process_outside_in(recording, step)) is not None]
+    every = [size for step in steps if (size := outside_in(recording, step)) is not None]
+    return Memory(allocated=allocated, reserved=reserved, used=reserved + max(own or every, default=0))
+
+
+def step_time(recording: Recording) -> int | None:
+    """How long a step takes without recording: the median of those after the first, which makes more than others."""
+    times = sorted(recording.plain_step_ns[1:] or recording.plain_step_ns)
+    return times[len(times) // 2] if times else None
 
 
 def _no_precision(recording: Recording) -> str | None:
@@ -107,6 +144,14 @@ def _no_precision(recording: Recording) -> str | None:
 
 def refusal(forced: Forced, script: Script) -> str | None:
     """Why ``forced`` is not run, as far as the run of the script as it is says; ``None`` where it is."""
+    if script.device is Device.CPU:
+        for changes, why in (
+            (forced.allocator, "it sets CUDA's caching allocator, which the CPU does not have"),
+            (forced.offload, "what forward saves for backward is in the CPU's memory already"),
+            (forced.foreach is False, "torch's optimizers use foreach on a CPU only where the script says so"),
+        ):
+            if changes:
+                return why
     if forced.bfloat16 and script.no_precision is not None:
         return script.no_precision
     if forced.batch_size == 0:
@@ -311,13 +356,16 @@ _MOST_ALLOCATED = 4 << 30
 """What may be run on the CPU: the FLOPs of a step, the bytes of trained parameters, and the bytes of the peak."""
 
 
-def proof_base(forced: Forced) -> Forced:
+def proof_base(forced: Forced, script: Script) -> Forced:
     """What ``forced`` is to be compared with: optimizers that are not told run ``foreach`` on a GPU, not on a CPU."""
-    return Forced(foreach=True) if forced.fused or forced.foreach is False else NOTHING_FORCED
+    updates = forced.fused or forced.foreach is False
+    return Forced(foreach=True) if updates and script.device is not Device.CPU else NOTHING_FORCED
 
 
 def why_unproven(trials: Trials, script: Script) -> str | None:
-    """Why the script is too large to run on the CPU; ``None`` where it is not."""
+    """Why the script is too large to run on the CPU; ``None`` where it is not, or has run there."""
+    if script.device is Device.CPU:
+        return None
     plain = trials[NOTHING_FORCED]
     if plain.memory is None:
         return "the script as it is needs more memory than the GPU has, which is too much for a CPU"
@@ -366,9 +414,9 @@ def name_of(forced: Forced, script: Script) -> str:
     return ", ".join(words) or "the script as it is"
 
 
-def cost_of(forced: Forced, script: Script, trial: Trial) -> str:
-    """What the changes cost, computed from what they do: nothing here was timed."""
-    words = []
+def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None = None) -> str:
+    """What the changes cost: the time of a step beside that of ``before`` where it was measured, and what they do."""
+    words = [] if trial.step_ns is None else [_time_beside(trial.step_ns, before)]
     if trial.recomputed_flops:
         share = trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1)
         words.append(f"recomputes {share:.1%} of the step's FLOPs".replace("%", " %"))
@@ -388,6 +436,14 @@ def cost_of(forced: Forced, script: Script, trial: Trial) -> str:
     return "; ".join(words)
 
 
+def _time_beside(step_ns: int, before: Trial | None) -> str:
+    """``a step takes 12.3 ms (+8.1 %)``."""
+    took = f"a step takes {format_duration(step_ns)}"
+    if before is None or not before.step_ns:
+        return took
+    return f"{took} ({step_ns / before.step_ns - 1:+.1%})".replace("%", " %")
+
+
 def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
     """The changes in the script's code, where ``model`` is the outermost module that it calls."""
     lines: list[str] = []
@@ -405,7 +461,8 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
     if forced.allocator:
         lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
     if forced.bfloat16:
-        lines.append("with torch.autocast('cuda', dtype=torch.bfloat16):  # around forward and loss, not backward")
+        kind = Device.CPU if script.device is Device.CPU else Device.CUDA
+        lines.append(f"with torch.autocast('{kind}', dtype=torch.bfloat16):  # around forward and loss, not backward")
     if forced.batch_size:
         lines.append(
             f"DataLoader(..., batch_size={forced.batch_size})  # and accumulate gradients, if losses are means"
@@ -452,7 +509,10 @@ class AdvisedRun:
     ``options`` are those of ``ampmem profile`` that make this run. ``saved_bytes`` is what it allocates less than the
     script as it is, ``saved_reserved_bytes`` what it reserves less; null where one of the two has no peak. ``meets``
     says that it surely fits, and takes no more than the budget where there is one. ``failure`` is why the change was
-    not made, or the script failed. ``cost`` is computed, not measured.
+    not made, or the script failed. On the CPU nothing is reserved, and no memory of a device is in use: null.
+
+    ``cost`` is computed on a simulated GPU. On a real device it has the time of a step, ``step_ns``: a run of its own
+    without recording, the median of its steps after the first; null elsewhere.
 
     ``step_flops`` are the floating-point operations of the last step's matrix products, convolutions and attention,
     ``recomputed_flops`` those of them that activation checkpointing computed again; null where they were not counted.
@@ -474,20 +534,31 @@ class AdvisedRun:
     step_flops: int | None
     recomputed_flops: int | None
     moved_bytes: int | None
+    step_ns: int | None
     proof: ProvenResults | None
     code: tuple[str, ...]
+
+    @property
+    def limited_bytes(self) -> int | None:
+        """What a budget is for: the most that the device has in use, and on the CPU the peak allocated."""
+        return self.highest_device_used_bytes or self.device_used_bytes or self.allocated_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceDocument:
-    """The whole search; ``runs`` have the best first. ``budget_bytes`` is null where only the GPU's memory counts."""
+    """The whole search; ``runs`` have the best first. ``budget_bytes`` is null where only the GPU's memory counts.
+
+    ``device`` says what the runs were made on: ``sim``, ``cuda`` or ``cpu``. ``gpu`` is the name of that, and
+    ``gpu_bytes`` the memory of a simulated GPU, null for a real device.
+    """
 
     schema: Annotated[str, OneOf((SCHEMA,))]
     ampmem: str
     script: str
     steps: Positive
+    device: Device
     gpu: str
-    gpu_bytes: Positive
+    gpu_bytes: Positive | None
     budget_bytes: int | None
     runs: tuple[AdvisedRun, ...]
 
@@ -513,7 +584,7 @@ def advice(
     title: str,
     steps: int,
     gpu: str,
-    total: int,
+    total: int | None,
     proofs: Mapping[Forced, Proof] = MappingProxyType({}),
 ) -> AdviceDocument:
     """The search as its document."""
@@ -526,6 +597,7 @@ def advice(
         ampmem=__version__,
         script=title,
         steps=steps,
+        device=script.device,
         gpu=gpu,
         gpu_bytes=total,
         budget_bytes=budget,
@@ -534,8 +606,9 @@ def advice(
 
 
 def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> AdvisedRun:
-    trial = trials[forced]
-    memory, before = trial.memory, trials[NOTHING_FORCED].memory
+    trial, plain_run = trials[forced], trials[NOTHING_FORCED]
+    memory, before = trial.memory, plain_run.memory
+    layers = None if script.device is Device.CPU else memory
     saved = None if memory is None or before is None else before.allocated - memory.allocated
     saved_reserved = None if memory is None or before is None else before.reserved - memory.reserved
     return AdvisedRun(
@@ -543,16 +616,17 @@ def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> 
         options=tuple(forced.options()),
         meets=meets(trial, budget),
         allocated_bytes=None if memory is None else memory.allocated,
-        reserved_bytes=None if memory is None else memory.reserved,
-        device_used_bytes=None if memory is None else memory.used,
-        highest_device_used_bytes=None if memory is None else memory.highest,
+        reserved_bytes=None if layers is None else layers.reserved,
+        device_used_bytes=None if layers is None else layers.used,
+        highest_device_used_bytes=None if layers is None else layers.highest,
         saved_bytes=saved,
-        saved_reserved_bytes=saved_reserved,
+        saved_reserved_bytes=None if layers is None else saved_reserved,
         failure=trial.failure,
-        cost=cost_of(forced, script, trial),
+        cost=cost_of(forced, script, trial, None if forced == NOTHING_FORCED else plain_run),
         step_flops=trial.flops or None,
         recomputed_flops=trial.recomputed_flops if trial.flops else None,
         moved_bytes=trial.moved_bytes if trial.flops else None,
+        step_ns=trial.step_ns,
         proof=None,
         code=code_of(forced, script),
     )

@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,6 +22,7 @@ from ampmem.allocator.gpus import gpu_to_simulate
 from ampmem.allocator.settings import text_of_environment
 from ampmem.analysis.advise import (
     PROOF_STEPS,
+    AdviceDocument,
     Change,
     Proof,
     Script,
@@ -29,17 +31,20 @@ from ampmem.analysis.advise import (
     advise_schema,
     due,
     incomparable,
+    measured_memory,
     meets,
     most_left,
     name_of,
     proof_base,
+    ranked,
     refusal,
     script_of,
+    step_time,
     to_prove,
     why_unproven,
 )
 from ampmem.analysis.fit import memory_of
-from ampmem.analysis.jsonable import Json, NotOfThisKind, from_json, like, parsed, plain
+from ampmem.analysis.jsonable import NOT_IN_JSON, Json, NotOfThisKind, from_json, like, parsed, plain
 from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, schema_option, settled, shared_options
 from ampmem.cli.processes.children import (
     KILLED,
@@ -51,11 +56,12 @@ from ampmem.cli.processes.children import (
     run_child,
 )
 from ampmem.cli.processes.messages import StepEnded
-from ampmem.errors import AmpmemError, RecordingError, UsageError
+from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
 from ampmem.failure import FailureKind
+from ampmem.output import check_output, say_written
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, read
-from ampmem.reporters.text.advise import render
+from ampmem.reporters.text.advise import best_change, render
 from ampmem.reporters.text.layout import layout_for
 from ampmem.results import difference
 from ampmem.units import format_bytes, parse_bytes
@@ -68,8 +74,10 @@ STEPS = 2
 JOBS = 8
 """No more runs at once than this by default: each takes some hundred MiB."""
 
-_NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
-"""Shared options that say nothing of simulated runs whose recordings are thrown away."""
+_NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
+"""Shared options that say nothing of runs whose recordings are thrown away."""
+
+_DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 
 
 @click.command(
@@ -78,8 +86,8 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
 @click.option(
     "--budget",
     metavar="BYTES",
-    help="What the script may take of the GPU's memory, such as 24GiB, with all that is outside of the allocator.  "
-    "[default: all of it]",
+    help="What the script may take of the GPU's memory, such as 24GiB, with all that is outside of the allocator; on "
+    "the CPU what its tensors may take.  [default: all of it]",
 )
 @click.option(
     "--allow",
@@ -111,7 +119,7 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help=f"How many runs to make at once.  [default: one for each CPU, at most {JOBS}]",
+    help=f"How many runs to make at once; one on a real device.  [default: one for each CPU, at most {JOBS}]",
 )
 @click.option(
     "--resume",
@@ -120,9 +128,23 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node", "force")
     help="Keep ended runs in FILE, and do not make those again that it has: an interrupted search goes on, and one "
     "with another budget or other changes takes the same runs.",
 )
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    help="Also write a page with all runs here, and beside it the pages of the script as it is and with the best "
+    "change, such as advise.before.html and advise.after.html.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table, schema ampmem.advise/1.")
 @schema_option(advise_schema)
-@click.option("--device", "device_option", default=Device.SIMULATED.value, hidden=True)
+@click.option(
+    "--device",
+    "device_option",
+    type=click.Choice(choices(_DEVICES)),
+    default=Device.SIMULATED.value,
+    show_default=True,
+    help="What to run on: sim simulates the GPU that --gpu names. On a real GPU or CPU memory is measured, and a "
+    "second run with each change times its steps.",
+)
 @shared_options
 def advise(
     budget: str | None,
@@ -132,17 +154,18 @@ def advise(
     resume: Path | None,
     arm: str,
     seed: int,
+    html: Path | None,
     as_json: bool,
     device_option: str,
     options: ScriptOptions,
 ) -> None:
     """Find changes that make a script fit, each proven by running it.
 
-    Every change is forced on the unmodified script in a run of its own on a simulated GPU, as profile
-    --force-checkpoint does; every peak in the table is of such a run. Activation checkpointing is tried on all
-    blocks of the model, alone and with other changes; where that is enough, the fewest blocks that are enough are
-    searched for. The best comes first; changes of what is computed (precision, batch) come after all others. The
-    table goes to stdout, a line for each run to stderr.
+    Every change is forced on the unmodified script in a run of its own, as profile --force-checkpoint does, on a
+    simulated GPU or, with --device, on a real device; every peak in the table is of such a run. Activation
+    checkpointing is tried on all blocks of the model, alone and with other changes; where that is enough, the
+    fewest blocks that are enough are searched for. The best comes first; changes of what is computed (precision,
+    batch) come after all others. The table goes to stdout, a line for each run to stderr.
 
     Exit code 0: the script fits, as it is or with a change; 1: nothing that was run fits. Ctrl-C prints the runs that
     have ended; with --resume they are not made again.
@@ -150,40 +173,61 @@ def advise(
     \b
     ampmem advise --gpu h100 train.py --batch-size 64
     ampmem advise --gpu h100 --budget 24GiB --allow checkpoint -m my_package.train
+    ampmem advise --device cuda --budget 20GiB train.py
     """
-    if device_option != Device.SIMULATED:
-        raise UsageError(f"advise runs on a simulated GPU only; leave --device {device_option} out")
     if options.steps < STEPS:
         raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
     if options.dtype is not None and not Arm(arm).autocast:
         raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
     allowed, limit = _allowed(changes), _bytes(budget)
-    script = settled(replace(options, device=Device.SIMULATED, stacks=False, force=False))
-    gpu = gpu_to_simulate(options.gpu)
-    if limit is not None and limit > gpu.total_memory:
+    script = settled(replace(options, device=Device(device_option), stacks=html is not None, force=False))
+    gpu = gpu_to_simulate(options.gpu) if script.device is Device.SIMULATED else None
+    if gpu is None and jobs is not None and jobs > 1:
+        raise UsageError(f"--jobs {jobs}: runs on a real device are made one by one, as they would share its memory")
+    if gpu is not None and limit is not None and limit > gpu.total_memory:
         raise UsageError(f"--budget {budget} is more than {gpu.name} has: name a larger one with --gpu")
     target = options.find()
+    if html is not None:
+        check_output(html, force=options.force, option="--html")
     kept = _Kept(resume, _identity(script, Arm(arm), seed, target))
-    search = _Search(script, Arm(arm), seed, jobs or min(os.cpu_count() or 1, JOBS), kept)
-    try:
-        search.run(allowed, limit)
-        if prove:
-            search.prove(limit)
-    finally:
-        if NOTHING_FORCED in search.trials:
-            found = advice(
-                search.trials,
-                search.found,
-                limit,
-                title=script.title,
-                steps=script.steps,
-                gpu=gpu.name,
-                total=gpu.total_memory,
-                proofs=search.proofs,
-            )
-            click.echo(found.to_json() if as_json else render(found, layout_for(sys.stdout)))
+
+    def document() -> AdviceDocument:
+        return advice(
+            search.trials,
+            search.found,
+            limit,
+            title=script.title,
+            steps=script.steps,
+            gpu=search.found.device_name if gpu is None else gpu.name,
+            total=None if gpu is None else gpu.total_memory,
+            proofs=search.proofs,
+        )
+
+    at_once = 1 if gpu is None else jobs or min(os.cpu_count() or 1, JOBS)
+    with TemporaryDirectory(prefix="ampmem-advise-") as folder:
+        search = _Search(script, Arm(arm), seed, at_once, kept, Path(folder))
+        try:
+            search.run(allowed, limit, keep=html is not None)
+            if prove:
+                search.prove(limit)
+        finally:
+            if NOTHING_FORCED in search.trials:
+                found = document()
+                click.echo(found.to_json() if as_json else render(found, layout_for(sys.stdout)))
+        if html is not None:
+            _write_page(document(), search, limit, html, force=options.force)
     if not any(meets(trial, limit) for trial in search.trials.values()):
         raise click.exceptions.Exit(1)
+
+
+def _write_page(found: AdviceDocument, search: _Search, budget: int | None, html: Path, *, force: bool) -> None:
+    """Write the page of the search, and those of the recordings before and after."""
+    from ampmem.reporters.html.advise_page import write_advice
+
+    best = ranked(search.trials, budget)[0]
+    after = None if best_change(found) is None else search.recordings[best]
+    for path in write_advice(found, html, before=search.recordings[NOTHING_FORCED], after=after, force=force):
+        say_written(path)
 
 
 advise.params = [param for param in advise.params if param.name not in _NOT_HERE]
@@ -211,26 +255,33 @@ class _Ended:
     forced: Forced
     trial: Trial
     script: Script | None = None
+    recording: Path | None = field(default=None, metadata=NOT_IN_JSON)
 
 
 class _Search:
     """The runs, ``jobs`` of them at once, no changes twice; those that ``kept`` has are not made."""
 
-    def __init__(self, script: ScriptOptions, arm: Arm, seed: int, jobs: int, kept: _Kept) -> None:
+    def __init__(self, script: ScriptOptions, arm: Arm, seed: int, jobs: int, kept: _Kept, folder: Path) -> None:
         self._script = script
         self._arm = arm
         self._seed = seed
         self._jobs = jobs
         self._kept = kept
+        self._folder = folder
+        self._numbers = count()
+        self.recordings: dict[Forced, Path] = {}
+        """The recordings of the script as it is and of the best run, where :meth:`run` was to keep them."""
         self.trials: dict[Forced, Trial] = {}
         self.proofs: dict[Forced, Proof] = {}
         self.found = Script(blocks=None, optimizers=(), updated=0)
         """What the first run says of the script."""
 
-    def run(self, allowed: frozenset[Change], budget: int | None) -> None:
-        """Run the script as it is, and with changes until the search is over. No run is left behind."""
+    def run(self, allowed: frozenset[Change], budget: int | None, *, keep: bool = False) -> None:
+        """Run the script as it is, and with changes until the search is over. No run is left behind.
+
+        With ``keep`` the recordings of the script as it is and of the best run are in :attr:`recordings` afterwards.
+        """
         with (
-            TemporaryDirectory(prefix="ampmem-advise-") as folder,
             _Progress(lambda: most_left(self.trials, self.found, allowed, budget)) as progress,
             ThreadPoolExecutor(self._jobs) as pool,
         ):
@@ -238,18 +289,30 @@ class _Search:
             running: dict[Future[_Ended], Forced] = {}
             try:
                 while True:
-                    for forced in self._due(allowed, budget, progress):
+                    due_now = self._due(allowed, budget, progress)
+                    for forced in due_now or (self._unrecorded(budget) if keep else ()):
                         if len(running) < self._jobs and forced not in running.values():
-                            path = Path(folder) / f"run{len(self.trials) + len(running)}{SUFFIX}"
+                            path = self._folder / f"run{next(self._numbers)}{SUFFIX}"
                             running[pool.submit(self._make, forced, path, progress, children)] = forced
                     if not running:
                         return
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
                         del running[future]
                         self._take(future.result(), progress)
+                    self._forget({NOTHING_FORCED, ranked(self.trials, budget)[0]} if keep else set())
             except BaseException:
                 children.end(running)
                 raise
+
+    def _unrecorded(self, budget: int | None) -> list[Forced]:
+        """Runs of which a recording is wanted and not there, as ``--resume`` had them."""
+        wanted = dict.fromkeys((NOTHING_FORCED, ranked(self.trials, budget)[0]))
+        return [each for each in wanted if each not in self.recordings and self.trials[each].failure is None]
+
+    def _forget(self, wanted: set[Forced]) -> None:
+        """Remove the recordings of all other runs."""
+        for forced in [each for each in self.recordings if each not in wanted]:
+            self.recordings.pop(forced).unlink(missing_ok=True)
 
     def _due(self, allowed: frozenset[Change], budget: int | None, progress: _Progress) -> list[Forced]:
         """What is to be run now; what need not be is taken first."""
@@ -269,25 +332,28 @@ class _Search:
         if why is not None:
             return _Ended(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
         ended = self._kept.run_of(forced)
-        return ended, "" if ended is None else f"made before: {_said(ended.trial)}"
+        return ended, "" if ended is None else f"made before: {_said(ended.trial, self._script.device)}"
 
     def _take(self, ended: _Ended, progress: _Progress) -> None:
         self._note(ended)
-        self._kept.keep(ended)
-        progress.ended(name_of(ended.forced, self.found), _said(ended.trial))
+        if self._kept.run_of(ended.forced) is None:
+            self._kept.keep(ended)
+        progress.ended(name_of(ended.forced, self.found), _said(ended.trial, self._script.device))
 
     def _note(self, ended: _Ended) -> None:
         self.trials[ended.forced] = ended.trial
+        if ended.recording is not None:
+            self.recordings[ended.forced] = ended.recording
         if ended.script is not None:
             self.found = ended.script
 
     def prove(self, budget: int | None) -> None:
         """Run the changes that are worth it on the CPU, and keep how their results differ."""
         why = why_unproven(self.trials, self.found)
-        with TemporaryDirectory(prefix="ampmem-advise-") as folder, ProgressLine() as progress:
-            proving = _Proving(self._script, self._arm, self._seed, Path(folder), progress)
+        with ProgressLine() as progress:
+            proving = _Proving(self._script, self._arm, self._seed, self._folder, progress)
             for forced in to_prove(self.trials, budget):
-                base = proof_base(forced)
+                base = proof_base(forced, self.found)
                 name, base_name = name_of(forced, self.found), name_of(base, self.found)
                 reason = incomparable(forced) or why
                 if reason is None:
@@ -309,12 +375,15 @@ class _Search:
 
         command = profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path))
         ended = run_child(command, follow, children.started)
-        try:
-            found = self._outcome(path, ended, forced)
-        finally:
-            path.unlink(missing_ok=True)
+        if script.device is not Device.SIMULATED and ended.failure is None:
+            progress.doing(f"{name}: timing")
+            timing = profile_arguments(script, self._arm, self._seed, "--times-into", str(path))
+            timed = run_child(timing, on_start=children.started)
+            if timed.failure is not None:
+                progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
+        found = replace(self._outcome(path, ended, forced), recording=path if path.exists() else None)
         if found.trial.memory is not None:
-            counts = like(Trial, last, memory=found.trial.memory, failure=None)
+            counts = like(Trial, last, memory=found.trial.memory, failure=None, step_ns=found.trial.step_ns)
             found = replace(found, trial=counts)
         if found.trial.failure is not None and forced == NOTHING_FORCED:
             progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
@@ -334,9 +403,11 @@ class _Search:
                 short = f"it ended after {steps} of {self._script.steps} steps; let it train for longer"
                 trial = Trial(memory=None, failure=end.failure or short)
             elif not recording.ooms:
-                trial = Trial(memory=memory_of(recording))
+                simulated = self._script.device is Device.SIMULATED
+                memory = memory_of(recording) if simulated else measured_memory(recording)
+                trial = Trial(memory=memory, step_ns=step_time(recording))
             return _Ended(forced=forced, trial=trial, script=script)
-        except RecordingError as error:
+        except (RecordingError, NothingRecorded) as error:
             return _Ended(forced=forced, trial=Trial(memory=None, failure=end.failure or str(error)))
 
 
@@ -443,6 +514,7 @@ def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dic
         "torch": version("torch"),
         "script": script.title,
         "source": sha256(source.read_bytes()).hexdigest() if source.is_file() else "",
+        "device": script.device,
         "GPU": script.gpu or "",
         "precision": f"{arm} {script.dtype or ''}".strip(),
         "seed": seed,
@@ -453,12 +525,13 @@ def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dic
     }
 
 
-def _said(trial: Trial) -> str:
+def _said(trial: Trial, device: Device) -> str:
     if trial.failure is not None:
         return f"refused or failed: {trial.failure}"
     if trial.memory is None:
         return "out of memory"
-    return f"peak {format_bytes(trial.memory.allocated)} allocated, {format_bytes(trial.memory.reserved)} reserved"
+    peak = f"peak {format_bytes(trial.memory.allocated)} allocated"
+    return peak if device is Device.CPU else f"{peak}, {format_bytes(trial.memory.reserved)} reserved"
 
 
 class _Proving:
@@ -474,6 +547,7 @@ class _Proving:
             rank=None,
             steps=PROOF_STEPS,
             skip=0,
+            stacks=False,
             arguments=_on_cpu(script.arguments),
         )
         self._arm, self._seed = arm, seed

@@ -122,7 +122,7 @@ _GROUPS = (
         "force_checkpoint force_offload force_foreach force_fused force_allocator force_batch_size",
         "--gpu h100 --force-checkpoint 'blocks.*'",
     ),
-    _group("GPU", "device gpu assume", "--gpu h100"),
+    _group("GPU", "device device_option gpu assume", "--gpu h100"),
     _group(
         "Steps",
         "steps skip every keep step_on synchronize stacks run_to_end times",

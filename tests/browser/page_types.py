@@ -15,6 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ampmem.analysis.jsonable import json_fields
 from ampmem.analysis.summary import summary_schema
+from ampmem.reporters.html.advise_page import AdviceView
 from ampmem.reporters.html.fit_page import FitView
 from ampmem.reporters.html.page import PageView
 from ampmem.reporters.html.run import RunWords
@@ -34,7 +35,7 @@ def page_types() -> str:
     schema: dict[str, Any] = summary_schema()
     described = {"Summary": schema, **schema["$defs"]}
     declared = {name: _interface(name, _members(of)) for name, of in described.items()}
-    for view in (PageView, RunWords, FitView, WatchedView):
+    for view in (PageView, RunWords, FitView, WatchedView, AdviceView):
         _declare(view, declared)
     return "\n".join((HEAD, *declared.values()))
 

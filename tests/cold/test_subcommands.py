@@ -48,8 +48,7 @@ READS: Mapping[str, str] = {
 WITHOUT_MEANING: Mapping[tuple[str, str], str] = {
     ("fit", "cpu"): "every run of fit is on a simulated GPU, since it asks what fits on one",
     ("fit", "two ranks"): "fit simulates one rank (--world-size) and starts no others",
-    ("advise", "cpu"): "every run of advise is on a simulated GPU, since it asks what fits on one",
-    ("advise", "two ranks"): "advise simulates one rank (--world-size) and starts no others",
+    ("advise", "two ranks"): "advise runs the script in one process, as one rank where it simulates (--world-size)",
     ("watch", "two ranks"): "watch runs in each process that a launcher starts, and starts none",
     **{("top", way): "it shows what watch has left, a file of one form in every way" for way in WAYS},
     **{("completion", way): "it prints text for a shell and runs no script" for way in WAYS if way != "cpu"},
@@ -93,8 +92,10 @@ def run(cold: Cold, folder: Path, command: str, *, ready: bool = False) -> str:
 def test_scripts(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
     (tmp_path / "train.py").write_bytes(TRAIN.read_bytes())
     options = WAYS[way]
-    if name in ("fit", "advise"):
+    if name == "fit":
         options = options.replace("--device sim", "")
+    if name == "advise" and way == "cpu":
+        options = "--device cpu"  # without it a GPU is simulated
     # compare and check run bare among the commands of the documents.
     run(cold, tmp_path, RUNS[name].format(options=options), ready=name not in ("fit", "advise"))
     left = sorted(path.name for path in tmp_path.glob("*.ampmem"))

@@ -51,4 +51,11 @@ def test_what_is_advised_is_what_pytorch_takes(tmp_path: Path) -> None:
         assert summary.whole_peak is not None and summary.caching_allocator is not None
         compared.append((change, run["allocated_bytes"], summary.whole_peak.bytes))
     assert len(compared) >= 4
+    whole = ampmem(tmp_path, "advise", "--json", "--device", "cuda", "--allow", "checkpoint,fused", "train.py")
+    assert whole.returncode == 0, whole.stderr
+    measured = {run["change"]: run for run in json.loads(whole.stdout)["runs"]}
+    for change in ("the script as it is", "fused=True", "checkpoint 4 of 4 blocks"):
+        assert measured[change]["allocated_bytes"] == runs[change]["allocated_bytes"], change
+        assert measured[change]["reserved_bytes"] >= measured[change]["allocated_bytes"]
+        assert measured[change]["step_ns"] > 0
     assert [(change, said) for change, said, _ in compared] == [(change, took) for change, _, took in compared]

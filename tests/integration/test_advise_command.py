@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from commands import ampmem
+from page_reader import page_data
 
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.summary import summarize
@@ -226,6 +227,60 @@ def test_ctrl_c_prints_the_runs_that_have_ended(
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
+def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(tmp_path: Path) -> None:
+    write(tmp_path)
+    options = (
+        "--gpu",
+        "h100",
+        "--allow",
+        "fused,checkpoint",
+        "--budget",
+        "1500MiB",
+        "--resume",
+        "runs.jsonl",
+        "train.py",
+    )
+    before = ampmem(tmp_path, "advise", "--json", *options)
+    done = ampmem(tmp_path, "advise", "--json", "--html", "advise.html", *options)
+    assert (done.returncode, done.stdout) == (0, before.stdout), done.stderr
+    assert done.stderr.count(": made before: ") == 5 and done.stderr.count(": peak ") == 5 + 2, "two are made again"
+    best, plain = (
+        next(one for one in json.loads(done.stdout)["runs"] if bool(one["options"]) is it) for it in (True, False)
+    )
+    for name, made in (("advise.before.html", plain), ("advise.after.html", best)):
+        (shown,) = page_data((tmp_path / name).read_text())["runs"]
+        assert shown["summary"]["whole_peak"]["bytes"] == made["allocated_bytes"], name
+        assert f"ampmem: wrote {name}" in done.stderr
+    assert "advise.after.html" in (tmp_path / "advise.html").read_text()
+    again = ampmem(tmp_path, "advise", "--html", "advise.html", *options)
+    assert again.returncode == 2 and "advise.html" in again.stderr and again.stderr.count("\n") == 1
+    assert ampmem(tmp_path, "advise", "--force", "--html", "advise.html", *options).returncode == 0
+
+
+def test_a_real_device_is_measured_and_timed(tmp_path: Path) -> None:
+    script = SCRIPT.format(norm="LayerNorm", change="", argument="", rows=1024).replace("cuda", "cpu")
+    (tmp_path / "train.py").write_text(script.replace("512", "128").replace("2048", "512"))
+    found, said = advised(tmp_path, "--device", "cpu", "--budget", "20MiB", "--steps", "3")
+    assert (found["device"], found["gpu_bytes"]) == ("cpu", None)
+    refused = {one["change"]: one["failure"] for one in found["runs"] if one["failure"] is not None}
+    assert "memory already" in refused["offload saved tensors"] and "CUDA's" in refused["expandable_segments"]
+    assert "foreach" in refused["foreach=False"] and "no DataLoader" in refused["smaller batches"] and len(refused) == 4
+    made = [one for one in found["runs"] if one["failure"] is None]
+    for one in made:
+        assert one["step_ns"] > 0 and one["cost"].startswith("a step takes ")
+        assert one["reserved_bytes"] is one["device_used_bytes"] is one["step_flops"] is None
+        assert one["meets"] == (one["allocated_bytes"] <= 20 << 20)
+        command = ("profile", "--device", "cpu", "--seed", "0", "--steps", "3", "--quiet", "--force", *one["options"])
+        done = ampmem(tmp_path, *command, "-o", "one.ampmem", "train.py")
+        assert done.returncode == 0, done.stderr
+        assert summarize(read(tmp_path / "one.ampmem")).whole.bytes == one["allocated_bytes"], one["change"]
+    plain = next(one for one in made if not one["options"])
+    assert " (" not in plain["cost"] and all(" (" in one["cost"] for one in made if one["options"])
+    whole = next(one for one in made if one["change"] == "checkpoint 4 of 4 blocks")
+    assert whole["saved_bytes"] == plain["allocated_bytes"] - whole["allocated_bytes"] > 0
+    assert "reserved" not in said and said.count(" allocated") == len(made)
+
+
 RESUMED = ("advise", "--json", "--gpu", "h100", "--jobs", "2", "--resume", "runs.jsonl")
 
 
@@ -289,7 +344,9 @@ def test_runs_of_something_else_are_not_taken(tmp_path: Path) -> None:
         (("--allow", "magic", "train.py"), 2, "--allow: unknown change 'magic'"),
         (("--budget", "much", "train.py"), 2, "--budget: 'much' is not a size"),
         (("--gpu", "t4", "--budget", "80GiB", "train.py"), 2, "is more than Tesla T4 has"),
-        (("--device", "cpu", "train.py"), 2, "advise runs on a simulated GPU only"),
+        (("--device", "auto", "train.py"), 2, "'auto' is not one of 'sim', 'cuda', 'cpu'"),
+        (("--device", "cpu", "--jobs", "2", "train.py"), 2, "runs on a real device are made one by one"),
+        (("--device", "cpu", "--gpu", "h100", "train.py"), 2, "leave one of them out"),
         (("--dtype", "fp16", "train.py"), 2, "--dtype is what autocast casts to"),
         (("nowhere.py",), 2, "nowhere.py"),
         (("short.py",), 1, "the script as it is failed, and not for want of memory"),

@@ -7,31 +7,47 @@ from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.words import size_beside
 from ampmem.units import format_bytes, format_count
+from ampmem.vocabulary import Device
 
 
 def render(found: AdviceDocument, layout: Layout = PLAIN) -> str:
     """The answer, a row for each run, why others could not be made, and what to write for those that save."""
     sections = ["\n".join(layout.strong(line) for line in wrapped(headline(found), layout.width, indent=""))]
-    made = [run for run in found.runs if run.failure is None]
-    sections.append(_table(made, found, layout))
-    refused = [f"{run.change}: {run.failure}" for run in found.runs if run.failure is not None]
-    if refused:
-        lines = [line for each in refused for line in wrapped(each, layout.width)]
-        sections.append("\n".join([layout.strong("refused or failed"), "", *lines]))
-    proven = [(run.change, run.proof) for run in made if run.proof is not None]
-    if proven:
-        lines = [line for change, proof in proven for line in wrapped(f"{change}: {said_of(proof)}", layout.width)]
-        sections.append("\n".join([layout.strong("losses and gradients of three steps on the CPU"), "", *lines]))
-    best = next((run for run in made if run.code), None)
-    if best is not None and best is made[0]:
+    sections.append(_table(found, layout))
+    for title, each in ((REFUSED, refused_lines(found)), (PROVEN, proof_lines(found))):
+        if each:
+            lines = [line for one in each for line in wrapped(one, layout.width)]
+            sections.append("\n".join([layout.strong(title), "", *lines]))
+    best = best_change(found)
+    if best is not None:
         sections.append("\n".join([layout.strong(f"in code: {best.change}"), "", *best.code]))
     return "\n\n".join(sections)
+
+
+REFUSED = "refused or failed"
+PROVEN = "losses and gradients of three steps on the CPU"
+
+
+def best_change(found: AdviceDocument) -> AdvisedRun | None:
+    """The first run of the table, if it has a change to write in the script."""
+    first = found.runs[0]
+    return first if first.failure is None and first.code else None
+
+
+def refused_lines(found: AdviceDocument) -> list[str]:
+    """Each change that was not made, and why."""
+    return [f"{run.change}: {run.failure}" for run in found.runs if run.failure is not None]
+
+
+def proof_lines(found: AdviceDocument) -> list[str]:
+    """Each change that was compared with what it is to equal, and what came of it."""
+    return [f"{run.change}: {said_of(run.proof)}" for run in found.runs if run.proof is not None]
 
 
 def headline(found: AdviceDocument) -> str:
     """The answer in one sentence."""
     plain = next(run for run in found.runs if not run.options)
-    best, limit = found.runs[0], _limit(found)
+    best, limit = found.runs[0], limit_of(found)
     if found.budget_bytes is None and plain.meets:
         if best is plain:
             return f"The script fits on {limit} as it is, and no change that was run lowers its peak."
@@ -42,7 +58,12 @@ def headline(found: AdviceDocument) -> str:
         return f"With {best.change} the script fits into {limit}."
     if best.allocated_bytes is None:
         return f"Nothing that was run fits into {limit}: memory runs out in each run."
-    over = (best.highest_device_used_bytes or best.device_used_bytes or 0) - (found.budget_bytes or found.gpu_bytes)
+    over = (best.limited_bytes or 0) - (found.budget_bytes or found.gpu_bytes or 0)
+    if found.device is not Device.SIMULATED:
+        return (
+            f"Nothing that was run fits into {limit}; {best.change} allocates least, and needs "
+            f"{format_bytes(max(over, 0))} more."
+        )
     return (
         f"Nothing that was run surely fits into {limit}; {best.change} allocates least, and the device would need "
         f"{format_bytes(max(over, 0))} more at most."
@@ -69,30 +90,39 @@ def _apart(what: str, difference: float | None, largest: float | None) -> str:
     return f"{what} differ by up to {difference:.3g} (the largest is {largest:.3g})"
 
 
-def _limit(found: AdviceDocument) -> str:
+def limit_of(found: AdviceDocument) -> str:
+    """What a run has to fit into, in words."""
+    if found.device is Device.CPU:
+        return "the CPU" if found.budget_bytes is None else f"{format_bytes(found.budget_bytes)} of tensors"
+    named = found.gpu if found.device is Device.CUDA or size_beside(found.gpu) else ""
     if found.budget_bytes is None:
-        return found.gpu if size_beside(found.gpu) else format_bytes(found.gpu_bytes)
-    return f"{format_bytes(found.budget_bytes)} of {found.gpu if size_beside(found.gpu) else 'the GPU'}"
+        return named or format_bytes(found.gpu_bytes or 0)
+    return f"{format_bytes(found.budget_bytes)} of {named or 'the GPU'}"
 
 
-def _table(runs: list[AdvisedRun], found: AdviceDocument, layout: Layout) -> str:
-    columns = [
-        words("change"),
-        number("peak\nallocated"),
-        number("peak\nreserved"),
-        number("device\nat most"),
-        number("saved"),
-        words("fits"),
-        words("cost (computed)", wraps=True, least=20),
-    ]
-    return table(columns, [_row(run, found) for run in runs], layout)
+def columns_of(found: AdviceDocument) -> tuple[str, ...]:
+    """The heads of the table."""
+    cost = "computed" if found.device is Device.SIMULATED else "time measured"
+    return ("change", "peak\nallocated", "peak\nreserved", "device\nat most", "saved", "fits", f"cost ({cost})")
+
+
+def _table(found: AdviceDocument, layout: Layout) -> str:
+    change, *sizes, fits, cost = columns_of(found)
+    columns = [words(change), *map(number, sizes), words(fits), words(cost, wraps=True, least=20)]
+    return table(columns, rows_of(found), layout)
+
+
+def rows_of(found: AdviceDocument) -> list[list[str]]:
+    """The cells under :func:`columns_of`, for each change that was made."""
+    return [_row(run, found) for run in found.runs if run.failure is None]
 
 
 def _row(run: AdvisedRun, found: AdviceDocument) -> list[str]:
     if run.allocated_bytes is None:
         return [run.change, "out of memory", ABSENT, ABSENT, ABSENT, "no", run.cost]
     most = run.highest_device_used_bytes or run.device_used_bytes
-    sizes = [format_bytes(size) for size in (run.allocated_bytes, run.reserved_bytes, most)]
+    known = (run.allocated_bytes, run.reserved_bytes, most)
+    sizes = [ABSENT if size is None else format_bytes(size) for size in known]
     return [run.change, *sizes, _saved(run), _fits(run, found), run.cost]
 
 
@@ -100,7 +130,8 @@ def _fits(run: AdvisedRun, found: AdviceDocument) -> str:
     """Not surely: with the least that is assumed for what is not known it does."""
     if run.meets:
         return "yes"
-    return "no" if (run.device_used_bytes or 0) > (found.budget_bytes or found.gpu_bytes) else "not surely"
+    least, limit = run.device_used_bytes, found.budget_bytes or found.gpu_bytes
+    return "not surely" if least is not None and limit is not None and least <= limit else "no"
 
 
 def _saved(run: AdvisedRun) -> str:

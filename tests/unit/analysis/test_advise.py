@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
+from build import gpu_run, small_run
 
 from ampmem.analysis.advise import (
     Blocks,
@@ -20,6 +21,7 @@ from ampmem.analysis.advise import (
     cost_of,
     due,
     incomparable,
+    measured_memory,
     meets,
     most_left,
     name_of,
@@ -27,13 +29,15 @@ from ampmem.analysis.advise import (
     proof_base,
     ranked,
     refusal,
+    step_time,
     to_prove,
     why_unproven,
 )
 from ampmem.analysis.fit import Memory
+from ampmem.events import LayersRecord
 from ampmem.reporters.text.advise import headline, render, said_of
 from ampmem.results import Deviation
-from ampmem.vocabulary import NOTHING_FORCED, Forced
+from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
 SCRIPT = Script(blocks=Blocks(prefix="h", numbers=tuple(range(12))), optimizers=("AdamW",), updated=148)
 THREE = frozenset({Change.CHECKPOINT, Change.FOREACH, Change.FUSED})
@@ -172,7 +176,7 @@ def test_what_is_to_be_proven_is_the_best_and_each_change_alone() -> None:
     assert proven[0] == checkpointed(12, fused=True)
     assert set(proven[1:]) == {FUSED, FOREACH, checkpointed(12)}
     assert FUSED not in to_prove(search(84, fused="refused"), 84)
-    assert [proof_base(each) for each in (FUSED, FOREACH, checkpointed(1))] == [
+    assert [proof_base(each, SCRIPT) for each in (FUSED, FOREACH, checkpointed(1))] == [
         Forced(foreach=True),
         Forced(foreach=True),
         NOTHING_FORCED,
@@ -339,3 +343,71 @@ def test_no_more_runs_are_made_than_are_said_to_be_left(budget: int | None) -> N
 def test_the_order_in_which_runs_end_does_not_matter() -> None:
     trials = search(84)
     assert ranked(dict(reversed(trials.items())), 84) == ranked(trials, 84)
+
+
+def test_on_the_cpu_what_makes_no_sense_is_refused_with_a_reason() -> None:
+    cpu = replace(SCRIPT, device=Device.CPU)
+    for forced, reason in (
+        (Forced(allocator="expandable_segments:True"), "the CPU does not have"),
+        (OFFLOAD, "in the CPU's memory already"),
+        (FOREACH, "only where the script says so"),
+    ):
+        assert reason in (refusal(forced, cpu) or "")
+        assert refusal(forced, replace(cpu, device=Device.CUDA)) is None
+    assert refusal(FUSED, cpu) is None
+    assert proof_base(FUSED, cpu) == NOTHING_FORCED
+    assert why_unproven({NOTHING_FORCED: Trial(memory=None)}, cpu) is None
+    assert code_of(Forced(bfloat16=True), cpu)[0].startswith("with torch.autocast('cpu', dtype=torch.bfloat16):")
+
+
+def test_on_a_real_device_a_step_is_timed_and_nothing_is_computed() -> None:
+    memory = Memory(allocated=90, reserved=95, used=99)
+    trials = {
+        NOTHING_FORCED: Trial(memory=memory, step_ns=2_000_000),
+        checkpointed(12): Trial(memory=replace(memory, allocated=50, reserved=60, used=64), step_ns=2_500_000),
+    }
+    cpu, cuda = (replace(SCRIPT, device=device) for device in (Device.CPU, Device.CUDA))
+    on_cpu = advice(trials, cpu, 80, title="train.py", steps=2, gpu="CPU", total=None)
+    on_gpu = advice(trials, cuda, 64, title="train.py", steps=2, gpu="NVIDIA H100", total=None)
+    for found in (on_cpu, on_gpu):
+        jsonschema.Draft202012Validator(advise_schema()).validate(json.loads(found.to_json()))
+        assert found.runs[0].cost == "a step takes 2.5 ms (+25.0 %); forward of 12 of 12 blocks once more in a step"
+        assert found.runs[1].cost == "a step takes 2.0 ms"
+        assert "cost (time measured)" in render(found)
+    assert headline(on_cpu) == "With checkpoint 12 of 12 blocks the script fits into 80 B of tensors."
+    assert headline(on_gpu) == "With checkpoint 12 of 12 blocks the script fits into 64 B of NVIDIA H100."
+    assert (on_cpu.runs[0].reserved_bytes, on_cpu.runs[0].device_used_bytes, on_cpu.runs[0].limited_bytes) == (
+        None,
+        None,
+        50,
+    )
+    assert (on_gpu.runs[0].reserved_bytes, on_gpu.runs[0].limited_bytes) == (60, 64)
+    nothing = advice(trials, cpu, 40, title="train.py", steps=2, gpu="CPU", total=None)
+    assert headline(nothing) == (
+        "Nothing that was run fits into 40 B of tensors; checkpoint 12 of 12 blocks allocates least, "
+        "and needs 10 B more."
+    )
+    free = advice(trials, cuda, None, title="train.py", steps=2, gpu="NVIDIA H100", total=None)
+    assert headline(free) == "The script fits on NVIDIA H100 as it is; checkpoint 12 of 12 blocks allocates least."
+
+
+def test_what_a_real_run_takes_is_what_was_measured() -> None:
+    kept, step = 3 * 0x800 + 0x1000, 0x2000 + 3 * 0x1000
+    allocated = 512 + 400 + 200 + 0x2000 + 0x2200
+    run = gpu_run().recording()
+    assert measured_memory(run) == Memory(allocated=allocated, reserved=kept + step, used=kept + step)
+    row = LayersRecord(step=0, mark="peak", requested=1, allocated=2, active=2, reserved=1000, device_used=1700)
+    others = replace(run, layers=(row, replace(row, step=1, device_used=1900)))
+    found = measured_memory(others)
+    assert found is not None and found.used == kept + step + 900, "most in any step"
+    found = measured_memory(replace(run, layers=(row, replace(row, step=1, device_used=1900, process_used=1300))))
+    assert found is not None and found.used == kept + step + 300, "other processes do not count where this one is known"
+    cpu = measured_memory(small_run().recording())
+    assert cpu is not None and cpu.allocated == cpu.reserved == cpu.used > 0
+
+
+def test_the_first_step_is_not_what_a_step_takes() -> None:
+    run = small_run().recording()
+    assert step_time(run) is None
+    assert step_time(replace(run, plain_step_ns=(90, 20, 40, 10))) == 20
+    assert step_time(replace(run, plain_step_ns=(90,))) == 90

@@ -739,3 +739,43 @@ export interface FullView {
   cells: Array<string>;
   page: string | null;
 }
+
+export interface AdviceView {
+  ampmem: string;
+  config: Record<string, boolean | string>;
+  title: string;
+  facts: Array<[string, string]>;
+  change: string;
+  code: Array<string>;
+  pages: Array<AdviceLink>;
+  axis: string;
+  series: Array<AdviceSeries>;
+  limit: number | null;
+  limit_text: string;
+  columns: Array<string>;
+  table: Array<Array<string>>;
+  refused: Array<string>;
+  proven: Array<string>;
+}
+
+export interface AdviceLink {
+  text: string;
+  page: string;
+}
+
+export interface AdviceSeries {
+  name: string;
+  joined: boolean;
+  light: string;
+  dark: string;
+  symbol: string;
+  points: Array<AdvicePoint>;
+}
+
+export interface AdvicePoint {
+  cost: number;
+  most: number;
+  allocated: number;
+  meets: boolean;
+  text: Array<string>;
+}

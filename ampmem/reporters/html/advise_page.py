@@ -1,0 +1,202 @@
+"""The page of ``ampmem advise``: each run's memory over what it computes again, and the best change in code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampmem.analysis.advise import AdviceDocument, AdvisedRun
+from ampmem.analysis.timeline.categories import Category
+from ampmem.output import check_output, open_output
+from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
+from ampmem.reporters.html.palette import FILLS
+from ampmem.reporters.text.advise import (
+    best_change,
+    columns_of,
+    headline,
+    proof_lines,
+    refused_lines,
+    rows_of,
+)
+from ampmem.units import format_bytes, format_count
+from ampmem.version import __version__
+from ampmem.vocabulary import Device
+
+_COMPUTES = frozenset({"--precision", "--force-batch-size"})
+"""Options of ``ampmem profile`` that change what is computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvicePoint:
+    """A run. ``cost`` is its place on the axis, ``most`` what the device has in use at most, or on the CPU the peak
+    allocated, which is ``allocated``, in bytes; ``text`` has lines of words.
+    """
+
+    cost: float
+    most: int
+    allocated: int
+    meets: bool
+    text: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceSeries:
+    """Runs of one look; a line joins them where ``joined``."""
+
+    name: str
+    joined: bool
+    light: str
+    dark: str
+    symbol: str
+    points: tuple[AdvicePoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceLink:
+    """A page beside this one, and what it shows."""
+
+    text: str
+    page: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceView:
+    """All that the page is drawn from. ``limit`` is what the device may have in use at most, in bytes, if known."""
+
+    ampmem: str
+    config: dict[str, bool | str]
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    change: str
+    code: tuple[str, ...]
+    pages: tuple[AdviceLink, ...]
+    axis: str
+    series: tuple[AdviceSeries, ...]
+    limit: int | None
+    limit_text: str
+    columns: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...]
+    refused: tuple[str, ...]
+    proven: tuple[str, ...]
+
+
+def write_advice(
+    found: AdviceDocument, output: Path, *, before: Path, after: Path | None = None, force: bool = False
+) -> list[Path]:
+    """Write the page of ``found``, and beside it the pages of two recordings, which are replaced; return all of them.
+
+    ``before`` is the recording of the script as it is, ``after`` that of the best change. Raises
+    :class:`~ampmem.errors.UsageError` when ``output`` cannot be written.
+    """
+    from ampmem.reporters.html.write import write
+
+    check_output(output, force=force)
+    links: list[AdviceLink] = []
+    pages: list[Path] = []
+    for part, recording in (("before", before), ("after", after)):
+        if recording is not None:
+            page = output.with_name(f"{output.stem}.{part}.html")
+            write([recording], page, force=True)
+            name = "the script as it is" if part == "before" else found.runs[0].change
+            links.append(AdviceLink(text=f"timeline of {name}", page=page.name))
+            pages.append(page)
+    view = advice_view(found, tuple(links))
+    with open_output(output, force=force) as stream:
+        stream.write(self_contained("advise.html", "advise.js", view, title=view.title))
+    return [output, *pages]
+
+
+def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> AdviceView:
+    """What the page shows of ``found``; ``pages`` are those of recordings."""
+    best, simulated = best_change(found), found.device is Device.SIMULATED
+    what, limit = "budget", found.budget_bytes
+    if limit is None:
+        what, limit = "GPU's memory", found.gpu_bytes
+    return AdviceView(
+        ampmem=__version__,
+        config=PLOTLY_CONFIG,
+        title=headline(found),
+        facts=_facts(found),
+        change="" if best is None else best.change,
+        code=() if best is None else best.code,
+        pages=pages,
+        axis="recomputed FLOPs, % of the others" if simulated else "time of a step, in ms",
+        series=_series(found),
+        limit=limit,
+        limit_text="" if limit is None else f"the {what}: {format_bytes(limit)}",
+        columns=tuple(name.replace("\n", " ") for name in columns_of(found)),
+        table=tuple(map(tuple, rows_of(found))),
+        refused=tuple(refused_lines(found)),
+        proven=tuple(proof_lines(found)),
+    )
+
+
+def _facts(found: AdviceDocument) -> tuple[tuple[str, str], ...]:
+    return (
+        ("script", found.script),
+        ("device", found.gpu if found.gpu_bytes is None else f"simulated {found.gpu}, {format_bytes(found.gpu_bytes)}"),
+        ("budget", "none" if found.budget_bytes is None else format_bytes(found.budget_bytes)),
+        ("runs", f"{format_count(len(found.runs))}, each of {format_count(found.steps)} steps"),
+    )
+
+
+_LOOKS = (
+    ("activation checkpointing alone", True, Category.PARAMETERS, "circle"),
+    ("other changes", False, Category.ACTIVATIONS, "square"),
+    ("changes of what is computed", False, Category.OPTIMIZER_STATE, "diamond"),
+)
+"""The name of each series, whether a line joins its runs, the category whose colour it has, and plotly's symbol."""
+
+
+def _series(found: AdviceDocument) -> tuple[AdviceSeries, ...]:
+    """The series that have runs, each with its points from the most memory on."""
+    runs: list[list[AdvicePoint]] = [[] for _ in _LOOKS]
+    for run in found.runs:
+        point = _point(run, found.device)
+        if point is not None:
+            runs[_look(run)].append(point)
+    return tuple(
+        AdviceSeries(
+            name=name,
+            joined=joined,
+            light=FILLS[category].light,
+            dark=FILLS[category].dark,
+            symbol=symbol,
+            points=tuple(sorted(points, key=lambda point: (-point.most, point.cost))),
+        )
+        for (name, joined, category, symbol), points in zip(_LOOKS, runs, strict=True)
+        if points
+    )
+
+
+def _look(run: AdvisedRun) -> int:
+    """Which of :data:`_LOOKS` the run has."""
+    names = {option for option in run.options if option.startswith("--")}
+    if names & _COMPUTES:
+        return 2
+    return int(not names <= {"--force-checkpoint"})
+
+
+def _point(run: AdvisedRun, device: Device) -> AdvicePoint | None:
+    """The run in the picture; ``None`` where it has no peak, or its cost is not known."""
+    most, cost = run.limited_bytes, _cost(run, device)
+    if run.allocated_bytes is None or most is None or cost is None:
+        return None
+    in_use = () if device is Device.CPU else (f"{format_bytes(most)} in use at most",)
+    words = (run.cost,) if run.cost else ()
+    return AdvicePoint(
+        cost=cost,
+        most=most,
+        allocated=run.allocated_bytes,
+        meets=run.meets,
+        text=(run.change, *in_use, f"{format_bytes(run.allocated_bytes)} allocated", *words),
+    )
+
+
+def _cost(run: AdvisedRun, device: Device) -> float | None:
+    """On a real device the milliseconds of a step, else what is recomputed, in percent of the step's other FLOPs."""
+    if device is not Device.SIMULATED:
+        return None if run.step_ns is None else run.step_ns / 1e6
+    if run.step_flops is None or run.recomputed_flops is None:
+        return None
+    return 100 * run.recomputed_flops / max(run.step_flops - run.recomputed_flops, 1)

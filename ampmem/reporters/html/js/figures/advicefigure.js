@@ -1,0 +1,144 @@
+/** Runs with changes as a plotly figure: memory over its price. Pure: everything it needs comes in. */
+import { plotlyText } from "../common/format.js";
+import { INKS } from "../common/theme.js";
+import { byteTicks } from "./ticks.js";
+/** @import { AdviceSeries, AdviceView } from "../common/page.js" */
+/** @import { Theme } from "../common/theme.js" */
+/** @import { Figure } from "./figures.js" */
+
+/** Beside, above and below all that is drawn, this part of the picture is free. */
+const FREE = 0.06;
+/** From far above all that is drawn, the line of the limit would press the marks flat. */
+const HIGHER = 2;
+
+/** @param {AdviceView} data */
+function pointsOf(data) {
+  return data.series.flatMap((each) => each.points);
+}
+
+/** @param {AdviceView} data */
+function mostOf(data) {
+  return Math.max(1, ...pointsOf(data).map((point) => point.most));
+}
+
+/**
+ * Whether the line of the limit is in the picture.
+ * @param {AdviceView} data
+ * @returns {data is AdviceView & {limit: number}}
+ */
+export function adviceLimitShown(data) {
+  return data.limit !== null && data.limit <= HIGHER * mostOf(data);
+}
+
+/**
+ * @param {AdviceSeries} series
+ * @param {Theme} theme
+ */
+function runsOf(series, theme) {
+  const { points, symbol } = series;
+  return {
+    type: "scatter",
+    mode: series.joined ? "lines+markers" : "markers",
+    name: plotlyText(series.name),
+    legendgroup: series.name,
+    x: points.map((point) => point.cost),
+    y: points.map((point) => point.most),
+    line: { color: series[theme], width: 2.5 },
+    marker: {
+      symbol: points.map((point) => (point.meets ? symbol : `${symbol}-open`)),
+      size: points.map((point) => (point.meets ? 10 : 12)),
+      color: series[theme],
+      opacity: 1,
+      line: { width: points.map((point) => (point.meets ? 1 : 2)), color: INKS[theme].back },
+    },
+    text: points.map((point) => point.text.map((line) => plotlyText(line)).join("<br>")),
+    hoverinfo: "text",
+  };
+}
+
+/**
+ * @param {AdviceSeries} series
+ * @param {Theme} theme
+ */
+function allocatedUnder(series, theme) {
+  return {
+    type: "scatter",
+    mode: "lines",
+    name: plotlyText(`${series.name}: peak allocated`),
+    legendgroup: series.name,
+    showlegend: false,
+    x: series.points.map((point) => point.cost),
+    y: series.points.map((point) => point.allocated),
+    opacity: 0.55,
+    line: { color: series[theme], width: 1.2, dash: "dot" },
+    hoverinfo: "skip",
+  };
+}
+
+/**
+ * @param {AdviceView} data
+ * @param {Theme} theme
+ */
+function limitOf(data, theme) {
+  if (!adviceLimitShown(data)) return { shapes: [], annotations: [] };
+  const { ink } = INKS[theme];
+  const line = { color: ink, width: 1.5, dash: "dash" };
+  const said = { x: 1, y: data.limit, xanchor: "right", yanchor: "bottom", text: plotlyText(data.limit_text) };
+  return {
+    shapes: [{ type: "line", xref: "paper", x0: 0, x1: 1, y0: data.limit, y1: data.limit, line }],
+    annotations: [{ ...said, xref: "paper", showarrow: false, font: { size: 12, color: ink } }],
+  };
+}
+
+/**
+ * @param {AdviceView} data
+ * @param {Theme} theme
+ * @param {number} width
+ * @param {number} height
+ * @returns {Figure}
+ */
+export function adviceFigure(data, theme, width, height) {
+  const ink = INKS[theme];
+  const points = pointsOf(data);
+  const joined = data.series.filter((series) => series.joined);
+  const limit = adviceLimitShown(data) ? [data.limit] : [];
+  const high = Math.max(mostOf(data), ...limit);
+  const low = Math.min(
+    ...points.map((point) => point.most),
+    ...joined.flatMap((series) => series.points.map((point) => point.allocated)),
+    ...limit,
+  );
+  const free = (high - low || high) * FREE;
+  const [least, most] = [Math.max(0, low - free), high + 2 * free];
+  const ticks = byteTicks(most, 6, least);
+  const costs = points.map((point) => point.cost);
+  const [first, last] = [Math.min(...costs), Math.max(...costs)];
+  const beside = (last - first || 1) * FREE;
+  const axis = { gridcolor: ink.grid, zeroline: false, linecolor: ink.grid, tickfont: { size: 12, color: ink.quiet } };
+  return {
+    data: [
+      ...joined.map((series) => allocatedUnder(series, theme)),
+      ...data.series.map((series) => runsOf(series, theme)),
+    ],
+    layout: {
+      width,
+      height,
+      margin: { l: 72, r: 16, t: 10, b: 48 },
+      hovermode: "closest",
+      dragmode: false,
+      paper_bgcolor: "rgba(0,0,0,0)",
+      plot_bgcolor: "rgba(0,0,0,0)",
+      font: { family: "inherit", size: 12, color: ink.quiet },
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink.ink } },
+      hoverlabel: { bgcolor: ink.note, bordercolor: ink.quiet, font: { color: ink.ink } },
+      xaxis: {
+        ...axis,
+        range: [first - beside, last + beside],
+        fixedrange: true,
+        title: { text: plotlyText(data.axis), font: { size: 12 }, standoff: 8 },
+      },
+      yaxis: { ...axis, range: [least, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
+      ...limitOf(data, theme),
+    },
+  };
+}

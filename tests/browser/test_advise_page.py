@@ -1,0 +1,197 @@
+"""The page of ``ampmem advise`` in a browser: its marks, its table, its pages, and texts that are only texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build import write as write_recording
+from pages import Open, wait_until
+from story import long_run
+
+from ampmem.analysis.advise import AdviceDocument, Blocks, Proof, Script, Trial, advice
+from ampmem.analysis.fit import Memory
+from ampmem.reporters.html.advise_page import advice_view, write_advice
+from ampmem.reporters.text.advise import headline, proof_lines, refused_lines, rows_of
+from ampmem.results import Deviation
+from ampmem.vocabulary import NOTHING_FORCED, Forced
+
+pytestmark = pytest.mark.browser
+
+MIB = 1 << 20
+HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[2J"
+SCRIPT = Script(blocks=Blocks(prefix="h", numbers=(0, 1, 2, 3)), optimizers=("AdamW",), updated=12, batch=8)
+
+TRACES = """Object.fromEntries(document.getElementById("chart").data.map((trace) =>
+  [trace.name, {mode: trace.mode, x: trace.x, y: trace.y, text: trace.text, symbol: trace.marker?.symbol}]))"""
+
+
+def ran(mebibytes: int, recomputed: int = 0) -> Trial:
+    memory = Memory(
+        allocated=mebibytes * MIB,
+        reserved=(mebibytes + 10) * MIB,
+        used=(mebibytes + 100) * MIB,
+        highest=(mebibytes + 120) * MIB,
+    )
+    return Trial(memory=memory, flops=1000 + recomputed, recomputed_flops=recomputed)
+
+
+def blocks(count: int) -> Forced:
+    return Forced(checkpoint=tuple(f"h.{number}" for number in range(count)))
+
+
+def made(budget: int | None = 900, total: int = 1000, **changes: Any) -> AdviceDocument:
+    trials = {
+        NOTHING_FORCED: ran(880),
+        blocks(4): ran(600, 200),
+        blocks(2): ran(740, 100),
+        Forced(fused=True): ran(870),
+        Forced(bfloat16=True): ran(650),
+        Forced(batch_size=4): Trial(memory=None),
+        Forced(foreach=False): Trial(memory=None, failure="the script chose foreach itself"),
+    }
+    same = Deviation(
+        losses=3,
+        gradients=9,
+        equal=True,
+        same_kind=True,
+        loss_difference=0.0,
+        gradient_difference=0.0,
+        largest_loss=1.0,
+        largest_gradient=1.0,
+    )
+    found = advice(
+        trials,
+        SCRIPT,
+        None if budget is None else budget * MIB,
+        title="train.py",
+        steps=2,
+        gpu="NVIDIA H100 80GB HBM3",
+        total=total * MIB,
+        proofs={blocks(2): Proof(base="the script as it is", difference=same)},
+    )
+    return replace(found, **changes)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recording(tmp_path_factory.mktemp("run") / "run.ampmem", long_run(steps=1))
+
+
+@pytest.fixture
+def page(tmp_path: Path, open_page: Open, recording: Path) -> Any:
+    write_advice(made(), tmp_path / "advise.html", before=recording, after=recording)
+    return open_page(tmp_path / "advise.html")
+
+
+def test_every_mark_is_a_run(page: Any) -> None:
+    traces = page.evaluate(TRACES)
+    alone, others = traces["activation checkpointing alone"], traces["other changes"]
+    assert alone["mode"] == "lines+markers" and others["mode"] == "markers"
+    assert alone["x"] == [0, 10, 20]
+    assert alone["y"] == [1000 * MIB, 860 * MIB, 720 * MIB]
+    assert alone["symbol"] == ["circle-open", "circle", "circle"]
+    assert alone["text"][1].split("<br>") == [
+        "checkpoint 2 of 4 blocks",
+        "860.0 MiB in use at most",
+        "740.0 MiB allocated",
+        "recomputes 10.0 % of the step's FLOPs",
+    ]
+    assert traces["activation checkpointing alone: peak allocated"]["y"] == [880 * MIB, 740 * MIB, 600 * MIB]
+    assert others["y"] == [990 * MIB] and others["symbol"] == ["square-open"]
+    assert traces["changes of what is computed"]["y"] == [770 * MIB], "a run out of memory has no peak"
+
+
+def test_the_budget_is_a_line(page: Any) -> None:
+    shapes = "document.getElementById('chart').layout.shapes.map((shape) => shape.y0)"
+    assert page.evaluate(shapes) == [900 * MIB]
+    assert "the budget: 900.0 MiB" in page.locator("#chart").inner_text()
+    assert page.locator("#limit").inner_text() == ""
+
+
+def test_a_limit_that_is_far_above_is_told_and_not_drawn(tmp_path: Path, open_page: Open, recording: Path) -> None:
+    write_advice(made(None, 80 << 10), tmp_path / "advise.html", before=recording)
+    page = open_page(tmp_path / "advise.html", width=400)
+    assert page.locator("#limit").inner_text() == "Above the picture is the GPU's memory: 80.0 GiB."
+    assert page.evaluate("document.getElementById('chart').layout.yaxis.range[1]") < 1100 * MIB
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_the_change_is_there_in_code_with_all_runs(page: Any) -> None:
+    found = made()
+    assert page.locator("h1").inner_text() == headline(found)
+    assert page.locator("#best-title").inner_text() == "In code: checkpoint 2 of 4 blocks"
+    assert page.locator("#code li").all_inner_texts() == list(found.runs[0].code)
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#runs tr").all()]
+    assert rows[0] == [
+        "change",
+        "peak allocated",
+        "peak reserved",
+        "device at most",
+        "saved",
+        "fits",
+        "cost (computed)",
+    ]
+    assert rows[1:] == rows_of(found)
+    assert page.locator("#reasons li").all_inner_texts() == refused_lines(found)
+    assert page.locator("#proofs li").all_inner_texts() == proof_lines(found)
+    assert "bit for bit" in page.locator("#proofs").inner_text()
+
+
+def test_the_pages_before_and_after_are_beside_it(tmp_path: Path, page: Any, open_page: Open) -> None:
+    links = page.locator("#pages a")
+    assert links.all_inner_texts() == ["timeline of the script as it is", "timeline of checkpoint 2 of 4 blocks"]
+    addresses = [link.get_attribute("href") for link in links.all()]
+    assert addresses == ["advise.before.html", "advise.after.html"]
+    for address in addresses:
+        assert open_page(tmp_path / address).locator("#chart").count() == 1
+
+
+def test_without_a_best_change_there_is_neither_code_nor_a_page_after(
+    tmp_path: Path, open_page: Open, recording: Path
+) -> None:
+    found = made(1000)
+    assert not found.runs[0].code
+    paths = write_advice(found, tmp_path / "advise.html", before=recording)
+    assert [path.name for path in paths] == ["advise.html", "advise.before.html"]
+    page = open_page(tmp_path / "advise.html")
+    assert page.locator("#best").is_hidden() and page.locator("#pages a").count() == 1
+
+
+def test_no_width_cuts_the_page(page: Any) -> None:
+    for width in (390, 1024, 1440):
+        page.set_viewport_size({"width": width, "height": 900})
+        wait_until(page, "document.querySelector('#chart .main-svg').clientWidth <= innerWidth")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_theme_changes_the_marks(page: Any) -> None:
+    colour = "document.getElementById('chart').data[0].line.color"
+    light = page.evaluate(colour)
+    page.locator("#theme").select_option("dark")
+    assert page.evaluate(colour) != light
+
+
+def test_texts_of_the_script_are_only_ever_texts(tmp_path: Path, open_page: Open, recording: Path) -> None:
+    found = made()
+    runs = tuple(replace(run, change=HOSTILE, failure=run.failure and HOSTILE, code=(HOSTILE,)) for run in found.runs)
+    hostile = replace(found, script=HOSTILE, gpu=HOSTILE, runs=runs)
+    write_advice(hostile, tmp_path / "advise.html", before=recording, after=recording)
+    page = open_page(tmp_path / "advise.html")
+    assert page.locator("img").count() == 0
+    assert "</script><img src=x" in page.locator("#code").inner_text()
+    assert "\\u202e" in page.locator("#facts").inner_text()
+
+
+def test_runs_whose_flops_are_not_known_are_in_the_table_alone() -> None:
+    found = made()
+    view = advice_view(replace(found, runs=tuple(replace(run, step_flops=None) for run in found.runs)))
+    assert view.series == () and len(view.table) == 6
+
+
+def test_the_page_is_accessible(page: Any) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
