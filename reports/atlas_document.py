@@ -1,4 +1,4 @@
-"""The file of the atlas: one line for each model and for each point, sorted, so that it is the same however it was made."""
+"""The file of the atlas: one line for each point, sorted, so that it is the same in whatever order it was made."""
 
 from __future__ import annotations
 

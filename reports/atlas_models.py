@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -223,8 +224,7 @@ class Mixer(nn.Module):
 
 def layers_of(*widths: int) -> nn.Sequential:
     """Linear layers of these widths, each with a ReLU."""
-    pairs = zip(widths[:-1], widths[1:], strict=True)
-    return nn.Sequential(*(layer for a, b in pairs for layer in (nn.Linear(a, b), nn.ReLU())))
+    return nn.Sequential(*(layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())))
 
 
 class Dlrm(nn.Module):
@@ -445,7 +445,12 @@ MODELS: tuple[AtlasModel, ...] = (
         **QWEN_HALF_B,
     ),
     _transformers(
-        "Llama 3.2 1B", DECODER, "LlamaForCausalLM LlamaConfig", partial(tokens, 128_256, 2048), "2,048 tokens", **LLAMA_1B
+        "Llama 3.2 1B",
+        DECODER,
+        "LlamaForCausalLM LlamaConfig",
+        partial(tokens, 128_256, 2048),
+        "2,048 tokens",
+        **LLAMA_1B,
     ),
     _transformers(
         "Gemma 2B", DECODER, "GemmaForCausalLM GemmaConfig", partial(tokens, 256_000, 2048), "2,048 tokens", **GEMMA_2B
@@ -540,9 +545,7 @@ MODELS: tuple[AtlasModel, ...] = (
         translation_loss,
     ),
     _own("LSTM", RECURRENT, LstmLanguageModel, partial(tokens, 10_000, 35), "35 tokens", token_loss),
-    _own(
-        "MLP-Mixer B/16", MLP, Mixer, partial(inputs_and_targets, (3, 224, 224), 1000), PIXELS, class_loss
-    ),
+    _own("MLP-Mixer B/16", MLP, Mixer, partial(inputs_and_targets, (3, 224, 224), 1000), PIXELS, class_loss),
     _own("DLRM", EMBEDDINGS, Dlrm, partial(clicks, 26), "13 numbers, 26 indices", click_loss),
 )
 """In the order in which they are made and shown."""

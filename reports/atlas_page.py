@@ -9,15 +9,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ampmem.reporters.html import plotlyjs
-from ampmem.reporters.html.page import PLOTLY_CONFIG
-from ampmem.reporters.html.safety import FOLDER, json_for_script, script_source_hash
-from ampmem.units import format_bytes
 from atlas_document import Document, Point, group_of, setting_of
 from atlas_models import BY_NAME
 from atlas_search import BASE
 from atlas_summary import Saving, break_even_of, paragraph, savings_of
 from atlas_train import PRECISIONS
+
+from ampmem.reporters.html import plotlyjs
+from ampmem.reporters.html.page import PLOTLY_CONFIG
+from ampmem.reporters.html.safety import FOLDER, json_for_script, script_source_hash
+from ampmem.units import format_bytes
 
 HERE = Path(__file__).parent
 

@@ -12,12 +12,13 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from atlas_document import Point
+from atlas_train import GPU, Setting, train
+
 import ampmem
 from ampmem.analysis.estimate import Fit
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
-from atlas_document import Point
-from atlas_train import GPU, Setting, train
 
 
 class PointFailed(Exception):

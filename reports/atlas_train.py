@@ -1,6 +1,6 @@
 """Trains one model of the atlas for two steps, on a GPU or on a simulated one.
 
-    ampmem profile --gpu h100 reports/atlas_train.py "BERT base" --batch 8 --precision amp --optimizer adamw
+ampmem profile --gpu h100 reports/atlas_train.py "BERT base" --batch 8 --precision amp --optimizer adamw
 """
 
 from __future__ import annotations
@@ -107,7 +107,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1, metavar="N")
     parser.add_argument("--precision", choices=PRECISIONS, default=FP32)
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=ADAMW)
-    parser.add_argument("--checkpointing", action="store_true", help="activation checkpointing, as the library offers it")
+    parser.add_argument(
+        "--checkpointing", action="store_true", help="activation checkpointing, as the library offers it"
+    )
     given: dict[str, Any] = vars(parser.parse_args())
     train(Setting(**given))
 

@@ -17,15 +17,16 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from ampmem.allocator.gpus import find_gpu
-from ampmem.units import format_bytes
-from ampmem.version import __version__
 from atlas_document import Document, Group, Point, curves_of, groups_of, read_document, write_document
 from atlas_models import BY_NAME, MODELS, AtlasModel
 from atlas_page import page_of
 from atlas_points import PointFailed, make_points
 from atlas_search import wanted
 from atlas_train import GPU, Setting
+
+from ampmem.allocator.gpus import find_gpu
+from ampmem.units import format_bytes
+from ampmem.version import __version__
 
 REPORTS = Path(__file__).parent
 LIBRARIES = ("transformers", "torchvision")
@@ -86,7 +87,7 @@ def every_point(
     end: float | None = None,
     make: Callable[[Iterator[Setting], int], Iterator[Point]] = make_points,
 ) -> Iterator[Point]:
-    """Make the points that the curves of ``groups`` still need, and add each to ``document``, until the time ``end``."""
+    """Make the points that the curves of ``groups`` still need, and add each to ``document``, until ``end``."""
     for group in groups:
         while settings := still_wanted(document, group):
             for point in make(until(settings, end), jobs):

@@ -113,9 +113,7 @@ def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 def points_of(model: str, fp32: int, amp: int) -> list[dict[str, Any]]:
     """The points of a model at batch 1, with the given peaks."""
     setting = {"model": model, "optimizer": "adamw", "checkpointing": False, "batch": 1}
-    return [
-        setting | {"precision": name, "fit": "fits", "peak": peak} for name, peak in (("fp32", fp32), ("amp", amp))
-    ]
+    return [setting | {"precision": name, "fit": "fits", "peak": peak} for name, peak in (("fp32", fp32), ("amp", amp))]
 
 
 def test_the_paragraph_counts_halves_little_and_costs() -> None:
