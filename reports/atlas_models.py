@@ -290,6 +290,22 @@ class Unet(nn.Module):
         return out
 
 
+def vgg16() -> nn.Module:
+    """VGG-16 as it was published, with ReLUs in place."""
+    widths: tuple[int, ...] = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
+    layers: list[nn.Module] = []
+    before = 3
+    for width in widths:
+        if not width:
+            layers.append(nn.MaxPool2d(2))
+            continue
+        layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU(inplace=True)]
+        before = width
+    hidden = [nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout()]
+    hidden += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout()]
+    return nn.Sequential(*layers, nn.Flatten(), *hidden, nn.Linear(4096, 1000))
+
+
 # The table.
 
 
@@ -325,20 +341,10 @@ def _transformers(
     )
 
 
-def _of_torchvision(name: str) -> nn.Module:
-    model: nn.Module = getattr(import_module("torchvision.models"), name)()
-    return model
-
-
-def _torchvision(name: str, builder: str) -> AtlasModel:
-    return AtlasModel(
-        name=name,
-        family=CONVOLUTION,
-        library="torchvision",
-        build=partial(_of_torchvision, builder),
-        batch=partial(inputs_and_targets, (3, 224, 224), 1000),
-        sample="224 x 224 pixels",
-        loss=class_loss,
+def _convolutional(name: str, classes: str, **settings: Any) -> AtlasModel:
+    """A network of transformers for pictures, of a kind that it offers no checkpointing for."""
+    return _transformers(
+        name, CONVOLUTION, classes, partial(pictures, 224), PIXELS, checkpointing=False, num_labels=1000, **settings
     )
 
 
@@ -406,6 +412,8 @@ WHISPER_SMALL = {
     "decoder_ffn_dim": 3072,
     "use_cache": False,
 }
+RESNET_18 = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"}
+EFFICIENTNET_B0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "image_size": 224}
 T5_BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "use_cache": False}
 
 MODELS: tuple[AtlasModel, ...] = (
@@ -512,29 +520,13 @@ MODELS: tuple[AtlasModel, ...] = (
         "224 x 224 pixels, 77 tokens",
         loss=contrastive_loss,
     ),
-    _transformers(
-        "ConvNeXt tiny",
-        CONVOLUTION,
-        "ConvNextForImageClassification ConvNextConfig",
-        partial(pictures, 224),
-        PIXELS,
-        num_labels=1000,
-        checkpointing=False,
-    ),
-    _transformers(
-        "ResNet-50",
-        CONVOLUTION,
-        "ResNetForImageClassification ResNetConfig",
-        partial(pictures, 224),
-        PIXELS,
-        num_labels=1000,
-        checkpointing=False,
-    ),
-    _torchvision("ResNet-18", "resnet18"),
-    _torchvision("ResNet-152", "resnet152"),
-    _torchvision("VGG-16", "vgg16"),
-    _torchvision("MobileNet v3 large", "mobilenet_v3_large"),
-    _torchvision("EfficientNet B0", "efficientnet_b0"),
+    _convolutional("ConvNeXt tiny", "ConvNextForImageClassification ConvNextConfig"),
+    _convolutional("ResNet-50", "ResNetForImageClassification ResNetConfig"),
+    _convolutional("ResNet-18", "ResNetForImageClassification ResNetConfig", **RESNET_18),
+    _convolutional("ResNet-152", "ResNetForImageClassification ResNetConfig", depths=[3, 8, 36, 3]),
+    _convolutional("MobileNet v2", "MobileNetV2ForImageClassification MobileNetV2Config"),
+    _convolutional("EfficientNet B0", "EfficientNetForImageClassification EfficientNetConfig", **EFFICIENTNET_B0),
+    _own("VGG-16", CONVOLUTION, vgg16, partial(inputs_and_targets, (3, 224, 224), 1000), PIXELS, class_loss),
     _own("U-Net", CONVOLUTION, Unet, noisy, "128 x 128 pixels", picture_loss),
     _own(
         "nn.Transformer base",

@@ -29,7 +29,7 @@ from ampmem.units import format_bytes
 from ampmem.version import __version__
 
 REPORTS = Path(__file__).parent
-LIBRARIES = ("transformers", "torchvision")
+LIBRARIES = ("transformers",)
 
 
 def main() -> None:
