@@ -61,8 +61,16 @@ def results_of(summary: Summary) -> dict[str, Any]:
     }
 
 
+WARMING_UP = Setting(model="DLRM", optimizer="adamw", checkpointing=False, precision="amp", batch=1)
+
+
+def warm_up() -> None:
+    """Let this process do what every run does first; a child that is forked from it then takes seconds less."""
+    make_point(WARMING_UP)
+
+
 def make_points(settings: Iterator[Setting], jobs: int) -> Iterator[Point]:
-    """Each of ``settings`` in a process of its own, forked from this one, which has imported everything.
+    """Each of ``settings`` in a process of its own, forked from this one, which may have warmed up.
 
     ``settings`` is asked for the next one only when there is room for it. Raises :class:`PointFailed`.
     """

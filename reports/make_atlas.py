@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from atlas_document import Document, Group, Point, curves_of, groups_of, read_document, write_document
 from atlas_models import BY_NAME, MODELS, AtlasModel
 from atlas_page import page_of
-from atlas_points import PointFailed, make_points
+from atlas_points import PointFailed, make_points, warm_up
 from atlas_search import wanted
 from atlas_train import GPU, Setting
 
@@ -68,7 +69,8 @@ def chosen(names: str | None) -> tuple[AtlasModel, ...]:
 def make_all(document: Document, models: Sequence[AtlasModel], options: argparse.Namespace) -> None:
     """Add the runs that ``document`` does not have, and write it after each."""
     for model in models:
-        __import__(model.library)
+        import_module(model.library)
+    warm_up()
     end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
     try:
         for point in every_point(document, groups_of(models), options.jobs, end):
