@@ -16,6 +16,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from atlas_document import Document, Group, Point, curves_of, groups_of, read_document, write_document
@@ -30,6 +31,7 @@ from ampmem.units import format_bytes
 from ampmem.version import __version__
 
 REPORTS = Path(__file__).parent
+Make: TypeAlias = Callable[[Iterator[Setting], int], Iterator[Point]]
 LIBRARIES = ("transformers",)
 
 
@@ -76,8 +78,6 @@ def make_all(document: Document, models: Sequence[AtlasModel], options: argparse
         for point in every_point(document, groups_of(models), options.jobs, end):
             print(said_of(point), flush=True)
             write_document(document, options.json)
-    except PointFailed as failure:
-        sys.exit(f"a run failed:\n{failure}")
     except KeyboardInterrupt:
         print("interrupted; the same command goes on")
 
@@ -87,16 +87,24 @@ def every_point(
     groups: Sequence[Group],
     jobs: int,
     end: float | None = None,
-    make: Callable[[Iterator[Setting], int], Iterator[Point]] = make_points,
+    make: Make = make_points,
 ) -> Iterator[Point]:
     """Make the points that the curves of ``groups`` still need, and add each to ``document``, until ``end``."""
     for group in groups:
-        while settings := still_wanted(document, group):
-            for point in make(until(settings, end), jobs):
-                document["points"].append(point)
-                yield point
-            if end is not None and time.monotonic() > end:
-                return
+        try:
+            yield from points_of_group(document, group, jobs, end, make)
+        except PointFailed as failure:
+            print(f"a run failed, so the rest of its curves is left out:\n{failure}", file=sys.stderr)
+
+
+def points_of_group(document: Document, group: Group, jobs: int, end: float | None, make: Make) -> Iterator[Point]:
+    """The points that the curves of one group still need. Raises :class:`PointFailed`."""
+    while settings := still_wanted(document, group):
+        for point in make(until(settings, end), jobs):
+            document["points"].append(point)
+            yield point
+        if end is not None and time.monotonic() > end:
+            return
 
 
 def still_wanted(document: Document, group: Group) -> list[Setting]:
