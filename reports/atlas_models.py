@@ -414,7 +414,15 @@ WHISPER_SMALL = {
 }
 RESNET_18 = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2], "layer_type": "basic"}
 EFFICIENTNET_B0 = {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280, "image_size": 224}
-T5_BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "use_cache": False}
+T5_BASE = {
+    "d_model": 768,
+    "d_ff": 3072,
+    "num_layers": 12,
+    "num_heads": 12,
+    "use_cache": False,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+}
 
 MODELS: tuple[AtlasModel, ...] = (
     _transformers(
