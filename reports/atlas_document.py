@@ -1,0 +1,90 @@
+"""The file of the atlas: one line for each point, sorted, so that it is the same in whatever order it was made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from atlas_models import MODELS, AtlasModel
+from atlas_search import Curve, Size
+from atlas_train import OPTIMIZERS, PRECISIONS, Setting
+
+Point: TypeAlias = dict[str, Any]
+Document: TypeAlias = dict[str, Any]
+
+SCHEMA = "ampmem.atlas/1"
+SETTING = ("model", "optimizer", "checkpointing", "precision", "batch")
+"""The fields of a point that say which run it is; the others are what came of it."""
+_PLACES = {model.name: place for place, model in enumerate(MODELS)}
+
+
+def new_document(about: Mapping[str, str | int]) -> Document:
+    """A document without points; ``about`` says what they are made with."""
+    return {"schema": SCHEMA, "about": dict(about), "points": []}
+
+
+def read_document(path: Path, about: Mapping[str, str | int]) -> Document:
+    """What ``path`` has, with ``about`` as it is now; a document without points where there is no such file."""
+    if not path.exists():
+        return new_document(about)
+    found: Document = json.loads(path.read_text(encoding="utf-8"))
+    return found | {"about": dict(about)}
+
+
+def write_document(document: Document, path: Path) -> None:
+    """Write ``document``; whoever reads ``path`` meanwhile finds the old one or the new one."""
+    beside = path.with_suffix(".new")
+    beside.write_text(text_of(document), encoding="utf-8")
+    beside.replace(path)
+
+
+def text_of(document: Document) -> str:
+    """The document as it is in the file."""
+    points = ",\n".join(line_of(point) for point in sorted(document["points"], key=_order))
+    head = {name: value for name, value in document.items() if name != "points"}
+    return f'{json.dumps(head)[:-1]}, "points": [\n{points}\n]}}\n'
+
+
+def line_of(point: Point) -> str:
+    """One point as it is in the file, without the comma."""
+    return json.dumps(point, separators=(",", ":"))
+
+
+def _order(point: Point) -> tuple[Any, ...]:
+    precision, optimizer = PRECISIONS.index(point["precision"]), OPTIMIZERS.index(point["optimizer"])
+    place = _PLACES.get(point["model"], len(_PLACES))
+    return place, point["model"], optimizer, point["checkpointing"], precision, point["batch"]
+
+
+def setting_of(point: Point) -> Setting:
+    """Which run ``point`` is."""
+    return Setting(**{name: point[name] for name in SETTING})
+
+
+Group: TypeAlias = tuple[str, str, bool]
+"""A model, an optimizer, and whether there is checkpointing: what the precisions are compared in."""
+
+
+def groups_of(models: Iterable[AtlasModel]) -> list[Group]:
+    """All groups of ``models``: first every model with one optimizer, then with the next, then with checkpointing."""
+    chosen = tuple(models)
+    plain = [(model.name, optimizer, False) for optimizer in OPTIMIZERS for model in chosen]
+    more = [(model.name, optimizer, True) for optimizer in OPTIMIZERS for model in chosen if model.checkpointing]
+    return plain + more
+
+
+def curves_of(points: Iterable[Point], group: Group) -> dict[str, Curve]:
+    """The sizes of a group's points, by precision and batch; every precision is there."""
+    found: dict[str, dict[int, Size]] = {precision: {} for precision in PRECISIONS}
+    for point in points:
+        if group_of(point) == group:
+            size = Size(peak=point.get("peak", 0), fits=point["fit"] == "fits")
+            found[point["precision"]][point["batch"]] = size
+    return {precision: dict(sorted(curve.items())) for precision, curve in found.items()}
+
+
+def group_of(point: Point) -> Group:
+    """The group that ``point`` is in."""
+    return point["model"], point["optimizer"], point["checkpointing"]

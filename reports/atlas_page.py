@@ -1,0 +1,125 @@
+"""The page of the atlas: one file with its data, its script and plotly.js in it, which loads nothing."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from atlas_document import Document, Point, group_of, setting_of
+from atlas_models import BY_NAME
+from atlas_search import BASE
+from atlas_summary import Saving, break_even_of, paragraph, savings_of
+from atlas_train import PRECISIONS
+
+from ampmem.reporters.html import plotlyjs
+from ampmem.reporters.html.page import PLOTLY_CONFIG
+from ampmem.reporters.html.safety import FOLDER, json_for_script, script_source_hash
+from ampmem.units import format_bytes
+
+HERE = Path(__file__).parent
+
+
+def page_of(document: Document) -> str:
+    """The whole page."""
+    script = (HERE / "atlas_page.js").read_text(encoding="utf-8")
+    parts = {
+        "policy": policy(script, plotlyjs.source()),
+        "css": (FOLDER / "page.css").read_text(encoding="utf-8"),
+        "paragraph": escape(paragraph(document["points"], document["about"])),
+        "about": escape(made_with(document)),
+        "assumed": "".join(f"<li>{escape(line)}</li>\n" for line in assumed(document["points"])),
+        "data": json_for_script(data_of(document["points"])),
+        "plotly": base64.b64encode(plotlyjs.packed()).decode("ascii"),
+        "script": script,
+    }
+    page = (HERE / "atlas_page.html").read_text(encoding="utf-8")
+    for name, text in parts.items():
+        page = page.replace(f"[[{name}]]", text, 1)
+    return page
+
+
+def policy(*scripts: str) -> str:
+    """What the page may do: run these scripts, and load nothing."""
+    allowed = " ".join(script_source_hash(script) for script in scripts)
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
+
+
+def made_with(document: Document) -> str:
+    """The versions, and how many runs there are."""
+    versions = ", ".join(f"{name} {value}" for name, value in document["about"].items() if name != "memory")
+    return f"{len(document['points'])} runs, each on a simulated GPU. Made with {versions}."
+
+
+def assumed(points: Sequence[Point]) -> list[str]:
+    """What the figures take for granted."""
+    lines = [
+        "Every run is a simulation: no GPU was used. The peak is the most that PyTorch's allocator had handed out "
+        "during two steps of training, without what cuDNN may need for convolutions, which is not known.",
+        "A run fits if it fits even with the most that is assumed for cuDNN and for the CUDA context. Batch sizes are "
+        "powers of two.",
+        "Weights are random and data synthetic; sequences are of full length. Attention runs as PyTorch's "
+        "scaled_dot_product_attention would on this GPU.",
+        "“bf16” has weights, gradients and optimizer states in bfloat16. AMP is autocast to bfloat16 around the "
+        "forward pass and the loss, without a GradScaler.",
+    ]
+    wide = [point for point in points if point.get("at_most", 0) > 1.1 * point.get("peak", 0) > 0]
+    if wide:
+        names = ", ".join(sorted({point["model"] for point in wide}))
+        lines.append(f"With cuDNN's workspaces at their largest, the peak of some runs is over 10 % higher: {names}.")
+    return lines
+
+
+def data_of(points: Sequence[Point]) -> dict[str, Any]:
+    """What the script draws."""
+    places = {(group_of(point), point["precision"], point["batch"]): point for point in points if "peak" in point}
+    savings = [saving for precision in PRECISIONS if precision != BASE for saving in savings_of(points, precision)]
+    return {
+        "config": PLOTLY_CONFIG | {"responsive": False, "displayModeBar": False},
+        "lines": [_line(saving, places) for saving in savings],
+        "findings": sorted(Counter(code for point in points for code in point.get("findings", ())).items()),
+    }
+
+
+def _line(saving: Saving, places: dict[Any, Point]) -> dict[str, Any]:
+    name, optimizer, checkpointing = saving.group
+    base = [places[saving.group, BASE, batch] for batch in saving.shares]
+    these = [places[saving.group, saving.precision, batch] for batch in saving.shares]
+    last, last_base = these[-1], base[-1]
+    return {
+        "model": name,
+        "family": BY_NAME[name].family,
+        "sample": BY_NAME[name].sample,
+        "optimizer": optimizer,
+        "checkpointing": "with checkpointing" if checkpointing else "without checkpointing",
+        "precision": saving.precision,
+        "parameters": last["parameters"],
+        "batches": list(saving.shares),
+        "shares": [round(share, 5) for share in saving.shares.values()],
+        "break_even": break_even_of(saving),
+        "largest": saving.largest,
+        "largest_base": saving.largest_base,
+        "activations": _ratio(last["activations"], last_base["activations"]),
+        "copies": _ratio(last["copies"], last["parameters"]),
+        "points": [_pair(*pair) for pair in zip(base, these, strict=True)],
+    }
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return round(part / whole, 3) if whole else None
+
+
+def _pair(base: Point, point: Point) -> dict[str, Any]:
+    """The breakdown of a point beside FP32's at the same batch."""
+    names = dict.fromkeys((*base["at_peak"], *point["at_peak"]))
+    rows = [[name, base["at_peak"].get(name, 0), point["at_peak"].get(name, 0)] for name in names]
+    rows.sort(key=lambda row: -max(row[1], row[2]))
+    return {
+        "rows": [[name.replace("_", " "), format_bytes(left), format_bytes(right)] for name, left, right in rows],
+        "total": ["peak allocated", format_bytes(base["peak"]), format_bytes(point["peak"])],
+        "phase": ["the peak is in", base["phase"], point["phase"]],
+        "command": setting_of(point).command,
+    }

@@ -1,0 +1,123 @@
+"""Makes one point of the atlas: a run on a simulated GPU, and what its summary says."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from atlas_document import Point
+from atlas_train import GPU, Setting, train
+
+import ampmem
+from ampmem.analysis.estimate import Fit
+from ampmem.analysis.summary import Summary
+from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
+
+
+class PointFailed(Exception):
+    """A run ended with an error that is not for want of memory; the text is its traceback."""
+
+
+def make_point(setting: Setting) -> Point:
+    """Run ``setting`` in this process."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with ampmem.profile(gpu=GPU, stacks=False) as prof:
+            try:
+                train(setting)
+            except torch.OutOfMemoryError:
+                return asdict(setting) | {"fit": Fit.DOES_NOT_FIT.value}
+    return asdict(setting) | results_of(prof.summary())
+
+
+def results_of(summary: Summary) -> dict[str, Any]:
+    """What is kept of a run's summary: sizes in bytes."""
+    prediction, peak = summary.prediction, summary.peak
+    if prediction is None or prediction.fit is Fit.DOES_NOT_FIT:
+        return {"fit": Fit.DOES_NOT_FIT.value}
+    forward = summary.last_step.marks.after_forward or {}
+    return {
+        "fit": prediction.fit.value,
+        "parameters": summary.parameters.count,
+        "peak": peak.said,
+        "at_most": prediction.most_allocated,
+        "reserved": [prediction.least_reserved, prediction.most_reserved],
+        "phase": str(peak.phase),
+        "at_peak": {str(category): size for category, size in peak.categories.items() if size},
+        "activations": forward.get(Category.ACTIVATIONS, 0),
+        "copies": sum(forward.get(Category(category), 0) for category in PRECISION_COPIES),
+        "residual": summary.conservation.residual_bytes,
+        "findings": sorted({finding.code for finding in summary.findings}),
+        "warnings": len(summary.warnings),
+    }
+
+
+WARMING_UP = Setting(model="DLRM", optimizer="adamw", checkpointing=False, precision="amp", batch=1)
+
+
+def warm_up() -> None:
+    """Let this process do what every run does first; a child that is forked from it then takes seconds less."""
+    make_point(WARMING_UP)
+
+
+def make_points(settings: Iterator[Setting], jobs: int) -> Iterator[Point]:
+    """Each of ``settings`` in a process of its own, forked from this one, which may have warmed up.
+
+    ``settings`` is asked for the next one only when there is room for it. Raises :class:`PointFailed`.
+    """
+    running: dict[Any, BaseProcess] = {}
+    try:
+        while True:
+            while len(running) < jobs and (setting := next(settings, None)) is not None:
+                started = start(setting)
+                running[started[0]] = started[1]
+            if not running:
+                return
+            for connection in wait(list(running)):
+                yield received(connection, running.pop(connection))
+    finally:
+        for process in running.values():
+            process.kill()
+
+
+def start(setting: Setting) -> tuple[Connection, BaseProcess]:
+    """A child that makes ``setting``, and what it sends its point through."""
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe(duplex=False)
+    process = fork.Process(target=_child, args=(setting, there))
+    process.start()
+    there.close()
+    return here, process
+
+
+def _child(setting: Setting, there: Connection) -> None:
+    try:
+        there.send(make_point(setting))
+    except BaseException:
+        there.send(f"{setting.command}\n{traceback.format_exc()}")
+    finally:
+        there.close()
+        sys.stdout.flush()
+
+
+def received(connection: Any, process: BaseProcess) -> Point:
+    """What a child sent. Raises :class:`PointFailed`."""
+    try:
+        found = connection.recv()
+    except EOFError:
+        process.join()
+        found = f"the process ended with exit code {process.exitcode}"
+    process.join()
+    if isinstance(found, str):
+        raise PointFailed(found)
+    point: Point = found
+    return point

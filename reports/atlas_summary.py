@@ -1,0 +1,105 @@
+"""What the atlas says as a whole: of each curve its savings and its break-even, and of all curves one paragraph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from atlas_document import Group, Point, curves_of, group_of
+from atlas_search import BASE, break_even, differences_of, fitting
+from atlas_train import AMP
+
+LITTLE, HALF = 0.1, 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """What one precision saves against FP32 in one group.
+
+    ``shares`` has the saved share of the peak for each batch that fits in both, negative where it costs. ``costs_at``
+    and ``saves_at`` are the batches around the break-even.
+    """
+
+    group: Group
+    precision: str
+    shares: Mapping[int, float]
+    costs_at: int | None
+    saves_at: int | None
+    largest: int | None
+    largest_base: int | None
+
+    @property
+    def at_first(self) -> float:
+        """The share at the smallest batch."""
+        return self.shares[min(self.shares)]
+
+    @property
+    def at_last(self) -> float:
+        """The share at the largest batch that fits in both."""
+        return self.shares[max(self.shares)]
+
+
+def savings_of(points: Sequence[Point], precision: str) -> list[Saving]:
+    """The savings of ``precision`` in every group where something fits in both, in the order of ``points``."""
+    groups = dict.fromkeys(group_of(point) for point in points)
+    found = (_saving(points, group, precision) for group in groups)
+    return [saving for saving in found if saving.shares]
+
+
+def _saving(points: Iterable[Point], group: Group, precision: str) -> Saving:
+    curves = curves_of(points, group)
+    base, curve = curves[BASE], curves[precision]
+    costs_at, saves_at = break_even(base, curve)
+    return Saving(
+        group=group,
+        precision=precision,
+        shares={batch: -more / base[batch].peak for batch, more in differences_of(base, curve).items()},
+        costs_at=costs_at,
+        saves_at=saves_at,
+        largest=max(fitting(curve), default=None),
+        largest_base=max(fitting(base), default=None),
+    )
+
+
+def break_even_of(saving: Saving) -> str:
+    """The break-even of a curve in words."""
+    if saving.saves_at is None:
+        return "saves at no batch size"
+    if saving.costs_at is None:
+        return "saves at every batch size"
+    return f"saves from batch {saving.saves_at} on, not at {saving.costs_at}"
+
+
+def paragraph(points: Sequence[Point], about: Mapping[str, Any]) -> str:
+    """The short answer, in words: how often AMP halves the peak, how often it saves little, how often it costs."""
+    savings = savings_of(points, AMP)
+    if not savings:
+        return "There is no point yet that AMP can be compared with FP32 at."
+    models = len({saving.group[0] for saving in savings})
+    large, small = [saving.at_last for saving in savings], [saving.at_first for saving in savings]
+    return (
+        f"{models} {_noun(models, 'model')} in {len(savings)} {_noun(len(savings), 'setting')} (a setting is a model, "
+        "an optimizer, and checkpointing or not), trained for two steps on a simulated "
+        f"{about['gpu']}. At the largest batch size that fits in FP32, AMP with bfloat16 {_counted(large)}. "
+        f"At batch size 1 it {_counted(small)}."
+    )
+
+
+def _counted(shares: Sequence[float]) -> str:
+    """Of how many settings the share is how large."""
+    halves = sum(share >= HALF for share in shares)
+    little = sum(0 < share < LITTLE for share in shares)
+    nothing = sum(share == 0 for share in shares)
+    costs = sum(share < 0 for share in shares)
+    count = len(shares)
+    same = f", changes nothing in {nothing}" if nothing else ""
+    return (
+        f"at least halves the peak in {halves} of {count} {_noun(count, 'setting')}, saves less than 10 % in "
+        f"{little}{same}, and costs memory in {costs}; the median saving is {median(shares):.0%}"
+    )
+
+
+def _noun(count: int, noun: str) -> str:
+    return noun if count == 1 else f"{noun}s"

@@ -1,0 +1,139 @@
+"""Makes reports/atlas.json and reports/atlas.html: what mixed precision does to the memory of many models.
+
+    python reports/make_atlas.py --jobs 2
+
+runs each model of atlas_models.py on a simulated GPU, so it needs none, and writes the file after each run. It makes
+only the runs that the file does not have; after an interruption the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from atlas_document import Document, Group, Point, curves_of, groups_of, read_document, write_document
+from atlas_models import BY_NAME, MODELS, AtlasModel
+from atlas_page import page_of
+from atlas_points import PointFailed, make_points, warm_up
+from atlas_search import wanted
+from atlas_train import GPU, Setting
+
+from ampmem.allocator.gpus import find_gpu
+from ampmem.units import format_bytes
+from ampmem.version import __version__
+
+REPORTS = Path(__file__).parent
+Make: TypeAlias = Callable[[Iterator[Setting], int], Iterator[Point]]
+LIBRARIES = ("transformers",)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", metavar="NAME,...", help="only these; all by default")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many runs to make at once")
+    parser.add_argument("--minutes", type=float, metavar="N", help="begin no run after so long")
+    parser.add_argument("--json", type=Path, default=REPORTS / "atlas.json", metavar="FILE")
+    parser.add_argument("--html", type=Path, default=REPORTS / "atlas.html", metavar="FILE")
+    parser.add_argument("--page-only", action="store_true", help="make no run, only the page of the file that is there")
+    options = parser.parse_args()
+    document = read_document(options.json, about())
+    if not options.page_only:
+        make_all(document, chosen(options.models), options)
+    options.html.write_text(page_of(document), encoding="utf-8")
+
+
+def about() -> dict[str, str | int]:
+    """What the runs are made with."""
+    versions = {name: version(name) for name in LIBRARIES if find_spec(name)}
+    gpu = find_gpu(GPU)
+    return {"ampmem": __version__, "torch": torch.__version__, **versions, "gpu": gpu.name, "memory": gpu.total_memory}
+
+
+def chosen(names: str | None) -> tuple[AtlasModel, ...]:
+    """The models with these names, of the libraries that are installed."""
+    if names is None:
+        return tuple(model for model in MODELS if find_spec(model.library))
+    unknown = [name for name in names.split(",") if name not in BY_NAME]
+    if unknown:
+        sys.exit(f"unknown model {unknown[0]!r}; there are {', '.join(BY_NAME)}")
+    return tuple(BY_NAME[name] for name in names.split(","))
+
+
+def make_all(document: Document, models: Sequence[AtlasModel], options: argparse.Namespace) -> None:
+    """Add the runs that ``document`` does not have, and write it after each."""
+    for model in models:
+        import_module(model.library)
+    warm_up()
+    end = None if options.minutes is None else time.monotonic() + 60 * options.minutes
+    try:
+        for point in every_point(document, groups_of(models), options.jobs, end):
+            print(said_of(point), flush=True)
+            write_document(document, options.json)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on")
+
+
+def every_point(
+    document: Document,
+    groups: Sequence[Group],
+    jobs: int,
+    end: float | None = None,
+    make: Make = make_points,
+) -> Iterator[Point]:
+    """Make the points that the curves of ``groups`` still need, and add each to ``document``, until ``end``."""
+    for group in groups:
+        try:
+            yield from points_of_group(document, group, jobs, end, make)
+        except PointFailed as failure:
+            print(f"a run failed, so the rest of its curves is left out:\n{failure}", file=sys.stderr)
+
+
+def points_of_group(document: Document, group: Group, jobs: int, end: float | None, make: Make) -> Iterator[Point]:
+    """The points that the curves of one group still need. Raises :class:`PointFailed`."""
+    while settings := still_wanted(document, group):
+        for point in make(until(settings, end), jobs):
+            document["points"].append(point)
+            yield point
+        if end is not None and time.monotonic() > end:
+            return
+
+
+def still_wanted(document: Document, group: Group) -> list[Setting]:
+    """The runs that the curves of ``group`` need, and that ``document`` does not have."""
+    name, optimizer, checkpointing = group
+    runs = wanted(curves_of(document["points"], group), document["about"]["memory"])
+    return [
+        Setting(model=name, optimizer=optimizer, checkpointing=checkpointing, precision=precision, batch=batch)
+        for precision, batch in runs
+    ]
+
+
+def until(settings: Sequence[Setting], end: float | None) -> Iterator[Setting]:
+    """The ``settings``, but none after the time ``end``."""
+    for setting in settings:
+        if end is not None and time.monotonic() > end:
+            return
+        yield setting
+
+
+def said_of(point: Point) -> str:
+    """One line about a run that has ended."""
+    more = ", checkpointing" if point["checkpointing"] else ""
+    result = format_bytes(point["peak"]) if "peak" in point else ""
+    return (
+        f"{point['model']}, {point['optimizer']}{more}, {point['precision']}, batch {point['batch']}: "
+        f"{point['fit']} {result}".rstrip()
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The atlas without its runs: its search, its summary, and that it goes on where it stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPORTS = Path(__file__).resolve().parents[2] / "reports"
+pytestmark = pytest.mark.skipif(not REPORTS.is_dir(), reason="no checkout: the reports are missing")
+if REPORTS.is_dir():
+    sys.path.insert(0, str(REPORTS))
+    import atlas_document
+    import atlas_page
+    import atlas_search
+    import atlas_summary
+    import make_atlas
+    from atlas_train import PRECISIONS, Setting
+
+GIB = 1 << 30
+ROOM = 80 * GIB
+ABOUT: Mapping[str, str | int] = {"ampmem": "0", "torch": "2", "gpu": "a GPU", "memory": ROOM}
+GROUP = ("BERT base", "adamw", False)
+STATIC, EACH = {"fp32": 2.0, "amp": 2.5, "amp-nocache": 2.5, "bf16": 1.0}, {"fp32": 0.5, "amp": 0.25}
+"""GiB of a made-up model: those that the batch does not change, and those of each sample."""
+
+
+def made(setting: Any) -> dict[str, Any]:
+    """The point of a made-up model; on an 80 GiB GPU that has nothing else in use."""
+    static, each = STATIC[setting.precision], EACH.get(setting.precision, 0.25)
+    size = int((static + each * setting.batch) * GIB)
+    if size > ROOM:
+        return asdict(setting) | {"fit": "does-not-fit"}
+    rest = {"phase": "backward", "at_peak": {"activations": size}, "activations": size, "copies": 0, "parameters": 9}
+    return asdict(setting) | {"fit": "fits", "peak": size, "at_most": size} | rest
+
+
+def make(settings: Iterator[Any], jobs: int) -> Iterator[dict[str, Any]]:
+    return (made(setting) for setting in settings)
+
+
+def whole(document: dict[str, Any]) -> int:
+    """Make every point of one group; how many that were."""
+    return len(list(make_atlas.every_point(document, [GROUP], 1, make=make)))
+
+
+def test_the_search_ends_at_the_largest_that_fits_and_around_the_break_even() -> None:
+    document = atlas_document.new_document(ABOUT)
+    whole(document)
+    curves = atlas_document.curves_of(document["points"], GROUP)
+    assert {name: max(atlas_search.fitting(curve)) for name, curve in curves.items()} == {
+        "fp32": 128,
+        "amp": 256,
+        "amp-nocache": 256,
+        "bf16": 256,
+    }
+    assert all(256 in curves["fp32"] and 512 in curves[name] for name in ("amp", "amp-nocache", "bf16"))
+    assert not any(curves["fp32"][batch].fits for batch in (256,))
+    assert atlas_search.break_even(curves["fp32"], curves["amp"]) == (2, 4)
+    assert atlas_search.break_even(curves["fp32"], curves["bf16"]) == (None, 1)
+    assert set(curves["fp32"]) - {256} <= set(curves["amp"])
+
+
+def test_a_model_that_does_not_fit_at_all_is_asked_once() -> None:
+    curves: dict[str, dict[int, Any]] = {name: {} for name in PRECISIONS}
+    assert atlas_search.wanted(curves, ROOM) == [(name, 1) for name in PRECISIONS]
+    none = {name: {1: atlas_search.Size(peak=0, fits=False)} for name in PRECISIONS}
+    assert atlas_search.wanted(none, ROOM) == []
+
+
+def test_a_peak_that_does_not_grow_ends_at_the_largest_batch() -> None:
+    curve = {1: atlas_search.Size(peak=GIB, fits=True), 16: atlas_search.Size(peak=GIB, fits=True)}
+    assert atlas_search.next_end(curve, ROOM) == atlas_search.LARGEST
+    assert atlas_search.next_end(curve | {atlas_search.LARGEST: curve[1]}, ROOM) is None
+
+
+def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    file, at_once = tmp_path / "atlas.json", atlas_document.new_document(ABOUT)
+    count = whole(at_once)
+    stopped = atlas_document.read_document(file, ABOUT)
+    for number, _ in enumerate(make_atlas.every_point(stopped, [GROUP], 1, make=make), start=1):
+        atlas_document.write_document(stopped, file)
+        if number == 5:
+            break
+    later = atlas_document.read_document(file, ABOUT)
+    assert len(later["points"]) == 5
+    assert whole(later) == count - 5
+    assert atlas_document.text_of(later) == atlas_document.text_of(at_once)
+    assert whole(later) == 0
+
+
+def test_no_run_begins_after_the_time_is_over() -> None:
+    document = atlas_document.new_document(ABOUT)
+    assert list(make_atlas.every_point(document, [GROUP], 1, end=0.0, make=make)) == []
+
+
+def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    document = atlas_document.new_document(ABOUT)
+    whole(document)
+    atlas_document.write_document(document, tmp_path / "atlas.json")
+    found = atlas_document.read_document(tmp_path / "atlas.json", ABOUT)
+    assert atlas_document.text_of(found) == (tmp_path / "atlas.json").read_text(encoding="utf-8")
+    point = found["points"][0]
+    assert atlas_document.setting_of(point) == Setting(
+        model="BERT base", optimizer="adamw", checkpointing=False, precision="fp32", batch=1
+    )
+
+
+def points_of(model: str, fp32: int, amp: int) -> list[dict[str, Any]]:
+    """The points of a model at batch 1, with the given peaks."""
+    setting = {"model": model, "optimizer": "adamw", "checkpointing": False, "batch": 1}
+    return [setting | {"precision": name, "fit": "fits", "peak": peak} for name, peak in (("fp32", fp32), ("amp", amp))]
+
+
+def test_the_paragraph_counts_halves_little_and_costs() -> None:
+    peaks = {"BERT base": 500, "GPT-2": 950, "ResNet-50": 1000, "DLRM": 1200}
+    points = [point for model, amp in peaks.items() for point in points_of(model, 1000, amp)]
+    counted = (
+        "at least halves the peak in 1 of 4 settings, saves less than 10 % in 1, changes nothing in 1, and costs "
+        "memory in 1; the median saving is 2%"
+    )
+    assert atlas_summary.paragraph(points, ABOUT) == (
+        "4 models in 4 settings (a setting is a model, an optimizer, and checkpointing or not), trained for two steps "
+        "on a simulated a GPU. At the largest batch size that fits in FP32, AMP with bfloat16 "
+        f"{counted}. At batch size 1 it {counted}."
+    )
+    assert "no point yet" in atlas_summary.paragraph([], ABOUT)
+
+
+def test_the_break_even_in_words() -> None:
+    def said(fp32: int, amp: int) -> str:
+        (saving,) = atlas_summary.savings_of(points_of("GPT-2", fp32, amp), "amp")
+        return atlas_summary.break_even_of(saving)
+
+    assert said(1000, 900) == "saves at every batch size"
+    assert said(1000, 1000) == "saves at no batch size"
+
+
+def test_the_page_is_whole_and_loads_nothing() -> None:
+    document = atlas_document.new_document(ABOUT)
+    whole(document)
+    page = atlas_page.page_of(document)
+    assert "[[" not in page.partition('<script type="application/json"')[0]
+    assert "default-src 'none'" in page
+    assert 'src="' not in page and "<link" not in page
+    assert len(page.encode()) < 3_000_000
+    assert "saves from batch 4 on, not at 2" in page
