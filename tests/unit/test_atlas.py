@@ -149,3 +149,11 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
     assert 'src="' not in page and "<link" not in page
     assert len(page.encode()) < 3_000_000
     assert "saves from batch 4 on, not at 2" in page
+
+
+def test_the_page_leaves_out_a_group_that_is_not_whole() -> None:
+    document = atlas_document.new_document(ABOUT)
+    whole(document)
+    assert len(atlas_document.whole_groups(document)) == len(document["points"])
+    document["points"].pop()
+    assert atlas_document.whole_groups(document) == []
