@@ -66,7 +66,7 @@ def assumed(points: Sequence[Point]) -> list[str]:
         "scaled_dot_product_attention would on this GPU.",
         "“bf16” has weights, gradients and optimizer states in bfloat16. AMP is autocast to bfloat16 around the "
         "forward pass and the loss, without a GradScaler. Recurrent layers run in float16 under it, as PyTorch has it.",
-        "Lines only join the runs: between two marks the saving may be lower than the line.",
+        "Lines only join the runs: between two marks the saving may be another.",
     ]
     wide = [point for point in points if point.get("at_most", 0) > 1.1 * point.get("peak", 0) > 0]
     if wide:
