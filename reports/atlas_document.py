@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from atlas_models import MODELS, AtlasModel
-from atlas_search import Curve, Size
+from atlas_search import Curve, Size, wanted
 from atlas_train import OPTIMIZERS, PRECISIONS, Setting
 
 Point: TypeAlias = dict[str, Any]
@@ -88,3 +88,11 @@ def curves_of(points: Iterable[Point], group: Group) -> dict[str, Curve]:
 def group_of(point: Point) -> Group:
     """The group that ``point`` is in."""
     return point["model"], point["optimizer"], point["checkpointing"]
+
+
+def whole_groups(document: Document) -> list[Point]:
+    """The points of the groups whose curves need no further run; the others say too little yet."""
+    points, room = document["points"], document["about"]["memory"]
+    groups = dict.fromkeys(map(group_of, points))
+    whole = {group for group in groups if not wanted(curves_of(points, group), room)}
+    return [point for point in sorted(points, key=_order) if group_of(point) in whole]

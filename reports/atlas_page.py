@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from atlas_document import Document, Point, group_of, setting_of
+from atlas_document import Document, Point, group_of, setting_of, whole_groups
 from atlas_models import BY_NAME
 from atlas_search import BASE
 from atlas_summary import Saving, break_even_of, paragraph, savings_of
@@ -25,14 +25,15 @@ HERE = Path(__file__).parent
 
 def page_of(document: Document) -> str:
     """The whole page."""
+    points = whole_groups(document)
     script = (HERE / "atlas_page.js").read_text(encoding="utf-8")
     parts = {
         "policy": policy(script, plotlyjs.source()),
         "css": (FOLDER / "page.css").read_text(encoding="utf-8"),
-        "paragraph": escape(paragraph(document["points"], document["about"])),
-        "about": escape(made_with(document)),
-        "assumed": "".join(f"<li>{escape(line)}</li>\n" for line in assumed(document["points"])),
-        "data": json_for_script(data_of(document["points"])),
+        "paragraph": escape(paragraph(points, document["about"])),
+        "about": escape(made_with(points, document["about"])),
+        "assumed": "".join(f"<li>{escape(line)}</li>\n" for line in assumed(points)),
+        "data": json_for_script(data_of(points)),
         "plotly": base64.b64encode(plotlyjs.packed()).decode("ascii"),
         "script": script,
     }
@@ -48,10 +49,10 @@ def policy(*scripts: str) -> str:
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
 
 
-def made_with(document: Document) -> str:
+def made_with(points: Sequence[Point], about: Mapping[str, Any]) -> str:
     """The versions, and how many runs there are."""
-    versions = ", ".join(f"{name} {value}" for name, value in document["about"].items() if name != "memory")
-    return f"{len(document['points'])} runs, each on a simulated GPU. Made with {versions}."
+    versions = ", ".join(f"{name} {value}" for name, value in about.items() if name != "memory")
+    return f"{len(points)} runs, each on a simulated GPU. Made with {versions}."
 
 
 def assumed(points: Sequence[Point]) -> list[str]:
@@ -64,7 +65,8 @@ def assumed(points: Sequence[Point]) -> list[str]:
         "Weights are random and data synthetic; sequences are of full length. Attention runs as PyTorch's "
         "scaled_dot_product_attention would on this GPU.",
         "“bf16” has weights, gradients and optimizer states in bfloat16. AMP is autocast to bfloat16 around the "
-        "forward pass and the loss, without a GradScaler.",
+        "forward pass and the loss, without a GradScaler. Recurrent layers run in float16 under it, as PyTorch has it.",
+        "Lines only join the runs: between two marks the saving may be another.",
     ]
     wide = [point for point in points if point.get("at_most", 0) > 1.1 * point.get("peak", 0) > 0]
     if wide:

@@ -11,7 +11,8 @@ from atlas_document import Group, Point, curves_of, group_of
 from atlas_search import BASE, break_even, differences_of, fitting
 from atlas_train import AMP
 
-LITTLE, HALF = 0.1, 0.5
+NOTHING, LITTLE, HALF = 0.001, 0.1, 0.5
+"""Shares of the peak; what is below the first, either way, is said to change nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,14 +91,14 @@ def paragraph(points: Sequence[Point], about: Mapping[str, Any]) -> str:
 def _counted(shares: Sequence[float]) -> str:
     """Of how many settings the share is how large."""
     halves = sum(share >= HALF for share in shares)
-    little = sum(0 < share < LITTLE for share in shares)
-    nothing = sum(share == 0 for share in shares)
-    costs = sum(share < 0 for share in shares)
+    little = sum(NOTHING <= share < LITTLE for share in shares)
+    nothing = sum(abs(share) < NOTHING for share in shares)
+    costs = sum(share <= -NOTHING for share in shares)
     count = len(shares)
-    same = f", changes nothing in {nothing}" if nothing else ""
+    same = f", changes it by less than 0.1 % in {nothing}" if nothing else ""
     return (
         f"at least halves the peak in {halves} of {count} {_noun(count, 'setting')}, saves less than 10 % in "
-        f"{little}{same}, and costs memory in {costs}; the median saving is {median(shares):.0%}"
+        f"{little}{same}, and costs memory in {costs}; the median saving is {round(100 * median(shares))} %"
     )
 
 

@@ -120,8 +120,8 @@ def test_the_paragraph_counts_halves_little_and_costs() -> None:
     peaks = {"BERT base": 500, "GPT-2": 950, "ResNet-50": 1000, "DLRM": 1200}
     points = [point for model, amp in peaks.items() for point in points_of(model, 1000, amp)]
     counted = (
-        "at least halves the peak in 1 of 4 settings, saves less than 10 % in 1, changes nothing in 1, and costs "
-        "memory in 1; the median saving is 2%"
+        "at least halves the peak in 1 of 4 settings, saves less than 10 % in 1, changes it by less than 0.1 % in "
+        "1, and costs memory in 1; the median saving is 2 %"
     )
     assert atlas_summary.paragraph(points, ABOUT) == (
         "4 models in 4 settings (a setting is a model, an optimizer, and checkpointing or not), trained for two steps "
@@ -149,3 +149,11 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
     assert 'src="' not in page and "<link" not in page
     assert len(page.encode()) < 3_000_000
     assert "saves from batch 4 on, not at 2" in page
+
+
+def test_the_page_leaves_out_a_group_that_is_not_whole() -> None:
+    document = atlas_document.new_document(ABOUT)
+    whole(document)
+    assert len(atlas_document.whole_groups(document)) == len(document["points"])
+    document["points"].pop()
+    assert atlas_document.whole_groups(document) == []
