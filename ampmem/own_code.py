@@ -29,6 +29,16 @@ def is_torch(file: str) -> bool:
     return _TORCH in file
 
 
+def is_running(file: str) -> bool:
+    """Whether a function of ``file`` is on the Python stack of the calling thread."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def script_line() -> str:
     """``FILE:LINE`` of the nearest frame that runs and is neither torch's nor ampmem's own."""
     frame: FrameType | None = sys._getframe(1)

@@ -16,12 +16,12 @@ from ampmem.errors import UsageError
 from ampmem.failure import failure_of
 from ampmem.output import Terminal, check_output, claim
 from ampmem.recording import SUFFIX, rank_file
-from ampmem.recording.watched import read_watched
+from ampmem.recording.watched import Row, read_watched
 from ampmem.vocabulary import Device
 
 if TYPE_CHECKING:
     from ampmem.recorder.on_paper import OnPaper
-    from ampmem.recorder.watch.watcher import Seen, Watcher
+    from ampmem.recorder.watch.watcher import Watcher
 
 __all__ = ["Watch", "WatchedSummary", "watch"]
 
@@ -94,8 +94,7 @@ class Watch:
         assume: Sequence[str],
         step_on: str | None,
         first_step: int = 0,
-        on_step: Callable[[Seen], None] | None = None,
-        script: str | None = None,
+        on_step: Callable[[Row], None] | None = None,
     ) -> None:
         """As :func:`watch` has it; ``first_step`` is the number of the first step, and ``on_step`` told of each."""
         check_every(every, keep)
@@ -104,7 +103,7 @@ class Watch:
         self._every, self._keep = every, keep
         self._stacks, self._force = stacks, force
         self._device, self._gpu, self._assume, self._step_on = device, gpu, assume, step_on
-        self._first_step, self._on_step, self._script = first_step, on_step, script
+        self._first_step, self._on_step = first_step, on_step
         self._watcher: Watcher | None = None
         self._paper: OnPaper | None = None
         self._undo = ExitStack()
@@ -122,7 +121,7 @@ class Watch:
 
         known = launched()
         place = None if known is None else known.place
-        script, *arguments = command_line() if self._script is None else [self._script]
+        script, *arguments = command_line()
         given = self._output
         self.path = self._name(script) if given is None else given.absolute()
         if place is not None and place.world_size > 1:

@@ -169,8 +169,7 @@ def _show_watched(files: Sequence[Path], watched: Sequence[Path], *, as_json: bo
         raise UsageError(f"{watched[0]} is a watched run and {others[0]} is not: show them in two commands")
     found = [watched_run(read_watched(path)) for path in watched]
     if as_json:
-        texts = [each.to_json() for each in found]
-        click.echo(texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]")
+        click.echo(_one_or_several([each.to_json() for each in found]))
         return
     parts = [render_watched(each, layout) for each in found]
     if len(found) > 1:
@@ -209,7 +208,11 @@ def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
 
 def _ranks_as_json(runs: Sequence[RankRun]) -> str:
     """The merged view of one job as an object, of one in each of several precisions as an array of objects."""
-    texts = [job.to_json() for job in merge_all(_of_jobs(runs)).jobs]
+    return _one_or_several([job.to_json() for job in merge_all(_of_jobs(runs)).jobs])
+
+
+def _one_or_several(texts: Sequence[str]) -> str:
+    """One object of JSON, or an array of them."""
     return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
 
 

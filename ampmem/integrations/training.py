@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import time_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ampmem.analysis.summary import PLACES, PeakPlace, Summary, summarize
 from ampmem.api import Profile
@@ -19,11 +19,9 @@ from ampmem.events import Recording
 from ampmem.integrations.loggers import LoggedRow, Logger, logger_of, loggers_of, rows, seen_row
 from ampmem.output import Terminal, sized
 from ampmem.recording import SUFFIX, rank_file, rank_of
+from ampmem.recording.watched import Row
 from ampmem.units import format_peak
 from ampmem.watched_block import Watch, check_every
-
-if TYPE_CHECKING:
-    from ampmem.recorder.watch.watcher import Seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,26 +114,21 @@ class WholeRun:
             if watch is not None:
                 finish_watch(watch, error, self._wanted, self._keep)
 
-    def _seen(self, seen: Seen) -> None:
+    def _seen(self, row: Row) -> None:
         if rank().speaks:
             with going_on():
-                self._log([seen_row(seen.row)])
+                self._log([seen_row(row)])
 
 
-def begin_watch(wanted: Wanted, folder: Path, first_step: int, on_step: Callable[[Seen], None] | None) -> Watch | None:
+def begin_watch(wanted: Wanted, folder: Path, first_step: int, on_step: Callable[[Row], None] | None) -> Watch | None:
     """Watch from now on, into a file in ``folder``; ``None`` where this process is being recorded already."""
     from ampmem.recorder.process.active import active
 
     if active() is not None:
         say("this process is being recorded already, so this training is not watched")
         return None
-    place = rank()
-    file = folder / f"memory-watch{SUFFIX}"
-    if place.world_size > 1:
-        file = rank_file(file, place.rank, place.world_size)
-    file.parent.mkdir(parents=True, exist_ok=True)
     watch = Watch(
-        output=file,
+        output=_file_in(folder, "memory-watch"),
         every=wanted.every,
         keep=wanted.keep,
         stacks=wanted.stacks,
@@ -238,15 +231,11 @@ def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = Fals
     if active() is not None:
         say("this process is being recorded already, so these steps are not recorded once more")
         return None
-    place, skip = rank(), wanted.skip if counted else 0
-    file = folder / f"memory-step{first_step + skip}{SUFFIX}"
-    if place.world_size > 1:
-        file = rank_file(file, place.rank, place.world_size)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    skip = wanted.skip if counted else 0
     recorder = Profile(
         None,
         None,
-        output=file,
+        output=_file_in(folder, f"memory-step{first_step + skip}"),
         steps=wanted.steps if counted else None,
         skip=skip,
         first_step=first_step,
@@ -255,6 +244,13 @@ def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = Fals
         force=True,
     )
     return recorder.__enter__()
+
+
+def _file_in(folder: Path, name: str) -> Path:
+    """The file of that ``name`` in ``folder``, which is there from now on; of a rank with its number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    place, file = rank(), folder / f"{name}{SUFFIX}"
+    return rank_file(file, place.rank, place.world_size) if place.world_size > 1 else file
 
 
 def finish(
@@ -403,6 +399,7 @@ class FewStepsCallback:
         self._start_over()
 
     def _start_over(self) -> None:
+        self._others = WorkingLoggers(self.other_loggers)
         self.few_steps: FewSteps | WholeRun
         if self.wanted.watch:
             self.few_steps = WholeRun(self.wanted, self._log, self._keep)
@@ -418,16 +415,12 @@ class FewStepsCallback:
 
     def _log(self, rows: Sequence[LoggedRow]) -> None:
         """Give all loggers these rows."""
-        for logger in self.other_loggers:
-            with going_on():
-                logger.log(rows)
+        self._others.log(rows)
         self._log_to_host(rows)
 
     def _keep(self, page: Path) -> None:
         """Store the page with the run, where the loggers take files."""
-        for logger in self.other_loggers:
-            with going_on():
-                logger.keep(page)
+        self._others.keep(page)
         self._keep_with_host(page)
 
     def _log_to_host(self, rows: Sequence[LoggedRow]) -> None:
@@ -502,17 +495,8 @@ def few_steps_of_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Se
 
 @contextmanager
 def _watched_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Sequence[Logger]) -> Iterator[None]:
-    def log(rows: Sequence[LoggedRow]) -> None:
-        for logger in loggers:
-            with going_on():
-                logger.log(rows)
-
-    def keep(page: Path) -> None:
-        for logger in loggers:
-            with going_on():
-                logger.keep(page)
-
-    run = WholeRun(wanted, log, keep)
+    working = WorkingLoggers(loggers)
+    run = WholeRun(wanted, working.log, working.keep)
     run.training_begins(folder, 0)
     run.step_begins(0, first_step)
     try:
@@ -538,9 +522,31 @@ def _end(
 
 
 def tell(loggers: Sequence[Logger], recorded: Recorded) -> None:
-    """Give ``loggers`` the rows and the page; what fails with one is no reason to leave out the next."""
-    for logger in loggers:
-        with going_on():
-            logger.log(recorded.rows)
-            if recorded.page is not None:
-                logger.keep(recorded.page)
+    """Give ``loggers`` the rows and the page."""
+    working = WorkingLoggers(loggers)
+    working.log(recorded.rows)
+    if recorded.page is not None:
+        working.keep(recorded.page)
+
+
+class WorkingLoggers:
+    """Loggers of one training: one that fails is told of once and gets nothing more, and the others go on."""
+
+    def __init__(self, loggers: Sequence[Logger]) -> None:
+        self._loggers = list(loggers)
+
+    def log(self, rows: Sequence[LoggedRow]) -> None:
+        """Give them the rows."""
+        self._each(lambda logger: logger.log(rows))
+
+    def keep(self, page: Path) -> None:
+        """Give them the page."""
+        self._each(lambda logger: logger.keep(page))
+
+    def _each(self, give: Callable[[Logger], None]) -> None:
+        working = []
+        for logger in self._loggers:
+            with going_on():
+                give(logger)
+                working.append(logger)
+        self._loggers = working

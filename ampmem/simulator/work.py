@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch.utils.flop_counter import flop_registry
 
+from ampmem.own_code import is_running
 from ampmem.simulator.private.general import in_backward
 
 _CHECKPOINT_FILE = torch.utils.checkpoint.__file__
@@ -52,15 +52,5 @@ class Work:
         except Exception:  # torch's formula does not fit what the op was given: it counts nothing
             return
         self.flops += count
-        if in_backward() and torch.is_grad_enabled() and _under_checkpoint():
+        if in_backward() and torch.is_grad_enabled() and is_running(_CHECKPOINT_FILE):
             self.recomputed_flops += count
-
-
-def _under_checkpoint() -> bool:
-    """Whether ``torch.utils.checkpoint`` is on the Python stack: gradients are on in a double backward, too."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_filename == _CHECKPOINT_FILE:
-            return True
-        frame = frame.f_back
-    return False

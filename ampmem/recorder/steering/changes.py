@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import in_backward, is_compiled_in_place, on_module_before
@@ -193,7 +194,7 @@ class _Checkpoints(_Forwards):
         if not super()._is_due(module):
             return False
         name = self._chosen[module]
-        if name not in self._done and _under_checkpoint():
+        if name not in self._done and is_running(_CHECKPOINT_FILE):
             self._refuse(f"the script checkpoints {name} itself")
             del self._chosen[module]
             return False
@@ -277,16 +278,6 @@ def _not_in_python(module: nn.Module) -> str | None:
 
 def _counts(module: nn.Module) -> bool:
     return bool(getattr(module, "track_running_stats", False)) and module.training
-
-
-def _under_checkpoint() -> bool:
-    """Whether a checkpoint of the script's own runs what runs now."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_filename == _CHECKPOINT_FILE:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _counted(names: list[str]) -> str:

@@ -23,6 +23,7 @@ from ampmem.patching import Undo, patch
 from ampmem.recorder.models.live import live_tensors
 from ampmem.recorder.sources.cpu import count_all_threads
 from ampmem.recorder.sources.cuda.device import Snapshot, TorchCuda, forget_observer
+from ampmem.recorder.sources.cuda.oom import last_failure
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import CPU_REPORTER
 from ampmem.simulator.device import SimulatedDevice
@@ -365,11 +366,9 @@ class CudaGauge:
     def _observe(self, device: int, segment: int, total: int, free: int) -> None:
         snapshot = self._api.snapshot()
         blocks, lines = self._in_use(snapshot, device)
-        trace = snapshot["device_traces"][device] if device < len(snapshot["device_traces"]) else ()
-        failed: Mapping[str, Any] = next((row for row in reversed(trace) if row["action"] == "oom"), {})
         self._short(
             Shortage(
-                asked=int(failed.get("size", segment)),
+                asked=int(last_failure(snapshot, device).get("size", segment)),
                 free=free,
                 total=total,
                 reserved=int(self._stats(device)["reserved_bytes"]["all"]["current"]),

@@ -11,7 +11,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from time import time_ns
 
@@ -60,14 +60,6 @@ _PASSING = (Phase.BETWEEN, Phase.SETUP)
 """What comes up in these is seen when the next phase ends: asking costs more than it says."""
 _LINES = 12
 """So many lines of the script are named of what was held when memory ran out."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """A step that has ended; sizes in bytes."""
-
-    row: Row
-    seconds: float
 
 
 class Series:
@@ -196,7 +188,7 @@ class Watcher:
         keep: int = 3,
         simulated: SimulatedDevice | None = None,
         say: Callable[[str], None] = lambda _: None,
-        on_step: Callable[[Seen], None] | None = None,
+        on_step: Callable[[Row], None] | None = None,
     ) -> None:
         check_none()
         if _watching:
@@ -225,7 +217,6 @@ class Watcher:
         """Whether this step may run out of memory, so that lines are worth their time; whether memory grew."""
         self._limit: int | None = None
         self._named = False
-        self._ended_ns = 0
         self._look: GrowthLook | None = None
         self._models: dict[int, weakref.ref[nn.Module]] = {}
         self._shortage: Ending | None = None
@@ -257,7 +248,6 @@ class Watcher:
             raise
         _watching.append(self)
         self._undo.callback(_watching.remove, self)
-        self._ended_ns = time_ns()
         self._begin_full(Why.START)
 
     def close(self, failure: BaseException | None = None) -> None:
@@ -330,10 +320,9 @@ class Watcher:
         now, host = self._gauge.take(), _resident()
         self._note_peak(now.peak)
         self._phase = Phase.BETWEEN
-        ended_ns = time_ns()
         row = Row(
             step=number,
-            time_ns=ended_ns,
+            time_ns=time_ns(),
             peak=max(self._peak, now.alive),
             phase=self._peak_phase.name.lower(),
             alive=now.alive,
@@ -356,10 +345,9 @@ class Watcher:
         if careful != self._careful:
             self._careful = careful
             self._gauge.keep_lines(wanted=careful)
-        seconds, self._ended_ns = (ended_ns - self._ended_ns) / 1e9, ended_ns
         self._go_on(row)
         if self._on_step is not None:
-            self._on_step(Seen(row=row, seconds=seconds))
+            self._on_step(row)
 
     def _note_what_went_on(self) -> None:
         """A request failed in the step that has ended: the script has caught that."""

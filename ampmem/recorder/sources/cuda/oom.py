@@ -36,7 +36,7 @@ class OomKeeper:
         now = time_ns()
         place = _NOWHERE if self.locate is None else self.locate()
         snapshot = self._api.snapshot()
-        request = _last_failure(snapshot, device)
+        request = last_failure(snapshot, device)
         whole = self._whole(device, total)
         first, second = request.get("pool_id", (0, 0))
         self._records.append(
@@ -110,7 +110,7 @@ def is_out_of_memory(failure: BaseException) -> bool:
     return False
 
 
-def _last_failure(snapshot: Mapping[str, Any], device: int) -> Mapping[str, Any]:
+def last_failure(snapshot: Mapping[str, Any], device: int) -> Mapping[str, Any]:
     """The trace's entry of the failure; it has the size of the block, where torch tells only the segment's."""
     traces = snapshot["device_traces"]
     if device < len(traces):
