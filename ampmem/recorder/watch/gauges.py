@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -59,38 +60,43 @@ class Shortage:
     lines: Mapping[int, str]
 
 
-class Gauge(Protocol):
-    """What is measured of one device."""
+class Gauge(ABC):
+    """What is measured of one device. Only a CUDA device knows which line of the script has allocated what."""
 
-    sampled: bool
+    sampled = False
     """Whether the peak is the largest of the instants at which it is asked for."""
 
+    @abstractmethod
     def install(self, short: Callable[[Shortage], None]) -> Undo:
         """Begin; ``short`` is told of each request that could not be served. Returns what undoes it."""
 
+    @abstractmethod
     def peak(self) -> int:
         """The most that was allocated since :meth:`take` was called last."""
 
+    @abstractmethod
     def take(self) -> Reading:
         """A step has ended: what there is now, and its peak, which is over then."""
 
+    @abstractmethod
     def device(self) -> tuple[str, int | None]:
         """The device's name, and its memory; ``""`` as long as none is in use."""
 
     def line_of(self, address: int) -> str:
         """Which line of the script has allocated the block at ``address``; empty where that is not known."""
+        return ""
 
-    def keep_lines(self, *, wanted: bool) -> None:
+    def keep_lines(self, *, wanted: bool) -> None:  # noqa: B027
         """Keep from now on which line allocates what, or no longer: it costs time at each allocation."""
 
-    def pause(self) -> None:
+    def pause(self) -> None:  # noqa: B027
         """A full recording begins, which has the device's history to itself."""
 
-    def resume(self) -> None:
+    def resume(self) -> None:  # noqa: B027
         """It has ended."""
 
 
-class CpuGauge:
+class CpuGauge(Gauge):
     """The running total of torch's CPU allocator, which counts for all threads once it is told to.
 
     Source: ``ProfiledCPUMemoryReporter`` in PyTorch's ``c10/core/CPUAllocator.cpp``.
@@ -125,18 +131,6 @@ class CpuGauge:
 
     def device(self) -> tuple[str, int | None]:
         return "CPU", None
-
-    def line_of(self, address: int) -> str:
-        return ""
-
-    def keep_lines(self, *, wanted: bool) -> None:
-        """Nobody keeps them."""
-
-    def pause(self) -> None:
-        """A recording shares the total."""
-
-    def resume(self) -> None:
-        """As before."""
 
     def _now(self) -> int:
         assert self._total is not None
@@ -178,10 +172,8 @@ def _running_total() -> ctypes.c_size_t | None:
     return ctypes.c_size_t.from_address(ctypes.addressof(words) + ctypes.sizeof(ctypes.c_size_t) * found.pop())
 
 
-class SimulatedGauge:
+class SimulatedGauge(Gauge):
     """The allocator's own numbers, in which the part since the last look has a peak of its own."""
-
-    sampled = False
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
@@ -204,12 +196,6 @@ class SimulatedGauge:
     def device(self) -> tuple[str, int | None]:
         return self._device.gpu.name, self._device.gpu.total_memory
 
-    def line_of(self, address: int) -> str:
-        return ""
-
-    def keep_lines(self, *, wanted: bool) -> None:
-        """Nobody keeps them."""
-
     def pause(self) -> None:
         self._device.on_out_of_memory = None
 
@@ -230,13 +216,11 @@ class SimulatedGauge:
         )
 
 
-class CudaGauge:
+class CudaGauge(Gauge):
     """One CUDA device: that with the most memory in use when it is first asked for.
 
     The allocator's history, which says which line has allocated what, is kept as a ring where it is wanted.
     """
-
-    sampled = False
 
     def __init__(self, *, stacks: bool) -> None:
         self._api = TorchCuda()
