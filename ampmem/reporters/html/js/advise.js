@@ -1,11 +1,7 @@
 /** Puts the page of a search for changes together. */
 import { byId, fill, make, tableOf } from "./common/dom.js";
-import { MAX_SENTENCE, cleaned } from "./common/format.js";
-import { given } from "./common/given.js";
-import { shownTheme, startTheme } from "./common/theme.js";
 import { adviceFigure, adviceLimitShown } from "./figures/advicefigure.js";
-import { loadPlotly } from "./figures/plotly.js";
-import { drawBeforeLoaded, startPrinting } from "./sections/paper.js";
+import { drawChartPage } from "./sections/chartpage.js";
 /** @import { AdviceView } from "./common/page.js" */
 
 const HEIGHT = 420;
@@ -39,28 +35,10 @@ function showTexts(data) {
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
 }
 
-async function start() {
-  const data = /** @type {AdviceView} */ (cleaned(JSON.parse(given(byId("page-data").textContent)), MAX_SENTENCE));
-  showTexts(data);
-  const chart = byId("chart");
-  byId("curve").hidden = data.series.length === 0;
-  const plotly = await loadPlotly();
-  const draw = (theme = shownTheme(), width = chart.clientWidth) => {
-    if (byId("curve").hidden) return null;
-    const { data: traces, layout } = adviceFigure(data, theme, width, HEIGHT);
-    return plotly.react(chart, traces, layout, { ...data.config, responsive: false, displayModeBar: false });
-  };
-  await draw();
-  startTheme(() => draw());
-  window.addEventListener("resize", () => draw());
-  startPrinting(({ theme, width } = {}) => draw(theme, width));
-  document.documentElement.dataset.drawn = "";
-}
-
-await drawBeforeLoaded(() =>
-  start().catch((error) => {
-    byId("trouble").hidden = false;
-    byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
-    throw error;
-  }),
-);
+await drawChartPage({
+  show: showTexts,
+  section: "curve",
+  isEmpty: (/** @type {AdviceView} */ data) => data.series.length === 0,
+  figure: adviceFigure,
+  height: HEIGHT,
+});

@@ -1,11 +1,7 @@
 /** Puts the page of a watched run together. */
 import { byId, fill, make, named, tableOf } from "./common/dom.js";
-import { MAX_SENTENCE, cleaned } from "./common/format.js";
-import { given } from "./common/given.js";
-import { shownTheme, startTheme } from "./common/theme.js";
-import { loadPlotly } from "./figures/plotly.js";
 import { limitShown, watchedFigure } from "./figures/watchedfigure.js";
-import { drawBeforeLoaded, startPrinting } from "./sections/paper.js";
+import { drawChartPage } from "./sections/chartpage.js";
 /** @import { WatchedView } from "./common/page.js" */
 
 const HEIGHT = 420;
@@ -51,29 +47,10 @@ function showTexts(data) {
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
 }
 
-async function start() {
-  const data = /** @type {WatchedView} */ (cleaned(JSON.parse(given(byId("page-data").textContent)), MAX_SENTENCE));
-  showTexts(data);
-  const chart = byId("chart");
-  const empty = data.curves.every((curve) => curve.steps.length === 0);
-  byId("run").hidden = empty;
-  const plotly = await loadPlotly();
-  const draw = (theme = shownTheme(), width = chart.clientWidth) => {
-    if (empty) return null;
-    const { data: traces, layout } = watchedFigure(data, theme, width, HEIGHT);
-    return plotly.react(chart, traces, layout, { ...data.config, responsive: false, displayModeBar: false });
-  };
-  await draw();
-  startTheme(() => draw());
-  window.addEventListener("resize", () => draw());
-  startPrinting(({ theme, width } = {}) => draw(theme, width));
-  document.documentElement.dataset.drawn = "";
-}
-
-await drawBeforeLoaded(() =>
-  start().catch((error) => {
-    byId("trouble").hidden = false;
-    byId("trouble").textContent = `This page could not be drawn: ${error.message}`;
-    throw error;
-  }),
-);
+await drawChartPage({
+  show: showTexts,
+  section: "run",
+  isEmpty: (/** @type {WatchedView} */ data) => data.curves.every((curve) => curve.steps.length === 0),
+  figure: watchedFigure,
+  height: HEIGHT,
+});

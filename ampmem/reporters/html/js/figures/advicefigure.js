@@ -1,6 +1,7 @@
 /** Runs with changes as a plotly figure: memory over its price. Pure: everything it needs comes in. */
 import { plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
+import { chartLayout } from "./layout.js";
 import { byteTicks } from "./ticks.js";
 /** @import { AdviceSeries, AdviceView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
@@ -98,7 +99,6 @@ function limitOf(data, theme) {
  * @returns {Figure}
  */
 export function adviceFigure(data, theme, width, height) {
-  const ink = INKS[theme];
   const points = pointsOf(data);
   const joined = data.series.filter((series) => series.joined);
   const limit = adviceLimitShown(data) ? [data.limit] : [];
@@ -114,23 +114,16 @@ export function adviceFigure(data, theme, width, height) {
   const costs = points.map((point) => point.cost);
   const [first, last] = [Math.min(...costs), Math.max(...costs)];
   const beside = (last - first || 1) * FREE;
-  const axis = { gridcolor: ink.grid, zeroline: false, linecolor: ink.grid, tickfont: { size: 12, color: ink.quiet } };
+  const { axis, around } = chartLayout(theme, width, height);
   return {
     data: [
       ...joined.map((series) => allocatedUnder(series, theme)),
       ...data.series.map((series) => runsOf(series, theme)),
     ],
     layout: {
-      width,
-      height,
+      ...around,
       margin: { l: 72, r: 16, t: 10, b: 48 },
       hovermode: "closest",
-      dragmode: false,
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: "inherit", size: 12, color: ink.quiet },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink.ink } },
-      hoverlabel: { bgcolor: ink.note, bordercolor: ink.quiet, font: { color: ink.ink } },
       xaxis: {
         ...axis,
         range: [first - beside, last + beside],

@@ -1,6 +1,7 @@
 /** The curves of a fit as a plotly figure. Pure: everything it needs comes in. */
 import { formatCount, plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
+import { chartLayout } from "./layout.js";
 import { byteTicks } from "./ticks.js";
 /** @import { CurveView, FitView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
@@ -237,7 +238,6 @@ function crossingsOf(data, theme) {
  * @returns {Figure}
  */
 export function fitFigure(data, theme, width, height) {
-  const ink = INKS[theme];
   const line = topOf(data);
   const floor = smallest(data);
   const span = line - floor || line;
@@ -255,7 +255,7 @@ export function fitFigure(data, theme, width, height) {
   }));
   const values = failing.flatMap((curve) => [...curve.values, ...curve.failing]);
   const [first, last] = [Math.min(...values), Math.max(...values)];
-  const axis = { gridcolor: ink.grid, zeroline: false, linecolor: ink.grid, tickfont: { size: 12, color: ink.quiet } };
+  const { axis, around } = chartLayout(theme, width, height);
   return {
     data: [
       ...data.curves.map((curve) => allocatedOf(curve, theme)),
@@ -263,17 +263,10 @@ export function fitFigure(data, theme, width, height) {
       ...failing.map((curve, i) => failingOf(curve, data.argument, theme, line + span * (MARGIN + ROW * i))),
     ],
     layout: {
-      width,
-      height,
+      ...around,
       margin: { l: 72, r: 16, t: 10, b: 48 },
       // Equal runs are all told at once.
       hovermode: "x unified",
-      dragmode: false,
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: "inherit", size: 12, color: ink.quiet },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink.ink } },
-      hoverlabel: { bgcolor: ink.note, bordercolor: ink.quiet, font: { color: ink.ink } },
       xaxis: {
         ...axis,
         range: [first - (last - first || 1) * MARGIN, last + (last - first || 1) * MARGIN],

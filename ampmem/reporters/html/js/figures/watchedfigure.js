@@ -1,6 +1,7 @@
 /** A watched run as a plotly figure: lines over its steps, bands of categories. Pure: everything it needs comes in. */
 import { plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
+import { chartLayout } from "./layout.js";
 import { byteTicks } from "./ticks.js";
 /** @import { BandView, WatchedLine, WatchedView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
@@ -87,7 +88,7 @@ export function watchedFigure(data, theme, width, height) {
   const span = last - first + 1;
   const most = (limitShown(data) ? Math.max(highest(data), data.limit) : highest(data)) * (1 + MARGIN);
   const ticks = byteTicks(most);
-  const axis = { gridcolor: ink.grid, zeroline: false, linecolor: ink.grid, tickfont: { size: 12, color: ink.quiet } };
+  const { axis, around } = chartLayout(theme, width, height);
   /** @type {object[]} */
   const shapes = data.bands.flatMap((band) => bandOf(band, theme, span));
   const annotations = [];
@@ -107,16 +108,10 @@ export function watchedFigure(data, theme, width, height) {
   return {
     data: data.curves.map((curve, i) => lineOf(curve, i, theme)),
     layout: {
-      width,
-      height,
+      ...around,
       margin: { l: 72, r: 16, t: 24, b: 48 },
       hovermode: "x unified",
       dragmode: "zoom",
-      paper_bgcolor: "rgba(0,0,0,0)",
-      plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: "inherit", size: 12, color: ink.quiet },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: ink.ink } },
-      hoverlabel: { bgcolor: ink.note, bordercolor: ink.quiet, font: { color: ink.ink } },
       xaxis: {
         ...axis,
         range: [first - span * MARGIN, last + span * MARGIN],
