@@ -21,8 +21,9 @@ export class PageLink {
    */
   constructor(place, go) {
     this.#place = place;
-    window.addEventListener("hashchange", () => {
-      const there = placeOfHash(location.hash);
+    window.addEventListener("hashchange", (event) => {
+      // Where it has led, and not where the address is by now: what is written soon may have come between.
+      const there = placeOfHash(new URL(event.newURL).hash);
       this.#at(hasSection(there.section) ? there.section : "");
       go(there);
     });
