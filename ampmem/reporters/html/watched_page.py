@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from ampmem.analysis.watched import FullPart, WatchedSummary, full_recording, watched_run
 from ampmem.output import check_output, open_output
 from ampmem.recording.watched import Row, read_watched
 from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS, CategoryView, category_views
+from ampmem.reporters.html.stream import extreme_positions
 from ampmem.reporters.text.watched import (
     FULL_COLUMNS,
     HELD_COLUMNS,
@@ -26,7 +29,7 @@ from ampmem.units import format_bytes
 from ampmem.version import __version__
 
 _POINTS = 1500
-"""So many buckets of steps are drawn, each with its highest peak and the least that was allocated after a step."""
+"""Twice as many steps are drawn at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,15 +146,12 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
 
 
 def drawn(rows: Sequence[Row], most: int) -> list[Row]:
-    """At most twice ``most`` of ``rows``: of each of so many parts the highest peak, and the least allocated after."""
+    """At most twice ``most`` of ``rows``, with each extreme of the peak and of what was allocated after a step."""
     if len(rows) <= 2 * most:
         return list(rows)
-    kept: dict[int, Row] = {}
-    for part in range(most):
-        numbers = range(len(rows) * part // most, len(rows) * (part + 1) // most)
-        for number in (max(numbers, key=lambda i: rows[i].peak), min(numbers, key=lambda i: rows[i].alive)):
-            kept[number] = rows[number]
-    return [kept[number] for number in sorted(kept)]
+    series = (np.array([row.peak for row in rows]), np.array([row.alive for row in rows]))
+    kept = np.union1d(*(extreme_positions(each, most // 2) for each in series))
+    return [rows[position] for position in kept.tolist()]
 
 
 def _curves(rows: Sequence[Row]) -> tuple[WatchedLine, ...]:
