@@ -429,15 +429,6 @@ MODELS: tuple[AtlasModel, ...] = (
         **QWEN3_06B,
     ),
     _transformers(
-        "Mamba 130M",
-        STATE_SPACE,
-        "MambaForCausalLM MambaConfig",
-        partial(tokens, 50_280, 256),
-        "256 tokens",
-        num_hidden_layers=24,
-        use_cache=False,
-    ),
-    _transformers(
         "T5 base",
         BOTH,
         "T5ForConditionalGeneration T5Config",
@@ -597,6 +588,15 @@ MODELS: tuple[AtlasModel, ...] = (
     _own("GraphSAGE", GRAPH, networks.GraphSage, graphs, "a graph of 2,373 nodes, 34,113 edges", label_loss),
     _own("MLP-Mixer B/16", MLP, networks.Mixer, partial(inputs_and_targets, (3, 224, 224), 1000), PIXELS, class_loss),
     _own("DLRM", EMBEDDINGS, networks.Dlrm, partial(clicks, 26), "13 numbers, 26 indices", click_loss),
+    _transformers(
+        "Mamba 130M",
+        STATE_SPACE,
+        "MambaForCausalLM MambaConfig",
+        partial(tokens, 50_280, 64),
+        "64 tokens",
+        num_hidden_layers=24,
+        use_cache=False,
+    ),
 )
 """In the order in which they are made and shown."""
 
