@@ -11,9 +11,10 @@ atlas.json, beside those of the simulation. A peak is ``torch.cuda.max_memory_al
 from __future__ import annotations
 
 import argparse
-import gc
 import json
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ MODELS = (
     "GPT-2",
     "T5 base",
     "ViT B/16",
-    "CLIP ViT B/32",
+    "nn.Transformer base",
     "ResNet-50",
     "VGG-16",
     "U-Net",
@@ -47,16 +48,19 @@ def main() -> None:
             setting = Setting(
                 model=name, optimizer=ADAMW, checkpointing=False, precision=precision, batch=options.batch
             )
-            points.append(made(setting))
+            points.append(in_own_process(setting))
             print(f"{name}, {precision}: {points[-1]['peak']} bytes", flush=True)
             options.out.write_text(json.dumps(points), encoding="utf-8")
 
 
+def in_own_process(setting: Setting) -> dict[str, Any]:
+    """The point of ``setting``; a process that has run another model keeps some memory of its libraries."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(made, setting).result()
+
+
 def made(setting: Setting) -> dict[str, Any]:
     """The setting, and the peak of two steps in bytes."""
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
     train(setting)
     return asdict(setting) | {"peak": torch.cuda.max_memory_allocated(), "torch": torch.__version__}
 

@@ -300,6 +300,24 @@ T5_BASE = {
     "decoder_start_token_id": 0,
 }
 
+PUBLISHED = {
+    "GPT-2": ("xmem/gpt2-",),
+    "OPT 125M": ("xmem/opt-125m-",),
+    "T5 base": ("xmem/t5-base-",),
+    "ViT B/16": ("mesa/deit-b-", "timm/vit_base_"),
+    "ViT L/16": ("timm/vit_large_", "others/vit-l-16-"),
+    "DeiT tiny": ("mesa/deit-ti-",),
+    "Swin tiny": ("mesa/swin-ti-", "timm/swin_tiny_"),
+    "ConvNeXt tiny": ("xmem/ConvNeXtTiny-", "timm/convnext_tiny-"),
+    "ResNet-50": ("others/resnet50-", "snapshots/resnet50-", "vision/resnet50-"),
+    "ResNet-152": ("xmem/ResNet152-", "timm/resnet152-"),
+    "MobileNet v2": ("xmem/MobileNetV2-",),
+    "EfficientNet B0": ("timm/efficientnet_b0-",),
+    "VGG-16": ("xmem/VGG16-",),
+    "DenseNet-121": ("timm/densenet121-",),
+    "MLP-Mixer B/16": ("timm/mixer_b16_",),
+}
+"""The beginnings of the keys of published.json whose runs are of a model."""
 MODELS: tuple[AtlasModel, ...] = (
     _transformers(
         "BERT base", ENCODER, "BertForMaskedLM BertConfig", partial(masked_tokens, 30_522, 512), "512 tokens"

@@ -9,6 +9,7 @@ only the runs that the file does not have; after an interruption the same comman
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,8 +45,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=REPORTS / "atlas.json", metavar="FILE")
     parser.add_argument("--html", type=Path, default=REPORTS / "atlas.html", metavar="FILE")
     parser.add_argument("--page-only", action="store_true", help="make no run, only the page of the file that is there")
+    parser.add_argument("--emulated", type=Path, metavar="FILE", help="take in what atlas_emulated.py wrote")
     options = parser.parse_args()
     document = read_document(options.json, about())
+    if options.emulated:
+        document["emulated"] = json.loads(options.emulated.read_text(encoding="utf-8"))
+        write_document(document, options.json)
     if not options.page_only:
         make_all(document, chosen(options.models), options)
     options.html.write_text(page_of(document), encoding="utf-8")
