@@ -77,7 +77,7 @@ def groups_of(models: Iterable[AtlasModel]) -> list[Group]:
     return plain + [(model.name, ADAMW, True) for model in chosen if model.checkpointing]
 
 
-def wanted_of(points: Iterable[Point], group: Group, room: int) -> list[Setting]:
+def wanted_of(points: Iterable[Point], group: Group, room: int, *, fine: bool) -> list[Setting]:
     """The runs that the curves of ``group`` still need; every precision is compared only with AdamW."""
     name, optimizer, checkpointing = group
     plain, compared, second = (name, ADAMW, False), PRECISIONS, SECOND
@@ -87,7 +87,7 @@ def wanted_of(points: Iterable[Point], group: Group, room: int) -> list[Setting]
         second = max(fitting(curves_of(points, plain)[BASE]), default=SECOND)
     return [
         Setting(model=name, optimizer=optimizer, checkpointing=checkpointing, precision=precision, batch=batch)
-        for precision, batch in wanted(curves_of(points, group), room, compared, second)
+        for precision, batch in wanted(curves_of(points, group), room, compared, second, fine=fine)
     ]
 
 
@@ -107,8 +107,8 @@ def group_of(point: Point) -> Group:
 
 
 def whole_groups(document: Document) -> list[Point]:
-    """The points of the groups whose curves need no further run; the others say too little yet."""
+    """The points of the groups whose curves have their ends and break-even; the others say too little yet."""
     points, room = document["points"], document["about"]["memory"]
     groups = dict.fromkeys(map(group_of, points))
-    whole = {group for group in groups if not wanted_of(points, group, room)}
+    whole = {group for group in groups if not wanted_of(points, group, room, fine=False)}
     return [point for point in sorted(points, key=_order) if group_of(point) in whole]

@@ -27,17 +27,21 @@ Curve: TypeAlias = Mapping[int, Size]
 """The runs of one precision, by batch size."""
 
 
-def wanted(curves: Mapping[str, Curve], room: int, compared: Sequence[str], second: int) -> list[tuple[str, int]]:
+def wanted(
+    curves: Mapping[str, Curve], room: int, compared: Sequence[str], second: int, *, fine: bool
+) -> list[tuple[str, int]]:
     """The runs that are still to be made, as precision and batch; none where the curves are whole.
 
-    ``curves`` has the runs that were made of each precision; ``room`` is the memory of the GPU. Of the precisions in
-    ``compared`` :data:`PAIR` are run at every batch, the others only where FP32's curve begins and ends. ``second`` is
-    a batch that the search tries after the first, if it may fit.
+    ``curves`` has the runs that were made of each precision; ``room`` is the memory of the GPU. The precisions in
+    ``compared`` are run where FP32's curve ends, AMP also where the curve begins, and around its break-even. With
+    ``fine`` AMP is run at every batch of FP32, the others at both ends, and AMP's own largest batch is searched.
+    ``second`` is a batch that the search tries after the first, if it may fit.
     """
     base = curves[BASE]
     if (batch := next_end(base, room, second)) is not None:
         return [(BASE, batch)]
-    return common(curves, compared) or own_end(curves, room, compared) or around_break_even(curves)
+    missing = common(curves, compared, fine=fine) or around_break_even(curves)
+    return missing or (own_end(curves, room, compared) if fine else [])
 
 
 def next_end(curve: Curve, room: int, second: int) -> int | None:
@@ -82,16 +86,14 @@ def middle(low: int, high: int) -> int:
     return 1 << (low.bit_length() + high.bit_length() - 2) // 2
 
 
-def common(curves: Mapping[str, Curve], compared: Sequence[str]) -> list[tuple[str, int]]:
+def common(curves: Mapping[str, Curve], compared: Sequence[str], *, fine: bool) -> list[tuple[str, int]]:
     """Runs at the batches that fit in FP32, which the other precisions are compared at."""
     base = sorted(fitting(curves[BASE])) or [FIRST]
     ends = list(dict.fromkeys((base[0], base[-1])))
-    wanted_at = {precision: base if precision in PAIR else ends for precision in compared}
+    of_amp, of_others = (base, ends) if fine else (ends, base[-1:])
+    batches = {precision: of_amp if precision == AMP else of_others for precision in compared if precision != BASE}
     return [
-        (precision, batch)
-        for precision, batches in wanted_at.items()
-        for batch in batches
-        if batch not in curves[precision]
+        (precision, batch) for precision, each in batches.items() for batch in each if batch not in curves[precision]
     ]
 
 

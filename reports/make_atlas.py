@@ -95,8 +95,12 @@ def every_point(
     make: Callable[[Setting], Point] = make_point,
     run: Run = in_children,
 ) -> Iterator[Point]:
-    """Make the points that the curves of ``groups`` still need, and add each to ``document``, until ``end``."""
-    tasks = (partial(points_of_group, document, group, end, make) for group in groups)
+    """Make the points that the curves of ``groups`` still need, and add each to ``document``, until ``end``.
+
+    First every curve gets its ends and what lies around its break-even, then the finer points.
+    """
+    passes = ((group, fine) for fine in (False, True) for group in groups)
+    tasks = (partial(points_of_group, document, group, end, make, fine=fine) for group, fine in passes)
     for made in run(tasks, jobs):
         if isinstance(made, str):
             print(f"a run failed, so the rest of its curves is left out:\n{made}", file=sys.stderr)
@@ -106,11 +110,11 @@ def every_point(
 
 
 def points_of_group(
-    document: Document, group: Group, end: float | None, make: Callable[[Setting], Point]
+    document: Document, group: Group, end: float | None, make: Callable[[Setting], Point], *, fine: bool
 ) -> Iterator[Point]:
     """The points that the curves of one group still need; no run begins after the time ``end``."""
     points, room = list(document["points"]), document["about"]["memory"]
-    while settings := wanted_of(points, group, room):
+    while settings := wanted_of(points, group, room, fine=fine):
         for setting in settings:
             if end is not None and time.monotonic() > end:
                 return

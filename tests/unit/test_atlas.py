@@ -78,11 +78,11 @@ def test_other_optimizers_and_checkpointing_begin_where_adamw_ended() -> None:
 
 def test_a_model_that_does_not_fit_at_all_is_asked_once() -> None:
     curves: dict[str, dict[int, Any]] = {name: {} for name in PRECISIONS}
-    assert atlas_search.wanted(curves, ROOM, PRECISIONS, 16) == [("fp32", 1)]
+    assert atlas_search.wanted(curves, ROOM, PRECISIONS, 16, fine=True) == [("fp32", 1)]
     none = {name: {1: atlas_search.Size(peak=0, fits=False)} for name in PRECISIONS}
     curves["fp32"] = none["fp32"]
-    assert atlas_search.wanted(curves, ROOM, PRECISIONS, 16) == [(name, 1) for name in PRECISIONS[1:]]
-    assert atlas_search.wanted(none, ROOM, PRECISIONS, 16) == []
+    assert atlas_search.wanted(curves, ROOM, PRECISIONS, 16, fine=True) == [(name, 1) for name in PRECISIONS[1:]]
+    assert atlas_search.wanted(none, ROOM, PRECISIONS, 16, fine=True) == []
 
 
 def test_a_peak_that_does_not_grow_ends_at_the_largest_batch() -> None:
