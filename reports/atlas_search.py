@@ -59,7 +59,7 @@ def next_end(curve: Curve, room: int, second: int) -> int | None:
     if largest >= LARGEST or too_large == 2 * largest:
         return None
     if len(fits) > 1:
-        high = LARGEST if too_large is None else too_large // 2
+        high = LARGEST if too_large is None else middle(largest, too_large)
         found = min(guess(curve, fits[-2], largest, room), high)
         return found if found > largest else None
     if too_large is not None:

