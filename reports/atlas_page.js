@@ -138,7 +138,7 @@ function endsTraces(lines, grid) {
 
 function endsLayout(lines, width) {
   const { xaxis, yaxis, ...rest } = layoutOf(lines, width);
-  const half = { type: "line", x0: 50, x1: 50, yref: "paper", y0: 0, y1: 1, line: { color: yaxis.gridcolor, width: 2, dash: "dot" } };
+  const half = { type: "line", x0: 50, x1: 50, yref: "paper", y0: 0, y1: 1, line: { color: yaxis.zerolinecolor, width: 1.5, dash: "dot" } };
   return {
     ...rest,
     height: 110 + ROW_HEIGHT * lines.length,
