@@ -282,8 +282,8 @@ _UNSURE_SHARE = 0.1
 """Of what the estimate says: when a library's workspaces, of which no one knows what they were in FP32, could change it
 by more, none is made."""
 
-_LOW_PRECISION_ATTENTION = ("flash_attention", "cudnn_attention")
-"""In the names of ops that attend in low precision only."""
+_LOW_PRECISION_ATTENTION = ("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention")
+"""Ops that attend in low precision only; that of the CPU has another name."""
 _CUDNN_RECURRENT = "cudnn_rnn"
 """In the names of ops whose workspace has values of the layers' own type alone, and a bit for each that may be dropped.
 
@@ -350,10 +350,11 @@ def _shares_heads(run: TrainingRun, position: int) -> bool:
     No fused kernel does that in FP32, so there the weights of attention would be kept, too.
     """
     mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
-    fused = np.array([any(word in text for word in _LOW_PRECISION_ATTENTION) for text in run.recording.texts])
+    fused = np.array([text in _LOW_PRECISION_ATTENTION for text in run.recording.texts])
     texts = {run.text(shape) for shape in run.analysis.tensors.shape[mine & fused[run.analysis.saved_as.op]].tolist()}
     shapes = [shape for text in texts if (shape := shape_of(text)) is not None and len(shape) == _DIMENSIONS]
-    return len({shape[1] for shape in shapes}) > 1
+    heads = {(shape[-1], shape[1]) for shape in shapes}  # a mask may have one head, and is of another width
+    return len(heads) > len({width for width, _ in heads})
 
 
 def _halved(run: TrainingRun, mine: Mask) -> Mask:
