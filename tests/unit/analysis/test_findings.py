@@ -187,7 +187,8 @@ def test_what_cudnns_recurrent_layers_keep_is_half_as_large_in_low_precision(dty
         (8, "cudnn_attention", True),
         (2, "cudnn_attention", False),
         (2, "flash_attention", False),
-        (2, "efficient", True),
+        (2, "flash_attention_for_cpu", True),
+        (2, "efficient_attention", True),
     ],
 )
 def test_no_estimate_where_fp32_has_no_kernel_for_shared_heads(keys: int, op: str, told_of: bool) -> None:
@@ -195,12 +196,12 @@ def test_no_estimate_where_fp32_has_no_kernel_for_shared_heads(keys: int, op: st
     story = run(Story(), steps=1)
     story.begin(1)
     story.enter(Phase.FORWARD)
-    for address, heads in ((0x2000, 8), (0x3000, keys)):
-        story.alloc(address, 4000 * heads, op="aten::mm")
-        shape = shape_text((1, heads, 50, 40))
+    for address, heads, width in ((0x2000, 8, 40), (0x3000, keys, 40), (0x4000, 1, 50)):  # the last is a mask
+        story.alloc(address, 100 * heads * width, op="aten::mm")
+        shape = shape_text((1, heads, 50, width))
         story.fact(Fact.SAVED, address, f"aten::_scaled_dot_product_{op}", dtype="bfloat16", shape=shape)
     story.enter(Phase.BACKWARD)
-    story.free(0x2000, 0x3000)
+    story.free(0x2000, 0x3000, 0x4000)
     story.end()
     assert ("amp-saves" in told(story.recording())) == told_of
 
