@@ -53,6 +53,7 @@
 #define OK cudaSuccess
 #define DEVICES 16
 #define PAGE ((size_t)4096)
+#define ALIGNED ((size_t)2 << 20)   /* of the addresses of a device's memory */
 
 /* One lock for all that is below: calls are short. It may be taken again by its holder, for callbacks. */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
@@ -401,12 +402,21 @@ static void note(char *at, size_t size, size_t counted, int device, enum kind ki
   *b = (struct block){at, size, counted, device, kind, blocks};
   blocks = b;
 }
-/* Address space whose pages cost nothing until something is written to them. */
-static char *pages(size_t size) {
+/* Address space whose pages cost nothing until something is written to them; NULL as its place: anywhere. */
+static char *pages(char *place, size_t size) {
   size = (size + PAGE - 1) & ~(PAGE - 1);
-  char *p = mmap(NULL, size ? size : PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  char *p = mmap(place, size ? size : PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return NULL;
   madvise(p, size ? size : PAGE, MADV_NOHUGEPAGE);   /* a byte that is written costs a page, not two MiB */
+  return p;
+}
+/* The same for a device. Addresses rise from one call to the next, far from all that Linux places by itself: of free blocks of
+   equal size PyTorch takes the lowest, so elsewhere two runs of one program could differ. A real driver says no more than that
+   addresses rise mostly, on some machines. */
+static char *device_pages(size_t size) {
+  static char *next = (char *)0x100000000000;
+  char *p = pages(next, size);
+  next += (size + ALIGNED - 1) & ~(ALIGNED - 1);
   return p;
 }
 static void forget(void *p) {
@@ -842,7 +852,7 @@ static cudaError_t allocate(void **p, size_t size) {
   hold();
   use(current);
   size_t count = counted(size);
-  char *at = taken(current) + count > is.memory ? NULL : pages(size);
+  char *at = taken(current) + count > is.memory ? NULL : device_pages(size);
   if (at) {
     used[current] += count;
     note(at, size ? size : 1, count, current, DEVICE);
@@ -890,7 +900,7 @@ static cudaError_t pinned(void **p, size_t size) {
   UNSAFE();
   hold();
   use(current);
-  char *at = pages(size);
+  char *at = pages(NULL, size);
   if (at) note(at, size ? size : 1, 0, current, PINNED);
   release();
   *p = at;
@@ -1192,9 +1202,9 @@ struct physical { size_t size; int device; };
 CUresult cuMemGetAllocationGranularity(size_t *g, const CUmemAllocationProp *p, CUmemAllocationGranularity_flags f) { *g = 2 << 20; return CUDA_SUCCESS; }
 CUresult cuMemAddressReserve(CUdeviceptr *p, size_t size, size_t alignment, CUdeviceptr wanted, unsigned long long flags) {
   DRIVER();
-  char *at = pages(size);
-  if (!at) return CUDA_ERROR_OUT_OF_MEMORY;
   hold();
+  char *at = device_pages(size);
+  if (!at) { release(); return CUDA_ERROR_OUT_OF_MEMORY; }
   note(at, size, 0, current, ADDRESSES);
   release();
   *p = (CUdeviceptr)at;
