@@ -44,12 +44,10 @@ _SORTED_SINCE = 3072
 _BAG_MAX = 2
 """The mode of an ``EmbeddingBag`` that takes the largest."""
 _NORMS_OF_CHUNKS = TorchVersion(torch.__version__) >= "2.15"
-_STATE_ON_HOST = TorchVersion(torch.__version__) < "2.13"
-"""Whether memory-efficient attention keeps the state of random numbers on the host without dropout, too: 2.12 does,
-2.14 does not, and 2.13 is not confirmed."""
+_STATE_ON_HOST = TorchVersion(torch.__version__) < "2.14"
+"""Whether memory-efficient attention keeps the state of random numbers on the host without dropout, too."""
 _LIMITS_FIRST = TorchVersion(torch.__version__) >= "2.13"
-"""Whether indices are compared once the least and the largest are there, and not each by itself: 2.14 does, 2.12 does
-not, and 2.13 is not confirmed."""
+"""Whether indices are compared once the least and the largest are there, and not each by itself."""
 _INDEX_PUTS = (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
 
 _ITSELF = "what {op} allocates for itself"
