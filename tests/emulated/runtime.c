@@ -2,7 +2,7 @@
 
    It answers what PyTorch's CUDA build asks of libcudart, libcuda and libnvidia-ml, so that PyTorch's own caching allocator,
    autograd engine, profiler, streams and the host side of its CUDA ops run for real on any Linux machine. It is loaded before
-   CUDA's own libraries (LD_PRELOAD), whose functions of the same names are then never called. build.py compiles it.
+   CUDA's own libraries (LD_PRELOAD), whose functions of the same names are then never called. emulation.py compiles it.
 
    What is emulated
    - Device memory: reserved address space that counts against the device's size. Fresh blocks are zero. Copies and memsets are
@@ -33,7 +33,7 @@
      EMULATED_CUDA_CUDNN_WORKSPACE=0, EMULATED_CUDA_CUBLASLT_WORKSPACE=0
                                   bytes that each plan of cuDNN, and each algorithm of cublasLt, asks for
      EMULATED_CUDA_LOG=           1: name on stderr each function that does nothing, at its first call
-   A function that is neither written here or in libraries.c nor listed as harmless in build.py ends the process with its name. */
+   A function that is neither written here or in libraries.c nor listed as harmless in emulation.py ends the process with its name. */
 #define _GNU_SOURCE
 #include "emulated.h"
 #include <cuda.h>
