@@ -249,7 +249,7 @@ long emulated_harmless(const char *name) {
 
 /* Said where the process began to write its errors: a test runner may have put something else in stderr's place. */
 void emulated_missing(const char *name) {
-  dprintf(errors_to < 0 ? 2 : errors_to, "emulated CUDA: %s is not emulated. Write it in tests/emulated, or list it as harmless in build.py.\n", name);
+  dprintf(errors_to < 0 ? 2 : errors_to, "emulated CUDA: %s is not emulated. Write it in tests/emulated, or list it as harmless in emulation.py.\n", name);
   abort();
 }
 
@@ -1088,7 +1088,7 @@ static void add_number(const char *name, void **arguments) {
   if (count * item <= is.copy) plus(type, data[0], data[1], count, arguments[1], (char *)arguments[1] + item);
 }
 
-/* The same for a list of tensors, in place: (TensorListMetadata<1>, functor, plus, number). build.py says how large its parts are
+/* The same for a list of tensors, in place: (TensorListMetadata<1>, functor, plus, number). emulation.py says how large its parts are
    in this torch; from 2.14 on they are others, and Adam's counts are on the host. */
 static void add_number_to_each(const char *name, void **arguments, unsigned blocks) {
 #ifdef TENSORS_OF_A_LAUNCH
