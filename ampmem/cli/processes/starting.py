@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -31,9 +29,8 @@ import sys
 root, safe = sys.argv.pop(1), sys.flags.safe_path
 sys.path[: not safe] = [root] if root not in sys.path else [{os.devnull!r}] * (not safe)
 """
-_MAIN = "from ampmem.cli.main import main\nmain()\n"
-_START = _PATH + _MAIN
-_SERVE = f"{_PATH}from ampmem.cli.processes.starting import serve\nserve()\n{_MAIN}"
+_START = f"{_PATH}from ampmem.cli.main import main\nmain()\n"
+_SERVE = f"{_PATH}from ampmem.cli.warmed import serve\nserve()\n"
 
 
 class Running(Protocol):
@@ -166,71 +163,3 @@ class _Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
-
-
-def serve() -> None:
-    """In the warmed process: fork a process for each request. Returns in that one, for ``main`` to carry it out."""
-    connection = socket.socket(fileno=int(sys.argv.pop(1)))
-    _warm_up()
-    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runs
-    while files := socket.recv_fds(connection, 1, 5)[1]:
-        if os.fork() == 0:
-            connection.close()
-            _fork(*files)
-            signal.signal(signal.SIGINT, interrupted)
-            return
-        for file in files:
-            os.close(file)
-    with suppress(ChildProcessError):
-        while True:  # what the runs took counts for the command
-            os.wait()
-    os._exit(0)
-
-
-def _fork(request: int, given: int, output: int, errors: int, status: int) -> None:
-    """Fork the run and return in it; this process waits for it, and tells ``status`` of it."""
-    number = os.fork()
-    if number:
-        with Connection(status, readable=False) as said:
-            said.send(number)
-            said.send(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]))
-        os._exit(0)
-    os.close(status)
-    for stream, file in enumerate((given, output, errors)):
-        os.dup2(file, stream)
-        os.close(file)
-    _new_random_numbers()
-    with open(request, "rb") as asked:
-        sys.argv[1:] = json.load(asked)
-
-
-def _new_random_numbers() -> None:
-    """As in a fresh process: Python's and numpy's differ in each; torch's are the same in all."""
-    import numpy as np
-
-    random.seed()
-    np.random.seed()
-
-
-def _warm_up() -> None:
-    """Simulate a small training, and leave nothing of it behind."""
-    import torch
-    from torch import nn
-
-    import ampmem.cli.profile  # noqa: F401 - a run imports it next
-    from ampmem.block import profile
-
-    numbers = torch.get_rng_state()
-    with profile(gpu="h100"):
-        model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()).cuda()
-        optimizer = torch.optim.AdamW(model.parameters())
-        for _ in range(2):
-            with torch.autocast("cuda", torch.bfloat16):
-                output = model(torch.randn(4, 8, device="cuda"))
-                loss = nn.functional.cross_entropy(output, torch.zeros_like(output))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    torch.set_rng_state(numbers)
-    del model, optimizer, output, loss
-    gc.collect()
