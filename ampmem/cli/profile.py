@@ -66,6 +66,12 @@ if TYPE_CHECKING:
 )
 @click.option("--force-fused", is_flag=True, help="Make torch's optimizers with fused=True.")
 @click.option(
+    "--force-chunked-loss",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Compute F.cross_entropy in N chunks of rows, each under torch.utils.checkpoint.",
+)
+@click.option(
     "--force-allocator",
     metavar="SETTINGS",
     help="Add SETTINGS to PYTORCH_ALLOC_CONF, such as expandable_segments:True.",
@@ -113,6 +119,7 @@ def profile(
     force_offload: bool,
     force_foreach: str | None,
     force_fused: bool,
+    force_chunked_loss: int | None,
     force_allocator: str | None,
     force_batch_size: int | None,
     run_to_end: bool,
@@ -146,6 +153,7 @@ def profile(
         fused=force_fused,
         allocator=force_allocator or "",
         batch_size=force_batch_size,
+        loss_chunks=force_chunked_loss or 0,
     )
     plan = Plan(
         script=replace(options, forced=forced),
