@@ -43,9 +43,9 @@ class Forced:
 
     ``checkpoint`` has patterns of module names; ``offload`` moves what forward saves for backward to the CPU;
     ``foreach`` is how optimizers are to update, ``None`` for what the script says; ``allocator`` are settings of CUDA's
-    caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch; ``loss_chunks`` is in how
-    many parts the loss is computed, each recomputed in backward, 0 for one. ``bfloat16`` is autocast to that type, which
-    is the precision ``amp``.
+    caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch; ``loss_chunks`` is in
+    how many chunks the loss is computed, each again in backward, 0 for one. ``bfloat16`` is autocast to that type,
+    which is the precision ``amp``.
     """
 
     checkpoint: tuple[str, ...] = ()
