@@ -14,11 +14,12 @@ from types import MappingProxyType
 from typing import Annotated
 
 from ampmem.analysis.analyse import analyse
+from ampmem.analysis.blocks import Blocks, blocks_of
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
 from ampmem.analysis.layers import outside_in, process_outside_in
 from ampmem.analysis.summary import summary_of
-from ampmem.events import OptimizerRecord, ParameterRecord, Recording
+from ampmem.events import OptimizerRecord, Recording
 from ampmem.results import Deviation
 from ampmem.units import format_bytes, format_duration
 from ampmem.version import __version__
@@ -32,6 +33,7 @@ class Change(StrEnum):
     OFFLOAD = "offload"
     FOREACH = "foreach"
     FUSED = "fused"
+    LOSS = "loss"
     ALLOCATOR = "allocator"
     PRECISION = "precision"
     BATCH = "batch"
@@ -40,17 +42,8 @@ class Change(StrEnum):
 EXPANDABLE = "expandable_segments:True"
 """The setting of the allocator that is tried."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
-    """The modules of one structure that hang below ``prefix``, by their numbers there."""
-
-    prefix: str
-    numbers: tuple[int, ...]
-
-    def first(self, count: int) -> tuple[str, ...]:
-        """The names of the first ``count``."""
-        return tuple(f"{self.prefix}.{number}".removeprefix(".") for number in self.numbers[:count])
+LOSS_CHUNKS = 8
+"""In so many chunks the loss is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +59,8 @@ class Script:
     """How many samples a DataLoader puts into a batch; ``None`` where no DataLoader was seen to make the last one."""
     no_precision: str | None = None
     """Why autocast in bfloat16 is not tried; ``None`` where it is."""
+    no_loss: str | None = None
+    """Why the loss is not tried in chunks; ``None`` where it is."""
     device: Device = Device.SIMULATED
     """What the runs are made on."""
     device_name: str = ""
@@ -92,15 +87,16 @@ Trials = Mapping[Forced, Trial]
 """The runs so far, by their changes; the first is of the script as it is."""
 
 
-def script_of(recording: Recording) -> Script:
-    """What can be changed in the script that was recorded."""
+def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingProxyType({})) -> Script:
+    """What can be changed in the script that was recorded; ``module_flops`` as :func:`blocks_of` takes them."""
     return Script(
-        blocks=_blocks(recording.parameters),
+        blocks=blocks_of(recording, module_flops),
         optimizers=tuple(dict.fromkeys(_class_names(recording.optimizers))),
         updated=sum(parameter.trainable for parameter in recording.parameters),
         trained_bytes=sum(parameter.bytes for parameter in recording.parameters if parameter.trainable),
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
+        no_loss=None if any("nll_loss" in text for text in recording.texts) else "no F.cross_entropy was seen",
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
     )
@@ -154,6 +150,8 @@ def refusal(forced: Forced, script: Script) -> str | None:
                 return why
     if forced.bfloat16 and script.no_precision is not None:
         return script.no_precision
+    if forced.loss_chunks and script.no_loss is not None:
+        return script.no_loss
     if forced.batch_size == 0:
         return "no DataLoader was seen to make the script's batches"
     if forced.batch_size is not None and script.batch == 1:
@@ -163,31 +161,6 @@ def refusal(forced: Forced, script: Script) -> str | None:
 
 def _class_names(optimizers: Sequence[OptimizerRecord]) -> Iterator[str]:
     return (optimizer.class_name for optimizer in optimizers)
-
-
-def _blocks(parameters: Sequence[ParameterRecord]) -> Blocks | None:
-    """The numbered modules that have parameters of the same names and shapes and, of all such, the most bytes.
-
-    A module with no other inside is not a block: it saves as much as it would recompute.
-    """
-    inside: dict[str, dict[int, dict[str, ParameterRecord]]] = {}
-    for record in parameters:
-        parts = record.name.split(".")
-        for i, part in enumerate(parts[:-2]):
-            if part.isdecimal():
-                rest = ".".join(parts[i + 1 :])
-                inside.setdefault(".".join(parts[:i]), {}).setdefault(int(part), {})[rest] = record
-                break
-    found: list[tuple[int, Blocks]] = []
-    for prefix, modules in inside.items():
-        alike: dict[frozenset[tuple[str, tuple[int, ...]]], list[int]] = {}
-        for number, held in sorted(modules.items()):
-            alike.setdefault(frozenset((rest, each.shape) for rest, each in held.items()), []).append(number)
-        for numbers in alike.values():
-            if len(numbers) > 1:
-                size = sum(each.bytes for number in numbers for each in modules[number].values())
-                found.append((size, Blocks(prefix=prefix, numbers=tuple(numbers))))
-    return max(found, key=lambda each: each[0])[1] if found else None
 
 
 def meets(trial: Trial, budget: int | None) -> bool:
@@ -212,7 +185,8 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budg
     whole = singles.get(Change.CHECKPOINT)
     if blocks is None or whole is None or trials[whole].failure is not None:
         blocks = None
-    for base, last in _bases(trials, singles) if wanted else ((NOTHING_FORCED, None), (_update(trials), None)):
+    bases = _bases(trials, singles)
+    for base, last in bases if wanted else ((NOTHING_FORCED, None), *((each, None) for each in _kept(trials, singles))):
         if last is not None and meets(trials[last], budget):
             return None  # it is enough alone, where nothing is that comes before it
         forced = base if blocks is None or whole is None else replace(base, checkpoint=whole.checkpoint)
@@ -220,7 +194,7 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budg
             return forced
         if wanted and meets(trials[forced], budget):
             return None if blocks is None else _between(trials, blocks, base, budget)
-    half = None if wanted or blocks is None else Forced(checkpoint=blocks.first(len(blocks.numbers) // 2))
+    half = None if wanted or blocks is None else Forced(checkpoint=blocks.first(len(blocks.names) // 2))
     return None if half in trials else half
 
 
@@ -239,7 +213,7 @@ def most_left(trials: Trials, script: Script, allowed: frozenset[Change], budget
     if len(made) == len(trials):
         return 0
     found = any(meets(trial, budget) for trial in trials.values())
-    blocks = 0 if found or script.blocks is None or Change.CHECKPOINT not in allowed else len(script.blocks.numbers)
+    blocks = 0 if found or script.blocks is None or Change.CHECKPOINT not in allowed else len(script.blocks.names)
     return len(made) - len(trials) + max(blocks - 1, 0).bit_length()
 
 
@@ -247,7 +221,8 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
     """Each change alone, in the order in which they are tried."""
     found = {Change.FUSED: Forced(fused=True), Change.FOREACH: Forced(foreach=False)}
     if script.blocks is not None:
-        found[Change.CHECKPOINT] = Forced(checkpoint=script.blocks.first(len(script.blocks.numbers)))
+        found[Change.CHECKPOINT] = Forced(checkpoint=script.blocks.names)
+    found[Change.LOSS] = Forced(loss_chunks=LOSS_CHUNKS)
     found[Change.OFFLOAD] = Forced(offload=True)
     found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
     found[Change.PRECISION] = Forced(bfloat16=True)
@@ -261,8 +236,8 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
     What takes a lot of time comes late, and what may change the results last, each with that change alone.
     """
     yield NOTHING_FORCED, None
-    base = _update(trials)
-    if base != NOTHING_FORCED:
+    base = NOTHING_FORCED
+    for base in _kept(trials, singles):
         yield base, None
     setting = singles.get(Change.ALLOCATOR)
     if setting is not None and _helps(trials, setting):
@@ -284,6 +259,16 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
             size //= 2
 
 
+def _kept(trials: Trials, singles: Mapping[Change, Forced]) -> list[Forced]:
+    """The bases that a step takes about as long with: how optimizers update, then also the loss in chunks."""
+    update = _update(trials)
+    found = [] if update == NOTHING_FORCED else [update]
+    loss = singles.get(Change.LOSS)
+    if loss is not None and _helps(trials, loss):
+        found.append(replace(update, loss_chunks=loss.loss_chunks))
+    return found
+
+
 def _helps(trials: Trials, forced: Forced) -> bool:
     """Whether the device has less in use with ``forced``, or may have: the script as it is ran out of memory."""
     before, after = trials[NOTHING_FORCED].memory, trials[forced]
@@ -300,7 +285,7 @@ def _update(trials: Trials) -> Forced:
 
 def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None) -> Forced | None:
     """The next number of blocks to run with ``base``, halfway between too few and enough."""
-    low, high = 0, len(blocks.numbers)
+    low, high = 0, len(blocks.names)
     if meets(trials.get(base, Trial(memory=None)), budget):
         return None
     while high - low > 1:
@@ -402,11 +387,13 @@ def name_of(forced: Forced, script: Script) -> str:
     """The changes in words: ``checkpoint 6 of 12 blocks, fused=True``."""
     words = []
     if forced.checkpoint:
-        total = 0 if script.blocks is None else len(script.blocks.numbers)
-        words.append(f"checkpoint {len(forced.checkpoint)} of {total} blocks")
+        total = 0 if script.blocks is None else len(script.blocks.names)
+        which = "" if script.blocks is None else script.blocks.in_short(forced.checkpoint)
+        words.append(f"checkpoint {len(forced.checkpoint)} of {total} blocks" + (f" ({which})" if which else ""))
     words += ["offload saved tensors"] if forced.offload else []
     words += [] if forced.foreach is None else [f"foreach={forced.foreach}"]
     words += ["fused=True"] if forced.fused else []
+    words += [f"loss in {forced.loss_chunks} chunks"] if forced.loss_chunks else []
     words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
     words += ["autocast bfloat16"] if forced.bfloat16 else []
     if forced.batch_size is not None:
@@ -421,7 +408,7 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         share = trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1)
         words.append(f"recomputes {share:.1%} of the step's FLOPs".replace("%", " %"))
     elif forced.checkpoint and script.blocks is not None:
-        words.append(f"forward of {len(forced.checkpoint)} of {len(script.blocks.numbers)} blocks once more in a step")
+        words.append(f"forward of {len(forced.checkpoint)} of {len(script.blocks.names)} blocks once more in a step")
     if forced.offload:
         moved = f"{format_bytes(trial.moved_bytes)} move" if trial.moved_bytes else "saved tensors move"
         words.append(f"{moved} between GPU and CPU in a step")
@@ -429,6 +416,8 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         words.append(f"kernels for each of {script.updated} parameters")
     if forced.fused:
         words.append("fewer kernels")
+    if forced.loss_chunks:
+        words.append("log-softmax of the loss once more in a step")
     if forced.bfloat16:
         words.append("rounds results to bfloat16")
     if forced.batch_size and script.batch:
@@ -448,9 +437,8 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
     """The changes in the script's code, where ``model`` is the outermost module that it calls."""
     lines: list[str] = []
     if forced.checkpoint and script.blocks is not None:
-        which = _in_code(script.blocks, len(forced.checkpoint))
         lines.append(
-            f"for block in {which}: "
+            f"for block in {script.blocks.in_code(forced.checkpoint)}: "
             "block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
         )
     if forced.offload:
@@ -458,6 +446,12 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
     argument = "fused=True" if forced.fused else None if forced.foreach is None else f"foreach={forced.foreach}"
     if argument is not None:
         lines += [f"{name}(..., {argument})" for name in script.optimizers or ("the optimizer",)]
+    if forced.loss_chunks:
+        lines.append(
+            f"loss = torch.stack([torch.utils.checkpoint.checkpoint(F.cross_entropy, *part, reduction='sum', "
+            f"use_reentrant=False) for part in zip(logits.chunk({forced.loss_chunks}), "
+            f"target.chunk({forced.loss_chunks}))]).sum() / (target != -100).sum()  # of a sum: without the division"
+        )
     if forced.allocator:
         lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
     if forced.bfloat16:
@@ -468,15 +462,6 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
             f"DataLoader(..., batch_size={forced.batch_size})  # and accumulate gradients, if losses are means"
         )
     return tuple(lines)
-
-
-def _in_code(blocks: Blocks, count: int) -> str:
-    """The first ``count`` blocks as Python finds them: ``model.blocks[:6]``."""
-    held = "model"
-    for part in filter(None, blocks.prefix.split(".")):
-        held += f"[{part}]" if part.isdecimal() else f".{part}"
-    numbers = blocks.numbers[:count]
-    return f"{held}[:{count}]" if numbers == tuple(range(count)) else f"({held}[i] for i in {numbers})"
 
 
 SCHEMA = "ampmem.advise/1"

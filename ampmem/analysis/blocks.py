@@ -1,0 +1,210 @@
+"""Which modules of a model can be checkpointed, and in which order: the search takes them as they come from here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.timeline.categories import Category
+from ampmem.events import Fact, ParameterRecord, Phase, Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The modules that can be checkpointed, none inside another; each list is in the model's order.
+
+    ``saved_bytes`` are what forward of each keeps for backward, but for its result, and ``flops`` what is computed to
+    have that again; both are empty where they were not measured, and ``flops`` on a real device.
+    """
+
+    names: tuple[str, ...]
+    saved_bytes: tuple[int, ...] = ()
+    flops: tuple[int, ...] = ()
+
+    def first(self, count: int) -> tuple[str, ...]:
+        """The ``count`` best ones, in the model's order."""
+        chosen = set(self.best[:count])
+        return tuple(name for name in self.names if name in chosen)
+
+    @cached_property
+    def best(self) -> tuple[str, ...]:
+        """All names: first what saves the most bytes for each FLOP; about equal ones as the model has them."""
+        worth = self._worth()
+        order = sorted(range(len(self.names)), key=lambda place: -worth[place])
+        return tuple(self.names[place] for place in order)
+
+    @property
+    def differ(self) -> bool:
+        """Whether the order is another one than the model's."""
+        return self.best != self.names
+
+    def _worth(self) -> list[float]:
+        """Of each block the bytes for a FLOP, in hundredths of the most."""
+        if not self.saved_bytes:
+            return [0.0] * len(self.names)
+        flops = self.flops if any(self.flops) else (1,) * len(self.names)
+        ratios = [inf if not count else size / count for size, count in zip(self.saved_bytes, flops, strict=True)]
+        most = max((ratio for ratio in ratios if ratio != inf), default=0.0) or 1.0
+        return [ratio if ratio == inf else round(ratio / most, 2) for ratio in ratios]
+
+    def in_short(self, chosen: Sequence[str]) -> str:
+        """``chosen`` as words, ``stages.0.0-1, stages.2.0``; empty where they are the first of one list, or all."""
+        if len(chosen) == len(self.names) or (chosen == self.names[: len(chosen)] and len(_lists(self.names)) == 1):
+            return ""
+        words = [f"{prefix}.{_spans(numbers)}".removeprefix(".") for prefix, numbers in _lists(chosen).items()]
+        more = f" and {len(words) - _SHOWN} lists more" if len(words) > _SHOWN else ""
+        return ", ".join(words[:_SHOWN]) + more
+
+    def in_code(self, chosen: Sequence[str]) -> str:
+        """``chosen`` as Python finds them, where ``model`` is the outermost module: ``model.blocks[:6]``."""
+        lists = _lists(chosen)
+        prefix, numbers = next(iter(lists.items()))
+        if len(lists) > 1 or numbers != list(range(len(numbers))):
+            names = ", ".join(f"'{name}'" for name in chosen)
+            return f"map(model.get_submodule, ({names}{',' if len(chosen) == 1 else ''}))"
+        held = "model"
+        for part in filter(None, prefix.split(".")):
+            held += f"[{part}]" if part.isdecimal() else f".{part}"
+        return f"{held}[:{len(numbers)}]"
+
+
+_SHOWN = 4
+"""So many lists are named."""
+
+
+def _lists(names: Iterable[str]) -> dict[str, list[int]]:
+    """The numbers of the modules in each list, by the list's name."""
+    found: dict[str, list[int]] = {}
+    for name in names:
+        prefix, _, number = name.rpartition(".")
+        found.setdefault(prefix, []).append(int(number))
+    return found
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """``0-2,5``."""
+    words: list[str] = []
+    start = 0
+    for place, number in enumerate(numbers):
+        if place + 1 == len(numbers) or numbers[place + 1] != number + 1:
+            words.append(f"{numbers[start]}-{number}" if place > start else str(number))
+            start = place + 1
+    return ",".join(words)
+
+
+# Which modules they are.
+
+
+@dataclass(slots=True)
+class _Module:
+    """A module that has parameters, ``shapes`` its own and those of all modules inside, by name."""
+
+    name: str
+    inside: dict[str, _Module] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    kinds: set[str] = field(default_factory=set)
+    """The classes of the modules in it that have parameters."""
+
+    def numbered(self) -> list[_Module]:
+        """The modules with numbers for names, but for those that have no other inside.
+
+        Such a one saves as much as it would recompute.
+        """
+        return [each for key, each in self.inside.items() if key.isdecimal() and each.inside]
+
+
+def _tree(parameters: Sequence[ParameterRecord]) -> _Module:
+    root = _Module(name="")
+    for record in parameters:
+        *path, own = record.name.split(".")
+        module = root
+        for depth, part in enumerate((*path, "")):
+            module.shapes[".".join((*path[depth:], own))] = record.shape
+            module.kinds.add(record.kind)
+            if part:
+                name = f"{module.name}.{part}".removeprefix(".")
+                module = module.inside.setdefault(part, _Module(name=name))
+    return root
+
+
+def _candidates(module: _Module) -> Iterator[_Module]:
+    """The blocks inside ``module``: of the outermost lists that have alike modules all, and else what is in them.
+
+    A list of stages has no two alike, and its stages have lists of blocks; a list of unequal blocks has not.
+    """
+    numbered = module.numbered()
+    shapes = [frozenset(each.shapes.items()) for each in numbered]
+    alike = len(set(shapes)) < len(shapes)
+    for each in module.inside.values():
+        if each not in numbered:
+            yield from _candidates(each)
+        elif alike:
+            yield each
+        else:
+            yield from list(_candidates(each)) or [each]
+
+
+def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """The names of the modules that can be checkpointed; none where there are not two.
+
+    ``ran`` are the modules whose forward was seen to run, if known: a list has none. What has a BatchNorm inside is
+    left out where others have not, since its statistics would change twice.
+    """
+    found = [each for each in _candidates(_tree(parameters)) if not ran or each.name in ran]
+    steady = [each for each in found if not any("BatchNorm" in kind for kind in each.kinds)]
+    names = tuple(each.name for each in steady or found)
+    return names if len(names) > 1 else ()
+
+
+# What they save.
+
+
+def blocks_of(recording: Recording, flops: Mapping[str, int]) -> Blocks | None:
+    """The blocks of the model that was recorded; ``None`` where there are not two.
+
+    ``flops`` are what each module's own code has computed in a step's forwards, of all modules whose forward ran.
+    """
+    names = names_of_blocks(recording.parameters, frozenset(flops))
+    if not names:
+        return None
+    saved = _saved(analyse(recording), names)
+    if saved is None:
+        return Blocks(names=names)
+    if any(saved):  # what saves nothing runs without gradients
+        names = tuple(name for name, size in zip(names, saved, strict=True) if size)
+        saved = tuple(filter(None, saved))
+    if len(names) < 2:
+        return None
+    computed = tuple(sum(count for path, count in flops.items() if _is_in(path, name)) for name in names)
+    return Blocks(names=names, saved_bytes=saved, flops=computed if any(computed) else ())
+
+
+def _is_in(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}.")
+
+
+def _saved(analysis: Analysis, names: Sequence[str]) -> tuple[int, ...] | None:
+    """What the forward of each block keeps for backward, but for its result, in the last step that has a backward."""
+    marks = next((each for each in reversed(analysis.marks) if each.after_forward is not None), None)
+    if marks is None or marks.after_forward is None:
+        return None
+    lifetimes, classes, facts = analysis.lifetimes, analysis.classes, analysis.facts
+    kept = lifetimes.alive_at(analysis.timeline.position(marks.after_forward))
+    kept &= classes.of(Category.ACTIVATIONS) | classes.of(Category.CAST_COPIES)
+    kept &= lifetimes.phase == Phase.FORWARD
+    texts = analysis.recording.texts
+    returned = (facts.fact == Fact.OUTPUT) & (facts.time_ns <= marks.after_forward)
+    sizes = []
+    for name in names:
+        inside = np.array([_is_in(text, name) for text in texts], dtype=np.bool_)
+        mine = kept & inside[lifetimes.module]
+        last = np.flatnonzero(returned & inside[facts.module])
+        if len(last):
+            mine[facts.allocation[last[-1]]] = False  # what follows has it, whatever is recomputed
+        sizes.append(int(lifetimes.bytes[mine].sum()))
+    return tuple(sizes)
