@@ -193,7 +193,7 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budg
         if forced not in trials:
             return forced
         if wanted and meets(trials[forced], budget):
-            return None if blocks is None else _between(trials, blocks, base, budget)
+            return None if blocks is None else _fewest(trials, blocks, base, budget, singles.get(Change.LOSS))
     half = None if wanted or blocks is None else Forced(checkpoint=blocks.first(len(blocks.names) // 2))
     return None if half in trials else half
 
@@ -214,7 +214,8 @@ def most_left(trials: Trials, script: Script, allowed: frozenset[Change], budget
         return 0
     found = any(meets(trial, budget) for trial in trials.values())
     blocks = 0 if found or script.blocks is None or Change.CHECKPOINT not in allowed else len(script.blocks.names)
-    return len(made) - len(trials) + max(blocks - 1, 0).bit_length()
+    searches = 1 + (Change.LOSS in allowed)
+    return len(made) - len(trials) + searches * max(blocks - 1, 0).bit_length()
 
 
 def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]:
@@ -283,9 +284,23 @@ def _update(trials: Trials) -> Forced:
     return NOTHING_FORCED
 
 
-def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None) -> Forced | None:
-    """The next number of blocks to run with ``base``, halfway between too few and enough."""
-    low, high = 0, len(blocks.names)
+def _fewest(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, loss: Forced | None) -> Forced | None:
+    """The next run of the search for the fewest blocks that are enough with ``base``, then with the loss in chunks.
+
+    That computes little again, so a block less is worth it.
+    """
+    following = _between(trials, blocks, base, budget, len(blocks.names))
+    if following is not None or loss is None or base.loss_chunks or not _helps(trials, loss):
+        return following
+    counts = range(1, len(blocks.names) + 1)
+    tried = ((count, trials.get(replace(base, checkpoint=blocks.first(count)))) for count in counts)
+    enough = next(count for count, trial in tried if trial is not None and meets(trial, budget))
+    return _between(trials, blocks, replace(base, loss_chunks=loss.loss_chunks), budget, enough)
+
+
+def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, high: int) -> Forced | None:
+    """The next number of blocks below ``high`` to run with ``base``, halfway between too few and enough."""
+    low = 0
     if meets(trials.get(base, Trial(memory=None)), budget):
         return None
     while high - low > 1:

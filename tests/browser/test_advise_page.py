@@ -11,7 +11,8 @@ from build import write as write_recording
 from pages import Open, wait_until
 from story import long_run
 
-from ampmem.analysis.advise import AdviceDocument, Blocks, Proof, Script, Trial, advice
+from ampmem.analysis.advise import AdviceDocument, Proof, Script, Trial, advice
+from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
 from ampmem.reporters.html.advise_page import advice_view, write_advice
 from ampmem.reporters.text.advise import headline, proof_lines, refused_lines, rows_of
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.browser
 
 MIB = 1 << 20
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[2J"
-SCRIPT = Script(blocks=Blocks(prefix="h", numbers=(0, 1, 2, 3)), optimizers=("AdamW",), updated=12, batch=8)
+SCRIPT = Script(blocks=Blocks(names=("h.0", "h.1", "h.2", "h.3")), optimizers=("AdamW",), updated=12, batch=8)
 
 TRACES = """Object.fromEntries(document.getElementById("chart").data.map((trace) =>
   [trace.name, {mode: trace.mode, x: trace.x, y: trace.y, text: trace.text, symbol: trace.marker?.symbol}]))"""

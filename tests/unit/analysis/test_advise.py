@@ -10,7 +10,6 @@ import pytest
 from build import gpu_run, small_run
 
 from ampmem.analysis.advise import (
-    Blocks,
     Change,
     Proof,
     Script,
@@ -33,13 +32,14 @@ from ampmem.analysis.advise import (
     to_prove,
     why_unproven,
 )
+from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
 from ampmem.events import LayersRecord
 from ampmem.reporters.text.advise import headline, render, said_of
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
-SCRIPT = Script(blocks=Blocks(prefix="h", numbers=tuple(range(12))), optimizers=("AdamW",), updated=148)
+SCRIPT = Script(blocks=Blocks(names=tuple(f"h.{number}" for number in range(12))), optimizers=("AdamW",), updated=148)
 THREE = frozenset({Change.CHECKPOINT, Change.FOREACH, Change.FUSED})
 FUSED, FOREACH = Forced(fused=True), Forced(foreach=False)
 
@@ -164,9 +164,9 @@ def test_costs_and_code_are_of_this_script() -> None:
     counted = Trial(memory=None, flops=500, recomputed_flops=100)
     assert cost_of(both, SCRIPT, counted) == "recomputes 25.0 % of the step's FLOPs; fewer kernels"
     assert cost_of(FOREACH, SCRIPT, replace(counted, recomputed_flops=0)) == "kernels for each of 148 parameters"
-    other = Script(blocks=Blocks(prefix="0.layers", numbers=(1, 2, 5)), optimizers=(), updated=0)
-    (line,) = code_of(Forced(checkpoint=("0.layers.1", "0.layers.2")), other)
-    assert line.startswith("for block in (model[0].layers[i] for i in (1, 2)): block.forward = ")
+    other = Script(blocks=Blocks(names=("0.layers.0", "0.layers.1", "0.layers.5")), optimizers=(), updated=0)
+    (line,) = code_of(Forced(checkpoint=("0.layers.0", "0.layers.1")), other)
+    assert line.startswith("for block in model[0].layers[:2]: block.forward = ")
     assert code_of(FOREACH, other) == ("the optimizer(..., foreach=False)",)
 
 
