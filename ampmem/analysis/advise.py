@@ -18,6 +18,7 @@ from ampmem.analysis.blocks import Blocks, blocks_of
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
 from ampmem.analysis.layers import outside_in, process_outside_in
+from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.analysis.summary import summary_of
 from ampmem.events import OptimizerRecord, Recording
 from ampmem.results import Deviation
@@ -61,6 +62,7 @@ class Script:
     """Why autocast in bfloat16 is not tried; ``None`` where it is."""
     no_loss: str | None = None
     """Why the loss is not tried in chunks; ``None`` where it is."""
+    suggestions: tuple[Suggestion, ...] = ()
     device: Device = Device.SIMULATED
     """What the runs are made on."""
     device_name: str = ""
@@ -97,6 +99,7 @@ def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingPro
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
         no_loss=None if any("nll_loss" in text for text in recording.texts) else "no F.cross_entropy was seen",
+        suggestions=suggestions(recording),
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
     )
@@ -403,8 +406,7 @@ def name_of(forced: Forced, script: Script) -> str:
     words = []
     if forced.checkpoint:
         total = 0 if script.blocks is None else len(script.blocks.names)
-        which = "" if script.blocks is None else script.blocks.in_short(forced.checkpoint)
-        words.append(f"checkpoint {len(forced.checkpoint)} of {total} blocks" + (f" ({which})" if which else ""))
+        words.append(f"checkpoint {len(forced.checkpoint)} of {total} blocks")
     words += ["offload saved tensors"] if forced.offload else []
     words += [] if forced.foreach is None else [f"foreach={forced.foreach}"]
     words += ["fused=True"] if forced.fused else []
@@ -518,10 +520,15 @@ class AdvisedRun:
     ``recomputed_flops`` those of them that activation checkpointing computed again; null where they were not counted.
     ``moved_bytes`` are what it has copied between the GPU and the CPU, inputs too. ``proof`` is there with ``--prove``,
     for the best run and each change alone.
+
+    ``checkpointed`` names the blocks that are checkpointed. ``unbeaten`` says that no other run needs as little memory
+    at as low a cost, and less of one of the two: the line of such runs is the Pareto front.
     """
 
     change: str
     options: tuple[str, ...]
+    checkpointed: tuple[str, ...]
+    unbeaten: bool
     meets: bool
     allocated_bytes: int | None
     reserved_bytes: int | None
@@ -545,8 +552,24 @@ class AdvisedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdvisedBlock:
+    """A module that can be checkpointed, and what the run of the script as it is says of it.
+
+    ``saved_bytes`` are what its forward keeps for backward, but for its result, ``flops`` what the forwards of a step
+    compute in it. Both are null where they are not known, as FLOPs on a real device.
+    """
+
+    name: str
+    saved_bytes: int | None
+    flops: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceDocument:
     """The whole search; ``runs`` have the best first. ``budget_bytes`` is null where only the GPU's memory counts.
+
+    ``blocks`` are in the order in which they are checkpointed. ``suggestions`` were not run: what they save is
+    computed from the recording of the script as it is.
 
     ``device`` says what the runs were made on: ``sim``, ``cuda`` or ``cpu``. ``gpu`` is the name of that, and
     ``gpu_bytes`` the memory of a simulated GPU, null for a real device.
@@ -561,6 +584,8 @@ class AdviceDocument:
     gpu_bytes: Positive | None
     budget_bytes: int | None
     runs: tuple[AdvisedRun, ...]
+    blocks: tuple[AdvisedBlock, ...]
+    suggestions: tuple[Suggestion, ...]
 
     def to_json(self) -> str:
         """The document as JSON text, as :func:`advise_schema` describes it."""
@@ -589,7 +614,11 @@ def advice(
 ) -> AdviceDocument:
     """The search as its document."""
     runs = tuple(
-        replace(_run(forced, trials, script, budget), proof=_proven(proofs.get(forced)))
+        replace(
+            _run(forced, trials, script, budget),
+            proof=_proven(proofs.get(forced)),
+            unbeaten=not any(_beats(other, forced, trials) for other in trials),
+        )
         for forced in ranked(trials, budget)
     )
     return AdviceDocument(
@@ -602,7 +631,38 @@ def advice(
         gpu_bytes=total,
         budget_bytes=budget,
         runs=runs,
+        blocks=_advised(script.blocks),
+        suggestions=script.suggestions,
     )
+
+
+def _advised(blocks: Blocks | None) -> tuple[AdvisedBlock, ...]:
+    if blocks is None:
+        return ()
+    saved = dict(zip(blocks.names, blocks.saved_bytes, strict=False))
+    flops = dict(zip(blocks.names, blocks.flops, strict=False))
+    return tuple(AdvisedBlock(name=name, saved_bytes=saved.get(name), flops=flops.get(name)) for name in blocks.best)
+
+
+def _beats(other: Forced, forced: Forced, trials: Trials) -> bool:
+    """Whether the run with ``other`` needs no more memory than that with ``forced``, costs no more, and less of either.
+
+    One that computes something else is no match for one that does not. What has no peak is beaten by any other.
+    """
+    one, two = _price(trials[other]), _price(trials[forced])
+    if two is None or one is None:
+        return two is None
+    same = (other.bfloat16, other.batch_size) in ((False, None), (forced.bfloat16, forced.batch_size))
+    return same and one != two and all(mine <= its for mine, its in zip(one, two, strict=True))
+
+
+def _price(trial: Trial) -> tuple[float, ...] | None:
+    """What a run needs and what it costs: the time of a step, or else what is recomputed and what is moved."""
+    if trial.memory is None:
+        return None
+    if trial.step_ns is not None:
+        return trial.memory.most, trial.step_ns
+    return trial.memory.most, trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1), trial.moved_bytes
 
 
 def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> AdvisedRun:
@@ -614,6 +674,8 @@ def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> 
     return AdvisedRun(
         change=name_of(forced, script),
         options=tuple(forced.options()),
+        checkpointed=forced.checkpoint,
+        unbeaten=False,
         meets=meets(trial, budget),
         allocated_bytes=None if memory is None else memory.allocated,
         reserved_bytes=None if layers is None else layers.reserved,

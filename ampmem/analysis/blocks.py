@@ -38,11 +38,6 @@ class Blocks:
         order = sorted(range(len(self.names)), key=lambda place: -worth[place])
         return tuple(self.names[place] for place in order)
 
-    @property
-    def differ(self) -> bool:
-        """Whether the order is another one than the model's."""
-        return self.best != self.names
-
     def _worth(self) -> list[float]:
         """Of each block the bytes for a FLOP, in hundredths of the most."""
         if not self.saved_bytes:
@@ -52,14 +47,6 @@ class Blocks:
         most = max((ratio for ratio in ratios if ratio != inf), default=0.0) or 1.0
         return [ratio if ratio == inf else round(ratio / most, 2) for ratio in ratios]
 
-    def in_short(self, chosen: Sequence[str]) -> str:
-        """``chosen`` as words, ``stages.0.0-1, stages.2.0``; empty where they are the first of one list, or all."""
-        if len(chosen) == len(self.names) or (chosen == self.names[: len(chosen)] and len(_lists(self.names)) == 1):
-            return ""
-        words = [f"{prefix}.{_spans(numbers)}".removeprefix(".") for prefix, numbers in _lists(chosen).items()]
-        more = f" and {len(words) - _SHOWN} lists more" if len(words) > _SHOWN else ""
-        return ", ".join(words[:_SHOWN]) + more
-
     def in_code(self, chosen: Sequence[str]) -> str:
         """``chosen`` as Python finds them, where ``model`` is the outermost module: ``model.blocks[:6]``."""
         lists = _lists(chosen)
@@ -67,14 +54,15 @@ class Blocks:
         if len(lists) > 1 or numbers != list(range(len(numbers))):
             names = ", ".join(f"'{name}'" for name in chosen)
             return f"map(model.get_submodule, ({names}{',' if len(chosen) == 1 else ''}))"
-        held = "model"
-        for part in filter(None, prefix.split(".")):
-            held += f"[{part}]" if part.isdecimal() else f".{part}"
-        return f"{held}[:{len(numbers)}]"
+        return f"{in_code(prefix)}[:{len(numbers)}]"
 
 
-_SHOWN = 4
-"""So many lists are named."""
+def in_code(path: str) -> str:
+    """The module at ``path`` as Python finds it: ``model.blocks[0]``."""
+    held = "model"
+    for part in filter(None, path.split(".")):
+        held += f"[{part}]" if part.isdecimal() else f".{part}"
+    return held
 
 
 def _lists(names: Iterable[str]) -> dict[str, list[int]]:
@@ -84,17 +72,6 @@ def _lists(names: Iterable[str]) -> dict[str, list[int]]:
         prefix, _, number = name.rpartition(".")
         found.setdefault(prefix, []).append(int(number))
     return found
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """``0-2,5``."""
-    words: list[str] = []
-    start = 0
-    for place, number in enumerate(numbers):
-        if place + 1 == len(numbers) or numbers[place + 1] != number + 1:
-            words.append(f"{numbers[start]}-{number}" if place > start else str(number))
-            start = place + 1
-    return ",".join(words)
 
 
 # Which modules they are.

@@ -87,6 +87,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "findings",
         "summary",
         "blocks comparison soundness watched",
+        "suggested",
         "advise",
         "answer",
         "ranks",
