@@ -33,7 +33,7 @@ PROVEN = "losses and gradients of three steps on the CPU"
 
 COMPUTED = "not run: what else lowers the peak of the script as it is, computed from its recording"
 BLOCKS = "blocks, in the order in which they are checkpointed"
-COLUMNS_OF_BLOCKS = ("", "block", "kept for\nbackward", "FLOPs of\nforward")
+COLUMNS_OF_BLOCKS = ("order", "block", "kept for\nbackward", "FLOPs of\nforward")
 
 
 def rows_of_blocks(found: AdviceDocument) -> list[list[str]]:
