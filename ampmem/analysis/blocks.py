@@ -77,7 +77,7 @@ def _lists(names: Iterable[str]) -> dict[str, list[int]]:
 # Which modules they are.
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Module:
     """A module that has parameters, ``shapes`` its own and those of all modules inside, by name."""
 
@@ -109,21 +109,22 @@ def _tree(parameters: Sequence[ParameterRecord]) -> _Module:
     return root
 
 
-def _candidates(module: _Module) -> Iterator[_Module]:
+def _candidates(module: _Module, ran: frozenset[str]) -> Iterator[_Module]:
     """The blocks inside ``module``: of the outermost lists that have alike modules all, and else what is in them.
 
-    A list of stages has no two alike, and its stages have lists of blocks; a list of unequal blocks has not.
+    A list of stages has no two alike, and its stages have lists of blocks; a list of unequal blocks has not. What did
+    not run is itself a list.
     """
-    numbered = module.numbered()
+    numbered = [each for each in module.numbered() if not ran or each.name in ran]
     shapes = [frozenset(each.shapes.items()) for each in numbered]
     alike = len(set(shapes)) < len(shapes)
     for each in module.inside.values():
         if each not in numbered:
-            yield from _candidates(each)
+            yield from _candidates(each, ran)
         elif alike:
             yield each
         else:
-            yield from list(_candidates(each)) or [each]
+            yield from list(_candidates(each, ran)) or [each]
 
 
 def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] = frozenset()) -> tuple[str, ...]:
@@ -132,7 +133,8 @@ def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] =
     ``ran`` are the modules whose forward was seen to run, if known: a list has none. What has a BatchNorm inside is
     left out where others have not, since its statistics would change twice.
     """
-    found = [each for each in _candidates(_tree(parameters)) if not ran or each.name in ran]
+    tree = _tree(parameters)
+    found = list(_candidates(tree, ran)) or list(_candidates(tree, frozenset()))  # compiled ones are not seen to run
     steady = [each for each in found if not any("BatchNorm" in kind for kind in each.kinds)]
     names = tuple(each.name for each in steady or found)
     return names if len(names) > 1 else ()

@@ -83,6 +83,76 @@ def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: P
     assert best["cost"] == f"recomputes {again / step:.1%} of the step's FLOPs".replace("%", " %")
 
 
+UNEQUAL = """
+import functools
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn import functional as F
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(48, 256), nn.Linear(64, 300)
+        self.ups = nn.ModuleList([Block(256), Block(128), Block(64)])
+    def forward(self, x):
+        x = self.ups[0](self.embed(x))
+        x = self.ups[1](x.reshape(-1, 128).repeat(2, 1))
+        x = self.ups[2](x.reshape(-1, 64).repeat(2, 1))
+        return self.head(x)
+
+model = Decoder().cuda()
+{change}
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    logits, target = model(torch.randn(4096, 48, device="cuda")), torch.randint(300, (65536,), device="cuda")
+    loss = {loss}
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_blocks_that_save_most_for_a_flop_are_checkpointed_and_the_loss_is_in_chunks(tmp_path: Path) -> None:
+    loss = "F.cross_entropy(logits, target)"
+    (tmp_path / "train.py").write_text(UNEQUAL.format(change="", loss=loss))
+    found, _ = advised(tmp_path, "--gpu", "h100", "--budget", "1690MiB", "--allow", "checkpoint,loss")
+    rows, widths = (65536, 16384, 4096), (64, 128, 256)
+    assert found["blocks"] == [
+        {
+            "name": f"ups.{number}",
+            # the norm's result and two numbers for each row, and what is before and after gelu, four times as wide
+            "saved_bytes": 4 * count * (9 * width + 2),
+            "flops": 2 * 2 * count * 4 * width * width,
+        }
+        for number, count, width in zip((2, 1, 0), rows, widths, strict=True)
+    ]
+    runs = {made["change"]: made for made in found["runs"]}
+    best = found["runs"][0]
+    assert best["meets"] and best["change"] == "checkpoint 1 of 3 blocks, loss in 8 chunks"
+    assert best["checkpointed"] == ["ups.2"] and "map(model.get_submodule, ('ups.2',))" in best["code"][0]
+    assert {"checkpoint 1 of 3 blocks", "checkpoint 2 of 3 blocks", "loss in 8 chunks"} < set(runs)
+    assert not runs["loss in 8 chunks"]["meets"] and runs["loss in 8 chunks"]["saved_bytes"] > 0
+    command = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
+    for change, made in runs.items():
+        lines = made["code"]
+        written = next((line.removeprefix("loss = ").partition("  #")[0] for line in lines if "logits" in line), loss)
+        changed = "\n".join(line for line in lines if "logits" not in line)
+        (tmp_path / "train.py").write_text(UNEQUAL.format(change=changed, loss=written))
+        done = ampmem(tmp_path, *command, "-o", "written.ampmem", "train.py")
+        assert done.returncode == 0, (change, done.stderr)
+        memory = memory_of(read(tmp_path / "written.ampmem"))
+        assert memory is not None
+        assert (memory.allocated, memory.reserved) == (made["allocated_bytes"], made["reserved_bytes"]), change
+
+
 SETTINGS = """
 import os
 {setting}
