@@ -56,6 +56,7 @@ from ampmem.cli.processes.children import (
     run_child,
 )
 from ampmem.cli.processes.messages import StepEnded
+from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
 from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
@@ -283,6 +284,7 @@ class _Search:
         """
         with (
             _Progress(lambda: most_left(self.trials, self.found, allowed, budget)) as progress,
+            warmed(self._script.device) as forking,
             ThreadPoolExecutor(self._jobs) as pool,
         ):
             children = Children()
@@ -293,7 +295,7 @@ class _Search:
                     for forced in due_now or (self._unrecorded(budget) if keep else ()):
                         if len(running) < self._jobs and forced not in running.values():
                             path = self._folder / f"run{next(self._numbers)}{SUFFIX}"
-                            running[pool.submit(self._make, forced, path, progress, children)] = forced
+                            running[pool.submit(self._make, forced, path, progress, children, forking)] = forced
                     if not running:
                         return
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -361,7 +363,9 @@ class _Search:
                 else:
                     self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
 
-    def _make(self, forced: Forced, path: Path, progress: _Progress, children: Children) -> _Ended:
+    def _make(
+        self, forced: Forced, path: Path, progress: _Progress, children: Children, forking: Warmed | None
+    ) -> _Ended:
         """Make one run, in a thread."""
         name = name_of(forced, self.found)
         progress.doing(f"{name}: starting")
@@ -374,7 +378,7 @@ class _Search:
             progress.doing(f"{name}: step {step.done} of {step.wanted}")
 
         command = profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path))
-        ended = run_child(command, follow, children.started)
+        ended = run_child(command, follow, children.started, warmed=forking)
         if script.device is not Device.SIMULATED and ended.failure is None:
             progress.doing(f"{name}: timing")
             timing = profile_arguments(script, self._arm, self._seed, "--times-into", str(path))
