@@ -215,9 +215,11 @@ def most_left(trials: Trials, script: Script, allowed: frozenset[Change], budget
         made[forced] = Trial(memory=None, failure=refusal(forced, script))
     if len(made) == len(trials):
         return 0
-    found = any(meets(trial, budget) for trial in trials.values())
-    blocks = 0 if found or script.blocks is None or Change.CHECKPOINT not in allowed else len(script.blocks.names)
-    searches = 1 + (Change.LOSS in allowed)
+    blocks = 0 if script.blocks is None or Change.CHECKPOINT not in allowed else len(script.blocks.names)
+    searches = int(not any(meets(trial, budget) for trial in trials.values()))
+    loss = _singles(script, allowed).get(Change.LOSS)
+    if loss is not None and (loss not in trials or (searches and _helps(trials, loss))):
+        searches += 1  # with the loss in chunks, once it is known to help
     return len(made) - len(trials) + searches * max(blocks - 1, 0).bit_length()
 
 
@@ -464,11 +466,12 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
     if argument is not None:
         lines += [f"{name}(..., {argument})" for name in script.optimizers or ("the optimizer",)]
     if forced.loss_chunks:
-        lines.append(
-            f"loss = torch.stack([torch.utils.checkpoint.checkpoint(F.cross_entropy, *part, reduction='sum', "
-            f"use_reentrant=False) for part in zip(logits.chunk({forced.loss_chunks}), "
-            f"target.chunk({forced.loss_chunks}))]).sum() / (target != -100).sum()  # of a sum: without the division"
-        )
+        lines += [
+            f"parts = zip(logits.chunk({forced.loss_chunks}), target.chunk({forced.loss_chunks}))",
+            "sums = [torch.utils.checkpoint.checkpoint(F.cross_entropy, *part, reduction='sum', use_reentrant=False) "
+            "for part in parts]",
+            "loss = torch.stack(sums).sum() / (target != -100).sum()  # a sum, where it is one, is not divided",
+        ]
     if forced.allocator:
         lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
     if forced.bfloat16:

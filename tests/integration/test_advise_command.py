@@ -113,7 +113,7 @@ model = Decoder().cuda()
 optimizer = torch.optim.SGD(model.parameters())
 for _ in range(3):
     logits, target = model(torch.randn(4096, 48, device="cuda")), torch.randint(300, (65536,), device="cuda")
-    loss = {loss}
+    {loss}
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -121,7 +121,7 @@ for _ in range(3):
 
 
 def test_the_blocks_that_save_most_for_a_flop_are_checkpointed_and_the_loss_is_in_chunks(tmp_path: Path) -> None:
-    loss = "F.cross_entropy(logits, target)"
+    loss = "loss = F.cross_entropy(logits, target)"
     (tmp_path / "train.py").write_text(UNEQUAL.format(change="", loss=loss))
     found, _ = advised(tmp_path, "--gpu", "h100", "--budget", "1690MiB", "--allow", "checkpoint,loss")
     rows, widths = (65536, 16384, 4096), (64, 128, 256)
@@ -142,9 +142,9 @@ def test_the_blocks_that_save_most_for_a_flop_are_checkpointed_and_the_loss_is_i
     assert not runs["loss in 8 chunks"]["meets"] and runs["loss in 8 chunks"]["saved_bytes"] > 0
     command = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
     for change, made in runs.items():
-        lines = made["code"]
-        written = next((line.removeprefix("loss = ").partition("  #")[0] for line in lines if "logits" in line), loss)
-        changed = "\n".join(line for line in lines if "logits" not in line)
+        of_loss = [line for line in made["code"] if line.startswith(("parts", "sums", "loss"))]
+        changed = "\n".join(line for line in made["code"] if line not in of_loss)
+        written = "\n    ".join(of_loss) or loss
         (tmp_path / "train.py").write_text(UNEQUAL.format(change=changed, loss=written))
         done = ampmem(tmp_path, *command, "-o", "written.ampmem", "train.py")
         assert done.returncode == 0, (change, done.stderr)
@@ -271,7 +271,8 @@ def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path:
         "the script chose foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
     )
     assert failures["smaller batches"] == "no DataLoader was seen to make the script's batches"
-    assert len(failures) == 4 and "refused or failed: --force-fused: " in said and ": not tried: no DataLoader" in said
+    assert failures["loss in 8 chunks"] == "no F.cross_entropy was seen"
+    assert len(failures) == 5 and "refused or failed: --force-fused: " in said and ": not tried: no DataLoader" in said
 
 
 def test_ctrl_c_prints_the_runs_that_have_ended(
@@ -334,7 +335,8 @@ def test_a_real_device_is_measured_and_timed(tmp_path: Path) -> None:
     assert (found["device"], found["gpu_bytes"]) == ("cpu", None)
     refused = {one["change"]: one["failure"] for one in found["runs"] if one["failure"] is not None}
     assert "memory already" in refused["offload saved tensors"] and "CUDA's" in refused["expandable_segments"]
-    assert "foreach" in refused["foreach=False"] and "no DataLoader" in refused["smaller batches"] and len(refused) == 4
+    assert "foreach" in refused["foreach=False"] and "no DataLoader" in refused["smaller batches"]
+    assert "cross_entropy" in refused["loss in 8 chunks"] and len(refused) == 5
     made = [one for one in found["runs"] if one["failure"] is None]
     for one in made:
         assert one["step_ns"] > 0 and one["cost"].startswith("a step takes ")
