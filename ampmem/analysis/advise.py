@@ -468,9 +468,8 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
     if forced.loss_chunks:
         lines += [
             f"parts = zip(logits.chunk({forced.loss_chunks}), target.chunk({forced.loss_chunks}))",
-            "sums = [torch.utils.checkpoint.checkpoint(F.cross_entropy, *part, reduction='sum', use_reentrant=False) "
-            "for part in parts]",
-            "loss = torch.stack(sums).sum() / (target != -100).sum()  # a sum, where it is one, is not divided",
+            "loss = torch.stack([torch.utils.checkpoint.checkpoint(F.cross_entropy, *part, reduction='sum', "
+            "use_reentrant=False) for part in parts]).sum() / (target != -100).sum()  # without the division for a sum",
         ]
     if forced.allocator:
         lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")

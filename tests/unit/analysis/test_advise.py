@@ -286,7 +286,7 @@ def test_the_loss_in_chunks_has_words_a_cost_and_code() -> None:
     assert CHUNKS.options() == ["--force-chunked-loss", "8"] and CHUNKS.kinds() == ("loss_chunks",)
     assert name_of(replace(CHUNKS, fused=True), SCRIPT) == "fused=True, loss in 8 chunks"
     assert cost_of(CHUNKS, SCRIPT, Trial(memory=None)) == "log-softmax of the loss once more in a step"
-    assert [line.partition(" = ")[0] for line in code_of(CHUNKS, SCRIPT)] == ["parts", "sums", "loss"]
+    assert [line.partition(" = ")[0] for line in code_of(CHUNKS, SCRIPT)] == ["parts", "loss"]
     assert proof_base(CHUNKS, SCRIPT) == NOTHING_FORCED and incomparable(CHUNKS) is None
 
 
