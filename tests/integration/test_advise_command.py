@@ -482,6 +482,33 @@ def test_a_change_that_computes_the_same_is_proven_so(tmp_path: Path) -> None:
     assert fused["equal"] or 0 < fused["gradient_difference"] < 1e-4 < fused["largest_gradient"]
 
 
+CLASSIFIED = """
+import sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+device = sys.argv[1]
+model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 500)).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(3):
+    loss = F.cross_entropy(model(torch.randn(256, 16).to(device)), torch.randint(500, (256,)).to(device))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_loss_in_chunks_is_proven_as_near_as_its_sum_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CLASSIFIED)
+    done = ampmem(tmp_path, "advise", "--json", "--prove", "--allow", "loss", "train.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    (proof,) = [made["proof"] for made in json.loads(done.stdout)["runs"] if made["change"] == "loss in 8 chunks"]
+    assert (proof["compared_with"], proof["losses"], proof["gradients"]) == ("the script as it is", 3, 12)
+    assert proof["failure"] is None and proof["gradient_difference"] < 1e-6 * proof["largest_gradient"]
+    assert proof["loss_difference"] < 1e-5 < proof["largest_loss"]
+
+
 @pytest.mark.parametrize(("change", "scale"), [("checkpoint", "self.calls"), ("precision", "1")])
 def test_a_change_that_computes_something_else_is_said_to(tmp_path: Path, change: str, scale: str) -> None:
     (proof,) = proven(tmp_path, change, scale=scale).values()
