@@ -91,15 +91,16 @@ Trials = Mapping[Forced, Trial]
 
 def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingProxyType({})) -> Script:
     """What can be changed in the script that was recorded; ``module_flops`` as :func:`blocks_of` takes them."""
+    analysis = analyse(recording)
     return Script(
-        blocks=blocks_of(recording, module_flops),
+        blocks=blocks_of(analysis, module_flops),
         optimizers=tuple(dict.fromkeys(_class_names(recording.optimizers))),
         updated=sum(parameter.trainable for parameter in recording.parameters),
         trained_bytes=sum(parameter.bytes for parameter in recording.parameters if parameter.trainable),
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
         no_loss=None if any("nll_loss" in text for text in recording.texts) else "no F.cross_entropy was seen",
-        suggestions=suggestions(recording),
+        suggestions=suggestions(analysis),
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
     )

@@ -9,9 +9,9 @@ from math import inf
 
 import numpy as np
 
-from ampmem.analysis.analyse import Analysis, analyse
+from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.timeline.categories import Category
-from ampmem.events import Fact, ParameterRecord, Phase, Recording
+from ampmem.events import Fact, ParameterRecord, Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,15 +143,15 @@ def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] =
 # What they save.
 
 
-def blocks_of(recording: Recording, flops: Mapping[str, int]) -> Blocks | None:
+def blocks_of(analysis: Analysis, flops: Mapping[str, int]) -> Blocks | None:
     """The blocks of the model that was recorded; ``None`` where there are not two.
 
     ``flops`` are what each module's own code has computed in a step's forwards, of all modules whose forward ran.
     """
-    names = names_of_blocks(recording.parameters, frozenset(flops))
+    names = names_of_blocks(analysis.recording.parameters, frozenset(flops))
     if not names:
         return None
-    saved = _saved(analyse(recording), names)
+    saved = _saved(analysis, names)
     if saved is None:
         return Blocks(names=names)
     if any(saved):  # what saves nothing runs without gradients

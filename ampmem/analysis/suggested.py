@@ -8,14 +8,14 @@ from math import prod
 
 import numpy as np
 
-from ampmem.analysis.analyse import analyse
+from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.blocks import in_code
 from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import outputs_kept
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.marks import trains
-from ampmem.events import Phase, Recording
+from ampmem.events import Phase
 from ampmem.names import shape_of
 
 _FUSED_LOSS_SINCE = (2, 13)
@@ -35,11 +35,11 @@ class Suggestion:
     saved_bytes: int
 
 
-def suggestions(recording: Recording) -> tuple[Suggestion, ...]:
+def suggestions(analysis: Analysis) -> tuple[Suggestion, ...]:
     """What is worth writing in the script that was recorded, what saves most first."""
-    if not trains(recording):
+    if not trains(analysis.recording):
         return ()
-    run = TrainingRun(analysis=analyse(recording))
+    run = TrainingRun(analysis=analysis)
     if not run.steps or run.unfinished is not None:  # where memory ran out, the peak is not the script's
         return ()
     found = [*_outputs(run), *_fused_loss(run), *_fewer_bits(run)]
