@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--md", type=Path, default=REPORTS / "advice.md", metavar="FILE")
     options = parser.parse_args()
     document: dict[str, Any] = json.loads(options.json.read_text()) if options.json.exists() else {}
+    document = {"scripts": [], "choices": {}} | document
     document["about"] = {"ampmem": __version__, "torch": torch.__version__, "memory": MEMORY}
     if options.only != "choices":
         document["scripts"] = [advised(script) for script in SCRIPTS]
