@@ -97,8 +97,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     show_default="all of these",
     metavar="CHANGE,...",
     help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
-    "of its optimizers), fused (True), allocator (expandable_segments), precision (autocast to bfloat16), batch (half "
-    "the batch size of its DataLoader).",
+    "of its optimizers), fused (True), loss (cross_entropy in chunks), allocator (expandable_segments), precision "
+    "(autocast to bfloat16), batch (half the batch size of its DataLoader).",
 )
 @click.option(
     "--prove",
@@ -385,7 +385,9 @@ class _Search:
             timed = run_child(timing, on_start=children.started)
             if timed.failure is not None:
                 progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
-        found = replace(self._outcome(path, ended, forced), recording=path if path.exists() else None)
+        found = replace(
+            self._outcome(path, ended, forced, last.module_flops), recording=path if path.exists() else None
+        )
         if found.trial.memory is not None:
             counts = like(Trial, last, memory=found.trial.memory, failure=None, step_ns=found.trial.step_ns)
             found = replace(found, trial=counts)
@@ -394,13 +396,13 @@ class _Search:
             raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")
         return found
 
-    def _outcome(self, path: Path, end: ChildEnd, forced: Forced) -> _Ended:
+    def _outcome(self, path: Path, end: ChildEnd, forced: Forced, module_flops: Mapping[str, int]) -> _Ended:
         refused = end.said is not None and end.said.kind is FailureKind.REFUSED
         if refused or not path.exists():
             return _Ended(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
         try:
             recording = read(path)
-            script = script_of(recording) if forced == NOTHING_FORCED else None
+            script = script_of(recording, module_flops) if forced == NOTHING_FORCED else None
             steps = sum(step.finished for step in recording.steps)
             trial = Trial(memory=None)
             if not recording.ooms and steps < self._script.steps:
