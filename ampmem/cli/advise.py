@@ -56,6 +56,7 @@ from ampmem.cli.processes.children import (
     run_child,
 )
 from ampmem.cli.processes.messages import StepEnded
+from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
 from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
@@ -96,8 +97,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     show_default="all of these",
     metavar="CHANGE,...",
     help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
-    "of its optimizers), fused (True), allocator (expandable_segments), precision (autocast to bfloat16), batch (half "
-    "the batch size of its DataLoader).",
+    "of its optimizers), fused (True), loss (cross_entropy in chunks), allocator (expandable_segments), precision "
+    "(autocast to bfloat16), batch (half the batch size of its DataLoader).",
 )
 @click.option(
     "--prove",
@@ -283,6 +284,7 @@ class _Search:
         """
         with (
             _Progress(lambda: most_left(self.trials, self.found, allowed, budget)) as progress,
+            warmed(self._script.device) as forking,
             ThreadPoolExecutor(self._jobs) as pool,
         ):
             children = Children()
@@ -293,7 +295,7 @@ class _Search:
                     for forced in due_now or (self._unrecorded(budget) if keep else ()):
                         if len(running) < self._jobs and forced not in running.values():
                             path = self._folder / f"run{next(self._numbers)}{SUFFIX}"
-                            running[pool.submit(self._make, forced, path, progress, children)] = forced
+                            running[pool.submit(self._make, forced, path, progress, children, forking)] = forced
                     if not running:
                         return
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -361,7 +363,9 @@ class _Search:
                 else:
                     self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
 
-    def _make(self, forced: Forced, path: Path, progress: _Progress, children: Children) -> _Ended:
+    def _make(
+        self, forced: Forced, path: Path, progress: _Progress, children: Children, forking: Warmed | None
+    ) -> _Ended:
         """Make one run, in a thread."""
         name = name_of(forced, self.found)
         progress.doing(f"{name}: starting")
@@ -374,14 +378,16 @@ class _Search:
             progress.doing(f"{name}: step {step.done} of {step.wanted}")
 
         command = profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path))
-        ended = run_child(command, follow, children.started)
+        ended = run_child(command, follow, children.started, warmed=forking)
         if script.device is not Device.SIMULATED and ended.failure is None:
             progress.doing(f"{name}: timing")
             timing = profile_arguments(script, self._arm, self._seed, "--times-into", str(path))
             timed = run_child(timing, on_start=children.started)
             if timed.failure is not None:
                 progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
-        found = replace(self._outcome(path, ended, forced), recording=path if path.exists() else None)
+        found = replace(
+            self._outcome(path, ended, forced, last.module_flops), recording=path if path.exists() else None
+        )
         if found.trial.memory is not None:
             counts = like(Trial, last, memory=found.trial.memory, failure=None, step_ns=found.trial.step_ns)
             found = replace(found, trial=counts)
@@ -390,13 +396,13 @@ class _Search:
             raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")
         return found
 
-    def _outcome(self, path: Path, end: ChildEnd, forced: Forced) -> _Ended:
+    def _outcome(self, path: Path, end: ChildEnd, forced: Forced, module_flops: Mapping[str, int]) -> _Ended:
         refused = end.said is not None and end.said.kind is FailureKind.REFUSED
         if refused or not path.exists():
             return _Ended(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
         try:
             recording = read(path)
-            script = script_of(recording) if forced == NOTHING_FORCED else None
+            script = script_of(recording, module_flops) if forced == NOTHING_FORCED else None
             steps = sum(step.finished for step in recording.steps)
             trial = Trial(memory=None)
             if not recording.ooms and steps < self._script.steps:
