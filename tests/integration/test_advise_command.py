@@ -482,6 +482,21 @@ def test_a_change_that_computes_the_same_is_proven_so(tmp_path: Path) -> None:
     assert fused["equal"] or 0 < fused["gradient_difference"] < 1e-4 < fused["largest_gradient"]
 
 
+def test_the_finding_on_a_float32_loss_names_the_command_that_proves_it(tmp_path: Path) -> None:
+    with_autocast = CLASSIFIED.replace("    loss = ", "    with torch.autocast(device, torch.bfloat16): loss = ")
+    (tmp_path / "train.py").write_text(
+        with_autocast.replace("256", "4096").replace("64, 500)", "64, 5000, bias=False)")
+    )
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "h100", "-o", "run.ampmem", "train.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    (told,) = [each for each in summarize(read(tmp_path / "run.ampmem")).findings if each.code == "fp32-activations"]
+    (tmp_path / "run.ampmem").unlink()
+    assert told.proof == "ampmem advise --gpu h100 --allow loss train.py cuda" and told.saved > 0
+    proven = ampmem(tmp_path, "advise", "--json", *told.proof.split()[2:])
+    runs = {made["change"]: made for made in json.loads(proven.stdout)["runs"]}
+    assert runs["loss in 8 chunks"]["saved_bytes"] >= told.saved, "what backward makes of all rows is saved as well"
+
+
 CLASSIFIED = """
 import sys
 import torch
