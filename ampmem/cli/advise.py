@@ -9,8 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -43,8 +42,9 @@ from ampmem.analysis.advise import (
     to_prove,
     why_unproven,
 )
+from ampmem.analysis.advised import KIND, EndedRun, identity_in, run_in
 from ampmem.analysis.fit import memory_of
-from ampmem.analysis.jsonable import NOT_IN_JSON, Json, NotOfThisKind, from_json, like, parsed, plain
+from ampmem.analysis.jsonable import Json, like, plain
 from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, schema_option, settled, shared_options
 from ampmem.cli.processes.children import (
     KILLED,
@@ -248,16 +248,6 @@ def _bytes(budget: str | None) -> int | None:
         raise UsageError(f"--budget: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
-    """A run that has ended, with ``script``, what the script as it is says of itself, of that run alone."""
-
-    forced: Forced
-    trial: Trial
-    script: Script | None = None
-    recording: Path | None = field(default=None, metadata=NOT_IN_JSON)
-
-
 class _Search:
     """The runs, ``jobs`` of them at once, no changes twice; those that ``kept`` has are not made."""
 
@@ -286,7 +276,7 @@ class _Search:
             ThreadPoolExecutor(self._jobs) as pool,
         ):
             children = Children()
-            running: dict[Future[_Ended], Forced] = {}
+            running: dict[Future[EndedRun], Forced] = {}
             try:
                 while True:
                     due_now = self._due(allowed, budget, progress)
@@ -326,21 +316,21 @@ class _Search:
                 self._note(ended)
                 progress.ended(name_of(ended.forced, self.found), said, made=False)
 
-    def _known(self, forced: Forced) -> tuple[_Ended | None, str]:
+    def _known(self, forced: Forced) -> tuple[EndedRun | None, str]:
         """What comes of ``forced`` without a run, and how that is said."""
         why = refusal(forced, self.found)
         if why is not None:
-            return _Ended(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
+            return EndedRun(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
         ended = self._kept.run_of(forced)
         return ended, "" if ended is None else f"made before: {_said(ended.trial, self._script.device)}"
 
-    def _take(self, ended: _Ended, progress: _Progress) -> None:
+    def _take(self, ended: EndedRun, progress: _Progress) -> None:
         self._note(ended)
         if self._kept.run_of(ended.forced) is None:
             self._kept.keep(ended)
         progress.ended(name_of(ended.forced, self.found), _said(ended.trial, self._script.device))
 
-    def _note(self, ended: _Ended) -> None:
+    def _note(self, ended: EndedRun) -> None:
         self.trials[ended.forced] = ended.trial
         if ended.recording is not None:
             self.recordings[ended.forced] = ended.recording
@@ -361,7 +351,7 @@ class _Search:
                 else:
                     self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
 
-    def _make(self, forced: Forced, path: Path, progress: _Progress, children: Children) -> _Ended:
+    def _make(self, forced: Forced, path: Path, progress: _Progress, children: Children) -> EndedRun:
         """Make one run, in a thread."""
         name = name_of(forced, self.found)
         progress.doing(f"{name}: starting")
@@ -390,10 +380,10 @@ class _Search:
             raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")
         return found
 
-    def _outcome(self, path: Path, end: ChildEnd, forced: Forced) -> _Ended:
+    def _outcome(self, path: Path, end: ChildEnd, forced: Forced) -> EndedRun:
         refused = end.said is not None and end.said.kind is FailureKind.REFUSED
         if refused or not path.exists():
-            return _Ended(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
+            return EndedRun(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
         try:
             recording = read(path)
             script = script_of(recording) if forced == NOTHING_FORCED else None
@@ -406,9 +396,9 @@ class _Search:
                 simulated = self._script.device is Device.SIMULATED
                 memory = memory_of(recording) if simulated else measured_memory(recording)
                 trial = Trial(memory=memory, step_ns=step_time(recording))
-            return _Ended(forced=forced, trial=trial, script=script)
+            return EndedRun(forced=forced, trial=trial, script=script)
         except (RecordingError, NothingRecorded) as error:
-            return _Ended(forced=forced, trial=Trial(memory=None, failure=end.failure or str(error)))
+            return EndedRun(forced=forced, trial=Trial(memory=None, failure=end.failure or str(error)))
 
 
 class _Progress(ProgressLine):
@@ -451,7 +441,7 @@ class _Kept:
 
     def __init__(self, path: Path | None, of: Mapping[str, Json]) -> None:
         self._path = path
-        self._runs: dict[Forced, _Ended] = {}
+        self._runs: dict[Forced, EndedRun] = {}
         if path is None:
             return
         try:
@@ -464,14 +454,11 @@ class _Kept:
                 self._append("\n")
         except (OSError, ValueError) as error:
             raise UsageError(f"--resume {path}: {error}") from error
-        self._runs = {ended.forced: ended for line in text.splitlines()[1:] if (ended := _read(line)) is not None}
+        self._runs = {ended.forced: ended for line in text.splitlines()[1:] if (ended := run_in(line)) is not None}
 
     def _check(self, path: Path, line: str, of: Mapping[str, Json]) -> None:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or _KIND not in found:
+        found = identity_in(line)
+        if found is None:
             raise UsageError(f"--resume {path}: it is not a file of ampmem advise; name one that does not exist")
         others = [key for key, value in of.items() if found.get(key) != value]
         if others:
@@ -479,11 +466,11 @@ class _Kept:
                 f"--resume {path}: its runs have another {', another '.join(others)}; name a file that does not exist"
             )
 
-    def run_of(self, forced: Forced) -> _Ended | None:
+    def run_of(self, forced: Forced) -> EndedRun | None:
         """The run with these changes, if there is one."""
         return self._runs.get(forced)
 
-    def keep(self, ended: _Ended) -> None:
+    def keep(self, ended: EndedRun) -> None:
         """Write one more run, unless a signal has ended it."""
         if not (ended.trial.failure or "").startswith(KILLED):
             self._append(f"{json.dumps(plain(ended))}\n")
@@ -494,26 +481,13 @@ class _Kept:
                 file.write(text)
 
 
-_KIND = "ampmem advise"
-"""The key that a file of runs has, with the version of ampmem."""
-
-
-def _read(line: str) -> _Ended | None:
-    """A run; ``None`` for a line of which a killed process has written a part."""
-    try:
-        return from_json(_Ended, parsed(line))
-    except NotOfThisKind:
-        return None
-
-
 def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dict[str, Json]:
     """What two runs with the same changes must have in common to be equal, but for modules that the script imports."""
-    source = Path(target.file)
     return {
-        _KIND: __version__,
+        KIND: __version__,
         "torch": version("torch"),
         "script": script.title,
-        "source": sha256(source.read_bytes()).hexdigest() if source.is_file() else "",
+        "source": target.sha256,
         "device": script.device,
         "GPU": script.gpu or "",
         "precision": f"{arm} {script.dtype or ''}".strip(),

@@ -297,6 +297,17 @@ class ScriptOptions:
         return script.find_script(self.script_or_module)
 
 
+def advised_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give ``command`` the option that leaves out what ``ampmem advise`` has disproved."""
+    return click.option(
+        "--advised",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Leave out findings whose change ampmem advise --resume FILE ran for the same script, and which saved "
+        "nothing; a note says which.",
+    )(command)
+
+
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give ``command`` the script to run and how to record it, as the argument ``options``."""
     return _with(command, _SHARED)

@@ -268,7 +268,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
 
     try:
         session = Session(
-            plan.options(path),
+            plan.options(path, target=target),
             source=None if simulation is None else _source_of(simulation),
             on_step=step_ended,
             on_done=None if plan.run_to_end else all_done,

@@ -89,6 +89,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "advise comparison soundness watched",
         "answer",
         "ranks",
+        "advised",
         "difference",
         "budgets",
     ),
