@@ -7,7 +7,7 @@ only what a change costs on a simulated GPU, and how it is written in code, foll
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -69,6 +69,8 @@ class Script:
     device: Device = Device.SIMULATED
     """What the runs are made on."""
     device_name: str = ""
+    ranks: tuple[int, ...] = ()
+    """The ranks that changes are run as; empty where the script runs in one process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +79,12 @@ class Trial:
 
     ``flops`` are those of the last step, of which ``recomputed_flops`` ran in backward once more, and ``moved_bytes``
     are what it has copied between the GPU and the CPU; 0 where not known. ``step_ns`` is how long a step takes without
-    recording, on a real device.
+    recording, on a real device. ``rank`` is whose peaks these are, where there are several ranks.
     """
 
     memory: Memory | None
     failure: str | None = None
+    rank: int | None = None
     flops: int = 0
     recomputed_flops: int = 0
     moved_bytes: int = 0
@@ -131,6 +134,30 @@ def step_time(recording: Recording) -> int | None:
     """How long a step takes without recording: the median of those after the first, which makes more than others."""
     times = sorted(recording.plain_step_ns[1:] or recording.plain_step_ns)
     return times[len(times) // 2] if times else None
+
+
+def how_bad(trial: Trial) -> tuple[int, ...]:
+    """Orders what ranks have of a run: the worst failed, or ran out of memory, or has the most in use on its device."""
+    if trial.memory is None:
+        return (2 + (trial.failure is not None),)
+    return (not trial.memory.surely, trial.memory.most, trial.memory.allocated)
+
+
+def different_ranks(found: Iterable[tuple[Trial, Script | None]]) -> tuple[int, ...]:
+    """Of ranks whose script as it is has equal peaks, parameters and costs the first one: changes are run as these."""
+    first: dict[tuple[Trial, Script | None], int] = {}
+    for trial, script in found:
+        first.setdefault((replace(trial, rank=None), script), trial.rank or 0)
+    return tuple(first.values())
+
+
+def blocks_of_ranks(blocks: Iterable[Blocks | None]) -> Blocks | None:
+    """The blocks of all ranks: a stage of a pipeline has some of them."""
+    known = [each for each in blocks if each is not None]
+    if len({each.prefix for each in known}) != 1:
+        return known[0] if known else None
+    numbers = sorted({number for each in known for number in each.numbers})
+    return Blocks(prefix=known[0].prefix, numbers=tuple(numbers))
 
 
 def _no_precision(recording: Recording) -> str | None:
@@ -517,10 +544,12 @@ class AdvisedRun:
     ``step_flops`` are the floating-point operations of the last step's matrix products, convolutions and attention,
     ``recomputed_flops`` those of them that activation checkpointing computed again; null where they were not counted.
     ``moved_bytes`` are what it has copied between the GPU and the CPU, inputs too. ``proof`` is there with ``--prove``,
-    for the best run and each change alone.
+    for the best run and each change alone. ``rank`` is the worst of several ranks, of which all of this is said; null
+    where the script runs in one process.
     """
 
     change: str
+    rank: int | None
     options: tuple[str, ...]
     meets: bool
     allocated_bytes: int | None
@@ -549,7 +578,8 @@ class AdviceDocument:
     """The whole search; ``runs`` have the best first. ``budget_bytes`` is null where only the GPU's memory counts.
 
     ``device`` says what the runs were made on: ``sim``, ``cuda`` or ``cpu``. ``gpu`` is the name of that, and
-    ``gpu_bytes`` the memory of a simulated GPU, null for a real device.
+    ``gpu_bytes`` the memory of a simulated GPU, null for a real device. ``world_size`` is how many ranks there are, and
+    ``ranks`` are those that changes were run as, empty where the script runs in one process.
     """
 
     schema: Annotated[str, OneOf((SCHEMA,))]
@@ -560,6 +590,8 @@ class AdviceDocument:
     gpu: str
     gpu_bytes: Positive | None
     budget_bytes: int | None
+    world_size: Positive
+    ranks: tuple[int, ...]
     runs: tuple[AdvisedRun, ...]
 
     def to_json(self) -> str:
@@ -585,6 +617,7 @@ def advice(
     steps: int,
     gpu: str,
     total: int | None,
+    world_size: int = 1,
     proofs: Mapping[Forced, Proof] = MappingProxyType({}),
 ) -> AdviceDocument:
     """The search as its document."""
@@ -601,6 +634,8 @@ def advice(
         gpu=gpu,
         gpu_bytes=total,
         budget_bytes=budget,
+        world_size=world_size,
+        ranks=script.ranks,
         runs=runs,
     )
 
@@ -613,6 +648,7 @@ def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> 
     saved_reserved = None if memory is None or before is None else before.reserved - memory.reserved
     return AdvisedRun(
         change=name_of(forced, script),
+        rank=trial.rank,
         options=tuple(forced.options()),
         meets=meets(trial, budget),
         allocated_bytes=None if memory is None else memory.allocated,

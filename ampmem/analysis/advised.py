@@ -120,6 +120,7 @@ class Advised:
         """In what the recording differs from these runs: the words for what decides over its findings."""
         arm_name, _, dtype = str(self.of.get("precision", "")).partition(" ")
         gpu = str(self.of.get("GPU", ""))
+        all_ranks = str(self.of.get("rank")).startswith("all ")
         recorded: dict[str, tuple[object, object]] = {
             "script": (self.of.get("script"), " ".join((run.script, *run.arguments))),
             "source of the script": (self.of.get("source"), run.script_sha256),
@@ -129,7 +130,7 @@ class Advised:
             "precision": (arm_name, arm.name if arm.forced else Arm.AS_IS),
             "type of autocast": (dtype, {"bfloat16": "bf16", "float16": "fp16"}.get(arm.dtype or "") if dtype else ""),
             "assumption": (self.of.get("assumption"), list(run.assume)),
-            "rank": (self.of.get("rank"), f"{run.rank} of {run.world_size}"),
+            "rank": (self.of.get("rank"), f"{'all' if all_ranks else run.rank} of {run.world_size}"),
             "forced change": (False, any(note.startswith("forced: ") for note in summary.notes)),
         }
         return [what for what, (theirs, ours) in recorded.items() if theirs != ours]

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from importlib.metadata import version
@@ -28,7 +28,10 @@ from ampmem.analysis.advise import (
     Trial,
     advice,
     advise_schema,
+    blocks_of_ranks,
+    different_ranks,
     due,
+    how_bad,
     incomparable,
     measured_memory,
     meets,
@@ -55,12 +58,13 @@ from ampmem.cli.processes.children import (
     profile_arguments,
     run_child,
 )
+from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.processes.messages import StepEnded
 from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
 from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
 from ampmem.recorder.script import Target
-from ampmem.recording import SUFFIX, read
+from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.advise import best_change, render
 from ampmem.reporters.text.layout import layout_for
 from ampmem.results import difference
@@ -74,7 +78,7 @@ STEPS = 2
 JOBS = 8
 """No more runs at once than this by default: each takes some hundred MiB."""
 
-_NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
+_NOT_HERE = ("device", "synchronize", "stacks")
 """Shared options that say nothing of runs whose recordings are thrown away."""
 
 _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
@@ -167,6 +171,9 @@ def advise(
     fewest blocks that are enough are searched for. The best comes first; changes of what is computed (precision,
     batch) come after all others. The table goes to stdout, a line for each run to stderr.
 
+    With --world-size the script is run as every rank of a simulated world, and with --nproc-per-node in so many
+    processes on a real device; the peaks are those of the worst rank.
+
     Exit code 0: the script fits, as it is or with a change; 1: nothing that was run fits. Ctrl-C prints the runs that
     have ended; with --resume they are not made again.
 
@@ -181,6 +188,7 @@ def advise(
         raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
     allowed, limit = _allowed(changes), _bytes(budget)
     script = settled(replace(options, device=Device(device_option), stacks=html is not None, force=False))
+    check_processes(script, "advise")
     gpu = gpu_to_simulate(options.gpu) if script.device is Device.SIMULATED else None
     if gpu is None and jobs is not None and jobs > 1:
         raise UsageError(f"--jobs {jobs}: runs on a real device are made one by one, as they would share its memory")
@@ -200,6 +208,7 @@ def advise(
             steps=script.steps,
             gpu=search.found.device_name if gpu is None else gpu.name,
             total=None if gpu is None else gpu.total_memory,
+            world_size=script.nproc_per_node or script.world_size or 1,
             proofs=search.proofs,
         )
 
@@ -248,8 +257,16 @@ def _bytes(budget: str | None) -> int | None:
         raise UsageError(f"--budget: {error}") from error
 
 
+def _every_rank(script: ScriptOptions) -> tuple[int, ...]:
+    """The ranks that the script as it is is run as, one at a time; empty where one run is all of it."""
+    return () if script.rank is not None or (script.world_size or 1) == 1 else tuple(range(script.world_size or 1))
+
+
 class _Search:
-    """The runs, ``jobs`` of them at once, no changes twice; those that ``kept`` has are not made."""
+    """The runs, ``jobs`` of them at once, no changes twice; those that ``kept`` has are not made.
+
+    Of a simulated world a run is made of one process for each rank, one after the other or at the same time.
+    """
 
     def __init__(self, script: ScriptOptions, arm: Arm, seed: int, jobs: int, kept: _Kept, folder: Path) -> None:
         self._script = script
@@ -259,6 +276,8 @@ class _Search:
         self._kept = kept
         self._folder = folder
         self._numbers = count()
+        self._of_ranks: dict[tuple[Forced, int | None], EndedRun] = {}
+        """What has ended of runs that have not ended for all of their ranks."""
         self.recordings: dict[Forced, Path] = {}
         """The recordings of the script as it is and of the best run, where :meth:`run` was to keep them."""
         self.trials: dict[Forced, Trial] = {}
@@ -276,23 +295,37 @@ class _Search:
             ThreadPoolExecutor(self._jobs) as pool,
         ):
             children = Children()
-            running: dict[Future[EndedRun], Forced] = {}
+            running: dict[Future[EndedRun], tuple[Forced, int | None]] = {}
             try:
                 while True:
                     due_now = self._due(allowed, budget, progress)
-                    for forced in due_now or (self._unrecorded(budget) if keep else ()):
-                        if len(running) < self._jobs and forced not in running.values():
+                    for part in self._parts(due_now or (self._unrecorded(budget) if keep else ())):
+                        if len(running) < self._jobs and part not in running.values() and part not in self._of_ranks:
                             path = self._folder / f"run{next(self._numbers)}{SUFFIX}"
-                            running[pool.submit(self._make, forced, path, progress, children)] = forced
+                            running[pool.submit(self._make, *part, path, progress, children)] = part
                     if not running:
                         return
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        del running[future]
-                        self._take(future.result(), progress)
+                        part = running.pop(future)
+                        self._of_ranks[part] = future.result()
+                        self._gather(part[0], progress)
                     self._forget({NOTHING_FORCED, ranked(self.trials, budget)[0]} if keep else set())
             except BaseException:
                 children.end(running)
                 raise
+
+    def _parts(self, wanted: Iterable[Forced]) -> list[tuple[Forced, int | None]]:
+        """The processes that these runs are made of, each with the rank that it simulates, if it is one of several."""
+        every = _every_rank(self._script)
+        some = self.found.ranks if every else ()
+        return [(each, rank) for each in wanted for rank in (every if each == NOTHING_FORCED else some) or (None,)]
+
+    def _gather(self, forced: Forced, progress: _Progress) -> None:
+        """Take the run with ``forced``, once it has ended for all of its ranks."""
+        parts = self._parts([forced])
+        if all(part in self._of_ranks for part in parts):
+            ended = [self._of_ranks.pop(part) for part in parts]
+            self._take(ended[0] if parts[0][1] is None else _of_worst(ended), progress)
 
     def _unrecorded(self, budget: int | None) -> list[Forced]:
         """Runs of which a recording is wanted and not there, as ``--resume`` had them."""
@@ -339,7 +372,8 @@ class _Search:
 
     def prove(self, budget: int | None) -> None:
         """Run the changes that are worth it on the CPU, and keep how their results differ."""
-        why = why_unproven(self.trials, self.found)
+        several = "the script runs on several ranks" if self.found.ranks or self._script.world_size else None
+        why = several or why_unproven(self.trials, self.found)
         with ProgressLine() as progress:
             proving = _Proving(self._script, self._arm, self._seed, self._folder, progress)
             for forced in to_prove(self.trials, budget):
@@ -351,11 +385,12 @@ class _Search:
                 else:
                     self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
 
-    def _make(self, forced: Forced, path: Path, progress: _Progress, children: Children) -> EndedRun:
-        """Make one run, in a thread."""
+    def _make(self, forced: Forced, rank: int | None, path: Path, progress: _Progress, children: Children) -> EndedRun:
+        """Make one run, or what one rank has of it, in a thread."""
         name = name_of(forced, self.found)
+        name += "" if rank is None else f": rank {rank} of {self._script.world_size}"
         progress.doing(f"{name}: starting")
-        script = replace(self._script, forced=forced)
+        script = replace(self._script, forced=forced, rank=self._script.rank if rank is None else rank)
         last = StepEnded(done=0, wanted=script.steps)
 
         def follow(step: StepEnded) -> None:
@@ -371,14 +406,24 @@ class _Search:
             timed = run_child(timing, on_start=children.started)
             if timed.failure is not None:
                 progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
-        found = replace(self._outcome(path, ended, forced), recording=path if path.exists() else None)
+        several = (script.nproc_per_node or 1) > 1
+        found = (self._outcome_of_processes if several else self._outcome)(path, ended, forced)
+        if rank is not None:
+            found = replace(found, trial=replace(found.trial, rank=rank))
         if found.trial.memory is not None:
-            counts = like(Trial, last, memory=found.trial.memory, failure=None, step_ns=found.trial.step_ns)
-            found = replace(found, trial=counts)
+            kept = {name: getattr(found.trial, name) for name in ("memory", "failure", "step_ns", "rank")}
+            found = replace(found, trial=like(Trial, last, **kept))
         if found.trial.failure is not None and forced == NOTHING_FORCED:
             progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
             raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")
         return found
+
+    def _outcome_of_processes(self, path: Path, end: ChildEnd, forced: Forced) -> EndedRun:
+        """What the processes of a real device have recorded; one without a model has recorded nothing."""
+        size = self._script.nproc_per_node or 1
+        files = {rank: rank_file(path, rank, size) for rank in range(size)}
+        ended = {rank: self._outcome(file, end, forced) for rank, file in files.items() if rank == 0 or file.exists()}
+        return _of_worst([replace(each, trial=replace(each.trial, rank=rank)) for rank, each in ended.items()])
 
     def _outcome(self, path: Path, end: ChildEnd, forced: Forced) -> EndedRun:
         refused = end.said is not None and end.said.kind is FailureKind.REFUSED
@@ -396,9 +441,26 @@ class _Search:
                 simulated = self._script.device is Device.SIMULATED
                 memory = memory_of(recording) if simulated else measured_memory(recording)
                 trial = Trial(memory=memory, step_ns=step_time(recording))
-            return EndedRun(forced=forced, trial=trial, script=script)
+            return EndedRun(forced=forced, trial=trial, script=script, recording=path)
         except (RecordingError, NothingRecorded) as error:
-            return EndedRun(forced=forced, trial=Trial(memory=None, failure=end.failure or str(error)))
+            trial = Trial(memory=None, failure=end.failure or str(error))
+            return EndedRun(forced=forced, trial=trial, recording=path)
+
+
+def _of_worst(ended: Sequence[EndedRun]) -> EndedRun:
+    """The run of several ranks: that of the worst, whose recording alone is left.
+
+    Of the script as it is, the blocks are those of all ranks.
+    """
+    found = max(ended, key=lambda each: how_bad(each.trial))
+    for each in ended:
+        if each is not found and each.recording is not None:
+            each.recording.unlink(missing_ok=True)
+    if found.script is None:
+        return found
+    blocks = blocks_of_ranks(each.script.blocks for each in ended if each.script is not None)
+    ranks = different_ranks((each.trial, each.script) for each in ended)
+    return replace(found, script=replace(found.script, blocks=blocks, ranks=ranks))
 
 
 class _Progress(ProgressLine):
@@ -494,17 +556,24 @@ def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dic
         "seed": seed,
         "number of steps": f"{script.skip}+{script.steps} {script.step_on or ''}".strip(),
         "assumption": list(script.assume),
-        "rank": f"{script.rank or 0} of {script.world_size or 1}",
+        "rank": _ranks_in_words(script),
         "environment": text_of_environment(os.environ)[1],
     }
 
 
+def _ranks_in_words(script: ScriptOptions) -> str:
+    """``0 of 1``; ``all of 8``."""
+    size = script.nproc_per_node or script.world_size or 1
+    return f"all of {size}" if _every_rank(script) or script.nproc_per_node else f"{script.rank or 0} of {size}"
+
+
 def _said(trial: Trial, device: Device) -> str:
+    rank = "" if trial.rank is None else f" on rank {trial.rank}"
     if trial.failure is not None:
-        return f"refused or failed: {trial.failure}"
+        return f"refused or failed{rank}: {trial.failure}"
     if trial.memory is None:
-        return "out of memory"
-    peak = f"peak {format_bytes(trial.memory.allocated)} allocated"
+        return f"out of memory{rank}"
+    peak = f"peak{rank} {format_bytes(trial.memory.allocated)} allocated"
     return peak if device is Device.CPU else f"{peak}, {format_bytes(trial.memory.reserved)} reserved"
 
 

@@ -208,7 +208,7 @@ def _audience(plan: Plan, report_to: Path | None) -> Audience:
 
 
 def _carry_out(plan: Plan, audience: Audience) -> None:
-    if plan.script.forced.allocator:
+    if plan.script.forced.allocator and not launches(plan.script):  # each process that is launched does so itself
         _set_allocator(plan.script.forced.allocator)
     plan = replace(plan, script=settled(plan.script))
     script = plan.script

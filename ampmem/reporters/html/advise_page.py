@@ -15,6 +15,7 @@ from ampmem.reporters.text.advise import (
     columns_of,
     headline,
     proof_lines,
+    ranks_line,
     refused_lines,
     rows_of,
 )
@@ -136,6 +137,7 @@ def _facts(found: AdviceDocument) -> tuple[tuple[str, str], ...]:
         ("script", found.script),
         ("device", found.gpu if found.gpu_bytes is None else f"simulated {found.gpu}, {format_bytes(found.gpu_bytes)}"),
         ("budget", "none" if found.budget_bytes is None else format_bytes(found.budget_bytes)),
+        *([("ranks", ranks_line(found))] if found.ranks else []),
         ("runs", f"{format_count(len(found.runs))}, each of {format_count(found.steps)} steps"),
     )
 

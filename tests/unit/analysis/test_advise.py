@@ -17,9 +17,12 @@ from ampmem.analysis.advise import (
     Trial,
     advice,
     advise_schema,
+    blocks_of_ranks,
     code_of,
     cost_of,
+    different_ranks,
     due,
+    how_bad,
     incomparable,
     measured_memory,
     meets,
@@ -35,7 +38,7 @@ from ampmem.analysis.advise import (
 )
 from ampmem.analysis.fit import Memory
 from ampmem.events import LayersRecord
-from ampmem.reporters.text.advise import headline, render, said_of
+from ampmem.reporters.text.advise import headline, ranks_line, refused_lines, render, said_of
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
@@ -411,3 +414,49 @@ def test_the_first_step_is_not_what_a_step_takes() -> None:
     assert step_time(run) is None
     assert step_time(replace(run, plain_step_ns=(90, 20, 40, 10))) == 20
     assert step_time(replace(run, plain_step_ns=(90,))) == 90
+
+
+def of_rank(rank: int, allocated: int, *, surely: bool = True) -> Trial:
+    memory = Memory(allocated=allocated, reserved=allocated, used=allocated, surely=surely)
+    return Trial(memory=memory, rank=rank)
+
+
+def test_the_worst_rank_is_the_one_that_does_not_fit_or_has_the_most_in_use() -> None:
+    fits, larger, unsure = of_rank(0, 5), of_rank(1, 7), of_rank(2, 6, surely=False)
+    out, failed = Trial(memory=None, rank=3), Trial(memory=None, failure="it ended", rank=4)
+    assert sorted((failed, unsure, out, larger, fits), key=how_bad) == [fits, larger, unsure, out, failed]
+    assert max((of_rank(0, 7), larger), key=how_bad).rank == 0, "of equal ones the first"
+
+
+def test_ranks_that_are_equal_as_they_are_are_run_once_with_a_change() -> None:
+    other = replace(SCRIPT, trained_bytes=1)
+    ranks = [(of_rank(0, 5), SCRIPT), (of_rank(1, 7), SCRIPT), (of_rank(2, 5), SCRIPT), (of_rank(3, 5), other)]
+    assert different_ranks(ranks) == (0, 1, 3)
+
+
+def test_the_blocks_of_stages_are_those_of_all_ranks() -> None:
+    first, second = Blocks(prefix="h", numbers=(0, 1)), Blocks(prefix="h", numbers=(2, 3))
+    assert blocks_of_ranks([second, None, first]) == Blocks(prefix="h", numbers=(0, 1, 2, 3))
+    assert blocks_of_ranks([first, Blocks(prefix="g", numbers=(0, 1))]) == first
+    assert blocks_of_ranks([None, None]) is None
+
+
+def test_the_table_names_the_worst_rank_and_which_were_run() -> None:
+    trials = {
+        NOTHING_FORCED: of_rank(1, 9),
+        FUSED: of_rank(0, 8),
+        FOREACH: Trial(memory=None, failure="chosen", rank=2),
+    }
+    script = replace(SCRIPT, ranks=(0, 1))
+    found = advice(trials, script, None, title="train.py", steps=2, gpu="h100", total=1000, world_size=4)
+    assert [run.rank for run in found.runs] == [0, 1, 2]
+    assert "as ranks 0, 1: each other rank has, as it is, the peaks and parameters of one of these" in ranks_line(found)
+    assert ranks_line(found) in " ".join(render(found).split())
+    assert refused_lines(found) == ["foreach=False: rank 2: chosen"]
+    (row,) = [line for line in render(found).splitlines() if line.startswith("fused=True  ")]
+    assert row.split()[:3] == ["fused=True", "0", "8"]
+    alike = replace(found, ranks=(0,))
+    assert "changes as rank 0: each other rank has, as it is, the peaks and parameters of this one" in ranks_line(alike)
+    assert "as each of 4 ranks" in ranks_line(replace(found, ranks=(0, 1, 2, 3)))
+    assert "Each run has 4 ranks" in ranks_line(replace(found, device=Device.CPU))
+    jsonschema.validate(json.loads(found.to_json()), advise_schema())
