@@ -44,7 +44,8 @@ class Forced:
     ``checkpoint`` has patterns of module names; ``offload`` moves what forward saves for backward to the CPU;
     ``foreach`` is how optimizers are to update, ``None`` for what the script says; ``allocator`` are settings of CUDA's
     caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch. ``bfloat16`` is
-    autocast to that type, which is the precision ``amp``.
+    autocast to that type, which is the precision ``amp``. ``bucket_view`` has DistributedDataParallel's gradients be
+    views of its buckets.
     """
 
     checkpoint: tuple[str, ...] = ()
@@ -54,6 +55,7 @@ class Forced:
     allocator: str = ""
     batch_size: int | None = None
     bfloat16: bool = False
+    bucket_view: bool = False
 
     def kinds(self) -> tuple[str, ...]:
         """The names of the fields that change something."""
@@ -67,6 +69,7 @@ class Forced:
         options += ["--force-fused"] if self.fused else []
         options += ["--force-allocator", self.allocator] if self.allocator else []
         options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []  # 0: there is none to force
+        options += ["--force-bucket-view"] if self.bucket_view else []
         return options + (["--precision", Arm.AMP.value, "--dtype", AutocastDtype.BF16.value] if self.bfloat16 else [])
 
 

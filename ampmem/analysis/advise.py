@@ -35,6 +35,7 @@ class Change(StrEnum):
     ALLOCATOR = "allocator"
     PRECISION = "precision"
     BATCH = "batch"
+    BUCKET_VIEW = "bucket-view"
 
 
 EXPANDABLE = "expandable_segments:True"
@@ -69,6 +70,8 @@ class Script:
     device: Device = Device.SIMULATED
     """What the runs are made on."""
     device_name: str = ""
+    replicated: bool = False
+    """Whether it trains on several ranks, each with all of the parameters."""
     ranks: tuple[int, ...] = ()
     """The ranks that changes are run as; empty where the script runs in one process."""
 
@@ -97,6 +100,8 @@ Trials = Mapping[Forced, Trial]
 
 def script_of(recording: Recording) -> Script:
     """What can be changed in the script that was recorded."""
+    several = recording.run.world_size > 1
+    sharded = any(parameter.global_elements is not None for parameter in recording.parameters)
     return Script(
         blocks=_blocks(recording.parameters),
         optimizers=tuple(dict.fromkeys(_class_names(recording.optimizers))),
@@ -106,6 +111,7 @@ def script_of(recording: Recording) -> Script:
         no_precision=_no_precision(recording),
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
+        replicated=several and not sharded,
     )
 
 
@@ -276,6 +282,8 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
     if script.blocks is not None:
         found[Change.CHECKPOINT] = Forced(checkpoint=script.blocks.first(len(script.blocks.numbers)))
     found[Change.OFFLOAD] = Forced(offload=True)
+    if script.replicated:
+        found[Change.BUCKET_VIEW] = Forced(bucket_view=True)
     found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
     found[Change.PRECISION] = Forced(bfloat16=True)
     found[Change.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
@@ -291,6 +299,11 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
     base = _update(trials)
     if base != NOTHING_FORCED:
         yield base, None
+    for change in _OF_RANKS:
+        single = singles.get(change)
+        if single is not None and _helps(trials, single):
+            base = replace(base, **{name: getattr(single, name) for name in single.kinds()})
+            yield base, None
     setting = singles.get(Change.ALLOCATOR)
     if setting is not None and _helps(trials, setting):
         base = replace(base, allocator=setting.allocator)
@@ -309,6 +322,10 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
         while size:
             yield replace(base, batch_size=size), batch
             size //= 2
+
+
+_OF_RANKS = (Change.BUCKET_VIEW,)
+"""Changes of how training is spread over ranks that leave the results as they are: the cheapest first."""
 
 
 def _helps(trials: Trials, forced: Forced) -> bool:
@@ -435,6 +452,7 @@ def name_of(forced: Forced, script: Script) -> str:
     words += [] if forced.foreach is None else [f"foreach={forced.foreach}"]
     words += ["fused=True"] if forced.fused else []
     words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
+    words += ["gradient_as_bucket_view=True"] if forced.bucket_view else []
     words += ["autocast bfloat16"] if forced.bfloat16 else []
     if forced.batch_size is not None:
         words.append(f"batch size {forced.batch_size} of {script.batch}" if script.batch else "smaller batches")
@@ -487,6 +505,8 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
         lines += [f"{name}(..., {argument})" for name in script.optimizers or ("the optimizer",)]
     if forced.allocator:
         lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
+    if forced.bucket_view:
+        lines.append("DistributedDataParallel(..., gradient_as_bucket_view=True)")
     if forced.bfloat16:
         kind = Device.CPU if script.device is Device.CPU else Device.CUDA
         lines.append(f"with torch.autocast('{kind}', dtype=torch.bfloat16):  # around forward and loss, not backward")

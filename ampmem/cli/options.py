@@ -119,7 +119,7 @@ _GROUPS = (
     ),
     _group(
         "Forced changes",
-        "force_checkpoint force_offload force_foreach force_fused force_allocator force_batch_size",
+        "force_checkpoint force_offload force_foreach force_fused force_allocator force_batch_size force_bucket_view",
         "--gpu h100 --force-checkpoint 'blocks.*'",
     ),
     _group("GPU", "device device_option gpu assume", "--gpu h100"),

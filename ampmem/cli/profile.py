@@ -77,6 +77,9 @@ if TYPE_CHECKING:
     help="Make DataLoaders of larger batches with batch_size=N.",
 )
 @click.option(
+    "--force-bucket-view", is_flag=True, help="Make DistributedDataParallel with gradient_as_bucket_view=True."
+)
+@click.option(
     "--run-to-end",
     is_flag=True,
     help="Let the script finish, uninstrumented, once the steps are recorded; the exit code is the script's.",
@@ -115,6 +118,7 @@ def profile(
     force_fused: bool,
     force_allocator: str | None,
     force_batch_size: int | None,
+    force_bucket_view: bool,
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
@@ -146,6 +150,7 @@ def profile(
         fused=force_fused,
         allocator=force_allocator or "",
         batch_size=force_batch_size,
+        bucket_view=force_bucket_view,
     )
     plan = Plan(
         script=replace(options, forced=forced),

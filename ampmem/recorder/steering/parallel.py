@@ -1,0 +1,113 @@
+"""Changes of how a script's training is spread over ranks: arguments of the wrappers that torch has for that.
+
+``changes.py`` has the changes of a process alone; what each part here offers is what the parts there do.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
+
+from ampmem.patching import Undo, patch
+from ampmem.recorder.torch_private.entries import Place
+from ampmem.vocabulary import Forced
+
+
+class _Decided(Exception):
+    """Why the script's choice of an argument stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Argument:
+    """``name`` of the calls at ``places``, which ``call`` names; ``new`` makes the value of the one that is given.
+
+    What equals the given value changes nothing. ``new`` raises :class:`_Decided` where the script's value has to stay.
+    """
+
+    places: tuple[Place, ...]
+    call: str
+    name: str
+    new: Callable[[Any], Any]
+
+
+def _bucket_view() -> Iterator[_Argument]:
+    yield _Argument(
+        places=((DistributedDataParallel, "__init__"),),
+        call="DistributedDataParallel",
+        name="gradient_as_bucket_view",
+        new=lambda given: True,
+    )
+
+
+class ArgumentChange:
+    """Has calls of torch's functions take another value of an argument; ``option`` says so on the command line."""
+
+    def __init__(
+        self, option: str, calls: str, arguments: Callable[[], Iterator[_Argument]], note: Callable[[str], None]
+    ) -> None:
+        self._option, self._calls, self._arguments = option, calls, arguments
+        self._note = note
+        self._changed = False
+        self._kept: dict[str, None] = {}
+        self._refused: dict[str, None] = {}
+
+    def install(self) -> Undo:
+        """Patch the calls; returns what undoes it."""
+        with ExitStack() as undo:
+            for argument in self._arguments():
+                for place in argument.places:
+                    undo.callback(patch(*place, functools.partial(self._wrap, argument)))
+            return undo.pop_all().close
+
+    def unmet(self) -> list[str]:
+        """Why not every call was changed that was to be."""
+        reasons = list(self._refused)
+        if not self._changed and not reasons:
+            reasons = list(self._kept) or [f"the script makes no {self._calls}"]
+        return [f"{self._option}: {reason}" for reason in reasons[:1]]
+
+    def _wrap(self, argument: _Argument, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            bound.arguments[argument.name] = self._chosen(argument, bound.arguments[argument.name])
+            return original(*bound.args, **bound.kwargs)
+
+        return call
+
+    def _chosen(self, argument: _Argument, given: Any) -> Any:
+        """What the call gets; notes what became of it."""
+        try:
+            value = argument.new(given)
+        except _Decided as decided:
+            self._refused[str(decided)] = None
+            self._note(f"not forced: {decided}")
+            return given
+        said = f"{argument.call}({argument.name}={_in_words(value)})"
+        if value == given:
+            self._kept[f"the script has {said} already"] = None
+            return given
+        self._changed = True
+        self._note(f"forced: {said}, which is {_in_words(given)} in the script")
+        return value
+
+
+def _in_words(value: Any) -> str:
+    return str(value)
+
+
+def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[ArgumentChange]:
+    """The parts of ``forced`` that are of training on several ranks."""
+    found = []
+    if forced.bucket_view:
+        found.append(ArgumentChange("--force-bucket-view", "DistributedDataParallel", _bucket_view, note))
+    return found

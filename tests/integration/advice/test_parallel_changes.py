@@ -1,0 +1,97 @@
+"""Changes of how training is spread over ranks, forced and written: the allocator's events are the same, one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import ampmem
+
+from ampmem.events import Recording
+from ampmem.recording import read
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(100, 400), nn.Linear(400, 100)
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+dist.init_process_group("nccl")
+device = f"cuda:{os.environ['LOCAL_RANK']}"
+torch.cuda.set_device(device)
+model = nn.Sequential(*(Block() for _ in range(4))).to(device)
+WRAP
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(64, 100, device=device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+DDP = "model = DistributedDataParallel(model{})"
+CHANGES = {
+    "--force-bucket-view": (DDP.format(""), DDP.format(", gradient_as_bucket_view=True")),
+    "--force-bucket-view ": (
+        DDP.format(", gradient_as_bucket_view=False"),
+        DDP.format(", gradient_as_bucket_view=True"),
+    ),
+}
+"""Options, what the script has, and the same with the change written in it."""
+
+
+def run(folder: Path, name: str, options: str, wrap: str, rank: int = 0) -> tuple[int, str]:
+    (folder / "train.py").write_text(SCRIPT.replace("WRAP", wrap))
+    place = ("--device", "sim", "--world-size", "4", "--rank", str(rank))
+    done = ampmem(folder, "profile", *place, "--seed", "0", "--quiet", "-o", name, *options.split(), "train.py")
+    return done.returncode, done.stderr
+
+
+def recorded(folder: Path, name: str, options: str, wrap: str, rank: int = 0) -> Recording:
+    code, said = run(folder, name, options, wrap, rank)
+    assert code == 0, said
+    return read(folder / f"{name}.rank{rank}-of-4.ampmem")
+
+
+def events(recording: Recording) -> list[tuple[int, int]]:
+    found = recording.events
+    return list(zip(found.action.tolist(), found.bytes.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("options", CHANGES)
+def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, options: str, rank: int) -> None:
+    wrap, written = CHANGES[options]
+    plain = recorded(tmp_path, "plain", "", wrap, rank)
+    forced = recorded(tmp_path, "forced", options, wrap, rank)
+    assert events(forced) == events(recorded(tmp_path, "written", "", written, rank)) != events(plain)
+    assert any(note.startswith("forced: ") for note in forced.remarks)
+    assert not any(note.startswith("forced: ") for note in plain.remarks)
+
+
+REFUSED = {
+    "no wrapper": ("--force-bucket-view", "", "the script makes no DistributedDataParallel"),
+    "views already": (
+        "--force-bucket-view",
+        DDP.format(", gradient_as_bucket_view=True"),
+        "the script has DistributedDataParallel(gradient_as_bucket_view=True) already",
+    ),
+}
+"""Options, what the script has, and why the change is not made."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_change_that_is_not_made_is_an_error(tmp_path: Path, case: str) -> None:
+    options, wrap, reason = REFUSED[case]
+    code, said = run(tmp_path, "refused", options, wrap)
+    assert code == 1, said
+    assert said.splitlines()[-1].startswith(f"ampmem: {options}: {reason}: ")
+    assert (tmp_path / "refused.rank0-of-4.ampmem").exists()
