@@ -45,7 +45,8 @@ class Forced:
     ``foreach`` is how optimizers are to update, ``None`` for what the script says; ``allocator`` are settings of CUDA's
     caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch. ``bfloat16`` is
     autocast to that type, which is the precision ``amp``. ``bucket_view`` has DistributedDataParallel's gradients be
-    views of its buckets.
+    views of its buckets; ``reshard`` has FSDP give up whole parameters after forward, and gather them
+    for backward anew.
     """
 
     checkpoint: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class Forced:
     batch_size: int | None = None
     bfloat16: bool = False
     bucket_view: bool = False
+    reshard: bool = False
 
     def kinds(self) -> tuple[str, ...]:
         """The names of the fields that change something."""
@@ -70,6 +72,7 @@ class Forced:
         options += ["--force-allocator", self.allocator] if self.allocator else []
         options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []  # 0: there is none to force
         options += ["--force-bucket-view"] if self.bucket_view else []
+        options += ["--force-reshard"] if self.reshard else []
         return options + (["--precision", Arm.AMP.value, "--dtype", AutocastDtype.BF16.value] if self.bfloat16 else [])
 
 

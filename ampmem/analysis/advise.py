@@ -36,6 +36,7 @@ class Change(StrEnum):
     PRECISION = "precision"
     BATCH = "batch"
     BUCKET_VIEW = "bucket-view"
+    RESHARD = "reshard"
 
 
 EXPANDABLE = "expandable_segments:True"
@@ -72,6 +73,8 @@ class Script:
     device_name: str = ""
     replicated: bool = False
     """Whether it trains on several ranks, each with all of the parameters."""
+    sharded: bool = False
+    """Whether it trains on several ranks, each with a part of some parameters."""
     ranks: tuple[int, ...] = ()
     """The ranks that changes are run as; empty where the script runs in one process."""
 
@@ -112,6 +115,7 @@ def script_of(recording: Recording) -> Script:
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
         replicated=several and not sharded,
+        sharded=several and sharded,
     )
 
 
@@ -284,6 +288,8 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
     found[Change.OFFLOAD] = Forced(offload=True)
     if script.replicated:
         found[Change.BUCKET_VIEW] = Forced(bucket_view=True)
+    if script.sharded:
+        found[Change.RESHARD] = Forced(reshard=True)
     found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
     found[Change.PRECISION] = Forced(bfloat16=True)
     found[Change.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
@@ -324,7 +330,7 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
             size //= 2
 
 
-_OF_RANKS = (Change.BUCKET_VIEW,)
+_OF_RANKS = (Change.BUCKET_VIEW, Change.RESHARD)
 """Changes of how training is spread over ranks that leave the results as they are: the cheapest first."""
 
 
@@ -453,6 +459,7 @@ def name_of(forced: Forced, script: Script) -> str:
     words += ["fused=True"] if forced.fused else []
     words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
     words += ["gradient_as_bucket_view=True"] if forced.bucket_view else []
+    words += ["reshard after forward"] if forced.reshard else []
     words += ["autocast bfloat16"] if forced.bfloat16 else []
     if forced.batch_size is not None:
         words.append(f"batch size {forced.batch_size} of {script.batch}" if script.batch else "smaller batches")
@@ -474,6 +481,8 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         words.append(f"kernels for each of {script.updated} parameters")
     if forced.fused:
         words.append("fewer kernels")
+    if forced.reshard:
+        words.append("gathers parameters once more, for backward")
     if forced.bfloat16:
         words.append("rounds results to bfloat16")
     if forced.batch_size and script.batch:
@@ -507,6 +516,8 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
         lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
     if forced.bucket_view:
         lines.append("DistributedDataParallel(..., gradient_as_bucket_view=True)")
+    if forced.reshard:
+        lines.append("fully_shard(..., reshard_after_forward=True)  # FSDP1: ShardingStrategy.FULL_SHARD")
     if forced.bfloat16:
         kind = Device.CPU if script.device is Device.CPU else Device.CUDA
         lines.append(f"with torch.autocast('{kind}', dtype=torch.bfloat16):  # around forward and loss, not backward")

@@ -80,6 +80,11 @@ if TYPE_CHECKING:
     "--force-bucket-view", is_flag=True, help="Make DistributedDataParallel with gradient_as_bucket_view=True."
 )
 @click.option(
+    "--force-reshard",
+    is_flag=True,
+    help="Call fully_shard with reshard_after_forward=True, and FullyShardedDataParallel with FULL_SHARD.",
+)
+@click.option(
     "--run-to-end",
     is_flag=True,
     help="Let the script finish, uninstrumented, once the steps are recorded; the exit code is the script's.",
@@ -119,6 +124,7 @@ def profile(
     force_allocator: str | None,
     force_batch_size: int | None,
     force_bucket_view: bool,
+    force_reshard: bool,
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
@@ -151,6 +157,7 @@ def profile(
         allocator=force_allocator or "",
         batch_size=force_batch_size,
         bucket_view=force_bucket_view,
+        reshard=force_reshard,
     )
     plan = Plan(
         script=replace(options, forced=forced),

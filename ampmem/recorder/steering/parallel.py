@@ -25,23 +25,46 @@ class _Decided(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Argument:
-    """``name`` of the calls at ``places``, which ``call`` names; ``new`` makes the value of the one that is given.
+    """``name`` of the calls at ``place``, which ``call`` names; ``new`` makes the value of the one that is given.
 
     What equals the given value changes nothing. ``new`` raises :class:`_Decided` where the script's value has to stay.
+    ``default`` is what torch takes for ``None``.
     """
 
-    places: tuple[Place, ...]
+    place: Place
     call: str
     name: str
     new: Callable[[Any], Any]
+    default: Any = None
 
 
 def _bucket_view() -> Iterator[_Argument]:
     yield _Argument(
-        places=((DistributedDataParallel, "__init__"),),
+        place=(DistributedDataParallel, "__init__"),
         call="DistributedDataParallel",
         name="gradient_as_bucket_view",
         new=lambda given: True,
+    )
+
+
+def _reshard() -> Iterator[_Argument]:
+    from torch.distributed import fsdp
+
+    strategies = fsdp.ShardingStrategy
+    full = {
+        strategies.SHARD_GRAD_OP: strategies.FULL_SHARD,
+        strategies._HYBRID_SHARD_ZERO2: strategies.HYBRID_SHARD,  # its name is in torch's documentation
+        None: strategies.FULL_SHARD,
+    }
+    yield _Argument(
+        place=(fsdp, "fully_shard"), call="fully_shard", name="reshard_after_forward", new=lambda given: True
+    )
+    yield _Argument(
+        place=(fsdp.FullyShardedDataParallel, "__init__"),
+        call="FullyShardedDataParallel",
+        name="sharding_strategy",
+        new=lambda given: full.get(given, given),
+        default=strategies.FULL_SHARD,
     )
 
 
@@ -61,8 +84,7 @@ class ArgumentChange:
         """Patch the calls; returns what undoes it."""
         with ExitStack() as undo:
             for argument in self._arguments():
-                for place in argument.places:
-                    undo.callback(patch(*place, functools.partial(self._wrap, argument)))
+                undo.callback(patch(*argument.place, functools.partial(self._wrap, argument)))
             return undo.pop_all().close
 
     def unmet(self) -> list[str]:
@@ -92,17 +114,16 @@ class ArgumentChange:
             self._refused[str(decided)] = None
             self._note(f"not forced: {decided}")
             return given
-        said = f"{argument.call}({argument.name}={_in_words(value)})"
-        if value == given:
+        said = f"{argument.call}({argument.name}={value})"
+        if value == (argument.default if given is None else given):
             self._kept[f"the script has {said} already"] = None
             return given
         self._changed = True
-        self._note(f"forced: {said}, which is {_in_words(given)} in the script")
+        self._note(f"forced: {said}, which is {given} in the script")
         return value
 
 
-def _in_words(value: Any) -> str:
-    return str(value)
+_SHARDED = "fully_shard and no FullyShardedDataParallel"
 
 
 def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[ArgumentChange]:
@@ -110,4 +131,6 @@ def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[Argume
     found = []
     if forced.bucket_view:
         found.append(ArgumentChange("--force-bucket-view", "DistributedDataParallel", _bucket_view, note))
+    if forced.reshard:
+        found.append(ArgumentChange("--force-reshard", _SHARDED, _reshard, note))
     return found

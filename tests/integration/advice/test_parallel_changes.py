@@ -17,6 +17,9 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 class Block(nn.Module):
@@ -38,12 +41,16 @@ for _ in range(3):
     optimizer.zero_grad()
 """
 DDP = "model = DistributedDataParallel(model{})"
+FSDP2 = "for each in (*model, model): fully_shard(each{})"
+FSDP1 = "model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy([Block]){})"
+KEPT, RESHARDED = ", reshard_after_forward=False", ", reshard_after_forward=True"
+VIEWS, ZERO2 = ", gradient_as_bucket_view=True", ", sharding_strategy=ShardingStrategy.SHARD_GRAD_OP"
 CHANGES = {
-    "--force-bucket-view": (DDP.format(""), DDP.format(", gradient_as_bucket_view=True")),
-    "--force-bucket-view ": (
-        DDP.format(", gradient_as_bucket_view=False"),
-        DDP.format(", gradient_as_bucket_view=True"),
-    ),
+    "a view by default": ("--force-bucket-view", DDP.format(""), DDP.format(VIEWS)),
+    "a view": ("--force-bucket-view", DDP.format(VIEWS.replace("True", "False")), DDP.format(VIEWS)),
+    "kept": ("--force-reshard", FSDP2.format(KEPT), FSDP2.format(RESHARDED)),
+    "kept by two": ("--force-reshard", FSDP2.format(KEPT.replace("False", "2")), FSDP2.format(RESHARDED)),
+    "kept by the older one": ("--force-reshard", FSDP1.format(ZERO2), FSDP1.format("")),
 }
 """Options, what the script has, and the same with the change written in it."""
 
@@ -67,9 +74,9 @@ def events(recording: Recording) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-@pytest.mark.parametrize("options", CHANGES)
-def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, options: str, rank: int) -> None:
-    wrap, written = CHANGES[options]
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, case: str, rank: int) -> None:
+    options, wrap, written = CHANGES[case]
     plain = recorded(tmp_path, "plain", "", wrap, rank)
     forced = recorded(tmp_path, "forced", options, wrap, rank)
     assert events(forced) == events(recorded(tmp_path, "written", "", written, rank)) != events(plain)
@@ -83,6 +90,17 @@ REFUSED = {
         "--force-bucket-view",
         DDP.format(", gradient_as_bucket_view=True"),
         "the script has DistributedDataParallel(gradient_as_bucket_view=True) already",
+    ),
+    "no FSDP": ("--force-reshard", DDP.format(""), "the script makes no fully_shard and no FullyShardedDataParallel"),
+    "resharded already": (
+        "--force-reshard",
+        FSDP2.format(", reshard_after_forward=True"),
+        "the script has fully_shard(reshard_after_forward=True) already",
+    ),
+    "fully sharded already": (
+        "--force-reshard",
+        FSDP1.format(""),
+        "the script has FullyShardedDataParallel(sharding_strategy=ShardingStrategy.FULL_SHARD) already",
     ),
 }
 """Options, what the script has, and why the change is not made."""
