@@ -37,6 +37,7 @@ class Change(StrEnum):
     BATCH = "batch"
     BUCKET_VIEW = "bucket-view"
     RESHARD = "reshard"
+    POLICY = "policy"
 
 
 EXPANDABLE = "expandable_segments:True"
@@ -189,7 +190,7 @@ def refusal(forced: Forced, script: Script) -> str | None:
         ):
             if changes:
                 return why
-    if forced.bfloat16 and script.no_precision is not None:
+    if (forced.bfloat16 or forced.bf16_policy) and script.no_precision is not None:
         return script.no_precision
     if forced.batch_size == 0:
         return "no DataLoader was seen to make the script's batches"
@@ -290,6 +291,7 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
         found[Change.BUCKET_VIEW] = Forced(bucket_view=True)
     if script.sharded:
         found[Change.RESHARD] = Forced(reshard=True)
+        found[Change.POLICY] = Forced(bf16_policy=True)
     found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
     found[Change.PRECISION] = Forced(bfloat16=True)
     found[Change.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
@@ -318,8 +320,12 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
     if offload is not None and trials[offload].failure is None:
         base = replace(base, offload=True)
         yield base, offload
+    policy = singles.get(Change.POLICY)
+    if policy is not None and trials[policy].failure is None:
+        base = replace(base, bf16_policy=True)
+        yield base, policy
     precision = singles.get(Change.PRECISION)
-    if precision is not None and trials[precision].failure is None:
+    if precision is not None and trials[precision].failure is None and not base.bf16_policy:
         base = replace(base, bfloat16=True)
         yield base, precision
     batch = singles.get(Change.BATCH)
@@ -376,7 +382,7 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
         if trial.memory is None:
             return (2 + (trial.failure is not None),)
         size = (trial.memory.allocated, trial.memory.most, len(forced.checkpoint))
-        computes = (forced.batch_size is not None, -(forced.batch_size or 0), forced.bfloat16)
+        computes = (forced.batch_size is not None, -(forced.batch_size or 0), forced.bfloat16 or forced.bf16_policy)
         if wanted and meets(trial, budget):
             return (0, *computes, forced.offload, len(forced.checkpoint), len(forced.kinds()), *size)
         return (1, *(() if wanted else computes), *size)
@@ -460,6 +466,7 @@ def name_of(forced: Forced, script: Script) -> str:
     words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
     words += ["gradient_as_bucket_view=True"] if forced.bucket_view else []
     words += ["reshard after forward"] if forced.reshard else []
+    words += ["bfloat16 policy"] if forced.bf16_policy else []
     words += ["autocast bfloat16"] if forced.bfloat16 else []
     if forced.batch_size is not None:
         words.append(f"batch size {forced.batch_size} of {script.batch}" if script.batch else "smaller batches")
@@ -483,6 +490,8 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         words.append("fewer kernels")
     if forced.reshard:
         words.append("gathers parameters once more, for backward")
+    if forced.bf16_policy:
+        words.append("rounds parameters and results to bfloat16")
     if forced.bfloat16:
         words.append("rounds results to bfloat16")
     if forced.batch_size and script.batch:
@@ -518,6 +527,9 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
         lines.append("DistributedDataParallel(..., gradient_as_bucket_view=True)")
     if forced.reshard:
         lines.append("fully_shard(..., reshard_after_forward=True)  # FSDP1: ShardingStrategy.FULL_SHARD")
+    if forced.bf16_policy:
+        policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+        lines.append(f"fully_shard(..., mp_policy={policy})  # FSDP1: mixed_precision=MixedPrecision(...)")
     if forced.bfloat16:
         kind = Device.CPU if script.device is Device.CPU else Device.CUDA
         lines.append(f"with torch.autocast('{kind}', dtype=torch.bfloat16):  # around forward and loss, not backward")

@@ -85,6 +85,11 @@ if TYPE_CHECKING:
     help="Call fully_shard with reshard_after_forward=True, and FullyShardedDataParallel with FULL_SHARD.",
 )
 @click.option(
+    "--force-bf16-policy",
+    is_flag=True,
+    help="Give FSDP a policy of mixed precision: parameters in bfloat16, gradients summed in float32.",
+)
+@click.option(
     "--run-to-end",
     is_flag=True,
     help="Let the script finish, uninstrumented, once the steps are recorded; the exit code is the script's.",
@@ -125,6 +130,7 @@ def profile(
     force_batch_size: int | None,
     force_bucket_view: bool,
     force_reshard: bool,
+    force_bf16_policy: bool,
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
@@ -158,6 +164,7 @@ def profile(
         batch_size=force_batch_size,
         bucket_view=force_bucket_view,
         reshard=force_reshard,
+        bf16_policy=force_bf16_policy,
     )
     plan = Plan(
         script=replace(options, forced=forced),

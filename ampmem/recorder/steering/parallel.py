@@ -9,9 +9,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ampmem.patching import Undo, patch
@@ -65,6 +66,28 @@ def _reshard() -> Iterator[_Argument]:
         name="sharding_strategy",
         new=lambda given: full.get(given, given),
         default=strategies.FULL_SHARD,
+    )
+
+
+def _bf16_policy() -> Iterator[_Argument]:
+    from torch.distributed import fsdp
+
+    def to_bfloat16(given: Any) -> Any:
+        if given.param_dtype not in (None, torch.bfloat16):
+            dtype = str(given.param_dtype).removeprefix("torch.")
+            raise _Decided(f"the script has a {type(given).__name__} of its own, to {dtype}")
+        if given.param_dtype is torch.bfloat16:
+            return given
+        return replace(given, param_dtype=torch.bfloat16, reduce_dtype=given.reduce_dtype or torch.float32)
+
+    yield _Argument(place=(fsdp, "fully_shard"), call="fully_shard", name="mp_policy", new=to_bfloat16)
+    none = fsdp.MixedPrecision()
+    yield _Argument(
+        place=(fsdp.FullyShardedDataParallel, "__init__"),
+        call="FullyShardedDataParallel",
+        name="mixed_precision",
+        new=lambda given: to_bfloat16(none if given is None else given),
+        default=none,
     )
 
 
@@ -133,4 +156,6 @@ def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[Argume
         found.append(ArgumentChange("--force-bucket-view", "DistributedDataParallel", _bucket_view, note))
     if forced.reshard:
         found.append(ArgumentChange("--force-reshard", _SHARDED, _reshard, note))
+    if forced.bf16_policy:
+        found.append(ArgumentChange("--force-bf16-policy", _SHARDED, _bf16_policy, note))
     return found

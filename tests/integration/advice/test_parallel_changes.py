@@ -45,7 +45,20 @@ FSDP2 = "for each in (*model, model): fully_shard(each{})"
 FSDP1 = "model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy([Block]){})"
 KEPT, RESHARDED = ", reshard_after_forward=False", ", reshard_after_forward=True"
 VIEWS, ZERO2 = ", gradient_as_bucket_view=True", ", sharding_strategy=ShardingStrategy.SHARD_GRAD_OP"
+BF16 = "(param_dtype=torch.bfloat16, reduce_dtype=torch.float32"
+RESULTS = "output_dtype=torch.float32)"
 CHANGES = {
+    "a policy": ("--force-bf16-policy", FSDP2.format(""), FSDP2.format(f", mp_policy=MixedPrecisionPolicy{BF16})")),
+    "a policy of the older one": (
+        "--force-bf16-policy",
+        FSDP1.format(""),
+        FSDP1.format(f", mixed_precision=MixedPrecision{BF16})"),
+    ),
+    "the rest of a policy": (
+        "--force-bf16-policy",
+        FSDP2.format(f", mp_policy=MixedPrecisionPolicy({RESULTS}"),
+        FSDP2.format(f", mp_policy=MixedPrecisionPolicy{BF16}, {RESULTS}"),
+    ),
     "a view by default": ("--force-bucket-view", DDP.format(""), DDP.format(VIEWS)),
     "a view": ("--force-bucket-view", DDP.format(VIEWS.replace("True", "False")), DDP.format(VIEWS)),
     "kept": ("--force-reshard", FSDP2.format(KEPT), FSDP2.format(RESHARDED)),
@@ -91,6 +104,16 @@ REFUSED = {
         DDP.format(", gradient_as_bucket_view=True"),
         "the script has DistributedDataParallel(gradient_as_bucket_view=True) already",
     ),
+    "a policy to another type": (
+        "--force-bf16-policy",
+        FSDP2.format(", mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)"),
+        "the script has a MixedPrecisionPolicy of its own, to float16",
+    ),
+    "a policy already": (
+        "--force-bf16-policy",
+        FSDP1.format(", mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)"),
+        "the script has FullyShardedDataParallel(mixed_precision=MixedPrecision(param_dtype=torch.bfloat16",
+    ),
     "no FSDP": ("--force-reshard", DDP.format(""), "the script makes no fully_shard and no FullyShardedDataParallel"),
     "resharded already": (
         "--force-reshard",
@@ -111,5 +134,5 @@ def test_a_change_that_is_not_made_is_an_error(tmp_path: Path, case: str) -> Non
     options, wrap, reason = REFUSED[case]
     code, said = run(tmp_path, "refused", options, wrap)
     assert code == 1, said
-    assert said.splitlines()[-1].startswith(f"ampmem: {options}: {reason}: ")
+    assert said.splitlines()[-1].startswith(f"ampmem: {options}: {reason}")
     assert (tmp_path / "refused.rank0-of-4.ampmem").exists()
