@@ -46,7 +46,8 @@ class Forced:
     caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch. ``bfloat16`` is
     autocast to that type, which is the precision ``amp``. ``bucket_view`` has DistributedDataParallel's gradients be
     views of its buckets; ``reshard`` has FSDP give up whole parameters after forward, and gather them
-    for backward anew; ``bf16_policy`` has it gather them in bfloat16, and modules compute with those.
+    for backward anew; ``bf16_policy`` has it gather them in bfloat16, and modules compute with those;
+    ``no_prefetch`` has it gather nothing ahead in backward.
     """
 
     checkpoint: tuple[str, ...] = ()
@@ -59,6 +60,7 @@ class Forced:
     bucket_view: bool = False
     reshard: bool = False
     bf16_policy: bool = False
+    no_prefetch: bool = False
 
     def kinds(self) -> tuple[str, ...]:
         """The names of the fields that change something."""
@@ -75,6 +77,7 @@ class Forced:
         options += ["--force-bucket-view"] if self.bucket_view else []
         options += ["--force-reshard"] if self.reshard else []
         options += ["--force-bf16-policy"] if self.bf16_policy else []
+        options += ["--force-no-prefetch"] if self.no_prefetch else []
         return options + (["--precision", Arm.AMP.value, "--dtype", AutocastDtype.BF16.value] if self.bfloat16 else [])
 
 

@@ -37,6 +37,7 @@ class Change(StrEnum):
     BATCH = "batch"
     BUCKET_VIEW = "bucket-view"
     RESHARD = "reshard"
+    PREFETCH = "prefetch"
     POLICY = "policy"
 
 
@@ -291,6 +292,7 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
         found[Change.BUCKET_VIEW] = Forced(bucket_view=True)
     if script.sharded:
         found[Change.RESHARD] = Forced(reshard=True)
+        found[Change.PREFETCH] = Forced(no_prefetch=True)
         found[Change.POLICY] = Forced(bf16_policy=True)
     found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
     found[Change.PRECISION] = Forced(bfloat16=True)
@@ -336,7 +338,7 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
             size //= 2
 
 
-_OF_RANKS = (Change.BUCKET_VIEW, Change.RESHARD)
+_OF_RANKS = (Change.BUCKET_VIEW, Change.RESHARD, Change.PREFETCH)
 """Changes of how training is spread over ranks that leave the results as they are: the cheapest first."""
 
 
@@ -466,6 +468,7 @@ def name_of(forced: Forced, script: Script) -> str:
     words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
     words += ["gradient_as_bucket_view=True"] if forced.bucket_view else []
     words += ["reshard after forward"] if forced.reshard else []
+    words += ["no prefetch in backward"] if forced.no_prefetch else []
     words += ["bfloat16 policy"] if forced.bf16_policy else []
     words += ["autocast bfloat16"] if forced.bfloat16 else []
     if forced.batch_size is not None:
@@ -490,6 +493,8 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         words.append("fewer kernels")
     if forced.reshard:
         words.append("gathers parameters once more, for backward")
+    if forced.no_prefetch:
+        words.append("backward waits for each all-gather")
     if forced.bf16_policy:
         words.append("rounds parameters and results to bfloat16")
     if forced.bfloat16:
@@ -527,6 +532,10 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
         lines.append("DistributedDataParallel(..., gradient_as_bucket_view=True)")
     if forced.reshard:
         lines.append("fully_shard(..., reshard_after_forward=True)  # FSDP1: ShardingStrategy.FULL_SHARD")
+    if forced.no_prefetch:
+        lines.append(
+            "each.set_modules_to_backward_prefetch([each])  # of all sharded modules; FSDP1: backward_prefetch=None"
+        )
     if forced.bf16_policy:
         policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
         lines.append(f"fully_shard(..., mp_policy={policy})  # FSDP1: mixed_precision=MixedPrecision(...)")

@@ -101,8 +101,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     metavar="CHANGE,...",
     help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
     "of its optimizers), fused (True), allocator (expandable_segments), precision (autocast to bfloat16), batch (half "
-    "the batch size of its DataLoader), and with several ranks bucket-view (of DistributedDataParallel), reshard and "
-    "policy (bfloat16) of FSDP.",
+    "the batch size of its DataLoader), and with several ranks bucket-view (of DistributedDataParallel), reshard, "
+    "prefetch (none) and policy (bfloat16) of FSDP.",
 )
 @click.option(
     "--prove",

@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Give FSDP a policy of mixed precision: parameters in bfloat16, gradients summed in float32.",
 )
+@click.option("--force-no-prefetch", is_flag=True, help="Have FSDP gather no parameters ahead in backward.")
 @click.option(
     "--run-to-end",
     is_flag=True,
@@ -131,6 +132,7 @@ def profile(
     force_bucket_view: bool,
     force_reshard: bool,
     force_bf16_policy: bool,
+    force_no_prefetch: bool,
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
@@ -165,6 +167,7 @@ def profile(
         bucket_view=force_bucket_view,
         reshard=force_reshard,
         bf16_policy=force_bf16_policy,
+        no_prefetch=force_no_prefetch,
     )
     plan = Plan(
         script=replace(options, forced=forced),

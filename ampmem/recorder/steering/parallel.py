@@ -91,6 +91,17 @@ def _bf16_policy() -> Iterator[_Argument]:
     )
 
 
+def _backward_prefetch() -> Iterator[_Argument]:
+    from torch.distributed import fsdp
+
+    yield _Argument(
+        place=(fsdp.FullyShardedDataParallel, "__init__"),
+        call="FullyShardedDataParallel",
+        name="backward_prefetch",
+        new=lambda given: None,
+    )
+
+
 class ArgumentChange:
     """Has calls of torch's functions take another value of an argument; ``option`` says so on the command line."""
 
@@ -134,8 +145,7 @@ class ArgumentChange:
         try:
             value = argument.new(given)
         except _Decided as decided:
-            self._refused[str(decided)] = None
-            self._note(f"not forced: {decided}")
+            self._refuse(str(decided))
             return given
         said = f"{argument.call}({argument.name}={value})"
         if value == (argument.default if given is None else given):
@@ -144,6 +154,56 @@ class ArgumentChange:
         self._changed = True
         self._note(f"forced: {said}, which is {given} in the script")
         return value
+
+    def _refuse(self, reason: str) -> None:
+        self._refused[reason] = None
+        self._note(f"not forced: {reason}")
+
+
+class _NoPrefetch(ArgumentChange):
+    """Has FSDP gather no parameters ahead in backward.
+
+    FSDP2 gathers those of the next module unless it is told which: each is told its own, which are there already.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__("--force-no-prefetch", _SHARDED, _backward_prefetch, note)
+        self._ours = False
+
+    def install(self) -> Undo:
+        from torch.distributed import fsdp
+
+        with ExitStack() as undo:
+            undo.callback(super().install())
+            undo.callback(patch(fsdp, "fully_shard", self._wrap_fully_shard))
+            for name in ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
+                undo.callback(patch(fsdp.FSDPModule, name, functools.partial(self._wrap_setting, name)))
+            return undo.pop_all().close
+
+    def _wrap_fully_shard(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def fully_shard(*args: Any, **kwargs: Any) -> Any:
+            sharded = original(*args, **kwargs)
+            self._ours = True
+            try:
+                for module in sharded if isinstance(sharded, list) else [sharded]:
+                    module.set_modules_to_backward_prefetch([module])
+            finally:
+                self._ours = False
+            self._changed = True
+            self._note("forced: fully_shard gathers no parameters ahead in backward")
+            return sharded
+
+        return fully_shard
+
+    def _wrap_setting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def set_modules(*args: Any, **kwargs: Any) -> Any:
+            if not self._ours:
+                self._refuse(f"the script says itself what is gathered ahead ({name})")
+            return original(*args, **kwargs)
+
+        return set_modules
 
 
 _SHARDED = "fully_shard and no FullyShardedDataParallel"
@@ -158,4 +218,6 @@ def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[Argume
         found.append(ArgumentChange("--force-reshard", _SHARDED, _reshard, note))
     if forced.bf16_policy:
         found.append(ArgumentChange("--force-bf16-policy", _SHARDED, _bf16_policy, note))
+    if forced.no_prefetch:
+        found.append(_NoPrefetch(note))
     return found

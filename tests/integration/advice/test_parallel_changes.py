@@ -47,7 +47,10 @@ KEPT, RESHARDED = ", reshard_after_forward=False", ", reshard_after_forward=True
 VIEWS, ZERO2 = ", gradient_as_bucket_view=True", ", sharding_strategy=ShardingStrategy.SHARD_GRAD_OP"
 BF16 = "(param_dtype=torch.bfloat16, reduce_dtype=torch.float32"
 RESULTS = "output_dtype=torch.float32)"
+ALONE = "; each.set_modules_to_backward_prefetch([each])"
 CHANGES = {
+    "no prefetch": ("--force-no-prefetch", FSDP2.format(""), FSDP2.format("") + ALONE),
+    "no prefetch of the older one": ("--force-no-prefetch", FSDP1.format(""), FSDP1.format(", backward_prefetch=None")),
     "a policy": ("--force-bf16-policy", FSDP2.format(""), FSDP2.format(f", mp_policy=MixedPrecisionPolicy{BF16})")),
     "a policy of the older one": (
         "--force-bf16-policy",
@@ -113,6 +116,16 @@ REFUSED = {
         "--force-bf16-policy",
         FSDP1.format(", mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)"),
         "the script has FullyShardedDataParallel(mixed_precision=MixedPrecision(param_dtype=torch.bfloat16",
+    ),
+    "a prefetch of its own": (
+        "--force-no-prefetch",
+        FSDP2.format("") + "\nmodel[0].set_modules_to_forward_prefetch([model[1]])",
+        "the script says itself what is gathered ahead (set_modules_to_forward_prefetch)",
+    ),
+    "no prefetch already": (
+        "--force-no-prefetch",
+        FSDP1.format(", backward_prefetch=None"),
+        "the script has FullyShardedDataParallel(backward_prefetch=None) already",
     ),
     "no FSDP": ("--force-reshard", DDP.format(""), "the script makes no fully_shard and no FullyShardedDataParallel"),
     "resharded already": (
