@@ -311,7 +311,10 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
         yield base, None
     for change in _OF_RANKS:
         single = singles.get(change)
-        if single is not None and _helps(trials, single):
+        if single is None or trials[single].failure is not None:
+            continue
+        # What is kept after forward is there already: only with resharding is something gathered ahead.
+        if _helps(trials, single) or (single.no_prefetch and base.reshard):
             base = replace(base, **{name: getattr(single, name) for name in single.kinds()})
             yield base, None
     setting = singles.get(Change.ALLOCATOR)

@@ -1,6 +1,6 @@
-"""Changes of how a script's training is spread over ranks: arguments of the wrappers that torch has for that.
+"""Changes of how a script's training is spread over ranks, beside those of a process alone: they may import FSDP.
 
-``changes.py`` has the changes of a process alone; what each part here offers is what the parts there do.
+They are arguments of the wrappers that torch has for that; a part has what the parts of ``changes.py`` have.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _reshard() -> Iterator[_Argument]:
     strategies = fsdp.ShardingStrategy
     full = {
         strategies.SHARD_GRAD_OP: strategies.FULL_SHARD,
-        strategies._HYBRID_SHARD_ZERO2: strategies.HYBRID_SHARD,  # its name is in torch's documentation
+        **{each: strategies.HYBRID_SHARD for each in strategies if each.name.endswith("HYBRID_SHARD_ZERO2")},
         None: strategies.FULL_SHARD,
     }
     yield _Argument(
@@ -173,11 +173,13 @@ class _NoPrefetch(ArgumentChange):
     def install(self) -> Undo:
         from torch.distributed import fsdp
 
+        calls: Place = (fsdp, "fully_shard")
+        settings: list[Place] = [(fsdp.FSDPModule, f"set_modules_to_{which}_prefetch") for which in _PASSES]
         with ExitStack() as undo:
             undo.callback(super().install())
-            undo.callback(patch(fsdp, "fully_shard", self._wrap_fully_shard))
-            for name in ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
-                undo.callback(patch(fsdp.FSDPModule, name, functools.partial(self._wrap_setting, name)))
+            undo.callback(patch(*calls, self._wrap_fully_shard))
+            for setting in settings:
+                undo.callback(patch(*setting, functools.partial(self._wrap_setting, setting[1])))
             return undo.pop_all().close
 
     def _wrap_fully_shard(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -206,6 +208,7 @@ class _NoPrefetch(ArgumentChange):
         return set_modules
 
 
+_PASSES = ("forward", "backward")
 _SHARDED = "fully_shard and no FullyShardedDataParallel"
 
 

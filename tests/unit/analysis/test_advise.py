@@ -54,9 +54,12 @@ def checkpointed(count: int, *, fused: bool = False) -> Forced:
 def ran(forced: Forced, total: int, per_block: int = 10) -> Trial:
     """Each block saves ten, fused five, offloading 15, bfloat16 30, half a batch twenty; beyond ``total`` none is left.
 
-    The setting of the allocator takes one byte off what is reserved.
+    Views of buckets save eight, resharding 40, no prefetch twelve more, a policy 60. The setting of the allocator takes
+    one byte off what is reserved.
     """
     size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16 - 15 * forced.offload
+    size -= 8 * forced.bucket_view + 40 * forced.reshard + 12 * (forced.no_prefetch and forced.reshard)
+    size -= 60 * forced.bf16_policy
     size -= 0 if forced.batch_size is None else 20 * (8 // forced.batch_size).bit_length() - 20
     idle = 2 - bool(forced.allocator)
     memory = Memory(allocated=size, reserved=size + idle, used=size + idle + 2, highest=size + idle + 3)
@@ -460,3 +463,51 @@ def test_the_table_names_the_worst_rank_and_which_were_run() -> None:
     assert "as each of 4 ranks" in ranks_line(replace(found, ranks=(0, 1, 2, 3)))
     assert "Each run has 4 ranks" in ranks_line(replace(found, device=Device.CPU))
     jsonschema.validate(json.loads(found.to_json()), advise_schema())
+
+
+EVERY = frozenset(Change)
+
+
+def test_changes_of_how_ranks_train_are_tried_where_there_are_ranks() -> None:
+    of_ranks = {Forced(bucket_view=True), Forced(reshard=True), Forced(no_prefetch=True), Forced(bf16_policy=True)}
+    assert of_ranks & set(search(None, allowed=EVERY)) == set()
+    replicated, sharded = replace(SCRIPT, replicated=True), replace(SCRIPT, sharded=True)
+    assert of_ranks & set(search(None, allowed=EVERY, script=replicated)) == {Forced(bucket_view=True)}
+    assert of_ranks & set(search(None, allowed=EVERY, script=sharded)) == of_ranks - {Forced(bucket_view=True)}
+
+
+def test_resharding_is_combined_with_no_prefetch_which_saves_nothing_alone() -> None:
+    script = replace(SCRIPT, sharded=True, blocks=None)
+    allowed = frozenset({Change.RESHARD, Change.PREFETCH, Change.POLICY})
+    assert ranked(search(166, allowed=allowed, script=script), 166)[0] == Forced(reshard=True)
+    both = Forced(reshard=True, no_prefetch=True)
+    trials = search(154, allowed=allowed, script=script)
+    assert ranked(trials, 154)[0] == both, "a policy alone is enough, and changes the results"
+    assert ranked(search(100, allowed=allowed, script=script), 100)[0] == replace(both, bf16_policy=True)
+
+
+def test_a_policy_and_autocast_are_not_combined() -> None:
+    script = replace(SCRIPT, sharded=True, blocks=None)
+    trials = search(10, allowed=frozenset({Change.POLICY, Change.PRECISION}), script=script)
+    assert not any(forced.bf16_policy and forced.bfloat16 for forced in trials)
+    refused = replace(script, no_precision="the script uses autocast already, to bfloat16")
+    assert refusal(Forced(bf16_policy=True), refused) == refused.no_precision
+
+
+def test_changes_of_ranks_are_named_and_written() -> None:
+    every = Forced(bucket_view=True, reshard=True, no_prefetch=True, bf16_policy=True)
+    assert name_of(every, SCRIPT) == (
+        "gradient_as_bucket_view=True, reshard after forward, no prefetch in backward, bfloat16 policy"
+    )
+    assert cost_of(every, SCRIPT, of_rank(0, 1)) == (
+        "gathers parameters once more, for backward; backward waits for each all-gather; "
+        "rounds parameters and results to bfloat16"
+    )
+    starts = (
+        "DistributedDataParallel(..., gra",
+        "fully_shard(..., resh",
+        "each.set_modules_to",
+        "fully_shard(..., mp_",
+    )
+    assert all(line.startswith(start) for line, start in zip(code_of(every, SCRIPT), starts, strict=True))
+    assert " ".join(every.options()) == ("--force-bucket-view --force-reshard --force-bf16-policy --force-no-prefetch")
