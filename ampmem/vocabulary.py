@@ -46,7 +46,7 @@ class Forced:
     caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch. ``bfloat16`` is
     autocast to that type, which is the precision ``amp``. ``bucket_view`` has DistributedDataParallel's gradients be
     views of its buckets; ``reshard`` has FSDP give up whole parameters after forward, and gather them
-    for backward anew; ``bf16_policy`` has it gather them in bfloat16, and modules compute with those;
+    for backward anew; ``policy`` has it gather them in bfloat16, and modules compute with those;
     ``no_prefetch`` has it gather nothing ahead in backward.
     """
 
@@ -59,7 +59,7 @@ class Forced:
     bfloat16: bool = False
     bucket_view: bool = False
     reshard: bool = False
-    bf16_policy: bool = False
+    policy: bool = False
     no_prefetch: bool = False
 
     def kinds(self) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ class Forced:
         options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []  # 0: there is none to force
         options += ["--force-bucket-view"] if self.bucket_view else []
         options += ["--force-reshard"] if self.reshard else []
-        options += ["--force-bf16-policy"] if self.bf16_policy else []
+        options += ["--force-policy"] if self.policy else []
         options += ["--force-no-prefetch"] if self.no_prefetch else []
         return options + (["--precision", Arm.AMP.value, "--dtype", AutocastDtype.BF16.value] if self.bfloat16 else [])
 

@@ -191,7 +191,7 @@ def refusal(forced: Forced, script: Script) -> str | None:
         ):
             if changes:
                 return why
-    if (forced.bfloat16 or forced.bf16_policy) and script.no_precision is not None:
+    if (forced.bfloat16 or forced.policy) and script.no_precision is not None:
         return script.no_precision
     if forced.batch_size == 0:
         return "no DataLoader was seen to make the script's batches"
@@ -293,7 +293,7 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
     if script.sharded:
         found[Change.RESHARD] = Forced(reshard=True)
         found[Change.PREFETCH] = Forced(no_prefetch=True)
-        found[Change.POLICY] = Forced(bf16_policy=True)
+        found[Change.POLICY] = Forced(policy=True)
     found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
     found[Change.PRECISION] = Forced(bfloat16=True)
     found[Change.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
@@ -327,10 +327,10 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
         yield base, offload
     policy = singles.get(Change.POLICY)
     if policy is not None and trials[policy].failure is None:
-        base = replace(base, bf16_policy=True)
+        base = replace(base, policy=True)
         yield base, policy
     precision = singles.get(Change.PRECISION)
-    if precision is not None and trials[precision].failure is None and not base.bf16_policy:
+    if precision is not None and trials[precision].failure is None and not base.policy:
         base = replace(base, bfloat16=True)
         yield base, precision
     batch = singles.get(Change.BATCH)
@@ -387,7 +387,7 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
         if trial.memory is None:
             return (2 + (trial.failure is not None),)
         size = (trial.memory.allocated, trial.memory.most, len(forced.checkpoint))
-        computes = (forced.batch_size is not None, -(forced.batch_size or 0), forced.bfloat16 or forced.bf16_policy)
+        computes = (forced.batch_size is not None, -(forced.batch_size or 0), forced.bfloat16 or forced.policy)
         if wanted and meets(trial, budget):
             return (0, *computes, forced.offload, len(forced.checkpoint), len(forced.kinds()), *size)
         return (1, *(() if wanted else computes), *size)
@@ -472,7 +472,7 @@ def name_of(forced: Forced, script: Script) -> str:
     words += ["gradient_as_bucket_view=True"] if forced.bucket_view else []
     words += ["reshard after forward"] if forced.reshard else []
     words += ["no prefetch in backward"] if forced.no_prefetch else []
-    words += ["bfloat16 policy"] if forced.bf16_policy else []
+    words += ["bfloat16 policy"] if forced.policy else []
     words += ["autocast bfloat16"] if forced.bfloat16 else []
     if forced.batch_size is not None:
         words.append(f"batch size {forced.batch_size} of {script.batch}" if script.batch else "smaller batches")
@@ -498,7 +498,7 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         words.append("gathers parameters once more, for backward")
     if forced.no_prefetch:
         words.append("backward waits for each all-gather")
-    if forced.bf16_policy:
+    if forced.policy:
         words.append("rounds parameters and results to bfloat16")
     if forced.bfloat16:
         words.append("rounds results to bfloat16")
@@ -539,7 +539,7 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
         lines.append(
             "each.set_modules_to_backward_prefetch([each])  # of all sharded modules; FSDP1: backward_prefetch=None"
         )
-    if forced.bf16_policy:
+    if forced.policy:
         policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
         lines.append(f"fully_shard(..., mp_policy={policy})  # FSDP1: mixed_precision=MixedPrecision(...)")
     if forced.bfloat16:

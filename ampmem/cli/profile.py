@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     help="Call fully_shard with reshard_after_forward=True, and FullyShardedDataParallel with FULL_SHARD.",
 )
 @click.option(
-    "--force-bf16-policy",
+    "--force-policy",
     is_flag=True,
     help="Give FSDP a policy of mixed precision: parameters in bfloat16, gradients summed in float32.",
 )
@@ -131,7 +131,7 @@ def profile(
     force_batch_size: int | None,
     force_bucket_view: bool,
     force_reshard: bool,
-    force_bf16_policy: bool,
+    force_policy: bool,
     force_no_prefetch: bool,
     run_to_end: bool,
     output: Path | None,
@@ -166,7 +166,7 @@ def profile(
         batch_size=force_batch_size,
         bucket_view=force_bucket_view,
         reshard=force_reshard,
-        bf16_policy=force_bf16_policy,
+        policy=force_policy,
         no_prefetch=force_no_prefetch,
     )
     plan = Plan(

@@ -52,11 +52,8 @@ def _reshard() -> Iterator[_Argument]:
     from torch.distributed import fsdp
 
     strategies = fsdp.ShardingStrategy
-    full = {
-        strategies.SHARD_GRAD_OP: strategies.FULL_SHARD,
-        **{each: strategies.HYBRID_SHARD for each in strategies if each.name.endswith("HYBRID_SHARD_ZERO2")},
-        None: strategies.FULL_SHARD,
-    }
+    full: dict[Any, Any] = {each: strategies.HYBRID_SHARD for each in strategies if "HYBRID_SHARD_ZERO2" in each.name}
+    full |= {strategies.SHARD_GRAD_OP: strategies.FULL_SHARD, None: strategies.FULL_SHARD}
     yield _Argument(
         place=(fsdp, "fully_shard"), call="fully_shard", name="reshard_after_forward", new=lambda given: True
     )
@@ -69,7 +66,7 @@ def _reshard() -> Iterator[_Argument]:
     )
 
 
-def _bf16_policy() -> Iterator[_Argument]:
+def _bfloat_policy() -> Iterator[_Argument]:
     from torch.distributed import fsdp
 
     def to_bfloat16(given: Any) -> Any:
@@ -219,8 +216,8 @@ def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[Argume
         found.append(ArgumentChange("--force-bucket-view", "DistributedDataParallel", _bucket_view, note))
     if forced.reshard:
         found.append(ArgumentChange("--force-reshard", _SHARDED, _reshard, note))
-    if forced.bf16_policy:
-        found.append(ArgumentChange("--force-bf16-policy", _SHARDED, _bf16_policy, note))
+    if forced.policy:
+        found.append(ArgumentChange("--force-policy", _SHARDED, _bfloat_policy, note))
     if forced.no_prefetch:
         found.append(_NoPrefetch(note))
     return found

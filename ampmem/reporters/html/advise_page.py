@@ -23,7 +23,7 @@ from ampmem.units import format_bytes, format_count
 from ampmem.version import __version__
 from ampmem.vocabulary import Device
 
-_COMPUTES = frozenset({"--precision", "--force-batch-size", "--force-bf16-policy"})
+_COMPUTES = frozenset({"--precision", "--force-batch-size", "--force-policy"})
 """Options of ``ampmem profile`` that change what is computed."""
 
 

@@ -51,14 +51,14 @@ ALONE = "; each.set_modules_to_backward_prefetch([each])"
 CHANGES = {
     "no prefetch": ("--force-no-prefetch", FSDP2.format(""), FSDP2.format("") + ALONE),
     "no prefetch of the older one": ("--force-no-prefetch", FSDP1.format(""), FSDP1.format(", backward_prefetch=None")),
-    "a policy": ("--force-bf16-policy", FSDP2.format(""), FSDP2.format(f", mp_policy=MixedPrecisionPolicy{BF16})")),
+    "a policy": ("--force-policy", FSDP2.format(""), FSDP2.format(f", mp_policy=MixedPrecisionPolicy{BF16})")),
     "a policy of the older one": (
-        "--force-bf16-policy",
+        "--force-policy",
         FSDP1.format(""),
         FSDP1.format(f", mixed_precision=MixedPrecision{BF16})"),
     ),
     "the rest of a policy": (
-        "--force-bf16-policy",
+        "--force-policy",
         FSDP2.format(f", mp_policy=MixedPrecisionPolicy({RESULTS}"),
         FSDP2.format(f", mp_policy=MixedPrecisionPolicy{BF16}, {RESULTS}"),
     ),
@@ -108,12 +108,12 @@ REFUSED = {
         "the script has DistributedDataParallel(gradient_as_bucket_view=True) already",
     ),
     "a policy to another type": (
-        "--force-bf16-policy",
+        "--force-policy",
         FSDP2.format(", mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)"),
         "the script has a MixedPrecisionPolicy of its own, to float16",
     ),
     "a policy already": (
-        "--force-bf16-policy",
+        "--force-policy",
         FSDP1.format(", mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)"),
         "the script has FullyShardedDataParallel(mixed_precision=MixedPrecision(param_dtype=torch.bfloat16",
     ),

@@ -59,7 +59,7 @@ def ran(forced: Forced, total: int, per_block: int = 10) -> Trial:
     """
     size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16 - 15 * forced.offload
     size -= 8 * forced.bucket_view + 40 * forced.reshard + 12 * (forced.no_prefetch and forced.reshard)
-    size -= 60 * forced.bf16_policy
+    size -= 60 * forced.policy
     size -= 0 if forced.batch_size is None else 20 * (8 // forced.batch_size).bit_length() - 20
     idle = 2 - bool(forced.allocator)
     memory = Memory(allocated=size, reserved=size + idle, used=size + idle + 2, highest=size + idle + 3)
@@ -469,7 +469,7 @@ EVERY = frozenset(Change)
 
 
 def test_changes_of_how_ranks_train_are_tried_where_there_are_ranks() -> None:
-    of_ranks = {Forced(bucket_view=True), Forced(reshard=True), Forced(no_prefetch=True), Forced(bf16_policy=True)}
+    of_ranks = {Forced(bucket_view=True), Forced(reshard=True), Forced(no_prefetch=True), Forced(policy=True)}
     assert of_ranks & set(search(None, allowed=EVERY)) == set()
     replicated, sharded = replace(SCRIPT, replicated=True), replace(SCRIPT, sharded=True)
     assert of_ranks & set(search(None, allowed=EVERY, script=replicated)) == {Forced(bucket_view=True)}
@@ -483,19 +483,19 @@ def test_resharding_is_combined_with_no_prefetch_which_saves_nothing_alone() -> 
     both = Forced(reshard=True, no_prefetch=True)
     trials = search(154, allowed=allowed, script=script)
     assert ranked(trials, 154)[0] == both, "a policy alone is enough, and changes the results"
-    assert ranked(search(100, allowed=allowed, script=script), 100)[0] == replace(both, bf16_policy=True)
+    assert ranked(search(100, allowed=allowed, script=script), 100)[0] == replace(both, policy=True)
 
 
 def test_a_policy_and_autocast_are_not_combined() -> None:
     script = replace(SCRIPT, sharded=True, blocks=None)
     trials = search(10, allowed=frozenset({Change.POLICY, Change.PRECISION}), script=script)
-    assert not any(forced.bf16_policy and forced.bfloat16 for forced in trials)
+    assert not any(forced.policy and forced.bfloat16 for forced in trials)
     refused = replace(script, no_precision="the script uses autocast already, to bfloat16")
-    assert refusal(Forced(bf16_policy=True), refused) == refused.no_precision
+    assert refusal(Forced(policy=True), refused) == refused.no_precision
 
 
 def test_changes_of_ranks_are_named_and_written() -> None:
-    every = Forced(bucket_view=True, reshard=True, no_prefetch=True, bf16_policy=True)
+    every = Forced(bucket_view=True, reshard=True, no_prefetch=True, policy=True)
     assert name_of(every, SCRIPT) == (
         "gradient_as_bucket_view=True, reshard after forward, no prefetch in backward, bfloat16 policy"
     )
@@ -510,4 +510,4 @@ def test_changes_of_ranks_are_named_and_written() -> None:
         "fully_shard(..., mp_",
     )
     assert all(line.startswith(start) for line, start in zip(code_of(every, SCRIPT), starts, strict=True))
-    assert " ".join(every.options()) == ("--force-bucket-view --force-reshard --force-bf16-policy --force-no-prefetch")
+    assert " ".join(every.options()) == ("--force-bucket-view --force-reshard --force-policy --force-no-prefetch")
