@@ -60,6 +60,7 @@ from ampmem.cli.processes.children import (
 )
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.processes.messages import StepEnded
+from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
 from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
@@ -293,6 +294,7 @@ class _Search:
         """
         with (
             _Progress(lambda: most_left(self.trials, self.found, allowed, budget)) as progress,
+            warmed(self._script.device) as forking,
             ThreadPoolExecutor(self._jobs) as pool,
         ):
             children = Children()
@@ -303,7 +305,7 @@ class _Search:
                     for part in self._parts(due_now or (self._unrecorded(budget) if keep else ())):
                         if len(running) < self._jobs and part not in running.values() and part not in self._of_ranks:
                             path = self._folder / f"run{next(self._numbers)}{SUFFIX}"
-                            running[pool.submit(self._make, *part, path, progress, children)] = part
+                            running[pool.submit(self._make, *part, path, progress, children, forking)] = part
                     if not running:
                         return
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -386,7 +388,15 @@ class _Search:
                 else:
                     self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
 
-    def _make(self, forced: Forced, rank: int | None, path: Path, progress: _Progress, children: Children) -> EndedRun:
+    def _make(
+        self,
+        forced: Forced,
+        rank: int | None,
+        path: Path,
+        progress: _Progress,
+        children: Children,
+        forking: Warmed | None,
+    ) -> EndedRun:
         """Make one run, or what one rank has of it, in a thread."""
         name = name_of(forced, self.found)
         name += "" if rank is None else f": rank {rank} of {self._script.world_size}"
@@ -400,7 +410,7 @@ class _Search:
             progress.doing(f"{name}: step {step.done} of {step.wanted}")
 
         command = profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path))
-        ended = run_child(command, follow, children.started)
+        ended = run_child(command, follow, children.started, warmed=forking)
         if script.device is not Device.SIMULATED and ended.failure is None:
             progress.doing(f"{name}: timing")
             timing = profile_arguments(script, self._arm, self._seed, "--times-into", str(path))

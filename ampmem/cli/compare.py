@@ -17,6 +17,7 @@ from ampmem.analysis.ranks.merge import merge_all
 from ampmem.cli.options import ScriptCommand, ScriptOptions, settled, shared_options
 from ampmem.cli.processes.children import ProgressLine, TimeLeft, chosen_arms, misplaced, profile_arguments, run_child
 from ampmem.cli.processes.launcher import check_processes
+from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.output import Terminal, check_output, claim, remove, remove_empty, say_written, sized
 from ampmem.recording import SUFFIX, rank_file, read
@@ -142,8 +143,9 @@ def _run_all(plan: _Plan, progress: ProgressLine) -> list[_Outcome]:
     outcomes: list[_Outcome] = []
     course = TimeLeft(len(plan.arms))
     try:
-        for arm in plan.arms:
-            outcomes.append(_run(plan, arm, course, progress))
+        with warmed(plan.script.device) as forking:
+            for arm in plan.arms:
+                outcomes.append(_run(plan, arm, course, progress, forking))
     except KeyboardInterrupt:
         remove_empty(plan.paths)
         started = plan.arms[: len(outcomes) + 1]
@@ -153,7 +155,7 @@ def _run_all(plan: _Plan, progress: ProgressLine) -> list[_Outcome]:
     return outcomes
 
 
-def _run(plan: _Plan, arm: Arm, course: TimeLeft, progress: ProgressLine) -> _Outcome:
+def _run(plan: _Plan, arm: Arm, course: TimeLeft, progress: ProgressLine, forking: Warmed | None) -> _Outcome:
     """Record ``arm``, then time it."""
     path = plan.path(arm)
     for file in plan.files(arm) if plan.script.force else ():
@@ -164,6 +166,7 @@ def _run(plan: _Plan, arm: Arm, course: TimeLeft, progress: ProgressLine) -> _Ou
     ended = run_child(
         profile_arguments(script, arm, plan.seed, "--quiet", "-o", str(path)),
         lambda step: progress.now(f"{name}: step {step.done} of {step.wanted}{course.left()}"),
+        warmed=forking,
     )
     timed = None
     if ended.failure is None and plan.times and script.device is not Device.SIMULATED:

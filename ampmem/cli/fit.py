@@ -38,6 +38,7 @@ from ampmem.cli.processes.children import (
     profile_arguments,
     run_child,
 )
+from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.names import warning
 from ampmem.output import check_output, say_written
@@ -173,6 +174,7 @@ def run_points(
     with (
         TemporaryDirectory(prefix="ampmem-fit-") as folder,
         _Counted(plan.script, left) as progress,
+        warmed(Device.SIMULATED) as forking,
         ThreadPoolExecutor(plan.jobs) as pool,
     ):
         children = Children()
@@ -181,7 +183,7 @@ def run_points(
             while True:
                 for run in wanted(points):
                     if len(running) < plan.jobs and run not in running.values():
-                        running[pool.submit(_make, plan, Path(folder), children, progress, run)] = run
+                        running[pool.submit(_make, plan, Path(folder), children, progress, forking, run)] = run
                 if not running:
                     return points, tuple(notes), False
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -230,7 +232,9 @@ def _said(memory: Memory | None) -> str:
     return f"{fits}, peak {format_bytes(memory.allocated)} allocated, {format_bytes(memory.reserved)} reserved"
 
 
-def _make(plan: RunPlan, folder: Path, children: Children, progress: _Counted, run: Run) -> _Point:
+def _make(
+    plan: RunPlan, folder: Path, children: Children, progress: _Counted, forking: Warmed | None, run: Run
+) -> _Point:
     """Make one run, in a thread."""
     name = plan.name(run)
     path = folder / f"{'.'.join(map(str, run))}{SUFFIX}"
@@ -239,6 +243,7 @@ def _make(plan: RunPlan, folder: Path, children: Children, progress: _Counted, r
         plan.arguments(run, path),
         lambda step: progress.doing(f"{name}: step {step.done} of {step.wanted}"),
         children.started,
+        warmed=forking,
     )
     try:
         return _outcome(path, ended, plan.script.steps)

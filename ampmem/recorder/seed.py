@@ -13,3 +13,10 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def seed_anew() -> None:
+    """Seed them from what the operating system has, as they are in a process that has just started."""
+    random.seed()
+    np.random.seed()
+    torch.default_generator.seed()

@@ -248,7 +248,7 @@ PARTS: dict[str, str] = {
         recorder.hooks.optimizers:OptimizerHooks.note_state""",
     "names of the model": "recorder.models.models:Models.note",
     "the script's variables": "recorder.models.variables:Variables._note",
-    "who holds what: the objects that are alive": "recorder.models.holders:live_objects",
+    "who holds what: the objects that are alive": "recorder.models.live:live_tensors",
     "who holds what: their owners": "recorder.models.holders:names_of_holders",
     "who holds what: the rest": """recorder.models.holders:Holders.note recorder.models.holders:Holders.note_rest
         recorder.hooks.optimizers:OptimizerHooks.note_idle""",

@@ -247,11 +247,11 @@ def test_ctrl_c_prints_the_runs_that_have_ended(
     monkeypatch.chdir(tmp_path)
     real, made = advise_module.run_child, []
 
-    def interrupted(arguments: Sequence[str], on_step: Callable[[StepEnded], None], *how: Any) -> ChildEnd:
+    def interrupted(arguments: Sequence[str], on_step: Callable[[StepEnded], None], *how: Any, **more: Any) -> ChildEnd:
         made.append(arguments)
         if len(made) == 3:
             raise KeyboardInterrupt
-        return real(arguments, on_step, *how)
+        return real(arguments, on_step, *how, **more)
 
     monkeypatch.setattr(advise_module, "run_child", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -327,11 +327,11 @@ def test_an_interrupted_search_goes_on_where_it_stopped(
     monkeypatch.chdir(tmp_path)
     real, made = advise_module.run_child, []
 
-    def counted(arguments: Sequence[str], on_step: Callable[[StepEnded], None], *how: Any) -> ChildEnd:
+    def counted(arguments: Sequence[str], on_step: Callable[[StepEnded], None], *how: Any, **more: Any) -> ChildEnd:
         made.append(arguments)
         if len(made) == stops_at:
             raise KeyboardInterrupt
-        return real(arguments, on_step, *how)
+        return real(arguments, on_step, *how, **more)
 
     monkeypatch.setattr(advise_module, "run_child", counted)
     stops_at, command = 4, [*RESUMED, "--allow", "foreach,fused,checkpoint", "--budget", "1500MiB", "train.py"]

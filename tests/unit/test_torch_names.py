@@ -26,9 +26,9 @@ ROOMS = (
     "simulator/private/recurrent.py",
 )
 NOT_TORCHS = frozenset(
-    {"_getframe", "_run_exitfuncs", "_shutdown", "_replace", "_asdict", "_fields", "_repr_mimebundle_"}
+    {"_exit", "_getframe", "_run_exitfuncs", "_shutdown", "_replace", "_asdict", "_fields", "_repr_mimebundle_"}
 )
-"""Of sys, atexit, threading, named tuples and IPython."""
+"""Of os, sys, atexit, threading, named tuples and IPython."""
 
 
 def private(name: str) -> bool:

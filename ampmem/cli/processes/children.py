@@ -22,6 +22,7 @@ import click
 
 from ampmem.cli.options import ScriptOptions
 from ampmem.cli.processes.messages import Inbox, StepEnded
+from ampmem.cli.processes.starting import Running, Warmed, fresh
 from ampmem.errors import UsageError
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.output import Terminal, printable
@@ -105,23 +106,10 @@ class TimeLeft:
 LINES = 10
 """How many of the last lines of a child's output are kept for people to read."""
 
-_ROOT = str(Path(__file__).absolute().parents[3])
 _LONGEST = 2000
 _TAIL_BYTES = 65536
 _POLL_S = 0.1
 """How often a child's messages are looked at."""
-
-# Not ``-m ampmem``: that puts the current directory first on the path, where a user's ``random.py`` or
-# ``click.py`` would be imported for the standard library's or click's. The first entry is what the
-# recorder replaces by the script's own directory (but where Python adds none); nothing can be in /dev/null.
-_START = f"""
-import sys
-root, safe = sys.argv.pop(1), sys.flags.safe_path
-sys.path[: not safe] = [root] if root not in sys.path else [{os.devnull!r}] * (not safe)
-from ampmem.cli.main import main
-main()
-"""
-
 
 KILLED = "killed by "
 """What the failure of a child that a signal has ended begins with."""
@@ -154,15 +142,16 @@ class ChildEnd:
 def run_child(
     arguments: Sequence[str],
     on_step: Callable[[StepEnded], None] = lambda ended: None,
-    on_start: Callable[[subprocess.Popen[bytes]], None] = lambda child: None,
+    on_start: Callable[[Running], None] = lambda child: None,
     variables: Mapping[str, str] = MappingProxyType({}),
+    warmed: Warmed | None = None,
 ) -> ChildEnd:
     """Run ``ampmem profile`` with ``arguments`` and wait for it; ``on_step`` is told of each step that ends.
 
     ``on_start`` is given the process, so that another thread can end it. ``variables`` are added to its environment.
-    The child reads nothing but a script from standard input, and hashes as every other child does. Ctrl-C reaches it
-    too, as it is in the same process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C
-    kills it.
+    Where there is a ``warmed`` process, the child is forked from that, without ``variables``. The child reads nothing
+    but a script from standard input, and hashes as every other child does. Ctrl-C reaches it too, as it is in the same
+    process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C kills it.
     """
     with (
         TemporaryFile() as given,
@@ -174,17 +163,13 @@ def run_child(
         if "--" in arguments and arguments[arguments.index("--") + 1] == STDIN:
             given.write(standard_input())
             given.seek(0)
-        child = subprocess.Popen(
-            [sys.executable, "-c", _START, _ROOT, "profile", "--report-to", messages.name, *arguments],
-            env={"PYTHONHASHSEED": "0", **os.environ, **variables},
-            stdin=given,
-            stdout=output,
-            stderr=errors,
-        )
+        command, streams = ["--report-to", messages.name, *arguments], (given, output, errors)
+        forked = None if warmed is None else warmed.start(command, streams)
+        child = forked or fresh(command, streams, variables)
         on_start(child)
-        _wait(child, inbox, on_step)
+        code = _wait(child, inbox, on_step)
         tail = (*_last_lines(output), *_last_lines(errors))[-LINES:]
-        return ChildEnd(code=child.returncode, said=inbox.failure, tail=tail)
+        return ChildEnd(code=code, said=inbox.failure, tail=tail)
 
 
 LAST_WORDS_S = 5.0
@@ -196,10 +181,10 @@ class Children:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._living: set[subprocess.Popen[bytes]] = set()
+        self._living: set[Running] = set()
         self._ended = False
 
-    def started(self, child: subprocess.Popen[bytes]) -> None:
+    def started(self, child: Running) -> None:
         """``child`` runs from now on."""
         with self._lock:
             self._living = {each for each in self._living if each.returncode is None} | {child}
@@ -220,22 +205,13 @@ class Children:
                 _signal(child, signal.SIGKILL)
 
 
-def _signal(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal(child: Running, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         child.send_signal(number)
 
 
-def worker_command(script: str, arguments: Sequence[str]) -> list[str]:
-    """What runs ``ampmem profile`` with ``arguments`` in a process of a launcher's, as torchrun would run ``script``.
-
-    In its messages torchrun calls a process by the first argument that is not an option.
-    """
-    start = f"import sys\ndel sys.argv[1]{_START}"
-    return [sys.executable, "-u", f"-c{start}", script, _ROOT, "profile", *arguments]
-
-
-def _wait(child: subprocess.Popen[bytes], inbox: Inbox, on_step: Callable[[StepEnded], None]) -> None:
-    """Wait for ``child``, and pass on what it says meanwhile."""
+def _wait(child: Running, inbox: Inbox, on_step: Callable[[StepEnded], None]) -> int:
+    """Wait for ``child``, and pass on what it says meanwhile; returns its exit code."""
     try:
         while child.returncode is None:
             with suppress(subprocess.TimeoutExpired):
@@ -243,6 +219,7 @@ def _wait(child: subprocess.Popen[bytes], inbox: Inbox, on_step: Callable[[StepE
             for ended in inbox.steps():
                 with suppress(OSError):  # a terminal that is gone is no reason to stop
                     on_step(ended)
+        return child.returncode
     except KeyboardInterrupt:
         try:
             child.wait()

@@ -206,13 +206,24 @@ def end_as(failure: BaseException | None) -> NoReturn:
     raise SystemExit(1)
 
 
+def leave(code: int) -> NoReturn:
+    """End this process with ``code``, and do not take Python apart: that takes as long as a short simulated run."""
+    _finish()
+    os._exit(code & 0xFF)
+
+
 def _die_of_sigint() -> None:
     """Let the process end by SIGINT, as Python does, after the script's threads and its own exit handlers."""
+    _finish()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _finish() -> None:
+    """What Python does first when a process ends: its threads, its exit handlers, its streams."""
     with suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)

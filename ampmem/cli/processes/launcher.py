@@ -14,9 +14,10 @@ from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, NoReturn
 
 from ampmem.cli.options import ScriptOptions
-from ampmem.cli.processes.children import profile_arguments, worker_command
+from ampmem.cli.processes.children import profile_arguments
 from ampmem.cli.processes.guest import end_as, run_plainly
 from ampmem.cli.processes.plan import Plan, left, names_in
+from ampmem.cli.processes.starting import worker_command
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.output import Terminal
 from ampmem.recorder.script import STDIN, find_module

@@ -21,7 +21,7 @@ FAILED = ChildEnd(code=3, said=None, tail=("its last line",))
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a script; what ``ampmem compare`` starts there only writes a recording, or fails for ``amp``."""
 
-    def run(arguments: Sequence[str], on_step: Callable[[StepEnded], None]) -> ChildEnd:
+    def run(arguments: Sequence[str], on_step: Callable[[StepEnded], None], **_: object) -> ChildEnd:
         path, arm = Path(arguments[arguments.index("-o") + 1]), arguments[arguments.index("--precision") + 1]
         if path.exists():  # it was claimed, for this run to replace
             assert path.read_bytes() == b"" and "--force" in arguments
@@ -71,7 +71,7 @@ def test_a_run_that_fails_leaves_no_empty_recording(here: Path) -> None:
 
 
 def test_an_interrupted_comparison_leaves_no_empty_recording(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> ChildEnd:
+    def interrupted(*_: object, **__: object) -> ChildEnd:
         assert names(here) == {"train.fp32.ampmem", "train.amp.ampmem"}
         raise KeyboardInterrupt
 
@@ -100,7 +100,7 @@ def test_an_option_of_ampmems_among_the_scripts_is_told(
     here: Path, monkeypatch: pytest.MonkeyPatch, command: str, code: int, last: str, hint: str | None
 ) -> None:
     ended = ChildEnd(code=code, said=None, tail=("usage: train.py [--seed SEED]", last))
-    monkeypatch.setattr(f"ampmem.cli.{command.partition(' ')[0]}.run_child", lambda *_: ended)
+    monkeypatch.setattr(f"ampmem.cli.{command.partition(' ')[0]}.run_child", lambda *_, **__: ended)
     _, _, said = ampmem_here(here, *command.split())
     (first,) = said.splitlines()[:1]
     assert f"failed: exit code {code}" in first

@@ -1,0 +1,165 @@
+"""Starts processes of ``ampmem profile``: fresh ones, and simulated runs that are forked from a :class:`Warmed` one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from tempfile import TemporaryFile
+from threading import Lock
+from types import MappingProxyType, TracebackType
+from typing import IO, Protocol, Self
+
+from ampmem.vocabulary import Device
+
+_ROOT = str(Path(__file__).absolute().parents[3])
+
+# Not ``-m ampmem``: that puts the current directory first on the path, where a user's ``random.py`` or
+# ``click.py`` would be imported for the standard library's or click's. The first entry is what the
+# recorder replaces by the script's own directory (but where Python adds none); nothing can be in /dev/null.
+_PATH = f"""
+import sys
+root, safe = sys.argv.pop(1), sys.flags.safe_path
+sys.path[: not safe] = [root] if root not in sys.path else [{os.devnull!r}] * (not safe)
+"""
+_START = f"{_PATH}from ampmem.cli.main import main\nmain()\n"
+_SERVE = f"{_PATH}from ampmem.cli.warmed import serve\nserve()\n"
+
+
+class Running(Protocol):
+    """A process that was started, as :class:`subprocess.Popen` has it."""
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, negative for the signal that killed it; ``None`` until :meth:`wait` has seen the end."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code; raises ``subprocess.TimeoutExpired`` where the process runs longer than ``timeout`` s."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal."""
+
+    def kill(self) -> None:
+        """Kill it."""
+
+
+Streams = tuple[IO[bytes], IO[bytes], IO[bytes]]
+"""What a process has as standard input, output and error."""
+
+
+def fresh(
+    arguments: Sequence[str], streams: Streams, variables: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[bytes]:
+    """Start ``ampmem profile`` with ``arguments`` in a process of its own, with ``variables`` in its environment."""
+    given, output, errors = streams
+    command = [sys.executable, "-c", _START, _ROOT, "profile", *arguments]
+    return subprocess.Popen(command, env={**_environment(), **variables}, stdin=given, stdout=output, stderr=errors)
+
+
+def worker_command(script: str, arguments: Sequence[str]) -> list[str]:
+    """What runs ``ampmem profile`` with ``arguments`` in a process of a launcher's, as torchrun would run ``script``.
+
+    In its messages torchrun calls a process by the first argument that is not an option.
+    """
+    start = f"import sys\ndel sys.argv[1]{_START}"
+    return [sys.executable, "-u", f"-c{start}", script, _ROOT, "profile", *arguments]
+
+
+def _environment() -> dict[str, str]:
+    """Every run hashes alike."""
+    return {"PYTHONHASHSEED": "0", **os.environ}
+
+
+def warmed(device: Device) -> AbstractContextManager[Warmed | None]:
+    """A warmed process for runs on ``device``, if that is a simulated one; elsewhere than on Linux none is forked."""
+    return Warmed() if device is Device.SIMULATED and sys.platform == "linux" else nullcontext()
+
+
+class Warmed:
+    """A process that has imported torch and simulated a training: a simulated run forked from it takes seconds less.
+
+    Runs may be started by several threads. What a run finds in its process is what it finds in a fresh one after
+    ampmem's own imports: the training that was simulated leaves nothing behind, and random numbers start anew.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None and self._process is not None:
+            self._connection.close()
+            self._process.wait()
+
+    def _connected(self) -> socket.socket:
+        """The connection to the process, which starts with the first run."""
+        with self._lock:
+            if self._connection is None:
+                self._connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with there:
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-c", _SERVE, _ROOT, str(there.fileno())],
+                        env=_environment(),
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        pass_fds=[there.fileno()],
+                    )
+            return self._connection
+
+    def start(self, arguments: Sequence[str], streams: Streams) -> Running | None:
+        """As :func:`fresh`; ``None`` where the process has ended, as one does in which no GPU can be simulated."""
+        here, there = Pipe(duplex=False)
+        with TemporaryFile() as request, there:
+            request.write(json.dumps(["profile", *arguments]).encode())
+            request.seek(0)
+            try:
+                files = [each.fileno() for each in (request, *streams, there)]
+                socket.send_fds(self._connected(), [b"\0"], files)
+            except OSError:
+                return None
+        try:
+            return _Forked(here)
+        except EOFError:
+            return None
+
+
+class _Forked:
+    """A process that was forked; ``status`` says its number, and at its end the exit code."""
+
+    def __init__(self, status: Connection) -> None:
+        self._status = status
+        self._number: int = status.recv()
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not self._status.poll(timeout):
+                raise subprocess.TimeoutExpired("ampmem profile", timeout or 0)
+            try:
+                self.returncode = self._status.recv()
+            except EOFError:  # who waited for it was killed, as all of this job are
+                self.returncode = -signal.SIGKILL
+            self._status.close()
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._number, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)

@@ -1,0 +1,75 @@
+"""The process that :class:`~ampmem.cli.processes.starting.Warmed` starts: simulated runs are forked from it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+from ampmem.allocator.gpus import DEFAULT_GPU, find_gpu
+from ampmem.cli.main import main
+from ampmem.cli.processes.guest import leave
+
+
+def serve() -> None:
+    """In the warmed process: fork a process for each request, which carries it out and does not return."""
+    connection = socket.socket(fileno=int(sys.argv.pop(1)))
+    _warm_up()
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runs
+    while files := socket.recv_fds(connection, 1, 5)[1]:
+        if os.fork() == 0:
+            connection.close()
+            _fork(*files)
+            signal.signal(signal.SIGINT, interrupted)
+            _run()
+        for file in files:
+            os.close(file)
+    with suppress(ChildProcessError):
+        while True:  # what the runs took counts for the command
+            os.wait()
+    os._exit(0)
+
+
+def _fork(request: int, given: int, output: int, errors: int, status: int) -> None:
+    """Fork the run and return in it; this process waits for it, and tells ``status`` of it."""
+    number = os.fork()
+    if number:
+        with Connection(status, readable=False) as said:
+            said.send(number)
+            said.send(os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]))
+        os._exit(0)
+    os.close(status)
+    for stream, file in enumerate((given, output, errors)):
+        os.dup2(file, stream)
+        os.close(file)
+    from ampmem.recorder.seed import seed_anew
+
+    seed_anew()
+    with open(request, "rb") as asked:
+        sys.argv[1:] = json.load(asked)
+
+
+def _run() -> NoReturn:
+    """Do what the arguments say, and end."""
+    try:
+        main()
+    except SystemExit as ended:
+        if isinstance(ended.code, int | None):
+            leave(ended.code or 0)
+        raise
+
+
+def _warm_up() -> None:
+    """Import what a run imports, and simulate what the simulation tries at its start."""
+    import ampmem.cli.profile
+    import ampmem.recorder.session  # noqa: F401
+    from ampmem.simulator.start import Simulation
+
+    Simulation(find_gpu(DEFAULT_GPU)).end()
+    gc.collect()
