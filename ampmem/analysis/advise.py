@@ -79,6 +79,8 @@ class Script:
     """Whether it trains on several ranks, each with a part of some parameters."""
     ranks: tuple[int, ...] = ()
     """The ranks that changes are run as; empty where the script runs in one process."""
+    stages: tuple[tuple[str, ...], ...] = ()
+    """The names of the blocks that each rank has, where they differ, as stages of a pipeline do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

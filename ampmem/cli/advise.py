@@ -401,7 +401,9 @@ class _Search:
         name = name_of(forced, self.found)
         name += "" if rank is None else f": rank {rank} of {self._script.world_size}"
         progress.doing(f"{name}: starting")
-        script = replace(self._script, forced=forced, rank=self._script.rank if rank is None else rank)
+        script = replace(self._script, forced=forced)
+        if rank is not None:
+            script = replace(script, forced=self._on_rank(forced, rank), rank=rank)
         last = StepEnded(done=0, wanted=script.steps)
 
         def follow(step: StepEnded) -> None:
@@ -428,6 +430,13 @@ class _Search:
             progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
             raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")
         return found
+
+    def _on_rank(self, forced: Forced, rank: int) -> Forced:
+        """``forced`` without the blocks that other stages of a pipeline have."""
+        stages = self.found.stages
+        if not stages or forced == NOTHING_FORCED:
+            return forced
+        return replace(forced, checkpoint=tuple(name for name in forced.checkpoint if name in stages[rank]))
 
     def _outcome_of_processes(self, path: Path, end: ChildEnd, forced: Forced) -> EndedRun:
         """What the processes of a real device have recorded; one without a model has recorded nothing."""
@@ -469,9 +478,15 @@ def _of_worst(ended: Sequence[EndedRun]) -> EndedRun:
             each.recording.unlink(missing_ok=True)
     if found.script is None:
         return found
-    blocks = blocks_of_ranks(each.script.blocks for each in ended if each.script is not None)
-    ranks = different_ranks((each.trial, each.script) for each in ended)
-    return replace(found, script=replace(found.script, blocks=blocks, ranks=ranks))
+    by_rank = [None if each.script is None else each.script.blocks for each in ended]
+    names = tuple(() if blocks is None else blocks.first(len(blocks.numbers)) for blocks in by_rank)
+    script = replace(
+        found.script,
+        blocks=blocks_of_ranks(by_rank),
+        ranks=different_ranks((each.trial, each.script) for each in ended),
+        stages=names if len(set(names)) > 1 else (),
+    )
+    return replace(found, script=script)
 
 
 class _Progress(ProgressLine):

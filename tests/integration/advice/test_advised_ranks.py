@@ -82,6 +82,66 @@ def test_on_a_simulated_gpu_each_rank_that_differs_is_run(tmp_path: Path) -> Non
     assert runs["checkpoint 2 of 2 blocks"]["code"][0].startswith("for block in model.module[:2]: ")
 
 
+PIPELINE = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+class Stage(nn.Module):
+    def __init__(self, numbers):
+        super().__init__()
+        self.blocks = nn.ModuleDict({str(number): Block() for number in numbers})
+    def forward(self, x):
+        for block in self.blocks.values():
+            x = block(x)
+        return x
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+device = torch.device(f"cuda:{os.environ['LOCAL_RANK']}")
+model = Stage([0, 1] if rank == 0 else [2, 3]).to(device)
+stage = PipelineStage(model, rank, 2, device, input_args=(torch.empty(1024, 64, device=device),))
+schedule = ScheduleGPipe(stage, 4, loss_fn=lambda out, target: (out - target).square().mean())
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    x = torch.randn(4096, 64, device=device)
+    schedule.step(x) if rank == 0 else schedule.step(target=x)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_stage_of_a_pipeline_has_its_own_blocks_checkpointed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PIPELINE)
+    found, _ = advised(tmp_path, "--gpu", "h100", "--world-size", "2", "--allow", "checkpoint")
+    runs = {run["change"]: run for run in found["runs"]}
+    stages = {
+        "the script as it is": ("", ""),
+        "checkpoint 4 of 4 blocks": ("blocks.0,blocks.1", "blocks.2,blocks.3"),
+        "checkpoint 2 of 4 blocks": ("blocks.0,blocks.1", ""),
+    }
+    assert set(runs) == set(stages) and found["ranks"] == [0, 1]
+    for change, names in stages.items():
+        peaks = []
+        for rank, of_rank in enumerate(names):
+            options = ("--force-checkpoint", of_rank) if of_rank else ()
+            profiled(tmp_path, "--device", "sim", "--gpu", "h100", "--world-size", "2", "--rank", str(rank), *options)
+            memory = memory_of(read(tmp_path / f"one.rank{rank}-of-2.ampmem"))
+            assert memory is not None
+            peaks.append((memory.most, memory.allocated))
+        assert runs[change]["failure"] is None
+        assert runs[change]["allocated_bytes"] == max(peaks)[1] == peaks[runs[change]["rank"]][1], change
+
+
 def test_on_a_real_device_all_ranks_run_at_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script("gloo", "cpu"))
     found, said = advised(tmp_path, "--device", "cpu", "--nproc-per-node", "2", "--allow", "checkpoint")
