@@ -43,11 +43,11 @@ class Forced:
 
     ``checkpoint`` has patterns of module names; ``offload`` moves what forward saves for backward to the CPU;
     ``foreach`` is how optimizers are to update, ``None`` for what the script says; ``allocator`` are settings of CUDA's
-    caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch. ``bfloat16`` is
-    autocast to that type, which is the precision ``amp``. ``bucket_view`` has DistributedDataParallel's gradients be
-    views of its buckets; ``reshard`` has FSDP give up whole parameters after forward, and gather them
-    for backward anew; ``policy`` has it gather them in bfloat16, and modules compute with those;
-    ``no_prefetch`` has it gather nothing ahead in backward.
+    caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch; ``loss_chunks`` is in
+    how many chunks the loss is computed, each again in backward, 0 for one. ``bfloat16`` is autocast to that type,
+    which is the precision ``amp``. ``bucket_view`` has DistributedDataParallel's gradients be views of its buckets;
+    ``reshard`` has FSDP give up whole parameters after forward, and gather them for backward anew; ``policy`` has it
+    gather them in bfloat16, and modules compute with those; ``no_prefetch`` has it gather nothing ahead in backward.
     """
 
     checkpoint: tuple[str, ...] = ()
@@ -61,6 +61,7 @@ class Forced:
     reshard: bool = False
     policy: bool = False
     no_prefetch: bool = False
+    loss_chunks: int = 0
 
     def kinds(self) -> tuple[str, ...]:
         """The names of the fields that change something."""
@@ -72,6 +73,7 @@ class Forced:
         options += ["--force-offload"] if self.offload else []
         options += [] if self.foreach is None else ["--force-foreach", str(self.foreach).lower()]
         options += ["--force-fused"] if self.fused else []
+        options += ["--force-chunked-loss", str(self.loss_chunks)] if self.loss_chunks else []
         options += ["--force-allocator", self.allocator] if self.allocator else []
         options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []  # 0: there is none to force
         options += ["--force-bucket-view"] if self.bucket_view else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -54,10 +55,13 @@ class Segment:
 class Block:
     """A part of a segment. ``address`` and ``size`` in bytes; ``requested`` is what its owner asked for."""
 
-    __slots__ = ("address", "gc_count_base", "next", "prev", "requested", "segment", "size", "state")
+    __slots__ = ("address", "gc_count_base", "next", "place", "prev", "requested", "segment", "size", "state")
 
     def __init__(self, address: int, size: int, segment: Segment, prev: Block | None, next: Block | None) -> None:
         self.address = address
+        numbers = segment.pool.numbers
+        self.place = address if numbers is None else numbers.__next__()
+        """Where it stands among the free blocks of its size."""
         self.size = size
         self.segment = segment
         self.prev = prev
@@ -76,7 +80,7 @@ class Block:
         return self.prev is not None or self.next is not None
 
     def splice_after(self, size: int) -> Block:
-        """Cut all but the first ``size`` bytes off, into a new block right behind this one."""
+        """Cut all but the first ``size`` bytes off, into a block right behind this one."""
         rest = Block(self.address + size, self.size - size, self.segment, self, self.next)
         if self.next is not None:
             self.next.prev = rest
@@ -94,22 +98,35 @@ class Block:
             gone.next.prev = self
         gone.state = GONE
 
+    def exchange_places(self, other: Block) -> None:
+        """Stand in the place of ``other``, and it in this one's, unless addresses say where blocks stand.
+
+        PyTorch cuts a new block off the front of one, and a freed block takes its neighbours over; here the block in
+        front stays the same object in both cases.
+        """
+        if self.segment.pool.numbers is not None:
+            self.place, other.place = other.place, self.place
+
 
 FreeList: TypeAlias = list[tuple[int, int, Block]]
-"""Free blocks of one stream as (size, address, block), sorted: the first that is large enough fits best."""
+"""Free blocks of one stream as (size, place, block), sorted: the first that is large enough fits best."""
 
 
 class BlockPool:
     """The free blocks of the small or the large pool (``struct BlockPool``).
 
-    PyTorch orders a pool by (stream, size, address); here each stream has a sorted list of its own.
+    PyTorch orders a pool by (stream, size, address); here each stream has a sorted list of its own. Torch 2.12 orders
+    it by (stream, size, number), where ``oldest_first``: blocks are numbered as they are made
+    (``BlockComparatorRegistrationCounter``). Later ones number segments, and then go by address: as addresses rise
+    here, that is the first order.
     ``unmapped`` holds the unmapped parts of expandable segments per stream, sorted by address.
     """
 
-    __slots__ = ("free", "get_free_blocks_call_count", "is_small", "unmapped")
+    __slots__ = ("free", "get_free_blocks_call_count", "is_small", "numbers", "unmapped")
 
-    def __init__(self, *, is_small: bool) -> None:
+    def __init__(self, *, is_small: bool, oldest_first: bool = False) -> None:
         self.is_small = is_small
+        self.numbers = itertools.count() if oldest_first else None
         self.free: dict[int, FreeList] = {}
         self.unmapped: dict[int, list[tuple[int, Block]]] = {}
         self.get_free_blocks_call_count = 0
@@ -126,12 +143,12 @@ class BlockPool:
         """``insert_into_blocks``."""
         block.state = FREE
         block.gc_count_base = self.get_free_blocks_call_count
-        insort(block.segment.free, (block.size, block.address, block))
+        insort(block.segment.free, (block.size, block.place, block))
 
     def erase(self, block: Block) -> None:
         """Take a free block out."""
         free = block.segment.free
-        del free[bisect_left(free, (block.size, block.address))]
+        del free[bisect_left(free, (block.size, block.place))]
 
     def insert_unmapped(self, block: Block) -> None:
         """Put address space without memory in."""
@@ -444,12 +461,12 @@ class State:
 
     __slots__ = ("counters", "driver", "large", "segments", "settings", "small")
 
-    def __init__(self, settings: Settings, driver: Driver) -> None:
+    def __init__(self, settings: Settings, driver: Driver, *, oldest_first: bool = False) -> None:
         self.settings = settings
         self.driver = driver
         self.counters = Counters()
-        self.small = BlockPool(is_small=True)
-        self.large = BlockPool(is_small=False)
+        self.small = BlockPool(is_small=True, oldest_first=oldest_first)
+        self.large = BlockPool(is_small=False, oldest_first=oldest_first)
         self.segments: dict[int, Segment] = {}
 
     @property
@@ -465,7 +482,7 @@ class State:
         count = size = 0
         before = block.prev
         if before is not None and before.state == FREE:
-            del free[bisect_left(free, (before.size, before.address))]
+            del free[bisect_left(free, (before.size, before.place))]
             count = -1
             size = -before.size
             # Same as Block.absorb_next, which as a call would cost a tenth of the whole model's time.
@@ -474,10 +491,12 @@ class State:
             if after is not None:
                 after.prev = before
             block.state = GONE
+            if segment.pool.numbers is not None:
+                before.place = block.place
             block = before
         after = block.next
         if after is not None and after.state == FREE:
-            del free[bisect_left(free, (after.size, after.address))]
+            del free[bisect_left(free, (after.size, after.place))]
             count -= 1
             size -= after.size
             block.size += after.size
@@ -487,7 +506,7 @@ class State:
             after.state = GONE
         block.state = FREE
         block.gc_count_base = segment.pool.get_free_blocks_call_count
-        insort(free, (block.size, block.address, block))
+        insort(free, (block.size, block.place, block))
         if segment.page_size == 0:
             if block.prev is not None or block.next is not None:
                 count += 1

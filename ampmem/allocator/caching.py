@@ -220,6 +220,7 @@ def _merge_into_pool(pool: BlockPool, block: Block) -> Block:
     if before is not None and before.state == FREE:
         pool.erase(before)
         before.absorb_next()
+        before.exchange_places(block)
         block = before
     if block.next is not None and block.next.state == FREE:
         pool.erase(block.next)
@@ -240,6 +241,7 @@ def unmap_block(state: State, block: Block) -> None:
     pool.erase(block)
     if begin > block.address:
         rest = block.splice_after(begin - block.address)
+        rest.exchange_places(block)
         pool.insert(block)
         block = rest
     if end < block.address + block.size:
@@ -256,6 +258,7 @@ def _merge_unmapped(pool: BlockPool, block: Block) -> None:
     if before is not None and before.state == UNMAPPED:
         pool.erase_unmapped(before)
         before.absorb_next()
+        before.exchange_places(block)
         block = before
     if block.next is not None and block.next.state == UNMAPPED:
         pool.erase_unmapped(block.next)
@@ -379,8 +382,8 @@ class DeviceCachingAllocator(State):
     """One device's caching allocator (``class DeviceCachingAllocator``, ``c10/cuda/CUDACachingAllocator.cpp``).
 
     ``total_memory`` is the device's, ``None`` for one that never runs out; ``outside`` is what others hold of
-    it. ``addresses`` says where the driver puts each new segment. Blocks are handles: give back to ``free``
-    what ``malloc`` gave out, once.
+    it. ``addresses`` says where the driver puts each new segment. ``oldest_first`` is torch 2.12 (:class:`BlockPool`).
+    Blocks are handles: give back to ``free`` what ``malloc`` gave out, once.
     """
 
     __slots__ = ("_collects", "_expandable", "_max_split_size", "_plain", "_plans", "_streams")
@@ -392,8 +395,10 @@ class DeviceCachingAllocator(State):
         total_memory: int | None = None,
         outside: int = 0,
         addresses: AddressSource | None = None,
+        oldest_first: bool = False,
     ) -> None:
-        super().__init__(settings or Settings(), Driver(total_memory, outside, addresses))
+        driver = Driver(total_memory, outside, addresses)
+        super().__init__(settings or Settings(), driver, oldest_first=oldest_first)
         self._streams = StreamUses()
         self.configure(self.settings)
 
@@ -466,7 +471,9 @@ class DeviceCachingAllocator(State):
         if remaining and self.should_split(segment.pool, rounded, remaining):
             rest = block.splice_after(rounded)
             rest.gc_count_base = segment.pool.get_free_blocks_call_count
-            insort(segment.free, (remaining, rest.address, rest))
+            if segment.pool.numbers is not None:
+                rest.place, block.place = block.place, rest.place
+            insort(segment.free, (remaining, rest.place, rest))
             size = rounded
             if segment.page_size == 0:
                 if was_split:

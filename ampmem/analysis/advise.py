@@ -14,11 +14,13 @@ from types import MappingProxyType
 from typing import Annotated
 
 from ampmem.analysis.analyse import analyse
+from ampmem.analysis.blocks import Blocks, blocks_of
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
 from ampmem.analysis.layers import outside_in, process_outside_in
+from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.analysis.summary import summary_of
-from ampmem.events import OptimizerRecord, ParameterRecord, Recording
+from ampmem.events import OptimizerRecord, Recording
 from ampmem.results import Deviation
 from ampmem.units import format_bytes, format_duration
 from ampmem.version import __version__
@@ -32,6 +34,7 @@ class Change(StrEnum):
     OFFLOAD = "offload"
     FOREACH = "foreach"
     FUSED = "fused"
+    LOSS = "loss"
     ALLOCATOR = "allocator"
     PRECISION = "precision"
     BATCH = "batch"
@@ -44,17 +47,8 @@ class Change(StrEnum):
 EXPANDABLE = "expandable_segments:True"
 """The setting of the allocator that is tried."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
-    """The modules of one structure that hang below ``prefix``, by their numbers there."""
-
-    prefix: str
-    numbers: tuple[int, ...]
-
-    def first(self, count: int) -> tuple[str, ...]:
-        """The names of the first ``count``."""
-        return tuple(f"{self.prefix}.{number}".removeprefix(".") for number in self.numbers[:count])
+LOSS_CHUNKS = 8
+"""In so many chunks the loss is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +64,9 @@ class Script:
     """How many samples a DataLoader puts into a batch; ``None`` where no DataLoader was seen to make the last one."""
     no_precision: str | None = None
     """Why autocast in bfloat16 is not tried; ``None`` where it is."""
+    no_loss: str | None = None
+    """Why the loss is not tried in chunks; ``None`` where it is."""
+    suggestions: tuple[Suggestion, ...] = ()
     device: Device = Device.SIMULATED
     """What the runs are made on."""
     device_name: str = ""
@@ -105,17 +102,20 @@ Trials = Mapping[Forced, Trial]
 """The runs so far, by their changes; the first is of the script as it is."""
 
 
-def script_of(recording: Recording) -> Script:
-    """What can be changed in the script that was recorded."""
+def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingProxyType({})) -> Script:
+    """What can be changed in the script that was recorded; ``module_flops`` as :func:`blocks_of` takes them."""
+    analysis = analyse(recording)
     several = recording.run.world_size > 1
     sharded = any(parameter.global_elements is not None for parameter in recording.parameters)
     return Script(
-        blocks=_blocks(recording.parameters),
+        blocks=blocks_of(analysis, module_flops),
         optimizers=tuple(dict.fromkeys(_class_names(recording.optimizers))),
         updated=sum(parameter.trainable for parameter in recording.parameters),
         trained_bytes=sum(parameter.bytes for parameter in recording.parameters if parameter.trainable),
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
+        no_loss=None if any("nll_loss" in text for text in recording.texts) else "no F.cross_entropy was seen",
+        suggestions=suggestions(analysis),
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
         replicated=several and not sharded,
@@ -168,10 +168,19 @@ def different_ranks(found: Iterable[tuple[Trial, Script | None]]) -> tuple[int, 
 def blocks_of_ranks(blocks: Iterable[Blocks | None]) -> Blocks | None:
     """The blocks of all ranks: a stage of a pipeline has some of them."""
     known = [each for each in blocks if each is not None]
-    if len({each.prefix for each in known}) != 1:
-        return known[0] if known else None
-    numbers = sorted({number for each in known for number in each.numbers})
-    return Blocks(prefix=known[0].prefix, numbers=tuple(numbers))
+    saved: dict[str, int] = {}
+    flops: dict[str, int] = {}
+    for each in reversed(known):  # of what several have, the first one's
+        saved |= zip(each.names, each.saved_bytes, strict=False)
+        flops |= zip(each.names, each.flops, strict=False)
+    names = tuple(dict.fromkeys(name for each in known for name in each.names))
+    if not names:
+        return None
+    return Blocks(
+        names=names,
+        saved_bytes=tuple(saved[name] for name in names) if len(saved) == len(names) else (),
+        flops=tuple(flops[name] for name in names) if len(flops) == len(names) else (),
+    )
 
 
 def _no_precision(recording: Recording) -> str | None:
@@ -195,6 +204,8 @@ def refusal(forced: Forced, script: Script) -> str | None:
                 return why
     if (forced.bfloat16 or forced.policy) and script.no_precision is not None:
         return script.no_precision
+    if forced.loss_chunks and script.no_loss is not None:
+        return script.no_loss
     if forced.batch_size == 0:
         return "no DataLoader was seen to make the script's batches"
     if forced.batch_size is not None and script.batch == 1:
@@ -204,31 +215,6 @@ def refusal(forced: Forced, script: Script) -> str | None:
 
 def _class_names(optimizers: Sequence[OptimizerRecord]) -> Iterator[str]:
     return (optimizer.class_name for optimizer in optimizers)
-
-
-def _blocks(parameters: Sequence[ParameterRecord]) -> Blocks | None:
-    """The numbered modules that have parameters of the same names and shapes and, of all such, the most bytes.
-
-    A module with no other inside is not a block: it saves as much as it would recompute.
-    """
-    inside: dict[str, dict[int, dict[str, ParameterRecord]]] = {}
-    for record in parameters:
-        parts = record.name.split(".")
-        for i, part in enumerate(parts[:-2]):
-            if part.isdecimal():
-                rest = ".".join(parts[i + 1 :])
-                inside.setdefault(".".join(parts[:i]), {}).setdefault(int(part), {})[rest] = record
-                break
-    found: list[tuple[int, Blocks]] = []
-    for prefix, modules in inside.items():
-        alike: dict[frozenset[tuple[str, tuple[int, ...]]], list[int]] = {}
-        for number, held in sorted(modules.items()):
-            alike.setdefault(frozenset((rest, each.shape) for rest, each in held.items()), []).append(number)
-        for numbers in alike.values():
-            if len(numbers) > 1:
-                size = sum(each.bytes for number in numbers for each in modules[number].values())
-                found.append((size, Blocks(prefix=prefix, numbers=tuple(numbers))))
-    return max(found, key=lambda each: each[0])[1] if found else None
 
 
 def meets(trial: Trial, budget: int | None) -> bool:
@@ -253,15 +239,16 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budg
     whole = singles.get(Change.CHECKPOINT)
     if blocks is None or whole is None or trials[whole].failure is not None:
         blocks = None
-    for base, last in _bases(trials, singles) if wanted else ((NOTHING_FORCED, None), (_update(trials), None)):
+    bases = _bases(trials, singles)
+    for base, last in bases if wanted else ((NOTHING_FORCED, None), *((each, None) for each in _kept(trials, singles))):
         if last is not None and meets(trials[last], budget):
             return None  # it is enough alone, where nothing is that comes before it
         forced = base if blocks is None or whole is None else replace(base, checkpoint=whole.checkpoint)
         if forced not in trials:
             return forced
         if wanted and meets(trials[forced], budget):
-            return None if blocks is None else _between(trials, blocks, base, budget)
-    half = None if wanted or blocks is None else Forced(checkpoint=blocks.first(len(blocks.numbers) // 2))
+            return None if blocks is None else _fewest(trials, blocks, base, budget, singles.get(Change.LOSS))
+    half = None if wanted or blocks is None else Forced(checkpoint=blocks.first(len(blocks.names) // 2))
     return None if half in trials else half
 
 
@@ -279,16 +266,20 @@ def most_left(trials: Trials, script: Script, allowed: frozenset[Change], budget
         made[forced] = Trial(memory=None, failure=refusal(forced, script))
     if len(made) == len(trials):
         return 0
-    found = any(meets(trial, budget) for trial in trials.values())
-    blocks = 0 if found or script.blocks is None or Change.CHECKPOINT not in allowed else len(script.blocks.numbers)
-    return len(made) - len(trials) + max(blocks - 1, 0).bit_length()
+    blocks = 0 if script.blocks is None or Change.CHECKPOINT not in allowed else len(script.blocks.names)
+    searches = int(not any(meets(trial, budget) for trial in trials.values()))
+    loss = _singles(script, allowed).get(Change.LOSS)
+    if loss is not None and (loss not in trials or (searches and _helps(trials, loss))):
+        searches += 1  # with the loss in chunks, once it is known to help
+    return len(made) - len(trials) + searches * max(blocks - 1, 0).bit_length()
 
 
 def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]:
     """Each change alone, in the order in which they are tried."""
     found = {Change.FUSED: Forced(fused=True), Change.FOREACH: Forced(foreach=False)}
     if script.blocks is not None:
-        found[Change.CHECKPOINT] = Forced(checkpoint=script.blocks.first(len(script.blocks.numbers)))
+        found[Change.CHECKPOINT] = Forced(checkpoint=script.blocks.names)
+    found[Change.LOSS] = Forced(loss_chunks=LOSS_CHUNKS)
     found[Change.OFFLOAD] = Forced(offload=True)
     if script.replicated:
         found[Change.BUCKET_VIEW] = Forced(bucket_view=True)
@@ -308,8 +299,8 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
     What takes a lot of time comes late, and what may change the results last, each with that change alone.
     """
     yield NOTHING_FORCED, None
-    base = _update(trials)
-    if base != NOTHING_FORCED:
+    base = NOTHING_FORCED
+    for base in _kept(trials, singles):
         yield base, None
     for change in _OF_RANKS:
         single = singles.get(change)
@@ -347,6 +338,16 @@ _OF_RANKS = (Change.BUCKET_VIEW, Change.RESHARD, Change.PREFETCH)
 """Changes of how training is spread over ranks that leave the results as they are: the cheapest first."""
 
 
+def _kept(trials: Trials, singles: Mapping[Change, Forced]) -> list[Forced]:
+    """The bases that a step takes about as long with: how optimizers update, then also the loss in chunks."""
+    update = _update(trials)
+    found = [] if update == NOTHING_FORCED else [update]
+    loss = singles.get(Change.LOSS)
+    if loss is not None and _helps(trials, loss):
+        found.append(replace(update, loss_chunks=loss.loss_chunks))
+    return found
+
+
 def _helps(trials: Trials, forced: Forced) -> bool:
     """Whether the device has less in use with ``forced``, or may have: the script as it is ran out of memory."""
     before, after = trials[NOTHING_FORCED].memory, trials[forced]
@@ -361,9 +362,23 @@ def _update(trials: Trials) -> Forced:
     return NOTHING_FORCED
 
 
-def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None) -> Forced | None:
-    """The next number of blocks to run with ``base``, halfway between too few and enough."""
-    low, high = 0, len(blocks.numbers)
+def _fewest(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, loss: Forced | None) -> Forced | None:
+    """The next run of the search for the fewest blocks that are enough with ``base``, then with the loss in chunks.
+
+    That computes little again, so a block less is worth it.
+    """
+    following = _between(trials, blocks, base, budget, len(blocks.names))
+    if following is not None or loss is None or base.loss_chunks or not _helps(trials, loss):
+        return following
+    counts = range(1, len(blocks.names) + 1)
+    tried = ((count, trials.get(replace(base, checkpoint=blocks.first(count)))) for count in counts)
+    enough = next(count for count, trial in tried if trial is not None and meets(trial, budget))
+    return _between(trials, blocks, replace(base, loss_chunks=loss.loss_chunks), budget, enough)
+
+
+def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, high: int) -> Forced | None:
+    """The next number of blocks below ``high`` to run with ``base``, halfway between too few and enough."""
+    low = 0
     if meets(trials.get(base, Trial(memory=None)), budget):
         return None
     while high - low > 1:
@@ -465,11 +480,12 @@ def name_of(forced: Forced, script: Script) -> str:
     """The changes in words: ``checkpoint 6 of 12 blocks, fused=True``."""
     words = []
     if forced.checkpoint:
-        total = 0 if script.blocks is None else len(script.blocks.numbers)
+        total = 0 if script.blocks is None else len(script.blocks.names)
         words.append(f"checkpoint {len(forced.checkpoint)} of {total} blocks")
     words += ["offload saved tensors"] if forced.offload else []
     words += [] if forced.foreach is None else [f"foreach={forced.foreach}"]
     words += ["fused=True"] if forced.fused else []
+    words += [f"loss in {forced.loss_chunks} chunks"] if forced.loss_chunks else []
     words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
     words += ["gradient_as_bucket_view=True"] if forced.bucket_view else []
     words += ["reshard after forward"] if forced.reshard else []
@@ -488,7 +504,7 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         share = trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1)
         words.append(f"recomputes {share:.1%} of the step's FLOPs".replace("%", " %"))
     elif forced.checkpoint and script.blocks is not None:
-        words.append(f"forward of {len(forced.checkpoint)} of {len(script.blocks.numbers)} blocks once more in a step")
+        words.append(f"forward of {len(forced.checkpoint)} of {len(script.blocks.names)} blocks once more in a step")
     if forced.offload:
         moved = f"{format_bytes(trial.moved_bytes)} move" if trial.moved_bytes else "saved tensors move"
         words.append(f"{moved} between GPU and CPU in a step")
@@ -502,6 +518,8 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         words.append("backward waits for each all-gather")
     if forced.policy:
         words.append("rounds parameters and results to bfloat16")
+    if forced.loss_chunks:
+        words.append("log-softmax of the loss once more in a step")
     if forced.bfloat16:
         words.append("rounds results to bfloat16")
     if forced.batch_size and script.batch:
@@ -521,9 +539,8 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
     """The changes in the script's code, where ``model`` is the outermost module that it calls."""
     lines: list[str] = []
     if forced.checkpoint and script.blocks is not None:
-        which = _in_code(script.blocks, len(forced.checkpoint))
         lines.append(
-            f"for block in {which}: "
+            f"for block in {script.blocks.in_code(forced.checkpoint)}: "
             "block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
         )
     if forced.offload:
@@ -531,6 +548,12 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
     argument = "fused=True" if forced.fused else None if forced.foreach is None else f"foreach={forced.foreach}"
     if argument is not None:
         lines += [f"{name}(..., {argument})" for name in script.optimizers or ("the optimizer",)]
+    if forced.loss_chunks:
+        lines += [
+            f"parts = zip(logits.chunk({forced.loss_chunks}), target.chunk({forced.loss_chunks}))",
+            "loss = torch.stack([torch.utils.checkpoint.checkpoint(F.cross_entropy, *part, reduction='sum', "
+            "use_reentrant=False) for part in parts]).sum() / (target != -100).sum()  # without the division for a sum",
+        ]
     if forced.allocator:
         lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
     if forced.bucket_view:
@@ -552,15 +575,6 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
             f"DataLoader(..., batch_size={forced.batch_size})  # and accumulate gradients, if losses are means"
         )
     return tuple(lines)
-
-
-def _in_code(blocks: Blocks, count: int) -> str:
-    """The first ``count`` blocks as Python finds them: ``model.blocks[:6]``."""
-    held = "model"
-    for part in filter(None, blocks.prefix.split(".")):
-        held += f"[{part}]" if part.isdecimal() else f".{part}"
-    numbers = blocks.numbers[:count]
-    return f"{held}[:{count}]" if numbers == tuple(range(count)) else f"({held}[i] for i in {numbers})"
 
 
 SCHEMA = "ampmem.advise/1"
@@ -603,11 +617,16 @@ class AdvisedRun:
     ``moved_bytes`` are what it has copied between the GPU and the CPU, inputs too. ``proof`` is there with ``--prove``,
     for the best run and each change alone. ``rank`` is the worst of several ranks, of which all of this is said; null
     where the script runs in one process.
+
+    ``checkpointed`` names the blocks that are checkpointed. ``unbeaten`` says that no other run needs as little memory
+    at as low a cost, and less of one of the two: the line of such runs is the Pareto front.
     """
 
     change: str
     rank: int | None
     options: tuple[str, ...]
+    checkpointed: tuple[str, ...]
+    unbeaten: bool
     meets: bool
     allocated_bytes: int | None
     reserved_bytes: int | None
@@ -631,8 +650,24 @@ class AdvisedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdvisedBlock:
+    """A module that can be checkpointed, and what the run of the script as it is says of it.
+
+    ``saved_bytes`` are what its forward keeps for backward, but for its result, ``flops`` what the forwards of a step
+    compute in it. Both are null where they are not known, as FLOPs on a real device.
+    """
+
+    name: str
+    saved_bytes: int | None
+    flops: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceDocument:
     """The whole search; ``runs`` have the best first. ``budget_bytes`` is null where only the GPU's memory counts.
+
+    ``blocks`` are in the order in which they are checkpointed. ``suggestions`` were not run: what they save is
+    computed from the recording of the script as it is.
 
     ``device`` says what the runs were made on: ``sim``, ``cuda`` or ``cpu``. ``gpu`` is the name of that, and
     ``gpu_bytes`` the memory of a simulated GPU, null for a real device. ``world_size`` is how many ranks there are, and
@@ -650,6 +685,8 @@ class AdviceDocument:
     world_size: Positive
     ranks: tuple[int, ...]
     runs: tuple[AdvisedRun, ...]
+    blocks: tuple[AdvisedBlock, ...]
+    suggestions: tuple[Suggestion, ...]
 
     def to_json(self) -> str:
         """The document as JSON text, as :func:`advise_schema` describes it."""
@@ -679,7 +716,11 @@ def advice(
 ) -> AdviceDocument:
     """The search as its document."""
     runs = tuple(
-        replace(_run(forced, trials, script, budget), proof=_proven(proofs.get(forced)))
+        replace(
+            _run(forced, trials, script, budget),
+            proof=_proven(proofs.get(forced)),
+            unbeaten=not any(_beats(other, forced, trials) for other in trials),
+        )
         for forced in ranked(trials, budget)
     )
     return AdviceDocument(
@@ -694,7 +735,38 @@ def advice(
         world_size=world_size,
         ranks=script.ranks,
         runs=runs,
+        blocks=_advised(script.blocks),
+        suggestions=script.suggestions,
     )
+
+
+def _advised(blocks: Blocks | None) -> tuple[AdvisedBlock, ...]:
+    if blocks is None:
+        return ()
+    saved = dict(zip(blocks.names, blocks.saved_bytes, strict=False))
+    flops = dict(zip(blocks.names, blocks.flops, strict=False))
+    return tuple(AdvisedBlock(name=name, saved_bytes=saved.get(name), flops=flops.get(name)) for name in blocks.best)
+
+
+def _beats(other: Forced, forced: Forced, trials: Trials) -> bool:
+    """Whether the run with ``other`` needs no more memory than that with ``forced``, costs no more, and less of either.
+
+    One that computes something else is no match for one that does not. What has no peak is beaten by any other.
+    """
+    one, two = _price(trials[other]), _price(trials[forced])
+    if two is None or one is None:
+        return two is None
+    same = (other.bfloat16, other.batch_size) in ((False, None), (forced.bfloat16, forced.batch_size))
+    return same and one != two and all(mine <= its for mine, its in zip(one, two, strict=True))
+
+
+def _price(trial: Trial) -> tuple[float, ...] | None:
+    """What a run needs and what it costs: the time of a step, or else what is recomputed and what is moved."""
+    if trial.memory is None:
+        return None
+    if trial.step_ns is not None:
+        return trial.memory.most, trial.step_ns
+    return trial.memory.most, trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1), trial.moved_bytes
 
 
 def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> AdvisedRun:
@@ -707,6 +779,8 @@ def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> 
         change=name_of(forced, script),
         rank=trial.rank,
         options=tuple(forced.options()),
+        checkpointed=forced.checkpoint,
+        unbeaten=False,
         meets=meets(trial, budget),
         allocated_bytes=None if memory is None else memory.allocated,
         reserved_bytes=None if layers is None else layers.reserved,

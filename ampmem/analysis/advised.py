@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ampmem.allocator.gpus import gpu_to_simulate
-from ampmem.analysis.advise import EXPANDABLE, Script, Trial, refusal
+from ampmem.analysis.advise import EXPANDABLE, LOSS_CHUNKS, Script, Trial, refusal
 from ampmem.analysis.findings.base import NOTABLE_BYTES, NOTABLE_SHARE, Finding
 from ampmem.analysis.jsonable import NOT_IN_JSON, Json, NotOfThisKind, from_json, parsed
 from ampmem.analysis.ranks.jobs import RankRun
@@ -51,8 +51,10 @@ def run_in(line: str) -> EndedRun | None:
 
 # Which findings the runs disprove.
 
+_OF_LOSS = "fp32-activations"
 _CHANGES: Mapping[str, Mapping[str, Forced]] = {
     "foreach-temporaries": {"fused=True": Forced(fused=True), "foreach=False": Forced(foreach=False)},
+    _OF_LOSS: {f"the loss in {LOSS_CHUNKS} chunks": Forced(loss_chunks=LOSS_CHUNKS)},
     "fragmentation": {"expandable_segments": Forced(allocator=EXPANDABLE)},
 }
 """By code, the findings whose change ``ampmem advise`` runs, and that change alone: any of them is the advice."""
@@ -94,6 +96,8 @@ class Advised:
     def disproof(self, finding: Finding) -> str | None:
         """Why ``finding`` is not shown; ``None`` where a change saves something, or one was neither run nor refused."""
         changes = _CHANGES.get(finding.code, {})
+        if finding.code == _OF_LOSS and not finding.proof:  # of other activations nothing is run
+            return None
         if any(forced not in self.trials and refusal(forced, self.script) is None for forced in changes.values()):
             return None
         ran = {name: self._saved(forced) for name, forced in changes.items() if self._ran(forced)}

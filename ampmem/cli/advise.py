@@ -101,9 +101,9 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     show_default="all of these",
     metavar="CHANGE,...",
     help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
-    "of its optimizers), fused (True), allocator (expandable_segments), precision (autocast to bfloat16), batch (half "
-    "the batch size of its DataLoader), and with several ranks bucket-view (of DistributedDataParallel), reshard, "
-    "prefetch (none) and policy (bfloat16) of FSDP.",
+    "of its optimizers), fused (True), loss (cross_entropy in chunks), allocator (expandable_segments), precision "
+    "(autocast to bfloat16), batch (half the batch size of its DataLoader), and with several ranks bucket-view (of "
+    "DistributedDataParallel), reshard, prefetch (none) and policy (bfloat16) of FSDP.",
 )
 @click.option(
     "--prove",
@@ -420,7 +420,7 @@ class _Search:
             if timed.failure is not None:
                 progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
         several = (script.nproc_per_node or 1) > 1
-        found = (self._outcome_of_processes if several else self._outcome)(path, ended, forced)
+        found = (self._outcome_of_processes if several else self._outcome)(path, ended, forced, last.module_flops)
         if rank is not None:
             found = replace(found, trial=replace(found.trial, rank=rank))
         if found.trial.memory is not None:
@@ -438,20 +438,26 @@ class _Search:
             return forced
         return replace(forced, checkpoint=tuple(name for name in forced.checkpoint if name in stages[rank]))
 
-    def _outcome_of_processes(self, path: Path, end: ChildEnd, forced: Forced) -> EndedRun:
+    def _outcome_of_processes(
+        self, path: Path, end: ChildEnd, forced: Forced, module_flops: Mapping[str, int]
+    ) -> EndedRun:
         """What the processes of a real device have recorded; one without a model has recorded nothing."""
         size = self._script.nproc_per_node or 1
         files = {rank: rank_file(path, rank, size) for rank in range(size)}
-        ended = {rank: self._outcome(file, end, forced) for rank, file in files.items() if rank == 0 or file.exists()}
+        ended = {
+            rank: self._outcome(file, end, forced, module_flops)
+            for rank, file in files.items()
+            if rank == 0 or file.exists()
+        }
         return _of_worst([replace(each, trial=replace(each.trial, rank=rank)) for rank, each in ended.items()])
 
-    def _outcome(self, path: Path, end: ChildEnd, forced: Forced) -> EndedRun:
+    def _outcome(self, path: Path, end: ChildEnd, forced: Forced, module_flops: Mapping[str, int]) -> EndedRun:
         refused = end.said is not None and end.said.kind is FailureKind.REFUSED
         if refused or not path.exists():
             return EndedRun(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
         try:
             recording = read(path)
-            script = script_of(recording) if forced == NOTHING_FORCED else None
+            script = script_of(recording, module_flops) if forced == NOTHING_FORCED else None
             steps = sum(step.finished for step in recording.steps)
             trial = Trial(memory=None)
             if not recording.ooms and steps < self._script.steps:
@@ -479,7 +485,7 @@ def _of_worst(ended: Sequence[EndedRun]) -> EndedRun:
     if found.script is None:
         return found
     by_rank = [None if each.script is None else each.script.blocks for each in ended]
-    names = tuple(() if blocks is None else blocks.first(len(blocks.numbers)) for blocks in by_rank)
+    names = tuple(() if blocks is None else blocks.names for blocks in by_rank)
     script = replace(
         found.script,
         blocks=blocks_of_ranks(by_rank),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -65,6 +65,12 @@ if TYPE_CHECKING:
     help="Make torch's optimizers with foreach=True or False.",
 )
 @click.option("--force-fused", is_flag=True, help="Make torch's optimizers with fused=True.")
+@click.option(
+    "--force-chunked-loss",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Compute F.cross_entropy in N chunks of rows, each under torch.utils.checkpoint.",
+)
 @click.option(
     "--force-allocator",
     metavar="SETTINGS",
@@ -127,6 +133,7 @@ def profile(
     force_offload: bool,
     force_foreach: str | None,
     force_fused: bool,
+    force_chunked_loss: int | None,
     force_allocator: str | None,
     force_batch_size: int | None,
     force_bucket_view: bool,
@@ -168,6 +175,7 @@ def profile(
         reshard=force_reshard,
         policy=force_policy,
         no_prefetch=force_no_prefetch,
+        loss_chunks=force_chunked_loss or 0,
     )
     plan = Plan(
         script=replace(options, forced=forced),
@@ -280,7 +288,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
 
     def step_ended(done: int) -> None:
         together.step_ended()
-        audience.step(StepEnded(done=done, wanted=plan.script.steps, **work.taken()))
+        audience.step(StepEnded(done=done, wanted=plan.script.steps, **work.taken(session.log.ran())))
 
     def all_done() -> None:
         if results is not None:
@@ -295,6 +303,8 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             on_step=step_ended,
             on_done=None if plan.run_to_end else all_done,
         )
+        if simulation is not None:
+            simulation.work.where = session.log.running
         # The script may change the directory.
         page, snapshot = (None if output is None else output.absolute() for output in (plan.html, plan.snapshot))
         run = _RecordedScript(
@@ -337,13 +347,18 @@ class _StepWork:
         self._simulation = simulation
         self._before = {"flops": 0, "recomputed_flops": 0, "moved_bytes": 0}
 
-    def taken(self) -> dict[str, int]:
-        """What was done since the last call, or the start, by the names that :class:`StepEnded` has for it."""
+    def taken(self, ran: Iterable[str]) -> dict[str, Any]:
+        """What was done since the last call, or the start, by the names that :class:`StepEnded` has for it.
+
+        ``ran`` are the modules that ran so far.
+        """
         if self._simulation is None:
-            return {}
+            return {"module_flops": dict.fromkeys(ran, 0)}
         before, work = self._before, self._simulation.work
         self._before = {name: getattr(work, name) for name in before}
-        return {name: now - before[name] for name, now in self._before.items()}
+        modules = {path: work.forward_flops[path] for path in ran}
+        work.forward_flops.clear()
+        return {name: now - before[name] for name, now in self._before.items()} | {"module_flops": modules}
 
 
 def _withdraw(session: Session) -> None:

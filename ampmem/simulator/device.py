@@ -12,6 +12,7 @@ from time import time_ns
 from typing import NamedTuple
 
 import torch
+from torch.torch_version import TorchVersion
 
 from ampmem.allocator.blocks import ALLOCATED, Block, SnapshotSegment
 from ampmem.allocator.caching import DeviceCachingAllocator
@@ -32,6 +33,8 @@ KEEPS_UP = (
     "assumed: the device keeps up with the script, so a block that other streams used is free again at the next "
     "allocation after its tensor died; up to: they use it until the script waits for them"
 )
+_OLDEST_FIRST = "2.12" <= TorchVersion(torch.__version__) < "2.13"
+"""Whether of free blocks of equal size that one is taken which was made first, and not the one that lies first."""
 _NAMED = 3
 """So many lines are named that read made-up numbers before the script failed."""
 _CROSSING = "gradients that wait for another stream in backward"
@@ -77,7 +80,9 @@ class SimulatedDevice:
         self.gpu = gpu
         self.label = label
         """The type of torch device that it stands for: ``cuda``, unless it is compared with the CPU profiler."""
-        self.allocator = DeviceCachingAllocator(settings, total_memory=gpu.total_memory, outside=gpu.context.least)
+        self.allocator = DeviceCachingAllocator(
+            settings, total_memory=gpu.total_memory, outside=gpu.context.least, oldest_first=_OLDEST_FIRST
+        )
         self.order = StreamOrder(self.allocator.recorded_events)
         self._environment = environment
         self.in_force = ("", "")
@@ -106,7 +111,10 @@ class SimulatedDevice:
         self._libraries: dict[str, tuple[int, int]] = {}
         self._peaks = Peaks(self.allocator.counters)
         self._highest = Highest(
-            settings, gpu.total_memory - gpu.context.least, sure=gpu.total_memory - gpu.context.most
+            settings,
+            gpu.total_memory - gpu.context.least,
+            sure=gpu.total_memory - gpu.context.most,
+            oldest_first=_OLDEST_FIRST,
         )
         self._highest.limit = allowed_memory(settings, gpu.total_memory)
         self._blocks: dict[int, Block] = {}

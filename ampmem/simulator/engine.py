@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from ampmem.simulator.private.general import ENGINE_CALLER, FakeTensor, holders, running_node
 
@@ -42,9 +43,10 @@ _CHAINED = {
     aten.div.Scalar: aten.div_.Scalar,
     aten.div.Tensor: aten.div_.Tensor,
 }
+_CLAMPED = _MASKED if TorchVersion(torch.__version__) >= "2.14" else _MASKED | _LOGICAL
 _IN_FORMULA: dict[str, dict[Any, Any]] = {
     **dict.fromkeys((f"{name}Backward0" for name in ("Maximum", "Minimum", "Fmax", "Fmin", "Amax", "Amin")), _MASKED),
-    **dict.fromkeys(("ClampBackward0", "ClampBackward1", "ClampMinBackward1", "ClampMaxBackward1"), _MASKED),
+    **dict.fromkeys(("ClampBackward0", "ClampBackward1", "ClampMinBackward1", "ClampMaxBackward1"), _CLAMPED),
     **dict.fromkeys(("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"), _LOGICAL),
     "BinaryCrossEntropyWithLogitsBackward0": _CHAINED,
     "Atan2Backward0": _MASKED,

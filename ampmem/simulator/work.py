@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +32,10 @@ class Work:
         """The part of :attr:`flops` that ``torch.utils.checkpoint`` ran again in backward."""
         self.moved_bytes = 0
         """Bytes that were copied from the device to the CPU, or from there."""
+        self.where: Callable[[], str] = lambda: ""
+        """Says which module runs."""
+        self.forward_flops: Counter[str] = Counter()
+        """By module, what its own code computed in forwards with gradients on."""
 
     def move(self, func: Any, args: Any, kwargs: Any) -> None:
         """Count what ``func``, which is about to run, copies between the device and the CPU."""
@@ -52,5 +58,9 @@ class Work:
         except Exception:  # torch's formula does not fit what the op was given: it counts nothing
             return
         self.flops += count
-        if in_backward() and torch.is_grad_enabled() and is_running(_CHECKPOINT_FILE):
+        if not torch.is_grad_enabled():
+            return
+        if not in_backward():
+            self.forward_flops[self.where()] += count
+        elif is_running(_CHECKPOINT_FILE):
             self.recomputed_flops += count

@@ -11,8 +11,10 @@ from build import write as write_recording
 from pages import Open, wait_until
 from story import long_run
 
-from ampmem.analysis.advise import AdviceDocument, Blocks, Proof, Script, Trial, advice
+from ampmem.analysis.advise import AdviceDocument, Proof, Script, Trial, advice
+from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
+from ampmem.analysis.suggested import Suggestion
 from ampmem.reporters.html.advise_page import advice_view, write_advice
 from ampmem.reporters.text.advise import headline, proof_lines, refused_lines, rows_of
 from ampmem.results import Deviation
@@ -22,7 +24,13 @@ pytestmark = pytest.mark.browser
 
 MIB = 1 << 20
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[2J"
-SCRIPT = Script(blocks=Blocks(prefix="h", numbers=(0, 1, 2, 3)), optimizers=("AdamW",), updated=12, batch=8)
+SCRIPT = Script(
+    blocks=Blocks(names=("h.0", "h.1", "h.2", "h.3"), saved_bytes=(1, 2, 4, 2), flops=(9, 9, 9, 9)),
+    optimizers=("AdamW",),
+    updated=12,
+    batch=8,
+    suggestions=(Suggestion(change="del logits", saved_bytes=MIB),),
+)
 
 TRACES = """Object.fromEntries(document.getElementById("chart").data.map((trace) =>
   [trace.name, {mode: trace.mode, x: trace.x, y: trace.y, text: trace.text, symbol: trace.marker?.symbol}]))"""
@@ -39,7 +47,7 @@ def ran(mebibytes: int, recomputed: int = 0) -> Trial:
 
 
 def blocks(count: int) -> Forced:
-    return Forced(checkpoint=tuple(f"h.{number}" for number in range(count)))
+    return Forced(checkpoint=SCRIPT.blocks.first(count) if SCRIPT.blocks else ())
 
 
 def made(budget: int | None = 900, total: int = 1000, **changes: Any) -> AdviceDocument:
@@ -98,10 +106,31 @@ def test_every_mark_is_a_run(page: Any) -> None:
         "860.0 MiB in use at most",
         "740.0 MiB allocated",
         "recomputes 10.0 % of the step's FLOPs",
+        "no other run beats it",
     ]
     assert traces["activation checkpointing alone: peak allocated"]["y"] == [880 * MIB, 740 * MIB, 600 * MIB]
     assert others["y"] == [990 * MIB] and others["symbol"] == ["square-open"]
     assert traces["changes of what is computed"]["y"] == [770 * MIB], "a run out of memory has no peak"
+
+
+def test_what_no_other_run_beats_has_a_ring(page: Any) -> None:
+    rings = page.evaluate(TRACES)["no other run beats these"]
+    # fused=True needs less than the script as it is and costs nothing; autocast computes something else
+    marked = {(0, 990 * MIB), (10, 860 * MIB), (20, 720 * MIB), (0, 770 * MIB)}
+    assert set(zip(rings["x"], rings["y"], strict=True)) == marked
+    assert rings["symbol"] == "circle-open"
+
+
+def test_blocks_are_listed_in_the_order_in_which_they_are_taken(page: Any) -> None:
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#order tr").all()]
+    assert rows[0] == ["order", "block", "kept for backward", "FLOPs of forward"]
+    assert rows[1:] == [
+        ["1", "h.2", "4 B", "9"],
+        ["2", "h.1", "2 B", "9"],
+        ["3", "h.3", "2 B", "9"],
+        ["4", "h.0", "1 B", "9"],
+    ]
+    assert page.locator("#suggestions li").all_inner_texts() == ["del logits: 1.0 MiB computed"]
 
 
 def test_the_budget_is_a_line(page: Any) -> None:

@@ -43,7 +43,7 @@ import results
 
 HERE = emulation.HERE
 ROOT = HERE.parents[1]
-VERSIONS = ("2.11.0", "2.12.1", "2.14.1", "2.15.0")
+VERSIONS = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 TABLES = ("recorder", "ops", "steps")
 REPORT = ROOT / "reports/emulated"
 COMMAND = "python tests/emulated/all.py"

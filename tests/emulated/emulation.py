@@ -125,7 +125,8 @@ def install(where: Path, version: str, minutes: float | None = None) -> None:
     free = shutil.disk_usage(where).free / 1e9
     if free < NEEDS_GB:
         raise CannotInstall(f"{where} has {free:.1f} GB of free room, {NEEDS_GB} are needed")
-    command = [where / "bin/python", "-m", "pip", "install", "--progress-bar", "off", f"torch=={version}", *BESIDES]
+    # Three equals signs: "==2.13.0" takes 2.13.0+cpu, too, where a machine has both.
+    command = [where / "bin/python", "-m", "pip", "install", "--progress-bar", "off", f"torch==={version}", *BESIDES]
     try:
         if not (where / "bin/python").exists():
             venv.create(where, with_pip=True)

@@ -2,7 +2,7 @@
 
    It answers what PyTorch's CUDA build asks of libcudart, libcuda and libnvidia-ml, so that PyTorch's own caching allocator,
    autograd engine, profiler, streams and the host side of its CUDA ops run for real on any Linux machine. It is loaded before
-   CUDA's own libraries (LD_PRELOAD), whose functions of the same names are then never called. build.py compiles it.
+   CUDA's own libraries (LD_PRELOAD), whose functions of the same names are then never called. emulation.py compiles it.
 
    What is emulated
    - Device memory: reserved address space that counts against the device's size. Fresh blocks are zero. Copies and memsets are
@@ -33,7 +33,7 @@
      EMULATED_CUDA_CUDNN_WORKSPACE=0, EMULATED_CUDA_CUBLASLT_WORKSPACE=0
                                   bytes that each plan of cuDNN, and each algorithm of cublasLt, asks for
      EMULATED_CUDA_LOG=           1: name on stderr each function that does nothing, at its first call
-   A function that is neither written here or in libraries.c nor listed as harmless in build.py ends the process with its name. */
+   A function that is neither written here or in libraries.c nor listed as harmless in emulation.py ends the process with its name. */
 #define _GNU_SOURCE
 #include "emulated.h"
 #include <cuda.h>
@@ -53,6 +53,7 @@
 #define OK cudaSuccess
 #define DEVICES 16
 #define PAGE ((size_t)4096)
+#define ALIGNED ((size_t)2 << 20)   /* of the addresses of a device's memory */
 
 /* One lock for all that is below: calls are short. It may be taken again by its holder, for callbacks. */
 static pthread_mutex_t lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
@@ -248,7 +249,7 @@ long emulated_harmless(const char *name) {
 
 /* Said where the process began to write its errors: a test runner may have put something else in stderr's place. */
 void emulated_missing(const char *name) {
-  dprintf(errors_to < 0 ? 2 : errors_to, "emulated CUDA: %s is not emulated. Write it in tests/emulated, or list it as harmless in build.py.\n", name);
+  dprintf(errors_to < 0 ? 2 : errors_to, "emulated CUDA: %s is not emulated. Write it in tests/emulated, or list it as harmless in emulation.py.\n", name);
   abort();
 }
 
@@ -401,12 +402,21 @@ static void note(char *at, size_t size, size_t counted, int device, enum kind ki
   *b = (struct block){at, size, counted, device, kind, blocks};
   blocks = b;
 }
-/* Address space whose pages cost nothing until something is written to them. */
-static char *pages(size_t size) {
+/* Address space whose pages cost nothing until something is written to them; NULL as its place: anywhere. */
+static char *pages(char *place, size_t size) {
   size = (size + PAGE - 1) & ~(PAGE - 1);
-  char *p = mmap(NULL, size ? size : PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  char *p = mmap(place, size ? size : PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return NULL;
   madvise(p, size ? size : PAGE, MADV_NOHUGEPAGE);   /* a byte that is written costs a page, not two MiB */
+  return p;
+}
+/* The same for a device. Addresses rise from one call to the next, far from all that Linux places by itself: of free blocks of
+   equal size PyTorch takes the lowest, so elsewhere two runs of one program could differ. A real driver says no more than that
+   addresses rise mostly, on some machines. */
+static char *device_pages(size_t size) {
+  static char *next = (char *)0x100000000000;
+  char *p = pages(next, size);
+  next += (size + ALIGNED - 1) & ~(ALIGNED - 1);
   return p;
 }
 static void forget(void *p) {
@@ -842,7 +852,7 @@ static cudaError_t allocate(void **p, size_t size) {
   hold();
   use(current);
   size_t count = counted(size);
-  char *at = taken(current) + count > is.memory ? NULL : pages(size);
+  char *at = taken(current) + count > is.memory ? NULL : device_pages(size);
   if (at) {
     used[current] += count;
     note(at, size ? size : 1, count, current, DEVICE);
@@ -890,7 +900,7 @@ static cudaError_t pinned(void **p, size_t size) {
   UNSAFE();
   hold();
   use(current);
-  char *at = pages(size);
+  char *at = pages(NULL, size);
   if (at) note(at, size ? size : 1, 0, current, PINNED);
   release();
   *p = at;
@@ -1078,7 +1088,7 @@ static void add_number(const char *name, void **arguments) {
   if (count * item <= is.copy) plus(type, data[0], data[1], count, arguments[1], (char *)arguments[1] + item);
 }
 
-/* The same for a list of tensors, in place: (TensorListMetadata<1>, functor, plus, number). build.py says how large its parts are
+/* The same for a list of tensors, in place: (TensorListMetadata<1>, functor, plus, number). emulation.py says how large its parts are
    in this torch; from 2.14 on they are others, and Adam's counts are on the host. */
 static void add_number_to_each(const char *name, void **arguments, unsigned blocks) {
 #ifdef TENSORS_OF_A_LAUNCH
@@ -1192,9 +1202,9 @@ struct physical { size_t size; int device; };
 CUresult cuMemGetAllocationGranularity(size_t *g, const CUmemAllocationProp *p, CUmemAllocationGranularity_flags f) { *g = 2 << 20; return CUDA_SUCCESS; }
 CUresult cuMemAddressReserve(CUdeviceptr *p, size_t size, size_t alignment, CUdeviceptr wanted, unsigned long long flags) {
   DRIVER();
-  char *at = pages(size);
-  if (!at) return CUDA_ERROR_OUT_OF_MEMORY;
   hold();
+  char *at = device_pages(size);
+  if (!at) { release(); return CUDA_ERROR_OUT_OF_MEMORY; }
   note(at, size, 0, current, ADDRESSES);
   release();
   *p = (CUdeviceptr)at;

@@ -248,11 +248,14 @@ def side_of(path: Path, allocated: int, reserved: int) -> Side:
 # -- in the process that asks -------------------------------------------------------------------------------
 
 
-def rows(version: str, gpu: str, wanted: Sequence[tuple[str, str]]) -> list[Row]:
-    """Train everything on both sides, in the environment that emulation.py made for torch ``version``."""
+def rows(version: str, gpu: str, wanted: Sequence[tuple[str, str]], kept: Path | None = None) -> list[Row]:
+    """Train everything on both sides, in the environment that emulation.py made for torch ``version``.
+
+    ``kept`` as for :func:`pairs`.
+    """
     python = python_of(version)
     with ThreadPoolExecutor(2) as pool:
-        real, simulated = pool.map(lambda side: trained(side, python, gpu, wanted), (REAL, SIMULATED))
+        real, simulated = pool.map(lambda side: trained(side, python, gpu, wanted, kept=kept), (REAL, SIMULATED))
     return joined(wanted, real, simulated)
 
 
@@ -334,7 +337,7 @@ def trained(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if kept is not None:
-            folder = kept / "-".join((side, python.parents[1].name, gpu))
+            folder = kept / "-".join((side, python.parents[1].name, gpu, *sorted(variables or ())))
             folder.mkdir(parents=True, exist_ok=True)
         left = [case for case in wanted if not path_of(folder, case).exists()]
         command = [str(python), str(HERE / "steps.py"), "--side", side, "--gpu", gpu]
@@ -503,7 +506,7 @@ def main() -> None:
         metavar="VERSION|PYTHON",
         help="what has the torch that simulates, where that is another one",
     )
-    parser.add_argument("--go-on", type=Path, metavar="FOLDER", help="keep what each side of the pairs came to there")
+    parser.add_argument("--go-on", type=Path, metavar="FOLDER", help="keep what each side came to there")
     parser.add_argument("--gpu", default="a100-80", choices=SETTINGS)
     parser.add_argument("--only", action="append", default=[], metavar="PROGRAM[/PRECISION]")
     parser.add_argument("--details", action="store_true")
@@ -533,7 +536,7 @@ def main() -> None:
         every = (
             rows_beside(options.beside, version, options.gpu, options.only)
             if options.beside
-            else rows(version, options.gpu, wanted)
+            else rows(version, options.gpu, wanted, options.go_on)
         )
         found = {(version, version): every}
         made, marks, path = short(every, version, options.gpu), MARKS, FIGURES

@@ -83,6 +83,76 @@ def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: P
     assert best["cost"] == f"recomputes {again / step:.1%} of the step's FLOPs".replace("%", " %")
 
 
+UNEQUAL = """
+import functools
+import torch
+import torch.utils.checkpoint
+from torch import nn
+from torch.nn import functional as F
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Linear(48, 256), nn.Linear(64, 300)
+        self.ups = nn.ModuleList([Block(256), Block(128), Block(64)])
+    def forward(self, x):
+        x = self.ups[0](self.embed(x))
+        x = self.ups[1](x.reshape(-1, 128).repeat(2, 1))
+        x = self.ups[2](x.reshape(-1, 64).repeat(2, 1))
+        return self.head(x)
+
+model = Decoder().cuda()
+{change}
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    logits, target = model(torch.randn(4096, 48, device="cuda")), torch.randint(300, (65536,), device="cuda")
+    {loss}
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_blocks_that_save_most_for_a_flop_are_checkpointed_and_the_loss_is_in_chunks(tmp_path: Path) -> None:
+    loss = "loss = F.cross_entropy(logits, target)"
+    (tmp_path / "train.py").write_text(UNEQUAL.format(change="", loss=loss))
+    found, _ = advised(tmp_path, "--gpu", "h100", "--budget", "1690MiB", "--allow", "checkpoint,loss")
+    rows, widths = (65536, 16384, 4096), (64, 128, 256)
+    assert found["blocks"] == [
+        {
+            "name": f"ups.{number}",
+            # the norm's result and two numbers for each row, and what is before and after gelu, four times as wide
+            "saved_bytes": 4 * count * (9 * width + 2),
+            "flops": 2 * 2 * count * 4 * width * width,
+        }
+        for number, count, width in zip((2, 1, 0), rows, widths, strict=True)
+    ]
+    runs = {made["change"]: made for made in found["runs"]}
+    best = found["runs"][0]
+    assert best["meets"] and best["change"] == "checkpoint 1 of 3 blocks, loss in 8 chunks"
+    assert best["checkpointed"] == ["ups.2"] and "map(model.get_submodule, ('ups.2',))" in best["code"][0]
+    assert {"checkpoint 1 of 3 blocks", "checkpoint 2 of 3 blocks", "loss in 8 chunks"} < set(runs)
+    assert not runs["loss in 8 chunks"]["meets"] and runs["loss in 8 chunks"]["saved_bytes"] > 0
+    command = ("profile", "--device", "sim", "--gpu", "h100", "--seed", "0", "--steps", "2", "--quiet", "--force")
+    for change, made in runs.items():
+        of_loss = [line for line in made["code"] if line.startswith(("parts", "loss"))]
+        changed = "\n".join(line for line in made["code"] if line not in of_loss)
+        written = "\n    ".join(of_loss) or loss
+        (tmp_path / "train.py").write_text(UNEQUAL.format(change=changed, loss=written))
+        done = ampmem(tmp_path, *command, "-o", "written.ampmem", "train.py")
+        assert done.returncode == 0, (change, done.stderr)
+        memory = memory_of(read(tmp_path / "written.ampmem"))
+        assert memory is not None
+        assert (memory.allocated, memory.reserved) == (made["allocated_bytes"], made["reserved_bytes"]), change
+
+
 SETTINGS = """
 import os
 {setting}
@@ -237,7 +307,8 @@ def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path:
         "the script chose foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
     )
     assert failures["smaller batches"] == "no DataLoader was seen to make the script's batches"
-    assert len(failures) == 4 and "refused or failed: --force-fused: " in said and ": not tried: no DataLoader" in said
+    assert failures["loss in 8 chunks"] == "no F.cross_entropy was seen"
+    assert len(failures) == 5 and "refused or failed: --force-fused: " in said and ": not tried: no DataLoader" in said
 
 
 def test_ctrl_c_prints_the_runs_that_have_ended(
@@ -300,7 +371,8 @@ def test_a_real_device_is_measured_and_timed(tmp_path: Path) -> None:
     assert (found["device"], found["gpu_bytes"]) == ("cpu", None)
     refused = {one["change"]: one["failure"] for one in found["runs"] if one["failure"] is not None}
     assert "memory already" in refused["offload saved tensors"] and "CUDA's" in refused["expandable_segments"]
-    assert "foreach" in refused["foreach=False"] and "no DataLoader" in refused["smaller batches"] and len(refused) == 4
+    assert "foreach" in refused["foreach=False"] and "no DataLoader" in refused["smaller batches"]
+    assert "cross_entropy" in refused["loss in 8 chunks"] and len(refused) == 5
     made = [one for one in found["runs"] if one["failure"] is None]
     for one in made:
         assert one["step_ns"] > 0 and one["cost"].startswith("a step takes ")
@@ -444,6 +516,48 @@ def test_a_change_that_computes_the_same_is_proven_so(tmp_path: Path) -> None:
             assert proof["equal"] and proof["compared_with"] == "the script as it is"
     fused = found["fused=True"]
     assert fused["equal"] or 0 < fused["gradient_difference"] < 1e-4 < fused["largest_gradient"]
+
+
+def test_the_finding_on_a_float32_loss_names_the_command_that_proves_it(tmp_path: Path) -> None:
+    with_autocast = CLASSIFIED.replace("    loss = ", "    with torch.autocast(device, torch.bfloat16): loss = ")
+    (tmp_path / "train.py").write_text(
+        with_autocast.replace("256", "4096").replace("64, 500)", "64, 5000, bias=False)")
+    )
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "h100", "-o", "run.ampmem", "train.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    (told,) = [each for each in summarize(read(tmp_path / "run.ampmem")).findings if each.code == "fp32-activations"]
+    (tmp_path / "run.ampmem").unlink()
+    assert told.proof == "ampmem advise --gpu h100 --allow loss train.py cuda" and told.saved > 0
+    proven = ampmem(tmp_path, "advise", "--json", *told.proof.split()[2:])
+    runs = {made["change"]: made for made in json.loads(proven.stdout)["runs"]}
+    assert runs["loss in 8 chunks"]["saved_bytes"] >= told.saved, "what backward makes of all rows is saved as well"
+
+
+CLASSIFIED = """
+import sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+device = sys.argv[1]
+model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 500)).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for _ in range(3):
+    loss = F.cross_entropy(model(torch.randn(256, 16).to(device)), torch.randint(500, (256,)).to(device))
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_loss_in_chunks_is_proven_as_near_as_its_sum_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CLASSIFIED)
+    done = ampmem(tmp_path, "advise", "--json", "--prove", "--allow", "loss", "train.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    (proof,) = [made["proof"] for made in json.loads(done.stdout)["runs"] if made["change"] == "loss in 8 chunks"]
+    assert (proof["compared_with"], proof["losses"], proof["gradients"]) == ("the script as it is", 3, 12)
+    assert proof["failure"] is None and proof["gradient_difference"] < 1e-6 * proof["largest_gradient"]
+    assert proof["loss_difference"] < 1e-5 < proof["largest_loss"]
 
 
 @pytest.mark.parametrize(("change", "scale"), [("checkpoint", "self.calls"), ("precision", "1")])

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.torch_version import TorchVersion
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path.append(str(TESTS / "emulated"))
@@ -19,7 +21,7 @@ LT_WORKSPACE = 1 << 20
 """Bytes that torch 2.11 keeps for cuBLASLt in each thread that uses it, and later versions do not."""
 STATES = 4096
 """Bytes of the blocks with the state of random numbers of eight calls of memory-efficient attention, which are on the
-host in torch 2.11."""
+host up to torch 2.13."""
 THREADS = {
     **dict.fromkeys(("gpt", "bert", "vit"), 1),
     **dict.fromkeys(("checkpointed", "checkpointed gpt"), 2),  # backward's thread computes forward again
@@ -42,6 +44,7 @@ def test_every_byte_at_the_peak_is_what_a_gpu_had() -> None:
         (program, precision): {"workspace": -threads * LT_WORKSPACE} if (threads := THREADS[program]) else {}
         for program, precision in CASES
     }
-    expected["llama", "fp32"] = expected["lora", "fp32"] = {"activations": STATES}
+    if TorchVersion(torch.__version__) >= "2.14":
+        expected["llama", "fp32"] = expected["lora", "fp32"] = {"activations": STATES}
     assert differences == expected
     assert [row.allocated for row in found] == [sum(row.categories.values()) for row in found]

@@ -103,7 +103,8 @@ def _proven(finding: Finding) -> Finding:
 
 def _pointing(finding: Finding, analysis: Analysis) -> Finding:
     """``finding`` with the command that proves its change, where there is one."""
-    changes = FORCED_BY_ADVISE.get(finding.code)
+    of_loss = finding.change == precision.IN_CHUNKS and "nll_loss" in finding.message  # F.cross_entropy's op
+    changes = "loss" if of_loss else FORCED_BY_ADVISE.get(finding.code)
     if changes is None or finding.severity != "advice":
         return finding
     return replace(finding, proof=advise_command(analysis.recording, None, "--allow", changes) or "")

@@ -83,7 +83,7 @@ class _Kind:
 
 _SOFTMAX = "softmax"
 _MATMULS = ("aten::bmm", "aten::baddbmm")
-_IN_CHUNKS = f"compute the loss in {_CHUNKS} chunks, each under torch.utils.checkpoint (chunks alone save nothing)"
+IN_CHUNKS = f"compute the loss in {_CHUNKS} chunks, each under torch.utils.checkpoint (chunks alone save nothing)"
 _FLOAT32 = "autocast itself runs {op} in float32, so a {low} input changes nothing"
 _RECOMPUTE = "torch.utils.checkpoint around the function that calls it recomputes these bytes in backward"
 
@@ -92,10 +92,10 @@ _RECOMPUTE = "torch.utils.checkpoint around the function that calls it recompute
 _KINDS = (
     _Kind(
         words=("log_softmax", "cross_entropy", "nll_loss"),
-        text=_IN_CHUNKS,
+        text=IN_CHUNKS,
         saves=(_CHUNKS - 1, _CHUNKS),
     ),
-    _Kind(words=("loss",), text=_IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
+    _Kind(words=("loss",), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
     # This one is what F.scaled_dot_product_attention runs where no kernel does all of it.
     _Kind(words=("_safe_softmax",), text=f"{_FLOAT32}; {_RECOMPUTE}"),
     _Kind(

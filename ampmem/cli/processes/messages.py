@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, TextIO
@@ -28,7 +28,8 @@ class StepEnded:
     """A step was recorded, the ``done``-th of those ``wanted``.
 
     ``flops`` are those that were counted in it, of which ``recomputed_flops`` are activation checkpointing's, and
-    ``moved_bytes`` went to the CPU or came from there; 0 where no simulated device counts them.
+    ``moved_bytes`` went to the CPU or came from there; 0 where no simulated device counts them. ``module_flops`` are
+    what each module's own code computed in forward, of all modules that ran so far.
     """
 
     done: int
@@ -36,6 +37,7 @@ class StepEnded:
     flops: int = 0
     recomputed_flops: int = 0
     moved_bytes: int = 0
+    module_flops: Mapping[str, int] = field(default_factory=dict)
 
 
 class Audience(Protocol):

@@ -173,6 +173,14 @@ class Log:
             self.in_graph.add(module)
         self.enter_module(module)
 
+    def running(self) -> str:
+        """The path of the module that is running."""
+        return self._texts.value(self.module)
+
+    def ran(self) -> list[str]:
+        """The paths of all modules that ran so far."""
+        return [self._texts.value(module) for module in sorted(self.entered)]
+
     def op(self, start_ns: int, name: int, stack: int) -> None:
         """The op ``name``, called from ``stack``, has just ended; if it made an autograd node, that is the newest."""
         made = next_node() - 1

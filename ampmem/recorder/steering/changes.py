@@ -10,7 +10,7 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch import nn
+from torch.nn import functional
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
@@ -28,7 +29,7 @@ from ampmem.recorder.steering.parallel import ArgumentChange, parallel_changes
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import in_backward, is_compiled_in_place, on_module_before
 from ampmem.recorder.torch_private.optimizers import FUSED_INITS, OPTIMIZER_INIT, on_step_before
-from ampmem.recorder.torch_private.tensors import top_saved_hooks, version_of
+from ampmem.recorder.torch_private.tensors import is_wrapper, top_saved_hooks, version_of
 from ampmem.vocabulary import Forced
 
 _CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped in another file
@@ -41,7 +42,7 @@ class ForcedChanges:
     """
 
     def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
-        self._parts: list[_Checkpoints | _Offload | _Implementation | _BatchSize | ArgumentChange] = []
+        self._parts: list[_Checkpoints | _Offload | _Implementation | _ChunkedLoss | _BatchSize | ArgumentChange] = []
         if forced.checkpoint:
             self._parts.append(_Checkpoints(forced.checkpoint, note))
         if forced.offload:
@@ -50,6 +51,8 @@ class ForcedChanges:
             self._parts.append(_Implementation("foreach", forced.foreach, note))
         if forced.fused:
             self._parts.append(_Implementation("fused", True, note))
+        if forced.loss_chunks:
+            self._parts.append(_ChunkedLoss(forced.loss_chunks, note))
         if forced.batch_size is not None:
             self._parts.append(_BatchSize(forced.batch_size, note))
         self._parts += parallel_changes(forced, note)
@@ -390,6 +393,105 @@ def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
             return f"the script chose {each}={chosen[each]} for {name} itself"
     if option == "fused" and chosen.get("differentiable"):
         return f"the script made {name} differentiable, which torch does not fuse"
+    return None
+
+
+class _ChunkedLoss:
+    """Computes ``F.cross_entropy`` in ``count`` chunks of rows, each under ``torch.utils.checkpoint``.
+
+    Backward then makes the log-softmax, and what it needs in the logits' type, of one chunk at a time. Only what adds
+    up is computed so: a sum over rows, or a mean, whose divisor is the number of rows that count.
+    """
+
+    def __init__(self, count: int, note: Callable[[str], None]) -> None:
+        self._count = count
+        self._note = note
+        self._installed = self._done = False
+        self._refused: dict[str, None] = {}
+
+    def install(self) -> Undo:
+        place: Place = (functional, "cross_entropy")  # nn.CrossEntropyLoss looks it up there, too
+        with ExitStack() as undo:
+            undo.callback(setattr, self, "_installed", False)
+            undo.callback(patch(*place, self._wrap))
+            self._installed = True  # who has imported the function has ours beyond the recording's end
+            return undo.pop_all().close
+
+    def unmet(self) -> list[str]:
+        reasons = list(self._refused)
+        if not self._done and not reasons:
+            reasons.append("the script did not call F.cross_entropy with gradients on")
+        return [f"--force-chunked-loss {self._count}: {reason}" for reason in reasons]
+
+    def _wrap(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def cross_entropy(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if not self._is_due():
+                return original(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            given = bound.arguments
+            if isinstance(given["input"], torch.Tensor) and not given["input"].requires_grad:
+                return original(*args, **kwargs)
+            reason = _not_in_chunks(given, self._count)
+            if reason is not None:
+                self._refuse(reason)
+                return original(*args, **kwargs)
+            self._made()
+            return self._computed(original, given["input"], given["target"], given["ignore_index"], given["reduction"])
+
+        return cross_entropy
+
+    def _is_due(self) -> bool:
+        if torch.compiler.is_compiling() or not self._installed or not torch.is_grad_enabled() or in_backward():
+            return False
+        if is_running(_CHECKPOINT_FILE):
+            self._refuse("the script computes the loss under torch.utils.checkpoint itself")
+            return False
+        return True
+
+    def _computed(
+        self, original: Callable[..., torch.Tensor], logits: torch.Tensor, target: torch.Tensor, ignored: int, how: str
+    ) -> torch.Tensor:
+        sums = [
+            checkpoint(original, *part, ignore_index=ignored, reduction="sum", use_reentrant=False)
+            for part in zip(logits.chunk(self._count), target.chunk(self._count), strict=True)
+        ]
+        total = torch.stack(sums).sum()
+        return total if how == "sum" else total / (target != ignored).sum()
+
+    def _made(self) -> None:
+        if not self._done:
+            self._done = True
+            self._note(f"forced: cross_entropy in {self._count} chunks, each under activation checkpointing")
+
+    def _refuse(self, reason: str) -> None:
+        if reason not in self._refused:
+            self._refused[reason] = None
+            self._note(f"not forced: {reason}")
+
+
+def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
+    """Why a call of ``F.cross_entropy`` with these arguments is not the sum of chunks; ``None`` where it is."""
+    logits, target = given["input"], given["target"]
+    if given["weight"] is not None:
+        return "the script gives cross_entropy weights of classes"
+    if given["label_smoothing"]:
+        return "the script gives cross_entropy label_smoothing"
+    if given["size_average"] is not None or given["reduce"] is not None:
+        return "the script gives cross_entropy size_average or reduce, which torch has deprecated"
+    if given["reduction"] not in ("mean", "sum"):
+        return f"the script gives cross_entropy reduction={given['reduction']!r}, which keeps a value for each row"
+    if is_wrapper(logits) or is_wrapper(target):
+        return f"cross_entropy gets a {type(logits).__name__} and a {type(target).__name__}, not plain tensors"
+    if logits.dim() != 2:
+        return f"the logits have {logits.dim()} dimensions, not rows and classes"
+    if target.is_floating_point():
+        return "the targets are probabilities, not classes"
+    if len(logits) < count:
+        return f"there are {len(logits)} rows of logits, fewer than chunks"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,18 +12,22 @@ from ampmem.output import check_output, open_output
 from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS
 from ampmem.reporters.text.advise import (
+    COLUMNS_OF_BLOCKS,
     best_change,
     columns_of,
+    computed_lines,
     headline,
     proof_lines,
     ranks_line,
     refused_lines,
     rows_of,
+    rows_of_blocks,
 )
 from ampmem.units import format_bytes, format_count
 from ampmem.version import __version__
 from ampmem.vocabulary import Device
 
+_UNBEATEN = "no other run beats it"
 _COMPUTES = frozenset({"--precision", "--force-batch-size", "--force-policy"})
 """Options of ``ampmem profile`` that change what is computed."""
 
@@ -30,13 +35,15 @@ _COMPUTES = frozenset({"--precision", "--force-batch-size", "--force-policy"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvicePoint:
     """A run. ``cost`` is its place on the axis, ``most`` what the device has in use at most, or on the CPU the peak
-    allocated, which is ``allocated``, in bytes; ``text`` has lines of words.
+    allocated, which is ``allocated``, in bytes; ``text`` has lines of words. ``unbeaten``: no other run needs as little
+    memory at as low a cost, and less of one of the two.
     """
 
     cost: float
     most: int
     allocated: int
     meets: bool
+    unbeaten: bool
     text: tuple[str, ...]
 
 
@@ -79,6 +86,9 @@ class AdviceView:
     table: tuple[tuple[str, ...], ...]
     refused: tuple[str, ...]
     proven: tuple[str, ...]
+    computed: tuple[str, ...]
+    block_columns: tuple[str, ...]
+    blocks: tuple[tuple[str, ...], ...]
 
 
 def write_advice(
@@ -125,11 +135,18 @@ def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> Ad
         series=_series(found),
         limit=limit,
         limit_text="" if limit is None else f"the {what}: {format_bytes(limit)}",
-        columns=tuple(name.replace("\n", " ") for name in columns_of(found)),
+        columns=_in_line(columns_of(found)),
         table=tuple(map(tuple, rows_of(found))),
         refused=tuple(refused_lines(found)),
         proven=tuple(proof_lines(found)),
+        computed=tuple(computed_lines(found)),
+        block_columns=_in_line(COLUMNS_OF_BLOCKS),
+        blocks=tuple(map(tuple, rows_of_blocks(found))),
     )
+
+
+def _in_line(heads: Sequence[str]) -> tuple[str, ...]:
+    return tuple(head.replace("\n", " ") for head in heads)
 
 
 def _facts(found: AdviceDocument) -> tuple[tuple[str, str], ...]:
@@ -186,12 +203,14 @@ def _point(run: AdvisedRun, device: Device) -> AdvicePoint | None:
         return None
     in_use = () if device is Device.CPU else (f"{format_bytes(most)} in use at most",)
     words = (run.cost,) if run.cost else ()
+    beaten_by_none = (_UNBEATEN,) if run.unbeaten else ()
     return AdvicePoint(
         cost=cost,
         most=most,
         allocated=run.allocated_bytes,
         meets=run.meets,
-        text=(run.change, *in_use, f"{format_bytes(run.allocated_bytes)} allocated", *words),
+        unbeaten=run.unbeaten,
+        text=(run.change, *in_use, f"{format_bytes(run.allocated_bytes)} allocated", *words, *beaten_by_none),
     )
 
 

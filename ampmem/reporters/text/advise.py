@@ -16,11 +16,14 @@ def render(found: AdviceDocument, layout: Layout = PLAIN) -> str:
     if found.ranks:
         sections.append("\n".join(wrapped(ranks_line(found), layout.width, indent="")))
     sections.append(_table(found, layout))
-    for title, each in ((REFUSED, refused_lines(found)), (PROVEN, proof_lines(found))):
+    listed = ((REFUSED, refused_lines(found)), (PROVEN, proof_lines(found)), (COMPUTED, computed_lines(found)))
+    for title, each in listed:
         if each:
             lines = [line for one in each for line in wrapped(one, layout.width)]
             sections.append("\n".join([layout.strong(title), "", *lines]))
     best = best_change(found)
+    if rows_of_blocks(found):
+        sections.append(f"{layout.strong(BLOCKS)}\n\n{_table_of_blocks(found, layout)}")
     if best is not None:
         sections.append("\n".join([layout.strong(f"in code: {best.change}"), "", *best.code]))
     return "\n\n".join(sections)
@@ -28,6 +31,36 @@ def render(found: AdviceDocument, layout: Layout = PLAIN) -> str:
 
 REFUSED = "refused or failed"
 PROVEN = "losses and gradients of three steps on the CPU"
+
+
+COMPUTED = "not run: what else lowers the peak of the script as it is, computed from its recording"
+BLOCKS = "blocks, in the order in which they are checkpointed"
+COLUMNS_OF_BLOCKS = ("order", "block", "kept for\nbackward", "FLOPs of\nforward")
+
+
+def rows_of_blocks(found: AdviceDocument) -> list[list[str]]:
+    """The cells under :data:`COLUMNS_OF_BLOCKS`; none where the blocks are alike, and taken as the model has them."""
+    if len({(block.saved_bytes, block.flops) for block in found.blocks}) < 2:
+        return []
+    return [
+        [
+            str(place),
+            block.name,
+            ABSENT if block.saved_bytes is None else format_bytes(block.saved_bytes),
+            ABSENT if block.flops is None else f"{block.flops:.3g}",
+        ]
+        for place, block in enumerate(found.blocks, 1)
+    ]
+
+
+def _table_of_blocks(found: AdviceDocument, layout: Layout) -> str:
+    place, block, *figures = COLUMNS_OF_BLOCKS
+    return table([number(place), words(block), *map(number, figures)], rows_of_blocks(found), layout)
+
+
+def computed_lines(found: AdviceDocument) -> list[str]:
+    """Each change that was not run, and what is computed that it saves."""
+    return [f"{each.change}: {format_bytes(each.saved_bytes)} computed" for each in found.suggestions]
 
 
 def best_change(found: AdviceDocument) -> AdvisedRun | None:

@@ -93,9 +93,9 @@ class Highest:
     least. Beside that it is told the same as the first one.
     """
 
-    def __init__(self, settings: Settings, room: int, *, sure: int) -> None:
+    def __init__(self, settings: Settings, room: int, *, sure: int, oldest_first: bool = False) -> None:
         self._settings = replace(settings, memory_fraction=None)
-        self._allocator = DeviceCachingAllocator(self._settings)
+        self._allocator = DeviceCachingAllocator(self._settings, oldest_first=oldest_first)
         self._room = room
         self._sure = sure
         self.limit: int | None = None

@@ -44,12 +44,10 @@ _SORTED_SINCE = 3072
 _BAG_MAX = 2
 """The mode of an ``EmbeddingBag`` that takes the largest."""
 _NORMS_OF_CHUNKS = TorchVersion(torch.__version__) >= "2.15"
-_STATE_ON_HOST = TorchVersion(torch.__version__) < "2.13"
-"""Whether memory-efficient attention keeps the state of random numbers on the host without dropout, too: 2.12 does,
-2.14 does not, and 2.13 is not confirmed."""
+_STATE_ON_HOST = TorchVersion(torch.__version__) < "2.14"
+"""Whether memory-efficient attention keeps the state of random numbers on the host without dropout, too."""
 _LIMITS_FIRST = TorchVersion(torch.__version__) >= "2.13"
-"""Whether indices are compared once the least and the largest are there, and not each by itself: 2.14 does, 2.12 does
-not, and 2.13 is not confirmed."""
+"""Whether indices are compared once the least and the largest are there, and not each by itself."""
 _INDEX_PUTS = (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
 
 _ITSELF = "what {op} allocates for itself"
@@ -281,21 +279,19 @@ def _rounded_width(width: int) -> int:
 def _flash_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
     """What several blocks of threads make of parts of the keys (``set_params_splitkv``), in ``mha_fwd``.
 
-    It is FP32, and allocated before the state of the random numbers, the last two results.
+    It is FP32, and allocated before the state of the random numbers, two of the last results. With dropout keys are not
+    split, and a second state takes the place of the first.
     """
     query, key = args[0], args[1]
     if len(args) > 3 and args[3]:
-        return ()  # keys are not split
+        state, unused = result[6:8]
+        return (*result[:2], _RANDOM_STATE, unused, state)
     batch, heads, length, width = query.shape
     splits = _key_splits(batch * heads * -(-length // 64), key.shape[2], width, gpu)
     if splits < 2:
         return ()
     rows = splits * batch * heads * length * 4
     return (*result[:2], rows, rows * _rounded_width(width))
-
-
-def _flash_dropout(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    return [(_RANDOM_STATE,)] if len(args) > 3 and args[3] else []
 
 
 def _key_splits(blocks: int, keys: int, width: int, gpu: GpuSpec) -> int:
@@ -748,7 +744,6 @@ _KNOWN: dict[Any, _Known] = {
     aten.argmax.out: _indexed_extremum,
     aten.aminmax.default: _both_extrema,
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default), _elementwise_loss),
-    aten._scaled_dot_product_flash_attention.default: _flash_dropout,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_efficient_attention.default: _efficient_forward,

@@ -35,7 +35,7 @@ _EFFICIENT_GROUPS = TorchVersion(torch.__version__) >= "2.14"
 kind in FP32 is the plain one, since the other kernels want 16 bits."""
 
 _CUDNN_TAKES_256 = TorchVersion(torch.__version__) >= "2.14"
-_CUDNN_DROPS_SIXTEENTHS = TorchVersion(torch.__version__) >= "2.14"
+_CUDNN_DROPS_SIXTEENTHS = TorchVersion(torch.__version__) >= "2.12"
 """Whether cuDNN's kernel takes only a dropout that is a multiple of 1/16 (``check_cudnn_dropout``); 0.1 is not."""
 
 
@@ -109,7 +109,7 @@ def _cudnn_widths(capability: tuple[int, int], width: int, of_values: int, *, tr
 
     Up to 128 everywhere. On Hopper 256 since cuDNN 9.10, and on Blackwell for data centers only keys of 192 with values
     of 128; the wheels of 2.14 have cuDNN 9.24, with which both take 256, but are not trained with all of that
-    (``check_cudnn_d256_bprop_head_dim``). Whether 2.13, with cuDNN 9.20, has the earlier rule is not confirmed.
+    (``check_cudnn_d256_bprop_head_dim``). Those of 2.12 and 2.13 have cuDNN 9.20, and the earlier rule.
     """
     widest = max(width, of_values)
     if width % 8 or of_values % 8 or widest > 256:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from commands import ampmem
 
+from ampmem.analysis.summary import summarize
 from ampmem.events import Recording
 from ampmem.recorder.steering.changes import ForcedChanges
 from ampmem.recording import read
@@ -135,6 +136,111 @@ def test_a_forced_setting_of_the_allocator_reserves_what_the_written_one_does(tm
 def reserved(recording: Recording) -> list[tuple[int, int, int]]:
     found = recording.segments
     return list(zip(found.position.tolist(), found.action.tolist(), found.bytes.tolist(), strict=True))
+
+
+LOSS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.nn.functional import cross_entropy as imported
+
+def in_chunks(logits, target, *, ignored=-100, mean=True):
+    parts = zip(logits.chunk(3), target.chunk(3))
+    how = dict(ignore_index=ignored, reduction="sum", use_reentrant=False)
+    sums = [checkpoint(F.cross_entropy, *part, **how) for part in parts]
+    total = torch.stack(sums).sum()
+    return total / (target != ignored).sum() if mean else total
+
+model = nn.Linear(64, 5000, bias=False).cuda()  # autocast frees several copies in any order
+optimizer = torch.optim.SGD(model.parameters())
+for step in range(3):
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled={autocast}):
+        logits, target = model(torch.randn(1000, 64, device="cuda")), torch.randint(5000, (1000,), device="cuda")
+        loss = {loss}
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+LOSSES = {
+    "F.cross_entropy(logits, target)": "in_chunks(logits, target)",
+    "imported(logits, target, reduction='sum')": "in_chunks(logits, target, mean=False)",
+    "nn.CrossEntropyLoss(ignore_index=7)(logits, target)": "in_chunks(logits, target, ignored=7)",
+}
+"""Losses, and the same in three chunks written in the script."""
+IN_CHUNKS = "--force-chunked-loss 3"
+
+
+def lossy(folder: Path, name: str, options: str, loss: str, *, autocast: bool = True) -> tuple[int, str]:
+    (folder / "train.py").write_text(LOSS.format(loss=loss, autocast=autocast))
+    command = ("profile", "--device", "sim", "--seed", "0", "--quiet", "-o", f"{name}.ampmem")
+    done = ampmem(folder, *command, *options.split(), "train.py")
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_forced_loss_in_chunks_allocates_what_the_written_one_does(tmp_path: Path, loss: str, autocast: bool) -> None:
+    made = (("plain", "", loss), ("forced", IN_CHUNKS, loss), ("written", "", LOSSES[loss]))
+    for name, options, each in made:
+        code, said = lossy(tmp_path, name, options, each, autocast=autocast)
+        assert code == 0, said
+    plain, forced, written = (read(tmp_path / f"{name}.ampmem") for name, _, _ in made)
+    assert events(forced) == events(written) != events(plain)
+    assert "forced: cross_entropy in 3 chunks, each under activation checkpointing" in forced.remarks
+    # backward of the plain one has the log-softmax and its gradient of all rows, that in chunks of a third of them
+    rows = 4 * 5000 * 1000
+    assert summarize(plain).whole.bytes - summarize(forced).whole.bytes > rows
+
+
+NOT_IN_CHUNKS = {
+    "F.cross_entropy(logits, target, weight=torch.ones(5000, device='cuda'))": "gives cross_entropy weights of classes",
+    "F.cross_entropy(logits, target, label_smoothing=0.1)": "gives cross_entropy label_smoothing",
+    "F.cross_entropy(logits, target, reduction='none').mean()": "reduction='none', which keeps a value for each row",
+    "F.cross_entropy(logits, target, size_average=False)": "size_average or reduce, which torch has deprecated",
+    "F.cross_entropy(logits.view(10, 100, -1).transpose(1, 2), target.view(10, 100))": "the logits have 3 dimensions",
+    "F.cross_entropy(logits, logits.detach().softmax(1))": "the targets are probabilities, not classes",
+    "F.cross_entropy(logits[:2], target[:2])": "there are 2 rows of logits, fewer than chunks",
+    "checkpoint(F.cross_entropy, logits, target, use_reentrant=False)": "the loss under torch.utils.checkpoint itself",
+    "logits.log_softmax(1).mean()": "the script did not call F.cross_entropy with gradients on",
+    "logits.mean() + 0 * F.cross_entropy(logits.detach(), target)": "did not call F.cross_entropy with gradients on",
+}
+"""Losses that are not computed in chunks, and why."""
+
+
+@pytest.mark.parametrize("loss", NOT_IN_CHUNKS)
+def test_a_loss_that_is_no_sum_of_chunks_is_left_as_it_is(tmp_path: Path, loss: str) -> None:
+    code, said = lossy(tmp_path, "refused", IN_CHUNKS, loss)
+    assert code == 1, said
+    assert said.splitlines()[-1].startswith(f"ampmem: {IN_CHUNKS}: ") and NOT_IN_CHUNKS[loss] in said.splitlines()[-1]
+    assert lossy(tmp_path, "plain", "", loss)[0] == 0
+    assert events(read(tmp_path / "refused.ampmem")) == events(read(tmp_path / "plain.ampmem"))
+
+
+def test_the_loss_and_the_gradients_in_chunks_are_those_of_the_whole() -> None:
+    logits, target = torch.randn(50, 7, dtype=torch.float64), torch.randint(7, (50,))
+    target[3:20] = -100
+    cross_entropy = torch.nn.functional.cross_entropy
+    for how in ("mean", "sum"):
+        whole, parts = (logits.clone().requires_grad_() for _ in range(2))
+        expected = cross_entropy(whole, target, reduction=how)
+        expected.backward()
+        changes = ForcedChanges(Forced(loss_chunks=8), lambda note: None)
+        undo = changes.install()
+        try:
+            wrapped = torch.nn.functional.cross_entropy
+            loss = wrapped(parts, target, reduction=how)
+            loss.backward()
+            assert changes.unmet() == []
+        finally:
+            undo()
+        torch.testing.assert_close(loss, expected)
+        torch.testing.assert_close(parts.grad, whole.grad)
+        assert torch.nn.functional.cross_entropy is cross_entropy
+        weight = torch.ones(7, dtype=torch.float64)
+        again = wrapped(logits.clone().requires_grad_(), target, weight=weight, reduction=how)
+        torch.testing.assert_close(again, expected)
+        assert changes.unmet() == [], "what the script has imported does nothing of ours any more"
 
 
 def loader(size: str) -> dict[str, str]:

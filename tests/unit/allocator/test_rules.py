@@ -405,3 +405,17 @@ def test_which_free_blocks_of_segments_may_serve(
     groups = (found.usable, found.other_stream, found.other_pool)
     assert [[block.size for block in group] for group in groups] == [usable, other_stream, other_pool]
     assert unpack(pack(segments)) == segments
+
+
+@pytest.mark.parametrize("oldest_first", [False, True])
+def test_of_equal_blocks_the_first_is_taken_and_in_torch_2_12_the_oldest(oldest_first: bool) -> None:
+    """A part that was cut off and came back made the first segment's block the younger one."""
+    allocator = DeviceCachingAllocator(oldest_first=oldest_first)
+    first, second = allocator.malloc(12 * MIB), allocator.malloc(12 * MIB)
+    places = [first.address, second.address]
+    allocator.free(first)
+    allocator.free(second)
+    part = allocator.malloc(3 * MIB)
+    assert part.address == places[0]
+    allocator.free(part)
+    assert allocator.malloc(12 * MIB).address == places[oldest_first]

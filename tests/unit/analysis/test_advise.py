@@ -10,7 +10,6 @@ import pytest
 from build import gpu_run, small_run
 
 from ampmem.analysis.advise import (
-    Blocks,
     Change,
     Proof,
     Script,
@@ -36,13 +35,15 @@ from ampmem.analysis.advise import (
     to_prove,
     why_unproven,
 )
+from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
+from ampmem.analysis.suggested import Suggestion
 from ampmem.events import LayersRecord
 from ampmem.reporters.text.advise import headline, ranks_line, refused_lines, render, said_of
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
-SCRIPT = Script(blocks=Blocks(prefix="h", numbers=tuple(range(12))), optimizers=("AdamW",), updated=148)
+SCRIPT = Script(blocks=Blocks(names=tuple(f"h.{number}" for number in range(12))), optimizers=("AdamW",), updated=148)
 THREE = frozenset({Change.CHECKPOINT, Change.FOREACH, Change.FUSED})
 FUSED, FOREACH = Forced(fused=True), Forced(foreach=False)
 
@@ -51,15 +52,15 @@ def checkpointed(count: int, *, fused: bool = False) -> Forced:
     return Forced(checkpoint=SCRIPT.blocks.first(count) if SCRIPT.blocks else (), fused=fused)
 
 
-def ran(forced: Forced, total: int, per_block: int = 10) -> Trial:
+def ran(forced: Forced, total: int, per_block: int = 10, loss: int = 0) -> Trial:
     """Each block saves ten, fused five, offloading 15, bfloat16 30, half a batch twenty; beyond ``total`` none is left.
 
-    Views of buckets save eight, resharding 40, no prefetch twelve more, a policy 60. The setting of the allocator takes
-    one byte off what is reserved.
+    Views of buckets save eight, resharding 40, no prefetch twelve more, a policy 60, the loss in chunks ``loss``. The
+    setting of the allocator takes one byte off what is reserved.
     """
     size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16 - 15 * forced.offload
     size -= 8 * forced.bucket_view + 40 * forced.reshard + 12 * (forced.no_prefetch and forced.reshard)
-    size -= 60 * forced.policy
+    size -= 60 * forced.policy + loss * bool(forced.loss_chunks)
     size -= 0 if forced.batch_size is None else 20 * (8 // forced.batch_size).bit_length() - 20
     idle = 2 - bool(forced.allocator)
     memory = Memory(allocated=size, reserved=size + idle, used=size + idle + 2, highest=size + idle + 3)
@@ -72,6 +73,7 @@ def search(
     allowed: frozenset[Change] = THREE,
     script: Script = SCRIPT,
     per_block: int = 10,
+    loss: int = 0,
     **refused: str,
 ) -> dict[Forced, Trial]:
     trials: dict[Forced, Trial] = {}
@@ -79,7 +81,7 @@ def search(
     while forced is not None:
         assert forced not in trials
         failure = "torch does not" if "fused" in refused and forced.fused else refusal(forced, script)
-        trials[forced] = Trial(memory=None, failure=failure) if failure else ran(forced, total, per_block)
+        trials[forced] = Trial(memory=None, failure=failure) if failure else ran(forced, total, per_block, loss)
         forced = next_forced(trials, script, allowed, budget)
     return trials
 
@@ -170,9 +172,9 @@ def test_costs_and_code_are_of_this_script() -> None:
     counted = Trial(memory=None, flops=500, recomputed_flops=100)
     assert cost_of(both, SCRIPT, counted) == "recomputes 25.0 % of the step's FLOPs; fewer kernels"
     assert cost_of(FOREACH, SCRIPT, replace(counted, recomputed_flops=0)) == "kernels for each of 148 parameters"
-    other = Script(blocks=Blocks(prefix="0.layers", numbers=(1, 2, 5)), optimizers=(), updated=0)
-    (line,) = code_of(Forced(checkpoint=("0.layers.1", "0.layers.2")), other)
-    assert line.startswith("for block in (model[0].layers[i] for i in (1, 2)): block.forward = ")
+    other = Script(blocks=Blocks(names=("0.layers.0", "0.layers.1", "0.layers.5")), optimizers=(), updated=0)
+    (line,) = code_of(Forced(checkpoint=("0.layers.0", "0.layers.1")), other)
+    assert line.startswith("for block in model[0].layers[:2]: block.forward = ")
     assert code_of(FOREACH, other) == ("the optimizer(..., foreach=False)",)
 
 
@@ -260,6 +262,79 @@ def test_changes_of_the_results_are_the_last_resort() -> None:
     assert {each.batch_size for each in search(-99, allowed=EVERY, script=LOADED)} == {None, 1, 2, 4}
 
 
+CHUNKS = Forced(loss_chunks=8)
+WITH_LOSS = frozenset({Change.CHECKPOINT, Change.LOSS})
+
+
+def test_the_loss_in_chunks_is_added_where_it_makes_blocks_superfluous() -> None:
+    trials = search(150, allowed=WITH_LOSS, loss=23)  # 205 as it is: six blocks alone are enough, four with the loss
+    assert ranked(trials, 150)[0] == replace(checkpointed(4), loss_chunks=8)
+    assert {checkpointed(5), checkpointed(6), replace(checkpointed(3), loss_chunks=8)} < set(trials)
+    assert not any(each.loss_chunks and len(each.checkpoint) > 6 for each in trials)
+    assert ranked(search(185, allowed=WITH_LOSS, loss=23), 185)[0] == CHUNKS
+    trials = search(150, allowed=WITH_LOSS)
+    assert [each for each in trials if each.loss_chunks] == [CHUNKS], "what saves nothing is added to nothing"
+    trials = search(80, allowed=WITH_LOSS, loss=23)  # all blocks are not enough without it
+    assert ranked(trials, 80)[0] == replace(checkpointed(11), loss_chunks=8)
+    assert replace(checkpointed(12), loss_chunks=8) in search(None, allowed=WITH_LOSS, loss=23)
+
+
+def test_a_script_without_a_cross_entropy_has_no_chunks() -> None:
+    script = replace(SCRIPT, no_loss="no F.cross_entropy was seen")
+    assert refusal(CHUNKS, script) == script.no_loss and refusal(CHUNKS, SCRIPT) is None
+    assert [each for each in search(150, allowed=WITH_LOSS, script=script) if each.loss_chunks] == [CHUNKS]
+
+
+def test_the_loss_in_chunks_has_words_a_cost_and_code() -> None:
+    assert CHUNKS.options() == ["--force-chunked-loss", "8"] and CHUNKS.kinds() == ("loss_chunks",)
+    assert name_of(replace(CHUNKS, fused=True), SCRIPT) == "fused=True, loss in 8 chunks"
+    assert cost_of(CHUNKS, SCRIPT, Trial(memory=None)) == "log-softmax of the loss once more in a step"
+    assert [line.partition(" = ")[0] for line in code_of(CHUNKS, SCRIPT)] == ["parts", "loss"]
+    assert proof_base(CHUNKS, SCRIPT) == NOTHING_FORCED and incomparable(CHUNKS) is None
+
+
+def test_no_run_beats_one_that_needs_less_or_costs_less() -> None:
+    def needs(most: int, recomputed: int = 0, moved: int = 0) -> Trial:
+        memory = Memory(allocated=most, reserved=most, used=most)
+        return Trial(memory=memory, flops=100 + recomputed, recomputed_flops=recomputed, moved_bytes=moved)
+
+    trials = {
+        NOTHING_FORCED: needs(90),
+        FUSED: needs(80),
+        FOREACH: needs(80, recomputed=1),
+        checkpointed(12): needs(50, recomputed=20),
+        checkpointed(6): needs(85, recomputed=10),
+        OFFLOAD: needs(40, moved=7),
+        BFLOAT16: needs(30),
+        HALF: Trial(memory=None),
+    }
+    found = advice(trials, LOADED, None, title="train.py", steps=2, gpu="h100", total=100)
+    by_options = {run.options: run.unbeaten for run in found.runs}
+    unbeaten = [forced for forced in trials if by_options[tuple(forced.options())]]
+    assert unbeaten == [FUSED, checkpointed(12), OFFLOAD, BFLOAT16]
+    timed = {
+        NOTHING_FORCED: replace(needs(90), step_ns=5),
+        FUSED: replace(needs(80), step_ns=4),
+        checkpointed(12): replace(needs(50), step_ns=6),
+    }
+    found = advice(timed, replace(SCRIPT, device=Device.CUDA), None, title="t", steps=2, gpu="h100", total=None)
+    assert [run.change for run in found.runs if not run.unbeaten] == ["the script as it is"]
+
+
+def test_unequal_blocks_are_listed_and_suggestions_are_said_to_be_computed() -> None:
+    blocks = Blocks(names=("h.0", "h.1"), saved_bytes=(1 << 20, 3 << 20), flops=(10**9, 10**9))
+    script = replace(SCRIPT, blocks=blocks, suggestions=(Suggestion(change="del logits", saved_bytes=1 << 30),))
+    trials = {NOTHING_FORCED: ran(NOTHING_FORCED, 1000), Forced(checkpoint=("h.1",)): ran(checkpointed(1), 1000)}
+    found = advice(trials, script, None, title="train.py", steps=2, gpu="h100", total=1000)
+    jsonschema.Draft202012Validator(advise_schema()).validate(json.loads(found.to_json()))
+    assert [(block.name, block.saved_bytes) for block in found.blocks] == [("h.1", 3 << 20), ("h.0", 1 << 20)]
+    text = render(found)
+    assert "    1  h.1     3.0 MiB     1e+09" in text and "del logits: 1.0 GiB computed" in text
+    assert "map(model.get_submodule, ('h.1',))" in text
+    alike = render(advice(trials, SCRIPT, None, title="train.py", steps=2, gpu="h100", total=1000))
+    assert "blocks, in the order" not in alike and "computed from its recording" not in alike
+
+
 def test_offloading_comes_after_all_that_does_without() -> None:
     trials = search(190, allowed=frozenset({Change.CHECKPOINT, Change.OFFLOAD}))
     order = ranked(trials, 190)
@@ -336,14 +411,18 @@ def test_changes_alone_are_run_at_the_same_time() -> None:
     assert due(search(84), SCRIPT, THREE, 84) == []
 
 
+@pytest.mark.parametrize("loss", [0, 23])
 @pytest.mark.parametrize("budget", [None, 1000, 150, 84, 10])
-def test_no_more_runs_are_made_than_are_said_to_be_left(budget: int | None) -> None:
-    made = search(budget, allowed=EVERY, script=LOADED)
+@pytest.mark.parametrize("allowed", [EVERY, WITH_LOSS])
+def test_no_more_runs_are_made_than_are_said_to_be_left(
+    budget: int | None, loss: int, allowed: frozenset[Change]
+) -> None:
+    made = search(budget, allowed=allowed, script=LOADED, loss=loss)
     trials: dict[Forced, Trial] = {}
     for number, (forced, trial) in enumerate(made.items(), 1):
         trials[forced] = trial
-        assert len(made) - number <= most_left(trials, LOADED, EVERY, budget)
-    assert most_left(trials, LOADED, EVERY, budget) == 0
+        assert len(made) - number <= most_left(trials, LOADED, allowed, budget)
+    assert most_left(trials, LOADED, allowed, budget) == 0
 
 
 def test_the_order_in_which_runs_end_does_not_matter() -> None:
@@ -438,9 +517,13 @@ def test_ranks_that_are_equal_as_they_are_are_run_once_with_a_change() -> None:
 
 
 def test_the_blocks_of_stages_are_those_of_all_ranks() -> None:
-    first, second = Blocks(prefix="h", numbers=(0, 1)), Blocks(prefix="h", numbers=(2, 3))
-    assert blocks_of_ranks([second, None, first]) == Blocks(prefix="h", numbers=(0, 1, 2, 3))
-    assert blocks_of_ranks([first, Blocks(prefix="g", numbers=(0, 1))]) == first
+    first = Blocks(names=("h.0", "h.1"), saved_bytes=(1, 2), flops=(3, 4))
+    second = Blocks(names=("h.1", "h.2"), saved_bytes=(5, 6), flops=(7, 8))
+    assert blocks_of_ranks([None, first, second]) == Blocks(
+        names=("h.0", "h.1", "h.2"), saved_bytes=(1, 2, 6), flops=(3, 4, 8)
+    )
+    unknown = Blocks(names=("h.3", "h.4"), saved_bytes=(9, 9))
+    assert blocks_of_ranks([first, unknown]) == Blocks(names=("h.0", "h.1", "h.3", "h.4"), saved_bytes=(1, 2, 9, 9))
     assert blocks_of_ranks([None, None]) is None
 
 

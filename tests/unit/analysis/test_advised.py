@@ -98,7 +98,14 @@ def test_the_setting_of_the_allocator_saves_reserved_memory() -> None:
 
 def test_findings_whose_change_is_not_run_stay() -> None:
     assert advised({FUSED: ran(1), FOREACH: ran(1)}).disproof(finding("copies-survive")) is None
-    assert set(_CHANGES) == set(FORCED_BY_ADVISE)
+    assert set(_CHANGES) == {*FORCED_BY_ADVISE, "fp32-activations"}
+
+
+def test_of_activations_in_float32_only_the_loss_is_run() -> None:
+    ran_in_chunks = advised({Forced(loss_chunks=8): ran(100 * MIB)})
+    of_loss = replace(finding("fp32-activations"), proof="ampmem advise --allow loss train.py")
+    assert (ran_in_chunks.disproof(of_loss) or "").endswith("and the loss in 8 chunks saved nothing")
+    assert ran_in_chunks.disproof(finding("fp32-activations")) is None
 
 
 def recorded(**of_run: Any) -> Recording:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from ampmem.analysis.advise import Blocks, Script, Trial
+from ampmem.analysis.advise import Script, Trial
 from ampmem.analysis.advised import EndedRun
+from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
 from ampmem.errors import UsageError
 from ampmem.vocabulary import NOTHING_FORCED, Forced
@@ -22,7 +23,12 @@ RUNS = (
     EndedRun(
         forced=NOTHING_FORCED,
         trial=Trial(memory=MEMORY, flops=9, recomputed_flops=3),
-        script=Script(blocks=Blocks(prefix="h", numbers=(0, 1)), optimizers=("Adam",), updated=2, batch=8),
+        script=Script(
+            blocks=Blocks(names=("h.0", "h.1"), saved_bytes=(2, 3), flops=(4, 5)),
+            optimizers=("Adam",),
+            updated=2,
+            batch=8,
+        ),
     ),
     EndedRun(forced=Forced(checkpoint=("h.0",), foreach=False, batch_size=4), trial=Trial(memory=None)),
     EndedRun(forced=Forced(bfloat16=True), trial=Trial(memory=None, failure="torch does not")),

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.torch_version import TorchVersion  # noqa: E402
 
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.events import Action  # noqa: E402
@@ -260,7 +261,7 @@ def test_an_encoder_layer_that_is_not_trained_is_one_op(simulation: Simulation) 
         layer(source)  # which makes what attention asks of the device for good
         sizes, peak, _ = made(simulation, lambda: layer(source))
     row, number = 1_048_576, 4096
-    state = [8, 8]  # of random numbers
+    state = [8, 8] if TorchVersion(torch.__version__) >= "2.14" else []  # of random numbers: before, on the host
     assert sizes == [3 * row, *state, row, row, row, number, number, 4 * row, row, row, number, number]
     assert peak == 6_291_456
 

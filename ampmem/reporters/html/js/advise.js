@@ -28,6 +28,10 @@ function showTexts(data) {
   listed("timelines", "pages", links);
   listed("refused", "reasons", data.refused);
   listed("proven", "proofs", data.proven);
+  listed("computed", "suggestions", data.computed);
+  byId("blocks").hidden = data.blocks.length === 0;
+  const heads = data.block_columns.map((head, i) => ({ head, number: i !== 1 }));
+  fill(byId("order"), tableOf({ caption: "The first one is checkpointed first", columns: heads, rows: data.blocks }));
   const columns = data.columns.map((head, i) => ({ head, number: i > 0 && i < 5, wide: i === 6 }));
   fill(byId("runs"), tableOf({ caption: "The best run comes first", columns, rows: data.table, stacked: true }));
   const above = data.limit !== null && !adviceLimitShown(data);

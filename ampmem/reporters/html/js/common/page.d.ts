@@ -756,6 +756,9 @@ export interface AdviceView {
   table: Array<Array<string>>;
   refused: Array<string>;
   proven: Array<string>;
+  computed: Array<string>;
+  block_columns: Array<string>;
+  blocks: Array<Array<string>>;
 }
 
 export interface AdviceLink {
@@ -777,5 +780,6 @@ export interface AdvicePoint {
   most: number;
   allocated: number;
   meets: boolean;
+  unbeaten: boolean;
   text: Array<string>;
 }

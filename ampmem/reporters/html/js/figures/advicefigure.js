@@ -77,6 +77,24 @@ function allocatedUnder(series, theme) {
 }
 
 /**
+ * A ring around each run that no other beats.
+ * @param {AdviceView} data
+ * @param {Theme} theme
+ */
+function ringsOf(data, theme) {
+  const points = pointsOf(data).filter((point) => point.unbeaten);
+  return {
+    type: "scatter",
+    mode: "markers",
+    name: "no other run beats these",
+    x: points.map((point) => point.cost),
+    y: points.map((point) => point.most),
+    marker: { symbol: "circle-open", size: 20, color: INKS[theme].ink, line: { width: 1.5 } },
+    hoverinfo: "skip",
+  };
+}
+
+/**
  * @param {AdviceView} data
  * @param {Theme} theme
  */
@@ -119,6 +137,7 @@ export function adviceFigure(data, theme, width, height) {
     data: [
       ...joined.map((series) => allocatedUnder(series, theme)),
       ...data.series.map((series) => runsOf(series, theme)),
+      ringsOf(data, theme),
     ],
     layout: {
       ...around,

@@ -1,0 +1,189 @@
+"""Which modules of a model can be checkpointed, and in which order: the search takes them as they come from here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.timeline.categories import Category
+from ampmem.events import Fact, ParameterRecord, Phase
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """The modules that can be checkpointed, none inside another; each list is in the model's order.
+
+    ``saved_bytes`` are what forward of each keeps for backward, but for its result, and ``flops`` what is computed to
+    have that again; both are empty where they were not measured, and ``flops`` on a real device.
+    """
+
+    names: tuple[str, ...]
+    saved_bytes: tuple[int, ...] = ()
+    flops: tuple[int, ...] = ()
+
+    def first(self, count: int) -> tuple[str, ...]:
+        """The ``count`` best ones, in the model's order."""
+        chosen = set(self.best[:count])
+        return tuple(name for name in self.names if name in chosen)
+
+    @cached_property
+    def best(self) -> tuple[str, ...]:
+        """All names: first what saves the most bytes for each FLOP; about equal ones as the model has them."""
+        worth = self._worth()
+        order = sorted(range(len(self.names)), key=lambda place: -worth[place])
+        return tuple(self.names[place] for place in order)
+
+    def _worth(self) -> list[float]:
+        """Of each block the bytes for a FLOP, in hundredths of the most."""
+        if not self.saved_bytes:
+            return [0.0] * len(self.names)
+        flops = self.flops if any(self.flops) else (1,) * len(self.names)
+        ratios = [inf if not count else size / count for size, count in zip(self.saved_bytes, flops, strict=True)]
+        most = max((ratio for ratio in ratios if ratio != inf), default=0.0) or 1.0
+        return [ratio if ratio == inf else round(ratio / most, 2) for ratio in ratios]
+
+    def in_code(self, chosen: Sequence[str]) -> str:
+        """``chosen`` as Python finds them, where ``model`` is the outermost module: ``model.blocks[:6]``."""
+        lists = _lists(chosen)
+        prefix, numbers = next(iter(lists.items()))
+        if len(lists) > 1 or numbers != list(range(len(numbers))):
+            names = ", ".join(f"'{name}'" for name in chosen)
+            return f"map(model.get_submodule, ({names}{',' if len(chosen) == 1 else ''}))"
+        return f"{in_code(prefix)}[:{len(numbers)}]"
+
+
+def in_code(path: str) -> str:
+    """The module at ``path`` as Python finds it: ``model.blocks[0]``."""
+    held = "model"
+    for part in filter(None, path.split(".")):
+        held += f"[{part}]" if part.isdecimal() else f".{part}"
+    return held
+
+
+def _lists(names: Iterable[str]) -> dict[str, list[int]]:
+    """The numbers of the modules in each list, by the list's name."""
+    found: dict[str, list[int]] = {}
+    for name in names:
+        prefix, _, number = name.rpartition(".")
+        found.setdefault(prefix, []).append(int(number))
+    return found
+
+
+# Which modules they are.
+
+
+@dataclass(slots=True, eq=False)
+class _Module:
+    """A module that has parameters, ``shapes`` its own and those of all modules inside, by name."""
+
+    name: str
+    inside: dict[str, _Module] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    kinds: set[str] = field(default_factory=set)
+    """The classes of the modules in it that have parameters."""
+
+    def numbered(self) -> list[_Module]:
+        """The modules with numbers for names, but for those that have no other inside.
+
+        Such a one saves as much as it would recompute.
+        """
+        return [each for key, each in self.inside.items() if key.isdecimal() and each.inside]
+
+
+def _tree(parameters: Sequence[ParameterRecord]) -> _Module:
+    root = _Module(name="")
+    for record in parameters:
+        *path, own = record.name.split(".")
+        module = root
+        for depth, part in enumerate((*path, "")):
+            module.shapes[".".join((*path[depth:], own))] = record.shape
+            module.kinds.add(record.kind)
+            if part:
+                name = f"{module.name}.{part}".removeprefix(".")
+                module = module.inside.setdefault(part, _Module(name=name))
+    return root
+
+
+def _candidates(module: _Module, ran: frozenset[str]) -> Iterator[_Module]:
+    """The blocks inside ``module``: of the outermost lists that have alike modules all, and else what is in them.
+
+    A list of stages has no two alike, and its stages have lists of blocks; a list of unequal blocks has not. What did
+    not run is itself a list.
+    """
+    numbered = [each for each in module.numbered() if not ran or each.name in ran]
+    shapes = [frozenset(each.shapes.items()) for each in numbered]
+    alike = len(set(shapes)) < len(shapes)
+    for each in module.inside.values():
+        if each not in numbered:
+            yield from _candidates(each, ran)
+        elif alike:
+            yield each
+        else:
+            yield from list(_candidates(each, ran)) or [each]
+
+
+def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] = frozenset()) -> tuple[str, ...]:
+    """The names of the modules that can be checkpointed; none where there are not two.
+
+    ``ran`` are the modules whose forward was seen to run, if known: a list has none. What has a BatchNorm inside is
+    left out where others have not, since its statistics would change twice.
+    """
+    tree = _tree(parameters)
+    found = list(_candidates(tree, ran)) or list(_candidates(tree, frozenset()))  # compiled ones are not seen to run
+    steady = [each for each in found if not any("BatchNorm" in kind for kind in each.kinds)]
+    names = tuple(each.name for each in steady or found)
+    return names if len(names) > 1 else ()
+
+
+# What they save.
+
+
+def blocks_of(analysis: Analysis, flops: Mapping[str, int]) -> Blocks | None:
+    """The blocks of the model that was recorded; ``None`` where there are not two.
+
+    ``flops`` are what each module's own code has computed in a step's forwards, of all modules whose forward ran.
+    """
+    names = names_of_blocks(analysis.recording.parameters, frozenset(flops))
+    if not names:
+        return None
+    saved = _saved(analysis, names)
+    if saved is None:
+        return Blocks(names=names)
+    if any(saved):  # what saves nothing runs without gradients
+        names = tuple(name for name, size in zip(names, saved, strict=True) if size)
+        saved = tuple(filter(None, saved))
+    if len(names) < 2:
+        return None
+    computed = tuple(sum(count for path, count in flops.items() if _is_in(path, name)) for name in names)
+    return Blocks(names=names, saved_bytes=saved, flops=computed if any(computed) else ())
+
+
+def _is_in(path: str, name: str) -> bool:
+    return path == name or path.startswith(f"{name}.")
+
+
+def _saved(analysis: Analysis, names: Sequence[str]) -> tuple[int, ...] | None:
+    """What the forward of each block keeps for backward, but for its result, in the last step that has a backward."""
+    marks = next((each for each in reversed(analysis.marks) if each.after_forward is not None), None)
+    if marks is None or marks.after_forward is None:
+        return None
+    lifetimes, classes, facts = analysis.lifetimes, analysis.classes, analysis.facts
+    kept = lifetimes.alive_at(analysis.timeline.position(marks.after_forward))
+    kept &= classes.of(Category.ACTIVATIONS) | classes.of(Category.CAST_COPIES)
+    kept &= lifetimes.phase == Phase.FORWARD
+    texts = analysis.recording.texts
+    returned = (facts.fact == Fact.OUTPUT) & (facts.time_ns <= marks.after_forward)
+    sizes = []
+    for name in names:
+        inside = np.array([_is_in(text, name) for text in texts], dtype=np.bool_)
+        mine = kept & inside[lifetimes.module]
+        last = np.flatnonzero(returned & inside[facts.module])
+        if len(last):
+            mine[facts.allocation[last[-1]]] = False  # what follows has it, whatever is recomputed
+        sizes.append(int(lifetimes.bytes[mine].sum()))
+    return tuple(sizes)

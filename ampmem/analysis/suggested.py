@@ -1,0 +1,112 @@
+"""What would lower a script's peak and cannot be forced on it, computed from its recording: apart from what is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from ampmem.analysis.analyse import Analysis
+from ampmem.analysis.blocks import in_code
+from ampmem.analysis.findings.base import TrainingRun
+from ampmem.analysis.findings.training_loop import outputs_kept
+from ampmem.analysis.timeline.categories import Category
+from ampmem.analysis.timeline.lifetimes import Mask
+from ampmem.analysis.timeline.marks import trains
+from ampmem.events import Phase
+from ampmem.names import shape_of
+
+_FUSED_LOSS_SINCE = (2, 13)
+"""The torch that has ``F.linear_cross_entropy``."""
+_PRODUCTS = ("mm", "addmm", "linear")
+_ADAM = frozenset({"Adam", "AdamW"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suggestion:
+    """A change to write in the script, and what it takes off the peak of the script as it is, computed event by event.
+
+    It was not run: ``saved_bytes`` leave out what the change itself may need.
+    """
+
+    change: str
+    saved_bytes: int
+
+
+def suggestions(analysis: Analysis) -> tuple[Suggestion, ...]:
+    """What is worth writing in the script that was recorded, what saves most first."""
+    if not trains(analysis.recording):
+        return ()
+    run = TrainingRun(analysis=analysis)
+    if not run.steps or run.unfinished is not None:  # where memory ran out, the peak is not the script's
+        return ()
+    found = [*_outputs(run), *_fused_loss(run), *_fewer_bits(run)]
+    return tuple(sorted(found, key=lambda each: -each.saved_bytes))
+
+
+def _outputs(run: TrainingRun) -> Iterator[Suggestion]:
+    """Logits and other results that a variable holds though backward does not need them."""
+    finding = outputs_kept(run)
+    if finding is not None and finding.off_peak:
+        yield Suggestion(change=finding.change, saved_bytes=finding.off_peak)
+
+
+def _fused_loss(run: TrainingRun) -> Iterator[Suggestion]:
+    """``F.linear_cross_entropy``, where a linear layer makes logits that a log-softmax of cross_entropy takes."""
+    if _version(run.recording.run.torch) < _FUSED_LOSS_SINCE:
+        return
+    analysis = run.analysis
+    lifetimes, shapes = analysis.lifetimes, [shape_of(text) for text in run.recording.texts]
+    ops = [text.removeprefix("aten::") for text in run.recording.texts]
+    step = (lifetimes.step == run.peak_index) & (lifetimes.phase == Phase.FORWARD)
+    softmax = step & np.array([op == "_log_softmax" for op in ops], dtype=np.bool_)[lifetimes.op]
+    largest = max(np.flatnonzero(softmax).tolist(), key=lambda each: int(lifetimes.bytes[each]), default=None)
+    shape = None if largest is None else shapes[analysis.tensors.shape[largest]]
+    if shape is None or len(shape) != 2:
+        return
+    like = np.array([each is not None and _same_rows(each, shape) for each in shapes], dtype=np.bool_)
+    product = np.array([op in _PRODUCTS for op in ops], dtype=np.bool_)
+    made = np.flatnonzero(step & like[analysis.tensors.shape] & product[lifetimes.op] & (lifetimes.module != 0))
+    if not len(made):
+        return
+    saved = run.off_peak(lifetimes.bytes * _of_logits(run, prod(shape)))
+    if saved is None or not run.notable(saved):
+        return
+    head = in_code(run.text(lifetimes.module[made[-1]]))
+    biased = ops[lifetimes.op[made[-1]]] == "addmm"
+    bias = f", linear_bias={head}.bias" if biased else ""
+    yield Suggestion(
+        change=f"F.linear_cross_entropy(x.flatten(0, -2), {head}.weight, target.flatten(){bias}, "
+        f"options=torch.nn.LinearCrossEntropyOptions()) in place of {head}(x) and F.cross_entropy",
+        saved_bytes=saved,
+    )
+
+
+def _same_rows(shape: tuple[int, ...], rows: tuple[int, ...]) -> bool:
+    return shape[-1:] == rows[-1:] and prod(shape) == prod(rows)
+
+
+def _of_logits(run: TrainingRun, elements: int) -> Mask:
+    """The logits, what the loss makes of them, and their gradients: all that is as large, of any step."""
+    lifetimes = run.analysis.lifetimes
+    mine: Mask = np.isin(lifetimes.bytes, (2 * elements, 4 * elements))
+    return mine & np.isin(lifetimes.phase, (Phase.FORWARD, Phase.BACKWARD))
+
+
+def _fewer_bits(run: TrainingRun) -> Iterator[Suggestion]:
+    """Adam's moments in 8 bits; what has fewer elements stays as it is in bitsandbytes."""
+    names = {optimizer.class_name for optimizer in run.recording.optimizers}
+    if not names or not names <= _ADAM:
+        return
+    lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
+    moments = classes.of(Category.OPTIMIZER_STATE) & (lifetimes.bytes >= 4 * 4096)
+    saved = run.off_peak(lifetimes.bytes * moments * 3 // 4)
+    if saved is not None and run.notable(saved):
+        named = " and ".join(f"bitsandbytes.optim.{name}8bit" for name in sorted(names))
+        yield Suggestion(change=f"{named}, which rounds the optimizer's state to 8 bits", saved_bytes=saved)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
