@@ -343,7 +343,7 @@ def _kept(trials: Trials, singles: Mapping[Change, Forced]) -> list[Forced]:
     update = _update(trials)
     found = [] if update == NOTHING_FORCED else [update]
     loss = singles.get(Change.LOSS)
-    if loss is not None and _helps(trials, loss):
+    if loss is not None and (_helps(trials, loss) or _allocates_less(trials, loss)):
         found.append(replace(update, loss_chunks=loss.loss_chunks))
     return found
 
@@ -352,6 +352,12 @@ def _helps(trials: Trials, forced: Forced) -> bool:
     """Whether the device has less in use with ``forced``, or may have: the script as it is ran out of memory."""
     before, after = trials[NOTHING_FORCED].memory, trials[forced]
     return after.failure is None and (before is None or (after.memory is not None and after.memory.most < before.most))
+
+
+def _allocates_less(trials: Trials, forced: Forced) -> bool:
+    """Whether less is allocated with ``forced``, though more may be reserved: another setting may change that."""
+    before, after = trials[NOTHING_FORCED].memory, trials[forced].memory
+    return before is not None and after is not None and after.allocated < before.allocated
 
 
 def _update(trials: Trials) -> Forced:

@@ -83,10 +83,10 @@ def warmed(device: Device) -> AbstractContextManager[Warmed | None]:
 
 
 class Warmed:
-    """A process that has imported torch and simulated a training: a simulated run forked from it takes seconds less.
+    """A process that has imported torch and tried the simulation: a simulated run forked from it takes seconds less.
 
     Runs may be started by several threads. What a run finds in its process is what it finds in a fresh one after
-    ampmem's own imports: the training that was simulated leaves nothing behind, and random numbers start anew.
+    ampmem's own imports: what was tried leaves nothing behind, and random numbers start anew.
     """
 
     def __init__(self) -> None:

@@ -407,6 +407,8 @@ class _ChunkedLoss:
         self._count = count
         self._note = note
         self._installed = self._done = False
+        self._compiled = False
+        """Whether it was called while torch compiled."""
         self._refused: dict[str, None] = {}
 
     def install(self) -> Undo:
@@ -419,7 +421,11 @@ class _ChunkedLoss:
 
     def unmet(self) -> list[str]:
         reasons = list(self._refused)
-        if not self._done and not reasons:
+        if not self._done and not reasons and self._compiled:
+            reasons.append(
+                "the script calls F.cross_entropy in compiled code alone, which keeps what it was compiled to"
+            )
+        elif not self._done and not reasons:
             reasons.append("the script did not call F.cross_entropy with gradients on")
         return [f"--force-chunked-loss {self._count}: {reason}" for reason in reasons]
 
@@ -445,7 +451,10 @@ class _ChunkedLoss:
         return cross_entropy
 
     def _is_due(self) -> bool:
-        if torch.compiler.is_compiling() or not self._installed or not torch.is_grad_enabled() or in_backward():
+        if torch.compiler.is_compiling():
+            self._compiled = True
+            return False
+        if not self._installed or not torch.is_grad_enabled() or in_backward():
             return False
         if is_running(_CHECKPOINT_FILE):
             self._refuse("the script computes the loss under torch.utils.checkpoint itself")

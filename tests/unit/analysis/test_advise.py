@@ -279,6 +279,22 @@ def test_the_loss_in_chunks_is_added_where_it_makes_blocks_superfluous() -> None
     assert replace(checkpointed(12), loss_chunks=8) in search(None, allowed=WITH_LOSS, loss=23)
 
 
+def test_a_loss_that_allocates_less_and_reserves_more_is_tried_with_the_setting_of_the_allocator() -> None:
+    def needs(allocated: int, used: int) -> Trial:
+        return Trial(memory=Memory(allocated=allocated, reserved=used, used=used))
+
+    whole = checkpointed(12)
+    trials = {NOTHING_FORCED: needs(90, 95), whole: needs(80, 90), CHUNKS: needs(70, 97), SETTING: needs(90, 92)}
+    allowed = WITH_LOSS | {Change.ALLOCATOR}
+    both = replace(whole, loss_chunks=8)
+    assert next_forced(trials, SCRIPT, allowed, 10) == both
+    trials[both] = needs(60, 80)
+    assert next_forced(trials, SCRIPT, allowed, 10) == replace(both, allocator=SETTING.allocator)
+    trials[CHUNKS] = needs(90, 97)
+    del trials[both]
+    assert next_forced(trials, SCRIPT, allowed, 10) == replace(whole, allocator=SETTING.allocator)
+
+
 def test_a_script_without_a_cross_entropy_has_no_chunks() -> None:
     script = replace(SCRIPT, no_loss="no F.cross_entropy was seen")
     assert refusal(CHUNKS, script) == script.no_loss and refusal(CHUNKS, SCRIPT) is None
