@@ -1387,7 +1387,8 @@ int nvmlDeviceGetName(void *h, char *name, unsigned size) { snprintf(name, size,
 int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size) { snprintf(name, size, "python"); return NVML_OK; }
 int nvmlDeviceGetNvLinkRemoteDeviceType(void) { return NVML_NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void) { return NVML_NOT_SUPPORTED; }
-int nvmlDeviceGetGpuFabricInfoV(void) { return NVML_NOT_SUPPORTED; }
+/* Success with a state of 0, "not supported": torch 2.13 takes nothing but success. Behind the version there are 28 bytes. */
+int nvmlDeviceGetGpuFabricInfoV(void *device, unsigned *info) { memset(info + 1, 0, 28); return 0; }
 int nvmlDeviceGetP2PStatus(void) { return NVML_NOT_SUPPORTED; }
 int nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = CUDA_VERSION; return NVML_OK; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { snprintf(text, size, "580.00"); return NVML_OK; }
