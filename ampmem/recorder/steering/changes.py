@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.steering.parallel import ArgumentChange, parallel_changes
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import in_backward, is_compiled_in_place, on_module_before
 from ampmem.recorder.torch_private.optimizers import FUSED_INITS, OPTIMIZER_INIT, on_step_before
@@ -41,7 +42,7 @@ class ForcedChanges:
     """
 
     def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
-        self._parts: list[_Checkpoints | _Offload | _Implementation | _ChunkedLoss | _BatchSize] = []
+        self._parts: list[_Checkpoints | _Offload | _Implementation | _ChunkedLoss | _BatchSize | ArgumentChange] = []
         if forced.checkpoint:
             self._parts.append(_Checkpoints(forced.checkpoint, note))
         if forced.offload:
@@ -54,6 +55,7 @@ class ForcedChanges:
             self._parts.append(_ChunkedLoss(forced.loss_chunks, note))
         if forced.batch_size is not None:
             self._parts.append(_BatchSize(forced.batch_size, note))
+        self._parts += parallel_changes(forced, note)
 
     def install(self) -> Undo:
         """Patch and hook; returns what undoes all of it."""
