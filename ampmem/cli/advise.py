@@ -426,7 +426,7 @@ class _Search:
         if found.trial.memory is not None:
             kept = {name: getattr(found.trial, name) for name in ("memory", "failure", "step_ns", "rank")}
             found = replace(found, trial=like(Trial, last, **kept))
-        if found.trial.failure is not None and forced == NOTHING_FORCED:
+        if found.trial.failure is not None and forced == NOTHING_FORCED and not children.ended:
             progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
             raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")
         return found
