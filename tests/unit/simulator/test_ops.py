@@ -235,6 +235,12 @@ BACKWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], lis
         [196_608, *[256] * 6, 96, 96],
         197_376,
     ),
+    "cumprod": (
+        lambda x: x.cumprod(-1),
+        lambda: (rand(512, 5000),),
+        [10_240_000, 2_560_000, 1, 313, 4, *[10_240_000] * 4],
+        43_520_000,
+    ),
     "few indices": (lambda x, i: x[i], lambda: (rand(1000, 64), whole(100)), [256_000, *[800] * 5, 1], 259_201),
 }
 
