@@ -53,7 +53,7 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
         undo.callback(streams.install(device))
         undo.callback(replace_all((torch.backends.cudnn,), _cudnn()))
         undo.callback(tensors.install(mode))
-        undo.callback(derivatives.install(device))
+        undo.callback(derivatives.install(mode))
         undo.callback(threads.install(mode))
         undo.callback(compiled.install(device, mode.assumed))
         undo.callback(unsupported.install(alone=alone))
