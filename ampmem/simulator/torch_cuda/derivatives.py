@@ -1,5 +1,7 @@
-"""The gradients of ``prod`` and ``cumprod`` as torch computes them of CUDA tensors. Of subclasses, as fake tensors are, it
-takes another formula, which is for zeros and gradients of gradients too, and needs up to three times the memory."""
+"""The gradients of ``prod`` and ``cumprod`` as torch computes them of CUDA tensors.
+
+Of subclasses of tensors, as fake tensors are, torch takes another formula, which needs up to three times the memory.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.library import Library, get_kernel
 
+from ampmem.allocator.gpus import GpuSpec
 from ampmem.patching import added
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.general import FakeTensor
 from ampmem.simulator.private.ops import give_back, has_forward_gradients, name_nodes
+from ampmem.simulator.scratch import sorts
 
 aten = torch.ops.aten
 
@@ -24,8 +28,8 @@ _NO_ZEROS = "assumed: nothing that prod or cumprod multiplies is 0; for 0 their 
 def install(mode: SimulatedMode) -> Callable[[], None]:
     """Take the place of the ops that have these gradients; returns what gives them back.
 
-    ``cumprod`` calls an op for its gradient. The gradient of ``prod`` is computed inside its node of autograd, so it gets
-    a node of ours, of the same name.
+    ``cumprod`` calls an op for its gradient. The gradient of ``prod`` is computed inside its node of autograd, so the
+    simulation gives ``prod`` another node of the same name.
     """
     library = Library("aten", "IMPL")
     library.impl("cumprod_backward", _cumprod_backward(mode), _KEY)
@@ -68,15 +72,21 @@ def _reversed_cumsum(tensor: Tensor, dim: int) -> Tensor:
 def _whole(mode: SimulatedMode) -> Callable[..., Tensor]:
     def gradient(grad: Tensor, source: Tensor, result: Tensor) -> Tensor:
         """``prod_backward`` (``FunctionsManual.cpp``), which looks for the places of the zeros."""
-        is_zero = source == 0
-        with mode.device_model.lock:
-            places = is_zero.new_empty((0, is_zero.dim()), dtype=torch.int64)
-            mode.extras.after(aten.nonzero.default, (is_zero,), {}, places)
-        del is_zero
+        _look_for_places(source == 0, mode.device_model.gpu)
         _take_for_granted(mode)
         return grad * (result / source).conj()
 
     return gradient
+
+
+def _look_for_places(is_zero: Tensor, gpu: GpuSpec) -> None:
+    """``nonzero`` that finds nothing (``nonzero_cuda_out_impl``)."""
+    is_zero = is_zero.contiguous()
+    pieces = sorts.nonzero(is_zero.numel(), gpu)
+    counts = is_zero.new_empty((len(pieces),), dtype=torch.int32)
+    for size in (*(summed for summed, _ in pieces), *(selected for _, selected in pieces)):
+        is_zero.new_empty((size,), dtype=torch.uint8)
+    del counts
 
 
 def _of_dim(mode: SimulatedMode) -> Callable[..., Tensor]:
