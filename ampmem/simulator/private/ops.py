@@ -76,7 +76,7 @@ def give_back(library: torch.library.Library) -> Callable[[], None]:
 
 def name_nodes(function: type[torch.autograd.Function], name: str) -> None:
     """Let the nodes of autograd that ``function`` makes be called ``name``. Since 2.11 or before."""
-    function._backward_cls.__name__ = name  # type: ignore[attr-defined]
+    function._backward_cls.__name__ = name
 
 
 def has_forward_gradients() -> bool:

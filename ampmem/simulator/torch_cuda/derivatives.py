@@ -127,7 +127,7 @@ def _with_node(gradient: Callable[..., Tensor], op: str, name: str) -> Callable[
     def prod(keys: Any, source: Tensor, *how: Any, dtype: Any = None) -> Any:
         needed = torch.is_grad_enabled() and source.requires_grad
         if needed and isinstance(source, FakeTensor) and not has_forward_gradients():
-            return Node.apply(keys, source, dtype, *how)
+            return Node.apply(keys, source, dtype, *how)  # type: ignore[no-untyped-call]
         return kernel.call_boxed(keys, source, *how, dtype=dtype)
 
     return prod
