@@ -462,6 +462,3 @@ COMPOSITES: dict[Any, Any] = {
     aten._ctc_loss_backward.default: _ctc_backward,
     aten._batch_norm_with_update.default: _batch_norm_with_update,
 }
-
-CAST_INSIDE = (aten.affine_grid_generator.default,)
-"""Ops that autocast leaves alone, and casts the parts of."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ import torch
 from ampmem.additions import ADD, InPlaceAdditions
 from ampmem.own_code import script_line
 from ampmem.simulator.assumed import NOTHING, Assumed
-from ampmem.simulator.composites import CAST_INSIDE
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.engine import Accumulation
 from ampmem.simulator.extras import Extras
@@ -321,8 +319,7 @@ class SimulatedMode(SharedFakeTensorMode):
     def _own_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in DISTINCT and (result := self._of_known_size(func, args, kwargs)) is not None:
             return result
-        # Autocast has had its say of the whole, and is not asked of the parts, but where it has left that alone.
-        with nullcontext() if func in CAST_INSIDE else without_autocast():
+        with without_autocast():  # which has had its say, and is not asked of the parts
             result = KERNELS[func](self._found, *args, **kwargs)
         if result is NotImplemented:
             return self.run(func, args, kwargs)
