@@ -330,6 +330,8 @@ class RunRecord:
     """What tells the ranks of one job from those of another, where there are several."""
     assume: tuple[str, ...] = ()
     """What a simulated device was told to take for granted (``--assume``)."""
+    script_sha256: str = ""
+    """The digest of the script's own file, where a command line has started it; empty elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,9 @@ class Forced:
     ``foreach`` is how optimizers are to update, ``None`` for what the script says; ``allocator`` are settings of CUDA's
     caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch; ``loss_chunks`` is in
     how many chunks the loss is computed, each again in backward, 0 for one. ``bfloat16`` is autocast to that type,
-    which is the precision ``amp``.
+    which is the precision ``amp``. ``bucket_view`` has DistributedDataParallel's gradients be views of its buckets;
+    ``reshard`` has FSDP give up whole parameters after forward, and gather them for backward anew; ``policy`` has it
+    gather them in bfloat16, and modules compute with those; ``no_prefetch`` has it gather nothing ahead in backward.
     """
 
     checkpoint: tuple[str, ...] = ()
@@ -55,6 +57,10 @@ class Forced:
     allocator: str = ""
     batch_size: int | None = None
     bfloat16: bool = False
+    bucket_view: bool = False
+    reshard: bool = False
+    policy: bool = False
+    no_prefetch: bool = False
     loss_chunks: int = 0
 
     def kinds(self) -> tuple[str, ...]:
@@ -70,6 +76,10 @@ class Forced:
         options += ["--force-chunked-loss", str(self.loss_chunks)] if self.loss_chunks else []
         options += ["--force-allocator", self.allocator] if self.allocator else []
         options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []  # 0: there is none to force
+        options += ["--force-bucket-view"] if self.bucket_view else []
+        options += ["--force-reshard"] if self.reshard else []
+        options += ["--force-policy"] if self.policy else []
+        options += ["--force-no-prefetch"] if self.no_prefetch else []
         return options + (["--precision", Arm.AMP.value, "--dtype", AutocastDtype.BF16.value] if self.bfloat16 else [])
 
 

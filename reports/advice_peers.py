@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from advice_train import SIZES, build, checkpoint_blocks, checkpointed, loss_of, tokens, train
+from advice_train import SIZES, build, checkpoint_module, checkpointed, loss_of, tokens, train
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config
@@ -119,13 +119,9 @@ def sac_milp(name: str, shares: tuple[float, ...]) -> Iterator[Choice]:
         if estimate < 0:
             continue
         policies = {
-            number: sac_ilp.get_optimal_checkpointing_policy_per_module(stats, 1 - chosen[fqn])
-            for number in BLOCKS
-            if (fqn := f"GPT.blocks.{number}") in chosen and (stats := estimator.sac_mod_stats[fqn])
+            fqn: sac_ilp.get_optimal_checkpointing_policy_per_module(estimator.sac_mod_stats[fqn], 1 - discarded)
+            for fqn, discarded in chosen.items()
         }
-        if len(policies) < len(chosen):
-            raise RuntimeError(f"sac_milp chose {sorted(chosen)}, which are not all blocks")
-
         yield Choice(
             tool="sac_milp",
             setting=f"{share:.0%} of its peak",
@@ -134,11 +130,11 @@ def sac_milp(name: str, shares: tuple[float, ...]) -> Iterator[Choice]:
         )
 
 
-def selectively(name: str, policies: Mapping[int, list[int]]) -> GPT:
-    """One of the models, with the blocks of ``policies`` checkpointed as these say."""
+def selectively(name: str, policies: Mapping[str, list[int]]) -> GPT:
+    """One of the models, with the modules of ``policies`` checkpointed as these say."""
     model = build(name)
-    for number, decisions in policies.items():
-        checkpoint_blocks(model, [number], context_fn=selective(decisions))
+    for fqn, decisions in policies.items():
+        checkpoint_module(model.get_submodule(fqn.removeprefix("GPT.")), context_fn=selective(decisions))
     return model
 
 

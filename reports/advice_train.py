@@ -44,17 +44,17 @@ class Hidden(MLP):
         self.up, self.down = nn.Linear(width, times * width), nn.Linear(times * width, width)
 
 
-def checkpoint_blocks(model: GPT, blocks: Iterable[int], **how: Any) -> GPT:
-    """``model`` with activation checkpointing of ``blocks``; ``how`` are further arguments of ``checkpoint``."""
+def checkpointed(name: str, blocks: Iterable[int]) -> GPT:
+    """As :func:`build`, with activation checkpointing of ``blocks``."""
+    model = build(name)
     for number in blocks:
-        block = model.blocks[number]
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, **how)
+        checkpoint_module(model.blocks[number])
     return model
 
 
-def checkpointed(name: str, blocks: Iterable[int]) -> GPT:
-    """As :func:`build`, with activation checkpointing of ``blocks``."""
-    return checkpoint_blocks(build(name), blocks)
+def checkpoint_module(module: nn.Module, **how: Any) -> None:
+    """Run ``module`` under activation checkpointing; ``how`` are further arguments of ``checkpoint``."""
+    module.forward = partial(checkpoint, module.forward, use_reentrant=False, **how)
 
 
 def tokens() -> Tensor:

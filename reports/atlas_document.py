@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from atlas_models import MODELS, AtlasModel
-from atlas_search import Curve, Size, wanted
-from atlas_train import OPTIMIZERS, PRECISIONS, Setting
+from atlas_search import BASE, PAIR, SECOND, Curve, Size, fitting, wanted
+from atlas_train import ADAMW, OPTIMIZERS, PRECISIONS, Setting
 
 Point: TypeAlias = dict[str, Any]
 Document: TypeAlias = dict[str, Any]
@@ -68,11 +68,27 @@ Group: TypeAlias = tuple[str, str, bool]
 
 
 def groups_of(models: Iterable[AtlasModel]) -> list[Group]:
-    """All groups of ``models``: first every model with one optimizer, then with the next, then with checkpointing."""
+    """All groups of ``models``: each with AdamW, then with SGD, then with checkpointing.
+
+    Checkpointing is only run with AdamW: it changes activations, and SGD the optimizer's states.
+    """
     chosen = tuple(models)
     plain = [(model.name, optimizer, False) for optimizer in OPTIMIZERS for model in chosen]
-    more = [(model.name, optimizer, True) for optimizer in OPTIMIZERS for model in chosen if model.checkpointing]
-    return plain + more
+    return plain + [(model.name, ADAMW, True) for model in chosen if model.checkpointing]
+
+
+def wanted_of(points: Iterable[Point], group: Group, room: int, *, fine: bool) -> list[Setting]:
+    """The runs that the curves of ``group`` still need; every precision is compared only with AdamW."""
+    name, optimizer, checkpointing = group
+    plain, compared, second = (name, ADAMW, False), PRECISIONS, SECOND
+    points = [point for point in points if point["model"] == name]
+    if group != plain:
+        compared = PAIR
+        second = max(fitting(curves_of(points, plain)[BASE]), default=SECOND)
+    return [
+        Setting(model=name, optimizer=optimizer, checkpointing=checkpointing, precision=precision, batch=batch)
+        for precision, batch in wanted(curves_of(points, group), room, compared, second, fine=fine)
+    ]
 
 
 def curves_of(points: Iterable[Point], group: Group) -> dict[str, Curve]:
@@ -91,8 +107,8 @@ def group_of(point: Point) -> Group:
 
 
 def whole_groups(document: Document) -> list[Point]:
-    """The points of the groups whose curves need no further run; the others say too little yet."""
+    """The points of the groups whose curves have their ends and break-even; the others say too little yet."""
     points, room = document["points"], document["about"]["memory"]
     groups = dict.fromkeys(map(group_of, points))
-    whole = {group for group in groups if not wanted(curves_of(points, group), room)}
+    whole = {group for group in groups if not wanted_of(points, group, room, fine=False)}
     return [point for point in sorted(points, key=_order) if group_of(point) in whole]

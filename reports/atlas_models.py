@@ -10,25 +10,51 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
-import torch
+import atlas_networks as networks
+from atlas_batches import (
+    Batch,
+    captioned,
+    class_loss,
+    click_loss,
+    clicks,
+    contrastive_loss,
+    denoising_loss,
+    detection_loss,
+    graphs,
+    images_with_boxes,
+    inputs_and_targets,
+    label_loss,
+    latents,
+    loss_of_output,
+    masked_tokens,
+    noisy,
+    picture_loss,
+    pictures,
+    reconstruction_loss,
+    segmented,
+    speech,
+    spoken_letters,
+    token_loss,
+    tokens,
+    transcription_loss,
+    translated,
+    translation_loss,
+    videos,
+    waves,
+)
 from torch import Tensor, nn
-from torch.nn import functional as F
-
-Batch: TypeAlias = dict[str, Tensor]
-
-
-def loss_of_output(model: nn.Module, batch: Batch) -> Tensor:
-    """The loss that a model of transformers returns with its output."""
-    loss: Tensor = model(**batch).loss
-    return loss
 
 
 def checkpointing_of_transformers(model: Any) -> None:
     """Activation checkpointing as transformers offers it."""
     model.gradient_checkpointing_enable()
+
+
+def checkpointing_of_diffusers(model: Any) -> None:
+    """Activation checkpointing as diffusers offers it."""
+    model.enable_gradient_checkpointing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,259 +77,8 @@ class AtlasModel:
 ENCODER, DECODER, BOTH = "encoder", "decoder", "encoder-decoder"
 VISION, CONVOLUTION, SPEECH = "vision transformer", "convolutional", "speech"
 RECURRENT, EMBEDDINGS, MLP, IMAGE_TEXT = "recurrent", "embedding tables", "mlp", "image and text"
-
-
-# Batches.
-
-
-def tokens(vocabulary: int, length: int, batch: int) -> Batch:
-    """Token sequences without padding, each with the token to be predicted at every place."""
-    ids = torch.randint(0, vocabulary, (batch, length))
-    return {"input_ids": ids, "labels": torch.randint(0, vocabulary, (batch, length))}
-
-
-def masked_tokens(vocabulary: int, length: int, batch: int) -> Batch:
-    """The same with the attention mask that a tokenizer makes."""
-    mask = torch.ones(batch, length, dtype=torch.long)
-    return tokens(vocabulary, length, batch) | {"attention_mask": mask}
-
-
-def translated(vocabulary: int, source: int, target: int, batch: int) -> Batch:
-    """Token sequences of a source and of a target."""
-    ids = torch.randint(0, vocabulary, (batch, source))
-    return {"input_ids": ids, "labels": torch.randint(0, vocabulary, (batch, target))}
-
-
-def pictures(size: int, batch: int) -> Batch:
-    """Pictures with one of 1,000 classes each, as transformers names them."""
-    return {"pixel_values": torch.randn(batch, 3, size, size), "labels": torch.randint(0, 1000, (batch,))}
-
-
-def speech(batch: int) -> Batch:
-    """Thirty seconds of speech as Whisper's spectrograms, with the tokens of what is said."""
-    return {"input_features": torch.randn(batch, 80, 3000), "labels": torch.randint(0, 51865, (batch, 128))}
-
-
-def waves(batch: int) -> Batch:
-    """Ten seconds of sound at 16 kHz, with one of two classes."""
-    return {"input_values": torch.randn(batch, 160_000), "labels": torch.randint(0, 2, (batch,))}
-
-
-def captioned(batch: int) -> Batch:
-    """Pictures and their captions, as CLIP takes them."""
-    ids = torch.randint(0, 49408, (batch, 77))
-    return {"input_ids": ids, "pixel_values": torch.randn(batch, 3, 224, 224)}
-
-
-def inputs_and_targets(shape: tuple[int, ...], classes: int, batch: int) -> Batch:
-    """Random numbers of ``shape``, with a class each."""
-    return {"inputs": torch.randn(batch, *shape), "targets": torch.randint(0, classes, (batch,))}
-
-
-def clicks(tables: int, batch: int) -> Batch:
-    """Thirteen numbers and one index into each table, and whether somebody clicked."""
-    return {
-        "dense": torch.randn(batch, 13),
-        "indices": torch.randint(0, 100_000, (batch, tables)),
-        "targets": torch.rand(batch, 1),
-    }
-
-
-def noisy(batch: int) -> Batch:
-    """Pictures, and pictures of the same size to be predicted from them."""
-    return {"inputs": torch.randn(batch, 3, 128, 128), "targets": torch.randn(batch, 3, 128, 128)}
-
-
-# Losses.
-
-
-def class_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy of what the model says of ``inputs``."""
-    return F.cross_entropy(model(batch["inputs"]), batch["targets"])
-
-
-def token_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy at every place of the sequences."""
-    return F.cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
-
-
-def translation_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross entropy at every place of the target."""
-    logits = model(batch["input_ids"], batch["labels"])
-    return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
-
-
-def click_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Whether somebody clicked."""
-    logits = model(batch["dense"], batch["indices"])
-    return F.binary_cross_entropy_with_logits(logits, batch["targets"])
-
-
-def picture_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """How far the predicted pictures are from the true ones."""
-    return F.mse_loss(model(batch["inputs"]), batch["targets"])
-
-
-def contrastive_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """CLIP's own loss."""
-    loss: Tensor = model(**batch, return_loss=True).loss
-    return loss
-
-
-# Networks that no library has, or only with a package that is not installed.
-
-
-class TransformerOfTorch(nn.Module):
-    """``nn.Transformer`` in its base size, with embeddings of tokens and places, and a head."""
-
-    def __init__(self, vocabulary: int = 37_000, width: int = 512, length: int = 256) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.places = nn.Parameter(torch.zeros(length, width))
-        self.transformer = nn.Transformer(width, batch_first=True)
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], device=target.device)
-        hidden = self.transformer(
-            self.embedding(source) + self.places,
-            self.embedding(target) + self.places,
-            tgt_mask=mask.to(self.places.dtype),
-            tgt_is_causal=True,
-        )
-        logits: Tensor = self.head(hidden)
-        return logits
-
-
-class LstmLanguageModel(nn.Module):
-    """Embeddings, two layers of LSTM, dropout and a head: Zaremba's large one."""
-
-    def __init__(self, vocabulary: int = 10_000, width: int = 1500) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.lstm = nn.LSTM(width, width, num_layers=2, dropout=0.65, batch_first=True)
-        self.dropout = nn.Dropout(0.65)
-        self.head = nn.Linear(width, vocabulary)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        hidden, _ = self.lstm(self.dropout(self.embedding(ids)))
-        logits: Tensor = self.head(self.dropout(hidden))
-        return logits
-
-
-class MixerBlock(nn.Module):
-    """One block of an MLP-Mixer: over the patches, then over the channels."""
-
-    def __init__(self, patches: int, width: int) -> None:
-        super().__init__()
-        self.over_patches = nn.Sequential(nn.Linear(patches, width // 2), nn.GELU(), nn.Linear(width // 2, patches))
-        self.over_channels = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.over_patches(self.norms[0](x).transpose(1, 2)).transpose(1, 2)
-        mixed: Tensor = x + self.over_channels(self.norms[1](x))
-        return mixed
-
-
-class Mixer(nn.Module):
-    """MLP-Mixer B/16 for 224 x 224 pixels."""
-
-    def __init__(self, width: int = 768, depth: int = 12, patch: int = 16) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, width, patch, stride=patch)
-        self.blocks = nn.Sequential(*(MixerBlock((224 // patch) ** 2, width) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 1000)
-
-    def forward(self, images: Tensor) -> Tensor:
-        x = self.blocks(self.patches(images).flatten(2).transpose(1, 2))
-        logits: Tensor = self.head(self.norm(x).mean(dim=1))
-        return logits
-
-
-def layers_of(*widths: int) -> nn.Sequential:
-    """Linear layers of these widths, each with a ReLU."""
-    return nn.Sequential(*(layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())))
-
-
-class Dlrm(nn.Module):
-    """A recommender: 26 tables of 100,000 rows, dot products between all features, and two small MLPs."""
-
-    def __init__(self, tables: int = 26, rows: int = 100_000, width: int = 64) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
-        self.bottom = layers_of(13, 512, 256, width)
-        pairs = (tables + 1) * tables // 2
-        self.top = nn.Sequential(layers_of(width + pairs, 1024, 1024, 512, 256), nn.Linear(256, 1))
-        places = torch.tril_indices(tables + 1, tables + 1, offset=-1)
-        self.register_buffer("rows", places[0])
-        self.register_buffer("columns", places[1])
-
-    def forward(self, dense: Tensor, indices: Tensor) -> Tensor:
-        low = self.bottom(dense)
-        found = [table(indices[:, i]) for i, table in enumerate(self.tables)]
-        features = torch.stack([low, *(each.to(low.dtype) for each in found)], dim=1)
-        products = torch.bmm(features, features.transpose(1, 2))[:, self.rows, self.columns]
-        logits: Tensor = self.top(torch.cat([low, products], dim=1))
-        return logits
-
-
-class UnetBlock(nn.Module):
-    """Two convolutions with group norms, and a way around them."""
-
-    def __init__(self, before: int, after: int) -> None:
-        super().__init__()
-        self.first = nn.Sequential(nn.GroupNorm(32, before), nn.SiLU(), nn.Conv2d(before, after, 3, padding=1))
-        self.second = nn.Sequential(nn.GroupNorm(32, after), nn.SiLU(), nn.Conv2d(after, after, 3, padding=1))
-        self.around = nn.Identity() if before == after else nn.Conv2d(before, after, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.around(x) + self.second(self.first(x))
-        return out
-
-
-class Unet(nn.Module):
-    """A U-Net of a diffusion model's usual shape, without attention."""
-
-    def __init__(self, widths: tuple[int, ...] = (128, 256, 256, 512)) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, widths[0], 3, padding=1)
-        befores = (widths[0], *widths[:-1])
-        self.down = nn.ModuleList(map(UnetBlock, befores, widths))
-        self.middle = UnetBlock(widths[-1], widths[-1])
-        self.up = nn.ModuleList(
-            UnetBlock(2 * width, before) for before, width in zip(befores[::-1], widths[::-1], strict=True)
-        )
-        self.last = nn.Sequential(nn.GroupNorm(32, widths[0]), nn.SiLU(), nn.Conv2d(widths[0], 3, 3, padding=1))
-
-    def forward(self, images: Tensor) -> Tensor:
-        x, skips = self.first(images), []
-        for block in self.down:
-            x = block(x)
-            skips.append(x)
-            x = F.avg_pool2d(x, 2)
-        x = self.middle(x)
-        for block in self.up:
-            x = block(torch.cat([F.interpolate(x, scale_factor=2), skips.pop()], dim=1))
-        out: Tensor = self.last(x)
-        return out
-
-
-def vgg16() -> nn.Module:
-    """VGG-16 as it was published, with ReLUs in place."""
-    widths: tuple[int, ...] = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-    layers: list[nn.Module] = []
-    before = 3
-    for width in widths:
-        if not width:
-            layers.append(nn.MaxPool2d(2))
-            continue
-        layers += [nn.Conv2d(before, width, 3, padding=1), nn.ReLU(inplace=True)]
-        before = width
-    hidden = [nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout()]
-    hidden += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout()]
-    return nn.Sequential(*layers, nn.Flatten(), *hidden, nn.Linear(4096, 1000))
+DIFFUSION, DETECTION, GRAPH, STATE_SPACE = "diffusion", "detection", "graph", "state space"
+VIDEO = "video"
 
 
 # The table.
@@ -346,6 +121,28 @@ def _convolutional(name: str, classes: str, **settings: Any) -> AtlasModel:
     return _transformers(
         name, CONVOLUTION, classes, partial(pictures, 224), PIXELS, checkpointing=False, num_labels=1000, **settings
     )
+
+
+def _diffusers(
+    name: str, kind: str, batch: Callable[[int], Batch], sample: str, loss: Any, **settings: Any
+) -> AtlasModel:
+    """An entry of diffusers, with what differs from the defaults of ``kind``."""
+    return AtlasModel(
+        name=name,
+        family=DIFFUSION,
+        library="diffusers",
+        build=partial(_of_diffusers, kind, **settings),
+        batch=batch,
+        sample=sample,
+        loss=loss,
+        checkpointing=checkpointing_of_diffusers,
+    )
+
+
+def _of_diffusers(kind: str, **settings: Any) -> nn.Module:
+    """A model class of diffusers; imported when it is built."""
+    model: nn.Module = getattr(import_module("diffusers"), kind)(**settings)
+    return model
 
 
 def _own(
@@ -402,6 +199,85 @@ GEMMA_2B = {
     "num_key_value_heads": 1,
     "use_cache": False,
 }
+MINISTRAL_3B = {
+    "vocab_size": 131_072,
+    "hidden_size": 3072,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "use_cache": False,
+}
+PYTHIA_410M = {
+    "vocab_size": 50_304,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "use_cache": False,
+}
+SMOLLM2_135M = {
+    "vocab_size": 49_152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "tie_word_embeddings": True,
+    "use_cache": False,
+}
+QWEN3_06B = {
+    "vocab_size": 151_936,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+    "use_cache": False,
+}
+MAMBA2_130M = {
+    "vocab_size": 50_288,
+    "hidden_size": 768,
+    "num_hidden_layers": 24,
+    "num_heads": 24,
+    "head_dim": 64,
+    "n_groups": 1,
+    "tie_word_embeddings": True,
+    "use_cache": False,
+}
+BART_BASE = {
+    "d_model": 768,
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "encoder_attention_heads": 12,
+    "decoder_attention_heads": 12,
+    "encoder_ffn_dim": 3072,
+    "decoder_ffn_dim": 3072,
+    "use_cache": False,
+}
+DDPM_CIFAR10 = {
+    "sample_size": 32,
+    "block_out_channels": (128, 256, 256, 256),
+    "down_block_types": ("DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
+    "attention_head_dim": None,
+    "norm_eps": 1e-6,
+    "downsample_padding": 0,
+    "flip_sin_to_cos": False,
+    "freq_shift": 1,
+}
+STABLE_DIFFUSION_VAE = {
+    "block_out_channels": (128, 256, 512, 512),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 2,
+    "latent_channels": 4,
+}
 WHISPER_SMALL = {
     "d_model": 768,
     "encoder_layers": 12,
@@ -424,6 +300,24 @@ T5_BASE = {
     "decoder_start_token_id": 0,
 }
 
+PUBLISHED = {
+    "GPT-2": ("xmem/gpt2-",),
+    "OPT 125M": ("xmem/opt-125m-",),
+    "T5 base": ("xmem/t5-base-",),
+    "ViT B/16": ("mesa/deit-b-", "timm/vit_base_"),
+    "ViT L/16": ("timm/vit_large_", "others/vit-l-16-"),
+    "DeiT tiny": ("mesa/deit-ti-",),
+    "Swin tiny": ("mesa/swin-ti-", "timm/swin_tiny_"),
+    "ConvNeXt tiny": ("xmem/ConvNeXtTiny-", "timm/convnext_tiny-"),
+    "ResNet-50": ("others/resnet50-", "snapshots/resnet50-", "vision/resnet50-"),
+    "ResNet-152": ("xmem/ResNet152-", "timm/resnet152-"),
+    "MobileNet v2": ("xmem/MobileNetV2-",),
+    "EfficientNet B0": ("timm/efficientnet_b0-",),
+    "VGG-16": ("xmem/VGG16-",),
+    "DenseNet-121": ("timm/densenet121-",),
+    "MLP-Mixer B/16": ("timm/mixer_b16_",),
+}
+"""The beginnings of the keys of published.json whose runs are of a model."""
 MODELS: tuple[AtlasModel, ...] = (
     _transformers(
         "BERT base", ENCODER, "BertForMaskedLM BertConfig", partial(masked_tokens, 30_522, 512), "512 tokens"
@@ -445,6 +339,42 @@ MODELS: tuple[AtlasModel, ...] = (
         partial(masked_tokens, 128_100, 512),
         "512 tokens",
         **DEBERTA_V3,
+    ),
+    _transformers(
+        "BERT large",
+        ENCODER,
+        "BertForMaskedLM BertConfig",
+        partial(masked_tokens, 30_522, 512),
+        "512 tokens",
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+    ),
+    _transformers(
+        "DistilBERT base",
+        ENCODER,
+        "DistilBertForMaskedLM DistilBertConfig",
+        partial(masked_tokens, 30_522, 512),
+        "512 tokens",
+        checkpointing=False,
+    ),
+    _transformers(
+        "ALBERT base",
+        ENCODER,
+        "AlbertForMaskedLM AlbertConfig",
+        partial(masked_tokens, 30_000, 512),
+        "512 tokens",
+        hidden_size=768,
+        num_attention_heads=12,
+        intermediate_size=3072,
+    ),
+    _transformers(
+        "ModernBERT base",
+        ENCODER,
+        "ModernBertForMaskedLM ModernBertConfig",
+        partial(masked_tokens, 50_368, 1024),
+        "1,024 tokens",
     ),
     _transformers(
         "GPT-2", DECODER, "GPT2LMHeadModel GPT2Config", partial(tokens, 50_257, 1024), "1,024 tokens", use_cache=False
@@ -472,11 +402,22 @@ MODELS: tuple[AtlasModel, ...] = (
         "Gemma 2B", DECODER, "GemmaForCausalLM GemmaConfig", partial(tokens, 256_000, 2048), "2,048 tokens", **GEMMA_2B
     ),
     _transformers(
-        "Mistral 7B",
+        "Ministral 3B",
         DECODER,
         "MistralForCausalLM MistralConfig",
-        partial(tokens, 32_000, 2048),
+        partial(tokens, 131_072, 2048),
         "2,048 tokens",
+        **MINISTRAL_3B,
+    ),
+    _transformers(
+        "GPT-2 medium",
+        DECODER,
+        "GPT2LMHeadModel GPT2Config",
+        partial(tokens, 50_257, 1024),
+        "1,024 tokens",
+        n_embd=1024,
+        n_layer=24,
+        n_head=16,
         use_cache=False,
     ),
     _transformers(
@@ -486,6 +427,14 @@ MODELS: tuple[AtlasModel, ...] = (
         partial(translated, 32_128, 512, 128),
         "512 and 128 tokens",
         **T5_BASE,
+    ),
+    _transformers(
+        "BART base",
+        BOTH,
+        "BartForConditionalGeneration BartConfig",
+        partial(translated, 50_265, 512, 128),
+        "512 and 128 tokens",
+        **BART_BASE,
     ),
     _transformers(
         "Whisper small",
@@ -513,6 +462,46 @@ MODELS: tuple[AtlasModel, ...] = (
         num_labels=1000,
     ),
     _transformers(
+        "ViT L/16",
+        VISION,
+        "ViTForImageClassification ViTConfig",
+        partial(pictures, 224),
+        PIXELS,
+        num_labels=1000,
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+    ),
+    _transformers(
+        "DeiT tiny",
+        VISION,
+        "ViTForImageClassification ViTConfig",
+        partial(pictures, 224),
+        PIXELS,
+        num_labels=1000,
+        hidden_size=192,
+        num_attention_heads=3,
+        intermediate_size=768,
+    ),
+    _transformers(
+        "SegFormer B0",
+        VISION,
+        "SegformerForSemanticSegmentation SegformerConfig",
+        segmented,
+        "512 x 512 pixels",
+        checkpointing=False,
+        num_labels=150,
+    ),
+    _transformers(
+        "VideoMAE base",
+        VIDEO,
+        "VideoMAEForVideoClassification VideoMAEConfig",
+        videos,
+        "16 pictures of 224 x 224 pixels",
+        num_labels=400,
+    ),
+    _transformers(
         "Swin tiny",
         VISION,
         "SwinForImageClassification SwinConfig",
@@ -534,19 +523,110 @@ MODELS: tuple[AtlasModel, ...] = (
     _convolutional("ResNet-152", "ResNetForImageClassification ResNetConfig", depths=[3, 8, 36, 3]),
     _convolutional("MobileNet v2", "MobileNetV2ForImageClassification MobileNetV2Config"),
     _convolutional("EfficientNet B0", "EfficientNetForImageClassification EfficientNetConfig", **EFFICIENTNET_B0),
-    _own("VGG-16", CONVOLUTION, vgg16, partial(inputs_and_targets, (3, 224, 224), 1000), PIXELS, class_loss),
-    _own("U-Net", CONVOLUTION, Unet, noisy, "128 x 128 pixels", picture_loss),
+    _own("VGG-16", CONVOLUTION, networks.vgg16, partial(inputs_and_targets, (3, 224, 224), 1000), PIXELS, class_loss),
+    _own(
+        "DenseNet-121",
+        CONVOLUTION,
+        networks.DenseNet,
+        partial(inputs_and_targets, (3, 224, 224), 1000),
+        PIXELS,
+        class_loss,
+    ),
+    _own("YOLOv3", DETECTION, networks.Yolo, images_with_boxes, "416 x 416 pixels", detection_loss),
+    _diffusers(
+        "DiT B/2",
+        "DiTTransformer2DModel",
+        partial(latents, 32, 0),
+        "256 x 256 pixels",
+        denoising_loss,
+        out_channels=8,
+        num_attention_heads=12,
+        attention_head_dim=64,
+        num_layers=12,
+    ),
+    _diffusers(
+        "DDPM CIFAR-10 UNet",
+        "UNet2DModel",
+        partial(noisy, 32),
+        "32 x 32 pixels",
+        denoising_loss,
+        **DDPM_CIFAR10,
+    ),
+    _diffusers(
+        "Stable Diffusion VAE",
+        "AutoencoderKL",
+        partial(noisy, 256),
+        "256 x 256 pixels",
+        reconstruction_loss,
+        **STABLE_DIFFUSION_VAE,
+    ),
+    _own("U-Net", CONVOLUTION, networks.Unet, partial(noisy, 128), "128 x 128 pixels", picture_loss),
     _own(
         "nn.Transformer base",
         BOTH,
-        TransformerOfTorch,
+        networks.TransformerOfTorch,
         partial(translated, 37_000, 256, 256),
         "256 and 256 tokens",
         translation_loss,
     ),
-    _own("LSTM", RECURRENT, LstmLanguageModel, partial(tokens, 10_000, 35), "35 tokens", token_loss),
-    _own("MLP-Mixer B/16", MLP, Mixer, partial(inputs_and_targets, (3, 224, 224), 1000), PIXELS, class_loss),
-    _own("DLRM", EMBEDDINGS, Dlrm, partial(clicks, 26), "13 numbers, 26 indices", click_loss),
+    _own("LSTM", RECURRENT, networks.LstmLanguageModel, partial(tokens, 10_000, 35), "35 tokens", token_loss),
+    _own("Deep Speech 2", RECURRENT, networks.DeepSpeech, spoken_letters, "10 s of speech", transcription_loss),
+    _own("GraphSAGE", GRAPH, networks.GraphSage, graphs, "a graph of 2,373 nodes, 34,113 edges", label_loss),
+    _own("MLP-Mixer B/16", MLP, networks.Mixer, partial(inputs_and_targets, (3, 224, 224), 1000), PIXELS, class_loss),
+    _own("DLRM", EMBEDDINGS, networks.Dlrm, partial(clicks, 26), "13 numbers, 26 indices", click_loss),
+    _transformers(
+        "Mamba-2 130M",
+        STATE_SPACE,
+        "Mamba2ForCausalLM Mamba2Config",
+        partial(tokens, 50_288, 1024),
+        "1,024 tokens",
+        **MAMBA2_130M,
+    ),
+    _transformers(
+        "BLOOM 560M",
+        DECODER,
+        "BloomForCausalLM BloomConfig",
+        partial(tokens, 250_880, 2048),
+        "2,048 tokens",
+        vocab_size=250_880,
+        hidden_size=1024,
+        n_layer=24,
+        n_head=16,
+        use_cache=False,
+    ),
+    _transformers(
+        "Qwen3 0.6B",
+        DECODER,
+        "Qwen3ForCausalLM Qwen3Config",
+        partial(tokens, 151_936, 2048),
+        "2,048 tokens",
+        **QWEN3_06B,
+    ),
+    _transformers(
+        "SmolLM2 135M",
+        DECODER,
+        "LlamaForCausalLM LlamaConfig",
+        partial(tokens, 49_152, 2048),
+        "2,048 tokens",
+        **SMOLLM2_135M,
+    ),
+    _transformers(
+        "Pythia 410M",
+        DECODER,
+        "GPTNeoXForCausalLM GPTNeoXConfig",
+        partial(tokens, 50_304, 2048),
+        "2,048 tokens",
+        **PYTHIA_410M,
+    ),
+    _diffusers(
+        "Stable Diffusion 1.5 UNet",
+        "UNet2DConditionModel",
+        partial(latents, 64, 77),
+        "512 x 512 pixels, 77 tokens",
+        denoising_loss,
+        sample_size=64,
+        cross_attention_dim=768,
+    ),
 )
 """In the order in which they are made and shown."""
 

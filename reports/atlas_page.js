@@ -1,10 +1,13 @@
 "use strict";
-const FILTERS = ["precision", "family", "optimizer", "checkpointing"];
+const FILTERS = ["precision", "optimizer", "checkpointing", "family", "size"];
+const OPEN_FILTERS = ["family", "size"];
 const ALL = "all";
 const PRECISION_ORDER = ["amp", "amp-nocache", "bf16"];
 const COLOURS = ["#3958d1", "#ec6f00", "#0d8a5a", "#a03fb0", "#c43c3c", "#129684", "#8a6d00", "#5a5e65"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "x"];
-const HEIGHT = 520;
+const SIZE_ORDER = ["under 50 M", "50 to 200 M", "200 M to 1 B", "over 1 B"];
+const HEIGHT = 560;
+const ROW_HEIGHT = 17;
 
 const byId = (id) => document.getElementById(id);
 const data = JSON.parse(byId("page-data").textContent);
@@ -35,16 +38,18 @@ function table(heads, rows, numbersFrom) {
 }
 
 function percent(share) {
-  return `${(100 * share).toFixed(1)} %`;
+  const text = (100 * share).toFixed(1);
+  return `${text === "-0.0" ? "0.0" : text} %`;
 }
 
-/** Families and checkpointing can be shown together; two precisions or optimizers in one chart could not be told apart. */
+/** Families and sizes can be shown together; two precisions or optimizers in one chart could not be told apart. */
 function fillFilters(changed) {
   for (const name of FILTERS) {
     const values = [...new Set(data.lines.map((line) => line[name]))];
     if (name === "precision") values.sort((a, b) => PRECISION_ORDER.indexOf(a) - PRECISION_ORDER.indexOf(b));
+    if (name === "size") values.sort((a, b) => SIZE_ORDER.indexOf(a) - SIZE_ORDER.indexOf(b));
     const select = byId(name);
-    for (const value of name === "family" ? [ALL, ...values] : values) select.append(new Option(value, value));
+    for (const value of OPEN_FILTERS.includes(name) ? [ALL, ...values] : values) select.append(new Option(value, value));
     select.addEventListener("change", changed);
   }
 }
@@ -64,8 +69,84 @@ function traceOf(line) {
     y: line.shares.map((share) => 100 * share),
     line: { color: colour, width: 2 },
     marker: { color: colour, size: 8, symbol: SYMBOLS[Math.floor(place / COLOURS.length) % SYMBOLS.length] },
-    text: line.batches.map((batch, i) => `${line.model}, batch ${batch}: ${percent(line.shares[i])}`),
+    error_y: { ...interval(line, line.batches.map((_, i) => i)), color: colour },
+    text: line.batches.map((_, i) => spoken(line, i)),
     hoverinfo: "text",
+  };
+}
+
+function spoken(line, i) {
+  const certain = line.least[i] === line.most[i];
+  const range = certain ? "" : ` (${percent(line.least[i])} to ${percent(line.most[i])} with cuDNN's workspaces)`;
+  return `${line.model}, batch ${line.batches[i]}: ${percent(line.shares[i])}${range}`;
+}
+
+/** How far the workspaces of convolutions may move each of these points, in percent of the peak. */
+function interval(line, places) {
+  return intervals(places.map((i) => [line, i]));
+}
+
+function intervals(pairs) {
+  return {
+    type: "data",
+    symmetric: false,
+    array: pairs.map(([line, i]) => 100 * Math.max(line.most[i] - line.shares[i], 0)),
+    arrayminus: pairs.map(([line, i]) => 100 * Math.max(line.shares[i] - line.least[i], 0)),
+    thickness: 1,
+    width: 0,
+  };
+}
+
+/** The marks of the first chart: of each line the smallest batch, or the largest; sorted as the chart is. */
+function endsOf(lines, name, symbol, placeOf) {
+  const pairs = lines.map((line) => [line, placeOf(line)]);
+  return {
+    type: "scatter",
+    mode: "markers",
+    name,
+    x: pairs.map(([line, i]) => 100 * line.shares[i]),
+    y: lines.map((line) => line.model),
+    customdata: pairs.map(([, i]) => i),
+    error_x: { ...intervals(pairs), color: COLOURS[0] },
+    marker: { color: COLOURS[0], size: 9, symbol, line: { color: COLOURS[0], width: 1.5 } },
+    text: pairs.map(([line, i]) => spoken(line, i)),
+    hoverinfo: "text",
+  };
+}
+
+function endsSorted(lines) {
+  const last = (line) => line.shares[line.shares.length - 1];
+  return [...lines].sort((a, b) => last(a) - last(b));
+}
+
+function endsTraces(lines, grid) {
+  const between = {
+    type: "scatter",
+    mode: "lines",
+    x: lines.flatMap((line) => [100 * line.shares[0], 100 * line.shares[line.shares.length - 1], null]),
+    y: lines.flatMap((line) => [line.model, line.model, null]),
+    line: { color: grid, width: 4 },
+    hoverinfo: "skip",
+    showlegend: false,
+  };
+  return [
+    between,
+    endsOf(lines, "batch size 1", "circle-open", () => 0),
+    endsOf(lines, "largest batch size that fits in FP32", "circle", (line) => line.shares.length - 1),
+  ];
+}
+
+function endsLayout(lines, width) {
+  const { xaxis, yaxis, ...rest } = layoutOf(lines, width);
+  const half = { type: "line", x0: 50, x1: 50, yref: "paper", y0: 0, y1: 1, line: { color: yaxis.zerolinecolor, width: 1.5, dash: "dot" } };
+  return {
+    ...rest,
+    height: 110 + ROW_HEIGHT * lines.length,
+    margin: { l: 190, r: 16, t: 36, b: 48 },
+    legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
+    shapes: [half],
+    xaxis: { ...yaxis, title: { text: "saved share of FP32's peak, % (the dotted line: half)" } },
+    yaxis: { gridcolor: xaxis.gridcolor, fixedrange: true, type: "category", dtick: 1, range: [-0.7, lines.length - 0.3] },
   };
 }
 
@@ -100,15 +181,17 @@ function showPoint(line, i) {
 }
 
 function rowOf(line) {
+  const last = line.shares.length - 1;
   return [
-    line.model,
+    line.model + (line.published ? " *" : ""),
     line.family,
-    `${(line.parameters / 1e6).toFixed(1)} M`,
+    line.phases[0] === line.phases[1] ? line.phases[0] : line.phases.join(", "),
     line.break_even,
+    `${(line.parameters / 1e6).toFixed(1)} M`,
     percent(line.shares[0]),
-    percent(line.shares[line.shares.length - 1]),
-    String(line.batches[line.batches.length - 1]),
-    String(line.largest),
+    percent(line.shares[last]),
+    String(line.batches[last]),
+    line.largest === null ? "" : String(line.largest),
     line.activations === null ? "" : line.activations.toFixed(2),
     line.copies === null ? "" : line.copies.toFixed(2),
   ];
@@ -117,8 +200,9 @@ function rowOf(line) {
 const HEADS = [
   "model",
   "family",
-  "parameters",
+  "peak in (FP32, this precision)",
   "break-even",
+  "parameters",
   "saved at batch 1",
   "saved at the largest batch",
   "which is",
@@ -126,6 +210,23 @@ const HEADS = [
   "activations, of FP32's",
   "weight copies, bytes per parameter",
 ];
+
+const TABLES = {
+  rules: [
+    ["optimizer", "precision", "rule", "peak at batch 1", "peak at the largest batch", "under 10 % above the rule at batch 1"],
+    2,
+  ],
+  published: [["model", "run", "GPU", "precision", "what", "published", "predicted", "error"], 5],
+  emulated: [["model", "precision", "batch", "simulated", "CUDA build", "difference", "why"], 7],
+  findings: [["finding", "runs"], 1],
+};
+
+function fillTables() {
+  for (const [name, [heads, numbersFrom]] of Object.entries(TABLES)) {
+    const made = data[name].length ? table(heads, data[name], numbersFrom) : make("p", "none yet");
+    byId(name).replaceChildren(made);
+  }
+}
 
 async function unpacked(text) {
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
@@ -142,17 +243,22 @@ async function loadPlotly() {
 }
 
 async function start() {
-  const chart = byId("chart");
-  let lines = [];
-  const draw = () => {
+  const [chart, ends] = [byId("chart"), byId("ends")];
+  let [lines, sorted] = [[], []];
+  const draw = async () => {
     lines = shown();
+    sorted = endsSorted(lines);
     byId("lines").replaceChildren(table(HEADS, lines.map(rowOf), 4));
-    return window.Plotly.react(chart, lines.map(traceOf), layoutOf(lines, chart.clientWidth), data.config);
+    const layout = endsLayout(sorted, ends.clientWidth);
+    await window.Plotly.react(ends, endsTraces(sorted, layout.yaxis.gridcolor), layout, data.config);
+    await window.Plotly.react(chart, lines.map(traceOf), layoutOf(lines, chart.clientWidth), data.config);
   };
   fillFilters(draw);
+  fillTables();
   await loadPlotly();
   await draw();
   chart.on("plotly_click", (event) => showPoint(lines[event.points[0].curveNumber], event.points[0].pointIndex));
+  ends.on("plotly_click", (event) => showPoint(sorted[event.points[0].pointIndex], event.points[0].customdata));
   window.addEventListener("resize", draw);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   document.documentElement.dataset.drawn = "";

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from atlas_document import Document, Point, group_of, setting_of, whole_groups
-from atlas_models import BY_NAME
+from atlas_models import BY_NAME, PUBLISHED
 from atlas_search import BASE
 from atlas_summary import Saving, break_even_of, paragraph, savings_of
+from atlas_tables import emulated_of, findings_of, published_of, rules_of
 from atlas_train import PRECISIONS
 
 from ampmem.reporters.html import plotlyjs
@@ -33,7 +33,7 @@ def page_of(document: Document) -> str:
         "paragraph": escape(paragraph(points, document["about"])),
         "about": escape(made_with(points, document["about"])),
         "assumed": "".join(f"<li>{escape(line)}</li>\n" for line in assumed(points)),
-        "data": json_for_script(data_of(points)),
+        "data": json_for_script(data_of(points) | tables_of(points, document)),
         "plotly": base64.b64encode(plotlyjs.packed()).decode("ascii"),
         "script": script,
     }
@@ -60,12 +60,22 @@ def assumed(points: Sequence[Point]) -> list[str]:
     lines = [
         "Every run is a simulation: no GPU was used. The peak is the most that PyTorch's allocator had handed out "
         "during two steps of training, without what cuDNN may need for convolutions, which is not known.",
+        "The workspaces of convolutions are drawn as an interval: from the saving with cuDNN's largest for this "
+        "precision and none for FP32, to the saving with none for this precision and the largest for FP32. A mark "
+        "without a line has no convolutions, or none whose workspaces reach the peak.",
         "A run fits if it fits even with the most that is assumed for cuDNN and for the CUDA context. Batch sizes are "
-        "powers of two.",
-        "Weights are random and data synthetic; sequences are of full length. Attention runs as PyTorch's "
-        "scaled_dot_product_attention would on this GPU.",
+        "powers of two. A batch is not run if the peak, growing on as it did, would be beyond the GPU's memory.",
+        "AMP without the weight cache and bf16 are run with AdamW only, at batch 1 and at the largest that fits in "
+        "FP32, or at the latter alone; how large a batch they fit was not searched. With SGD and with checkpointing "
+        "FP32 and AMP are run, and models whose runs are not made yet are missing there.",
+        "Weights are random and data synthetic; sequences are of full length, so a padding mask of ones is dropped "
+        "where the library drops it. Attention runs as PyTorch's scaled_dot_product_attention would on this GPU.",
         "“bf16” has weights, gradients and optimizer states in bfloat16. AMP is autocast to bfloat16 around the "
         "forward pass and the loss, without a GradScaler. Recurrent layers run in float16 under it, as PyTorch has it.",
+        "Mamba-2 runs as transformers' own PyTorch code does, without the fused kernels that it is usually trained "
+        "with. DiT has the time and class embeddings in each block, as diffusers has them. Deep Speech 2 has cross "
+        "entropy in place of CTC. YOLOv3, DenseNet-121, VGG-16, MLP-Mixer, DLRM, GraphSAGE, Deep Speech 2, the LSTM "
+        "and the U-Net are written for the atlas after their publications.",
         "Lines only join the runs: between two marks the saving may be another.",
     ]
     wide = [point for point in points if point.get("at_most", 0) > 1.1 * point.get("peak", 0) > 0]
@@ -82,8 +92,26 @@ def data_of(points: Sequence[Point]) -> dict[str, Any]:
     return {
         "config": PLOTLY_CONFIG | {"responsive": False, "displayModeBar": False},
         "lines": [_line(saving, places) for saving in savings],
-        "findings": sorted(Counter(code for point in points for code in point.get("findings", ())).items()),
     }
+
+
+def tables_of(points: Sequence[Point], document: Document) -> dict[str, Any]:
+    """The tables that are not about one model."""
+    return {
+        "rules": rules_of(points),
+        "published": published_of(HERE / "published.json"),
+        "emulated": emulated_of(document),
+        "findings": findings_of(points),
+    }
+
+
+SIZES = ((50e6, "under 50 M"), (200e6, "50 to 200 M"), (1e9, "200 M to 1 B"))
+"""Classes of models: the number of parameters that a class is below, and its name."""
+
+
+def size_of(parameters: int) -> str:
+    """The class of a model with so many parameters."""
+    return next((name for below, name in SIZES if parameters < below), "over 1 B")
 
 
 def _line(saving: Saving, places: dict[Any, Point]) -> dict[str, Any]:
@@ -95,19 +123,28 @@ def _line(saving: Saving, places: dict[Any, Point]) -> dict[str, Any]:
         "model": name,
         "family": BY_NAME[name].family,
         "sample": BY_NAME[name].sample,
+        "size": size_of(last["parameters"]),
+        "published": name in PUBLISHED,
         "optimizer": optimizer,
         "checkpointing": "with checkpointing" if checkpointing else "without checkpointing",
         "precision": saving.precision,
         "parameters": last["parameters"],
         "batches": list(saving.shares),
         "shares": [round(share, 5) for share in saving.shares.values()],
+        "least": [_share(point["at_most"], before["peak"]) for before, point in zip(base, these, strict=True)],
+        "most": [_share(point["peak"], before["at_most"]) for before, point in zip(base, these, strict=True)],
         "break_even": break_even_of(saving),
-        "largest": saving.largest,
-        "largest_base": saving.largest_base,
+        "largest": saving.largest if saving.searched else None,
+        "phases": [last_base["phase"], last["phase"]],
         "activations": _ratio(last["activations"], last_base["activations"]),
         "copies": _ratio(last["copies"], last["parameters"]),
         "points": [_pair(*pair) for pair in zip(base, these, strict=True)],
     }
+
+
+def _share(peak: int, before: int) -> float:
+    """The saved share where a peak of ``before`` bytes becomes one of ``peak`` bytes."""
+    return round(1 - peak / before, 5)
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -6,11 +6,11 @@ import multiprocessing
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeAlias
 
 from atlas_document import Point
 from atlas_train import GPU, Setting, train
@@ -19,10 +19,6 @@ import ampmem
 from ampmem.analysis.estimate import Fit
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
-
-
-class PointFailed(Exception):
-    """A run ended with an error that is not for want of memory; the text is its traceback."""
 
 
 def make_point(setting: Setting) -> Point:
@@ -69,55 +65,53 @@ def warm_up() -> None:
     make_point(WARMING_UP)
 
 
-def make_points(settings: Iterator[Setting], jobs: int) -> Iterator[Point]:
-    """Each of ``settings`` in a process of its own, forked from this one, which may have warmed up.
+Task: TypeAlias = Callable[[], Iterator[Point]]
+"""Makes some points, one after the other."""
 
-    ``settings`` is asked for the next one only when there is room for it. Raises :class:`PointFailed`.
+
+def in_children(tasks: Iterator[Task], jobs: int) -> Iterator[Point | str]:
+    """The points of all ``tasks`` as they are made; each task in a process forked from this one, ``jobs`` at once.
+
+    ``tasks`` is asked for the next one only when there is room for it. A task that fails gives its traceback as its
+    last. Runs of one model share a process, so that what only the first run does is done once.
     """
     running: dict[Any, BaseProcess] = {}
     try:
         while True:
-            while len(running) < jobs and (setting := next(settings, None)) is not None:
-                started = start(setting)
-                running[started[0]] = started[1]
+            while len(running) < jobs and (task := next(tasks, None)) is not None:
+                here, process = start(task)
+                running[here] = process
             if not running:
                 return
             for connection in wait(list(running)):
-                yield received(connection, running.pop(connection))
+                try:
+                    yield connection.recv()
+                except EOFError:
+                    process = running.pop(connection)
+                    process.join()
+                    if process.exitcode:
+                        yield f"the process ended with exit code {process.exitcode}"
     finally:
         for process in running.values():
             process.kill()
 
 
-def start(setting: Setting) -> tuple[Connection, BaseProcess]:
-    """A child that makes ``setting``, and what it sends its point through."""
+def start(task: Task) -> tuple[Connection, BaseProcess]:
+    """A child that carries out ``task``, and what it sends its points through."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
-    process = fork.Process(target=_child, args=(setting, there))
+    process = fork.Process(target=_child, args=(task, there))
     process.start()
     there.close()
     return here, process
 
 
-def _child(setting: Setting, there: Connection) -> None:
+def _child(task: Task, there: Connection) -> None:
     try:
-        there.send(make_point(setting))
+        for point in task():
+            there.send(point)
     except BaseException:
-        there.send(f"{setting.command}\n{traceback.format_exc()}")
+        there.send(traceback.format_exc())
     finally:
         there.close()
         sys.stdout.flush()
-
-
-def received(connection: Any, process: BaseProcess) -> Point:
-    """What a child sent. Raises :class:`PointFailed`."""
-    try:
-        found = connection.recv()
-    except EOFError:
-        process.join()
-        found = f"the process ended with exit code {process.exitcode}"
-    process.join()
-    if isinstance(found, str):
-        raise PointFailed(found)
-    point: Point = found
-    return point

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
@@ -10,8 +10,9 @@ from typing import TypeAlias
 FIRST, SECOND = 1, 16
 LARGEST = 1 << 17
 """No batch is larger than this, whatever fits."""
-BASE = "fp32"
-"""The precision that the others are compared with."""
+BASE, AMP = "fp32", "amp"
+"""The precision that the others are compared with, and the one whose break-even is searched."""
+PAIR = (BASE, AMP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,32 +27,45 @@ Curve: TypeAlias = Mapping[int, Size]
 """The runs of one precision, by batch size."""
 
 
-def wanted(curves: Mapping[str, Curve], room: int) -> list[tuple[str, int]]:
+def wanted(
+    curves: Mapping[str, Curve], room: int, compared: Sequence[str], second: int, *, fine: bool
+) -> list[tuple[str, int]]:
     """The runs that are still to be made, as precision and batch; none where the curves are whole.
 
-    ``curves`` has every precision, with the runs that were made; ``room`` is the memory of the GPU.
+    ``curves`` has the runs that were made of each precision; ``room`` is the memory of the GPU. The precisions in
+    ``compared`` are run where FP32's curve ends, AMP also where the curve begins, and around its break-even. With
+    ``fine`` AMP is run at every batch of FP32, the others at both ends, and AMP's own largest batch is searched.
+    ``second`` is a batch that the search tries after the first, if it may fit.
     """
-    ends = [(precision, batch) for precision, curve in curves.items() if (batch := next_end(curve, room)) is not None]
-    if ends:
-        return ends
-    return [*common(curves), *around_break_even(curves)]
+    base = curves[BASE]
+    if (batch := next_end(base, room, second)) is not None:
+        return [(BASE, batch)]
+    missing = common(curves, compared, fine=fine) or around_break_even(curves)
+    return missing or (own_end(curves, room, compared) if fine else [])
 
 
-def next_end(curve: Curve, room: int) -> int | None:
-    """The next batch on the way to the largest that fits; ``None`` where that is found."""
+def next_end(curve: Curve, room: int, second: int) -> int | None:
+    """The next batch on the way to the largest that fits; ``None`` where that is found.
+
+    A batch is not run if its peak would be above ``room`` when it goes on growing as it did.
+    """
     if FIRST not in curve:
         return FIRST
-    fitting = sorted(batch for batch, size in curve.items() if size.fits)
-    if not fitting:
+    fits = sorted(fitting(curve))
+    if not fits:
         return None
-    largest = fitting[-1]
+    largest = fits[-1]
     too_large = min((batch for batch in curve if batch > largest), default=None)
     if largest >= LARGEST or too_large == 2 * largest:
         return None
-    if len(fitting) == 1:
-        return SECOND if too_large is None else middle(largest, too_large)
-    high = LARGEST if too_large is None else too_large // 2
-    return min(max(guess(curve, fitting[-2], largest, room), 2 * largest), high)
+    if len(fits) > 1:
+        high = LARGEST if too_large is None else middle(largest, too_large)
+        found = min(guess(curve, fits[-2], largest, room), high)
+        return found if found > largest else None
+    if too_large is not None:
+        return middle(largest, too_large)
+    surely = power_below(room / max(curve[FIRST].peak, 1))
+    return max(2, min(second, surely))
 
 
 def guess(curve: Curve, low: int, high: int, room: int) -> int:
@@ -72,22 +86,32 @@ def middle(low: int, high: int) -> int:
     return 1 << (low.bit_length() + high.bit_length() - 2) // 2
 
 
-def common(curves: Mapping[str, Curve]) -> list[tuple[str, int]]:
+def common(curves: Mapping[str, Curve], compared: Sequence[str], *, fine: bool) -> list[tuple[str, int]]:
     """Runs at the batches that fit in FP32, which the other precisions are compared at."""
-    base = [batch for batch, size in curves[BASE].items() if size.fits]
-    return [(precision, batch) for precision, curve in curves.items() for batch in base if batch not in curve]
+    base = sorted(fitting(curves[BASE])) or [FIRST]
+    ends = list(dict.fromkeys((base[0], base[-1])))
+    of_amp, of_others = (base, ends) if fine else (ends, base[-1:])
+    batches = {precision: of_amp if precision == AMP else of_others for precision in compared if precision != BASE}
+    return [
+        (precision, batch) for precision, each in batches.items() for batch in each if batch not in curves[precision]
+    ]
+
+
+def own_end(curves: Mapping[str, Curve], room: int, compared: Sequence[str]) -> list[tuple[str, int]]:
+    """The run on the way to the largest batch that fits under AMP, where every precision is compared."""
+    if set(compared) == set(PAIR) or not fitting(curves[AMP]):
+        return []
+    batch = next_end(curves[AMP], room, SECOND)
+    return [] if batch is None else [(AMP, batch)]
 
 
 def around_break_even(curves: Mapping[str, Curve]) -> list[tuple[str, int]]:
-    """Runs between two batches at one of which a precision costs, while it saves at the other."""
-    base = curves[BASE]
+    """Runs between two batches at one of which AMP costs, while it saves at the other."""
     found: dict[tuple[str, int], None] = {}
-    for curve in curves.values():
-        differences = differences_of(base, curve)
-        for (low, before), (high, after) in pairwise(differences.items()):
-            if high > 2 * low and (before < 0) != (after < 0):
-                between = middle(low, high)
-                found |= {(precision, between): None for precision, each in curves.items() if between not in each}
+    for (low, before), (high, after) in pairwise(differences_of(curves[BASE], curves[AMP]).items()):
+        if high > 2 * low and (before < 0) != (after < 0):
+            between = middle(low, high)
+            found |= {(precision, between): None for precision in PAIR if between not in curves[precision]}
     return list(found)
 
 

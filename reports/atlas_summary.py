@@ -9,7 +9,7 @@ from typing import Any
 
 from atlas_document import Group, Point, curves_of, group_of
 from atlas_search import BASE, break_even, differences_of, fitting
-from atlas_train import AMP
+from atlas_train import ADAMW, AMP
 
 NOTHING, LITTLE, HALF = 0.001, 0.1, 0.5
 """Shares of the peak; what is below the first, either way, is said to change nothing."""
@@ -29,7 +29,11 @@ class Saving:
     costs_at: int | None
     saves_at: int | None
     largest: int | None
-    largest_base: int | None
+
+    @property
+    def searched(self) -> bool:
+        """Whether ``largest`` is the largest that fits: only AMP with AdamW is run beyond what fits in FP32."""
+        return self.precision == AMP and self.group[1:] == (ADAMW, False)
 
     @property
     def at_first(self) -> float:
@@ -60,7 +64,6 @@ def _saving(points: Iterable[Point], group: Group, precision: str) -> Saving:
         costs_at=costs_at,
         saves_at=saves_at,
         largest=max(fitting(curve), default=None),
-        largest_base=max(fitting(base), default=None),
     )
 
 

@@ -56,9 +56,9 @@ def _workload(module: str, *arguments: str) -> tuple[str, ...]:
 SCRIPTS = (
     Script(name="GPT, 124 million parameters, batch 24", command=_workload("gpt", "--tied", "--batch-size", "24")),
     Script(name="decoder of 7 billion parameters, batch 1", command=("decoder.py",)),
-    Script(name="ResNet-50, batch 256", command=_workload("resnet", "--batch-size", "256")),
-    Script(name="BERT base, batch 64", command=_workload("bert", "--batch-size", "64")),
-    Script(name="LSTM, batch 16384", command=(str(REPORTS / "atlas_train.py"), "LSTM", "--batch", "16384")),
+    Script(name="ResNet-50, batch 320", command=_workload("resnet", "--batch-size", "320")),
+    Script(name="BERT base, batch 96", command=_workload("bert", "--batch-size", "96")),
+    Script(name="LSTM, batch 8192", command=(str(REPORTS / "atlas_train.py"), "LSTM", "--batch", "8192")),
 )
 
 
@@ -74,8 +74,9 @@ def main() -> None:
     document["about"] = {"ampmem": __version__, "torch": torch.__version__, "memory": MEMORY}
     if options.only != "choices":
         document["scripts"] = [advised(script) for script in SCRIPTS]
-    if options.only != "scripts":
-        document["choices"] = {name: [asdict(each) for each in choices_of(name)] for name in NAMES}
+    for name in NAMES if options.only != "scripts" else ():
+        document["choices"][name] = [asdict(choice) for choice in choices_of(name)]
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     options.md.write_text(text_of(document), encoding="utf-8")
 

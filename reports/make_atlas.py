@@ -9,9 +9,11 @@ only the runs that the file does not have; after an interruption the same comman
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -19,11 +21,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from atlas_document import Document, Group, Point, curves_of, groups_of, read_document, write_document
+from atlas_document import Document, Group, Point, groups_of, read_document, wanted_of, write_document
 from atlas_models import BY_NAME, MODELS, AtlasModel
 from atlas_page import page_of
-from atlas_points import PointFailed, make_points, warm_up
-from atlas_search import wanted
+from atlas_points import Task, in_children, make_point, warm_up
 from atlas_train import GPU, Setting
 
 from ampmem.allocator.gpus import find_gpu
@@ -31,8 +32,8 @@ from ampmem.units import format_bytes
 from ampmem.version import __version__
 
 REPORTS = Path(__file__).parent
-Make: TypeAlias = Callable[[Iterator[Setting], int], Iterator[Point]]
-LIBRARIES = ("transformers",)
+Run: TypeAlias = Callable[[Iterator[Task], int], Iterator[Point | str]]
+LIBRARIES = ("transformers", "diffusers")
 
 
 def main() -> None:
@@ -44,8 +45,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=REPORTS / "atlas.json", metavar="FILE")
     parser.add_argument("--html", type=Path, default=REPORTS / "atlas.html", metavar="FILE")
     parser.add_argument("--page-only", action="store_true", help="make no run, only the page of the file that is there")
+    parser.add_argument("--emulated", type=Path, metavar="FILE", help="take in what atlas_emulated.py wrote")
     options = parser.parse_args()
     document = read_document(options.json, about())
+    if options.emulated:
+        document["emulated"] = json.loads(options.emulated.read_text(encoding="utf-8"))
+        write_document(document, options.json)
     if not options.page_only:
         make_all(document, chosen(options.models), options)
     options.html.write_text(page_of(document), encoding="utf-8")
@@ -87,42 +92,34 @@ def every_point(
     groups: Sequence[Group],
     jobs: int,
     end: float | None = None,
-    make: Make = make_points,
+    make: Callable[[Setting], Point] = make_point,
+    run: Run = in_children,
 ) -> Iterator[Point]:
-    """Make the points that the curves of ``groups`` still need, and add each to ``document``, until ``end``."""
-    for group in groups:
-        try:
-            yield from points_of_group(document, group, jobs, end, make)
-        except PointFailed as failure:
-            print(f"a run failed, so the rest of its curves is left out:\n{failure}", file=sys.stderr)
+    """Make the points that the curves of ``groups`` still need, and add each to ``document``, until ``end``.
+
+    First every curve gets its ends and what lies around its break-even, then the finer points.
+    """
+    passes = ((group, fine) for fine in (False, True) for group in groups)
+    tasks = (partial(points_of_group, document, group, end, make, fine=fine) for group, fine in passes)
+    for made in run(tasks, jobs):
+        if isinstance(made, str):
+            print(f"a run failed, so the rest of its curves is left out:\n{made}", file=sys.stderr)
+        else:
+            document["points"].append(made)
+            yield made
 
 
-def points_of_group(document: Document, group: Group, jobs: int, end: float | None, make: Make) -> Iterator[Point]:
-    """The points that the curves of one group still need. Raises :class:`PointFailed`."""
-    while settings := still_wanted(document, group):
-        for point in make(until(settings, end), jobs):
-            document["points"].append(point)
-            yield point
-        if end is not None and time.monotonic() > end:
-            return
-
-
-def still_wanted(document: Document, group: Group) -> list[Setting]:
-    """The runs that the curves of ``group`` need, and that ``document`` does not have."""
-    name, optimizer, checkpointing = group
-    runs = wanted(curves_of(document["points"], group), document["about"]["memory"])
-    return [
-        Setting(model=name, optimizer=optimizer, checkpointing=checkpointing, precision=precision, batch=batch)
-        for precision, batch in runs
-    ]
-
-
-def until(settings: Sequence[Setting], end: float | None) -> Iterator[Setting]:
-    """The ``settings``, but none after the time ``end``."""
-    for setting in settings:
-        if end is not None and time.monotonic() > end:
-            return
-        yield setting
+def points_of_group(
+    document: Document, group: Group, end: float | None, make: Callable[[Setting], Point], *, fine: bool
+) -> Iterator[Point]:
+    """The points that the curves of one group still need; no run begins after the time ``end``."""
+    points, room = list(document["points"]), document["about"]["memory"]
+    while settings := wanted_of(points, group, room, fine=fine):
+        for setting in settings:
+            if end is not None and time.monotonic() > end:
+                return
+            points.append(make(setting))
+            yield points[-1]
 
 
 def said_of(point: Point) -> str:

@@ -7,7 +7,7 @@ only what a change costs on a simulated GPU, and how it is written in code, foll
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -38,6 +38,10 @@ class Change(StrEnum):
     ALLOCATOR = "allocator"
     PRECISION = "precision"
     BATCH = "batch"
+    BUCKET_VIEW = "bucket-view"
+    RESHARD = "reshard"
+    PREFETCH = "prefetch"
+    POLICY = "policy"
 
 
 EXPANDABLE = "expandable_segments:True"
@@ -66,6 +70,14 @@ class Script:
     device: Device = Device.SIMULATED
     """What the runs are made on."""
     device_name: str = ""
+    replicated: bool = False
+    """Whether it trains on several ranks, each with all of the parameters."""
+    sharded: bool = False
+    """Whether it trains on several ranks, each with a part of some parameters."""
+    ranks: tuple[int, ...] = ()
+    """The ranks that changes are run as; empty where the script runs in one process."""
+    stages: tuple[tuple[str, ...], ...] = ()
+    """The names of the blocks that each rank has, where they differ, as stages of a pipeline do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +86,12 @@ class Trial:
 
     ``flops`` are those of the last step, of which ``recomputed_flops`` ran in backward once more, and ``moved_bytes``
     are what it has copied between the GPU and the CPU; 0 where not known. ``step_ns`` is how long a step takes without
-    recording, on a real device.
+    recording, on a real device. ``rank`` is whose peaks these are, where there are several ranks.
     """
 
     memory: Memory | None
     failure: str | None = None
+    rank: int | None = None
     flops: int = 0
     recomputed_flops: int = 0
     moved_bytes: int = 0
@@ -92,6 +105,8 @@ Trials = Mapping[Forced, Trial]
 def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingProxyType({})) -> Script:
     """What can be changed in the script that was recorded; ``module_flops`` as :func:`blocks_of` takes them."""
     analysis = analyse(recording)
+    several = recording.run.world_size > 1
+    sharded = any(parameter.global_elements is not None for parameter in recording.parameters)
     return Script(
         blocks=blocks_of(analysis, module_flops),
         optimizers=tuple(dict.fromkeys(_class_names(recording.optimizers))),
@@ -103,6 +118,8 @@ def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingPro
         suggestions=suggestions(analysis),
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
+        replicated=several and not sharded,
+        sharded=several and sharded,
     )
 
 
@@ -133,6 +150,39 @@ def step_time(recording: Recording) -> int | None:
     return times[len(times) // 2] if times else None
 
 
+def how_bad(trial: Trial) -> tuple[int, ...]:
+    """Orders what ranks have of a run: the worst failed, or ran out of memory, or has the most in use on its device."""
+    if trial.memory is None:
+        return (2 + (trial.failure is not None),)
+    return (not trial.memory.surely, trial.memory.most, trial.memory.allocated)
+
+
+def different_ranks(found: Iterable[tuple[Trial, Script | None]]) -> tuple[int, ...]:
+    """Of ranks whose script as it is has equal peaks, parameters and costs the first one: changes are run as these."""
+    first: dict[tuple[Trial, Script | None], int] = {}
+    for trial, script in found:
+        first.setdefault((replace(trial, rank=None), script), trial.rank or 0)
+    return tuple(first.values())
+
+
+def blocks_of_ranks(blocks: Iterable[Blocks | None]) -> Blocks | None:
+    """The blocks of all ranks: a stage of a pipeline has some of them."""
+    known = [each for each in blocks if each is not None]
+    saved: dict[str, int] = {}
+    flops: dict[str, int] = {}
+    for each in reversed(known):  # of what several have, the first one's
+        saved |= zip(each.names, each.saved_bytes, strict=False)
+        flops |= zip(each.names, each.flops, strict=False)
+    names = tuple(dict.fromkeys(name for each in known for name in each.names))
+    if not names:
+        return None
+    return Blocks(
+        names=names,
+        saved_bytes=tuple(saved[name] for name in names) if len(saved) == len(names) else (),
+        flops=tuple(flops[name] for name in names) if len(flops) == len(names) else (),
+    )
+
+
 def _no_precision(recording: Recording) -> str | None:
     if recording.arm.forced:
         return f"every run has the precision {recording.arm.name}"
@@ -152,7 +202,7 @@ def refusal(forced: Forced, script: Script) -> str | None:
         ):
             if changes:
                 return why
-    if forced.bfloat16 and script.no_precision is not None:
+    if (forced.bfloat16 or forced.policy) and script.no_precision is not None:
         return script.no_precision
     if forced.loss_chunks and script.no_loss is not None:
         return script.no_loss
@@ -231,6 +281,12 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
         found[Change.CHECKPOINT] = Forced(checkpoint=script.blocks.names)
     found[Change.LOSS] = Forced(loss_chunks=LOSS_CHUNKS)
     found[Change.OFFLOAD] = Forced(offload=True)
+    if script.replicated:
+        found[Change.BUCKET_VIEW] = Forced(bucket_view=True)
+    if script.sharded:
+        found[Change.RESHARD] = Forced(reshard=True)
+        found[Change.PREFETCH] = Forced(no_prefetch=True)
+        found[Change.POLICY] = Forced(policy=True)
     found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
     found[Change.PRECISION] = Forced(bfloat16=True)
     found[Change.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
@@ -246,6 +302,14 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
     base = NOTHING_FORCED
     for base in _kept(trials, singles):
         yield base, None
+    for change in _OF_RANKS:
+        single = singles.get(change)
+        if single is None or trials[single].failure is not None:
+            continue
+        # What is kept after forward is there already: only with resharding is something gathered ahead.
+        if _helps(trials, single) or (single.no_prefetch and base.reshard):
+            base = replace(base, **{name: getattr(single, name) for name in single.kinds()})
+            yield base, None
     setting = singles.get(Change.ALLOCATOR)
     if setting is not None and _helps(trials, setting):
         base = replace(base, allocator=setting.allocator)
@@ -254,8 +318,12 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
     if offload is not None and trials[offload].failure is None:
         base = replace(base, offload=True)
         yield base, offload
+    policy = singles.get(Change.POLICY)
+    if policy is not None and trials[policy].failure is None:
+        base = replace(base, policy=True)
+        yield base, policy
     precision = singles.get(Change.PRECISION)
-    if precision is not None and trials[precision].failure is None:
+    if precision is not None and trials[precision].failure is None and not base.policy:
         base = replace(base, bfloat16=True)
         yield base, precision
     batch = singles.get(Change.BATCH)
@@ -266,12 +334,16 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
             size //= 2
 
 
+_OF_RANKS = (Change.BUCKET_VIEW, Change.RESHARD, Change.PREFETCH)
+"""Changes of how training is spread over ranks that leave the results as they are: the cheapest first."""
+
+
 def _kept(trials: Trials, singles: Mapping[Change, Forced]) -> list[Forced]:
     """The bases that a step takes about as long with: how optimizers update, then also the loss in chunks."""
     update = _update(trials)
     found = [] if update == NOTHING_FORCED else [update]
     loss = singles.get(Change.LOSS)
-    if loss is not None and _helps(trials, loss):
+    if loss is not None and (_helps(trials, loss) or _allocates_less(trials, loss)):
         found.append(replace(update, loss_chunks=loss.loss_chunks))
     return found
 
@@ -280,6 +352,12 @@ def _helps(trials: Trials, forced: Forced) -> bool:
     """Whether the device has less in use with ``forced``, or may have: the script as it is ran out of memory."""
     before, after = trials[NOTHING_FORCED].memory, trials[forced]
     return after.failure is None and (before is None or (after.memory is not None and after.memory.most < before.most))
+
+
+def _allocates_less(trials: Trials, forced: Forced) -> bool:
+    """Whether less is allocated with ``forced``, though more may be reserved: another setting may change that."""
+    before, after = trials[NOTHING_FORCED].memory, trials[forced].memory
+    return before is not None and after is not None and after.allocated < before.allocated
 
 
 def _update(trials: Trials) -> Forced:
@@ -332,7 +410,7 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
         if trial.memory is None:
             return (2 + (trial.failure is not None),)
         size = (trial.memory.allocated, trial.memory.most, len(forced.checkpoint))
-        computes = (forced.batch_size is not None, -(forced.batch_size or 0), forced.bfloat16)
+        computes = (forced.batch_size is not None, -(forced.batch_size or 0), forced.bfloat16 or forced.policy)
         if wanted and meets(trial, budget):
             return (0, *computes, forced.offload, len(forced.checkpoint), len(forced.kinds()), *size)
         return (1, *(() if wanted else computes), *size)
@@ -415,6 +493,10 @@ def name_of(forced: Forced, script: Script) -> str:
     words += ["fused=True"] if forced.fused else []
     words += [f"loss in {forced.loss_chunks} chunks"] if forced.loss_chunks else []
     words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
+    words += ["gradient_as_bucket_view=True"] if forced.bucket_view else []
+    words += ["reshard after forward"] if forced.reshard else []
+    words += ["no prefetch in backward"] if forced.no_prefetch else []
+    words += ["bfloat16 policy"] if forced.policy else []
     words += ["autocast bfloat16"] if forced.bfloat16 else []
     if forced.batch_size is not None:
         words.append(f"batch size {forced.batch_size} of {script.batch}" if script.batch else "smaller batches")
@@ -436,6 +518,12 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         words.append(f"kernels for each of {script.updated} parameters")
     if forced.fused:
         words.append("fewer kernels")
+    if forced.reshard:
+        words.append("gathers parameters once more, for backward")
+    if forced.no_prefetch:
+        words.append("backward waits for each all-gather")
+    if forced.policy:
+        words.append("rounds parameters and results to bfloat16")
     if forced.loss_chunks:
         words.append("log-softmax of the loss once more in a step")
     if forced.bfloat16:
@@ -474,6 +562,17 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
         ]
     if forced.allocator:
         lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
+    if forced.bucket_view:
+        lines.append("DistributedDataParallel(..., gradient_as_bucket_view=True)")
+    if forced.reshard:
+        lines.append("fully_shard(..., reshard_after_forward=True)  # FSDP1: ShardingStrategy.FULL_SHARD")
+    if forced.no_prefetch:
+        lines.append(
+            "each.set_modules_to_backward_prefetch([each])  # of all sharded modules; FSDP1: backward_prefetch=None"
+        )
+    if forced.policy:
+        policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
+        lines.append(f"fully_shard(..., mp_policy={policy})  # FSDP1: mixed_precision=MixedPrecision(...)")
     if forced.bfloat16:
         kind = Device.CPU if script.device is Device.CPU else Device.CUDA
         lines.append(f"with torch.autocast('{kind}', dtype=torch.bfloat16):  # around forward and loss, not backward")
@@ -522,13 +621,15 @@ class AdvisedRun:
     ``step_flops`` are the floating-point operations of the last step's matrix products, convolutions and attention,
     ``recomputed_flops`` those of them that activation checkpointing computed again; null where they were not counted.
     ``moved_bytes`` are what it has copied between the GPU and the CPU, inputs too. ``proof`` is there with ``--prove``,
-    for the best run and each change alone.
+    for the best run and each change alone. ``rank`` is the worst of several ranks, of which all of this is said; null
+    where the script runs in one process.
 
     ``checkpointed`` names the blocks that are checkpointed. ``unbeaten`` says that no other run needs as little memory
     at as low a cost, and less of one of the two: the line of such runs is the Pareto front.
     """
 
     change: str
+    rank: int | None
     options: tuple[str, ...]
     checkpointed: tuple[str, ...]
     unbeaten: bool
@@ -575,7 +676,8 @@ class AdviceDocument:
     computed from the recording of the script as it is.
 
     ``device`` says what the runs were made on: ``sim``, ``cuda`` or ``cpu``. ``gpu`` is the name of that, and
-    ``gpu_bytes`` the memory of a simulated GPU, null for a real device.
+    ``gpu_bytes`` the memory of a simulated GPU, null for a real device. ``world_size`` is how many ranks there are, and
+    ``ranks`` are those that changes were run as, empty where the script runs in one process.
     """
 
     schema: Annotated[str, OneOf((SCHEMA,))]
@@ -586,6 +688,8 @@ class AdviceDocument:
     gpu: str
     gpu_bytes: Positive | None
     budget_bytes: int | None
+    world_size: Positive
+    ranks: tuple[int, ...]
     runs: tuple[AdvisedRun, ...]
     blocks: tuple[AdvisedBlock, ...]
     suggestions: tuple[Suggestion, ...]
@@ -613,6 +717,7 @@ def advice(
     steps: int,
     gpu: str,
     total: int | None,
+    world_size: int = 1,
     proofs: Mapping[Forced, Proof] = MappingProxyType({}),
 ) -> AdviceDocument:
     """The search as its document."""
@@ -633,6 +738,8 @@ def advice(
         gpu=gpu,
         gpu_bytes=total,
         budget_bytes=budget,
+        world_size=world_size,
+        ranks=script.ranks,
         runs=runs,
         blocks=_advised(script.blocks),
         suggestions=script.suggestions,
@@ -676,6 +783,7 @@ def _run(forced: Forced, trials: Trials, script: Script, budget: int | None) -> 
     saved_reserved = None if memory is None or before is None else before.reserved - memory.reserved
     return AdvisedRun(
         change=name_of(forced, script),
+        rank=trial.rank,
         options=tuple(forced.options()),
         checkpointed=forced.checkpoint,
         unbeaten=False,

@@ -7,10 +7,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -29,7 +28,10 @@ from ampmem.analysis.advise import (
     Trial,
     advice,
     advise_schema,
+    blocks_of_ranks,
+    different_ranks,
     due,
+    how_bad,
     incomparable,
     measured_memory,
     meets,
@@ -43,8 +45,9 @@ from ampmem.analysis.advise import (
     to_prove,
     why_unproven,
 )
+from ampmem.analysis.advised import KIND, EndedRun, identity_in, run_in
 from ampmem.analysis.fit import memory_of
-from ampmem.analysis.jsonable import NOT_IN_JSON, Json, NotOfThisKind, from_json, like, parsed, plain
+from ampmem.analysis.jsonable import Json, like, plain
 from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, schema_option, settled, shared_options
 from ampmem.cli.processes.children import (
     KILLED,
@@ -55,13 +58,14 @@ from ampmem.cli.processes.children import (
     profile_arguments,
     run_child,
 )
+from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.processes.messages import StepEnded
 from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
 from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
 from ampmem.recorder.script import Target
-from ampmem.recording import SUFFIX, read
+from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.advise import best_change, render
 from ampmem.reporters.text.layout import layout_for
 from ampmem.results import difference
@@ -75,7 +79,7 @@ STEPS = 2
 JOBS = 8
 """No more runs at once than this by default: each takes some hundred MiB."""
 
-_NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
+_NOT_HERE = ("device", "synchronize", "stacks")
 """Shared options that say nothing of runs whose recordings are thrown away."""
 
 _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
@@ -98,7 +102,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     metavar="CHANGE,...",
     help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
     "of its optimizers), fused (True), loss (cross_entropy in chunks), allocator (expandable_segments), precision "
-    "(autocast to bfloat16), batch (half the batch size of its DataLoader).",
+    "(autocast to bfloat16), batch (half the batch size of its DataLoader), and with several ranks bucket-view (of "
+    "DistributedDataParallel), reshard, prefetch (none) and policy (bfloat16) of FSDP.",
 )
 @click.option(
     "--prove",
@@ -168,6 +173,9 @@ def advise(
     fewest blocks that are enough are searched for. The best comes first; changes of what is computed (precision,
     batch) come after all others. The table goes to stdout, a line for each run to stderr.
 
+    With --world-size the script is run as every rank of a simulated world, and with --nproc-per-node in so many
+    processes on a real device; the peaks are those of the worst rank.
+
     Exit code 0: the script fits, as it is or with a change; 1: nothing that was run fits. Ctrl-C prints the runs that
     have ended; with --resume they are not made again.
 
@@ -182,6 +190,7 @@ def advise(
         raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
     allowed, limit = _allowed(changes), _bytes(budget)
     script = settled(replace(options, device=Device(device_option), stacks=html is not None, force=False))
+    check_processes(script, "advise")
     gpu = gpu_to_simulate(options.gpu) if script.device is Device.SIMULATED else None
     if gpu is None and jobs is not None and jobs > 1:
         raise UsageError(f"--jobs {jobs}: runs on a real device are made one by one, as they would share its memory")
@@ -201,6 +210,7 @@ def advise(
             steps=script.steps,
             gpu=search.found.device_name if gpu is None else gpu.name,
             total=None if gpu is None else gpu.total_memory,
+            world_size=script.nproc_per_node or script.world_size or 1,
             proofs=search.proofs,
         )
 
@@ -249,18 +259,16 @@ def _bytes(budget: str | None) -> int | None:
         raise UsageError(f"--budget: {error}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ended:
-    """A run that has ended, with ``script``, what the script as it is says of itself, of that run alone."""
-
-    forced: Forced
-    trial: Trial
-    script: Script | None = None
-    recording: Path | None = field(default=None, metadata=NOT_IN_JSON)
+def _every_rank(script: ScriptOptions) -> tuple[int, ...]:
+    """The ranks that the script as it is is run as, one at a time; empty where one run is all of it."""
+    return () if script.rank is not None or (script.world_size or 1) == 1 else tuple(range(script.world_size or 1))
 
 
 class _Search:
-    """The runs, ``jobs`` of them at once, no changes twice; those that ``kept`` has are not made."""
+    """The runs, ``jobs`` of them at once, no changes twice; those that ``kept`` has are not made.
+
+    Of a simulated world a run is made of one process for each rank, one after the other or at the same time.
+    """
 
     def __init__(self, script: ScriptOptions, arm: Arm, seed: int, jobs: int, kept: _Kept, folder: Path) -> None:
         self._script = script
@@ -270,6 +278,8 @@ class _Search:
         self._kept = kept
         self._folder = folder
         self._numbers = count()
+        self._of_ranks: dict[tuple[Forced, int | None], EndedRun] = {}
+        """What has ended of runs that have not ended for all of their ranks."""
         self.recordings: dict[Forced, Path] = {}
         """The recordings of the script as it is and of the best run, where :meth:`run` was to keep them."""
         self.trials: dict[Forced, Trial] = {}
@@ -288,23 +298,37 @@ class _Search:
             ThreadPoolExecutor(self._jobs) as pool,
         ):
             children = Children()
-            running: dict[Future[_Ended], Forced] = {}
+            running: dict[Future[EndedRun], tuple[Forced, int | None]] = {}
             try:
                 while True:
                     due_now = self._due(allowed, budget, progress)
-                    for forced in due_now or (self._unrecorded(budget) if keep else ()):
-                        if len(running) < self._jobs and forced not in running.values():
+                    for part in self._parts(due_now or (self._unrecorded(budget) if keep else ())):
+                        if len(running) < self._jobs and part not in running.values() and part not in self._of_ranks:
                             path = self._folder / f"run{next(self._numbers)}{SUFFIX}"
-                            running[pool.submit(self._make, forced, path, progress, children, forking)] = forced
+                            running[pool.submit(self._make, *part, path, progress, children, forking)] = part
                     if not running:
                         return
                     for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        del running[future]
-                        self._take(future.result(), progress)
+                        part = running.pop(future)
+                        self._of_ranks[part] = future.result()
+                        self._gather(part[0], progress)
                     self._forget({NOTHING_FORCED, ranked(self.trials, budget)[0]} if keep else set())
             except BaseException:
                 children.end(running)
                 raise
+
+    def _parts(self, wanted: Iterable[Forced]) -> list[tuple[Forced, int | None]]:
+        """The processes that these runs are made of, each with the rank that it simulates, if it is one of several."""
+        every = _every_rank(self._script)
+        some = self.found.ranks if every else ()
+        return [(each, rank) for each in wanted for rank in (every if each == NOTHING_FORCED else some) or (None,)]
+
+    def _gather(self, forced: Forced, progress: _Progress) -> None:
+        """Take the run with ``forced``, once it has ended for all of its ranks."""
+        parts = self._parts([forced])
+        if all(part in self._of_ranks for part in parts):
+            ended = [self._of_ranks.pop(part) for part in parts]
+            self._take(ended[0] if parts[0][1] is None else _of_worst(ended), progress)
 
     def _unrecorded(self, budget: int | None) -> list[Forced]:
         """Runs of which a recording is wanted and not there, as ``--resume`` had them."""
@@ -328,21 +352,21 @@ class _Search:
                 self._note(ended)
                 progress.ended(name_of(ended.forced, self.found), said, made=False)
 
-    def _known(self, forced: Forced) -> tuple[_Ended | None, str]:
+    def _known(self, forced: Forced) -> tuple[EndedRun | None, str]:
         """What comes of ``forced`` without a run, and how that is said."""
         why = refusal(forced, self.found)
         if why is not None:
-            return _Ended(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
+            return EndedRun(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
         ended = self._kept.run_of(forced)
         return ended, "" if ended is None else f"made before: {_said(ended.trial, self._script.device)}"
 
-    def _take(self, ended: _Ended, progress: _Progress) -> None:
+    def _take(self, ended: EndedRun, progress: _Progress) -> None:
         self._note(ended)
         if self._kept.run_of(ended.forced) is None:
             self._kept.keep(ended)
         progress.ended(name_of(ended.forced, self.found), _said(ended.trial, self._script.device))
 
-    def _note(self, ended: _Ended) -> None:
+    def _note(self, ended: EndedRun) -> None:
         self.trials[ended.forced] = ended.trial
         if ended.recording is not None:
             self.recordings[ended.forced] = ended.recording
@@ -351,7 +375,8 @@ class _Search:
 
     def prove(self, budget: int | None) -> None:
         """Run the changes that are worth it on the CPU, and keep how their results differ."""
-        why = why_unproven(self.trials, self.found)
+        several = "the script runs on several ranks" if self.found.ranks or self._script.world_size else None
+        why = several or why_unproven(self.trials, self.found)
         with ProgressLine() as progress:
             proving = _Proving(self._script, self._arm, self._seed, self._folder, progress)
             for forced in to_prove(self.trials, budget):
@@ -364,12 +389,21 @@ class _Search:
                     self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
 
     def _make(
-        self, forced: Forced, path: Path, progress: _Progress, children: Children, forking: Warmed | None
-    ) -> _Ended:
-        """Make one run, in a thread."""
+        self,
+        forced: Forced,
+        rank: int | None,
+        path: Path,
+        progress: _Progress,
+        children: Children,
+        forking: Warmed | None,
+    ) -> EndedRun:
+        """Make one run, or what one rank has of it, in a thread."""
         name = name_of(forced, self.found)
+        name += "" if rank is None else f": rank {rank} of {self._script.world_size}"
         progress.doing(f"{name}: starting")
         script = replace(self._script, forced=forced)
+        if rank is not None:
+            script = replace(script, forced=self._on_rank(forced, rank), rank=rank)
         last = StepEnded(done=0, wanted=script.steps)
 
         def follow(step: StepEnded) -> None:
@@ -385,21 +419,42 @@ class _Search:
             timed = run_child(timing, on_start=children.started)
             if timed.failure is not None:
                 progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
-        found = replace(
-            self._outcome(path, ended, forced, last.module_flops), recording=path if path.exists() else None
-        )
+        several = (script.nproc_per_node or 1) > 1
+        found = (self._outcome_of_processes if several else self._outcome)(path, ended, forced, last.module_flops)
+        if rank is not None:
+            found = replace(found, trial=replace(found.trial, rank=rank))
         if found.trial.memory is not None:
-            counts = like(Trial, last, memory=found.trial.memory, failure=None, step_ns=found.trial.step_ns)
-            found = replace(found, trial=counts)
-        if found.trial.failure is not None and forced == NOTHING_FORCED:
+            kept = {name: getattr(found.trial, name) for name in ("memory", "failure", "step_ns", "rank")}
+            found = replace(found, trial=like(Trial, last, **kept))
+        if found.trial.failure is not None and forced == NOTHING_FORCED and not children.ended:
             progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
             raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")
         return found
 
-    def _outcome(self, path: Path, end: ChildEnd, forced: Forced, module_flops: Mapping[str, int]) -> _Ended:
+    def _on_rank(self, forced: Forced, rank: int) -> Forced:
+        """``forced`` without the blocks that other stages of a pipeline have."""
+        stages = self.found.stages
+        if not stages or forced == NOTHING_FORCED:
+            return forced
+        return replace(forced, checkpoint=tuple(name for name in forced.checkpoint if name in stages[rank]))
+
+    def _outcome_of_processes(
+        self, path: Path, end: ChildEnd, forced: Forced, module_flops: Mapping[str, int]
+    ) -> EndedRun:
+        """What the processes of a real device have recorded; one without a model has recorded nothing."""
+        size = self._script.nproc_per_node or 1
+        files = {rank: rank_file(path, rank, size) for rank in range(size)}
+        ended = {
+            rank: self._outcome(file, end, forced, module_flops)
+            for rank, file in files.items()
+            if rank == 0 or file.exists()
+        }
+        return _of_worst([replace(each, trial=replace(each.trial, rank=rank)) for rank, each in ended.items()])
+
+    def _outcome(self, path: Path, end: ChildEnd, forced: Forced, module_flops: Mapping[str, int]) -> EndedRun:
         refused = end.said is not None and end.said.kind is FailureKind.REFUSED
         if refused or not path.exists():
-            return _Ended(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
+            return EndedRun(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
         try:
             recording = read(path)
             script = script_of(recording, module_flops) if forced == NOTHING_FORCED else None
@@ -412,9 +467,32 @@ class _Search:
                 simulated = self._script.device is Device.SIMULATED
                 memory = memory_of(recording) if simulated else measured_memory(recording)
                 trial = Trial(memory=memory, step_ns=step_time(recording))
-            return _Ended(forced=forced, trial=trial, script=script)
+            return EndedRun(forced=forced, trial=trial, script=script, recording=path)
         except (RecordingError, NothingRecorded) as error:
-            return _Ended(forced=forced, trial=Trial(memory=None, failure=end.failure or str(error)))
+            trial = Trial(memory=None, failure=end.failure or str(error))
+            return EndedRun(forced=forced, trial=trial, recording=path)
+
+
+def _of_worst(ended: Sequence[EndedRun]) -> EndedRun:
+    """The run of several ranks: that of the worst, whose recording alone is left.
+
+    Of the script as it is, the blocks are those of all ranks.
+    """
+    found = max(ended, key=lambda each: how_bad(each.trial))
+    for each in ended:
+        if each is not found and each.recording is not None:
+            each.recording.unlink(missing_ok=True)
+    if found.script is None:
+        return found
+    by_rank = [None if each.script is None else each.script.blocks for each in ended]
+    names = tuple(() if blocks is None else blocks.names for blocks in by_rank)
+    script = replace(
+        found.script,
+        blocks=blocks_of_ranks(by_rank),
+        ranks=different_ranks((each.trial, each.script) for each in ended),
+        stages=names if len(set(names)) > 1 else (),
+    )
+    return replace(found, script=script)
 
 
 class _Progress(ProgressLine):
@@ -457,7 +535,7 @@ class _Kept:
 
     def __init__(self, path: Path | None, of: Mapping[str, Json]) -> None:
         self._path = path
-        self._runs: dict[Forced, _Ended] = {}
+        self._runs: dict[Forced, EndedRun] = {}
         if path is None:
             return
         try:
@@ -470,14 +548,11 @@ class _Kept:
                 self._append("\n")
         except (OSError, ValueError) as error:
             raise UsageError(f"--resume {path}: {error}") from error
-        self._runs = {ended.forced: ended for line in text.splitlines()[1:] if (ended := _read(line)) is not None}
+        self._runs = {ended.forced: ended for line in text.splitlines()[1:] if (ended := run_in(line)) is not None}
 
     def _check(self, path: Path, line: str, of: Mapping[str, Json]) -> None:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict) or _KIND not in found:
+        found = identity_in(line)
+        if found is None:
             raise UsageError(f"--resume {path}: it is not a file of ampmem advise; name one that does not exist")
         others = [key for key, value in of.items() if found.get(key) != value]
         if others:
@@ -485,11 +560,11 @@ class _Kept:
                 f"--resume {path}: its runs have another {', another '.join(others)}; name a file that does not exist"
             )
 
-    def run_of(self, forced: Forced) -> _Ended | None:
+    def run_of(self, forced: Forced) -> EndedRun | None:
         """The run with these changes, if there is one."""
         return self._runs.get(forced)
 
-    def keep(self, ended: _Ended) -> None:
+    def keep(self, ended: EndedRun) -> None:
         """Write one more run, unless a signal has ended it."""
         if not (ended.trial.failure or "").startswith(KILLED):
             self._append(f"{json.dumps(plain(ended))}\n")
@@ -500,43 +575,37 @@ class _Kept:
                 file.write(text)
 
 
-_KIND = "ampmem advise"
-"""The key that a file of runs has, with the version of ampmem."""
-
-
-def _read(line: str) -> _Ended | None:
-    """A run; ``None`` for a line of which a killed process has written a part."""
-    try:
-        return from_json(_Ended, parsed(line))
-    except NotOfThisKind:
-        return None
-
-
 def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dict[str, Json]:
     """What two runs with the same changes must have in common to be equal, but for modules that the script imports."""
-    source = Path(target.file)
     return {
-        _KIND: __version__,
+        KIND: __version__,
         "torch": version("torch"),
         "script": script.title,
-        "source": sha256(source.read_bytes()).hexdigest() if source.is_file() else "",
+        "source": target.sha256,
         "device": script.device,
         "GPU": script.gpu or "",
         "precision": f"{arm} {script.dtype or ''}".strip(),
         "seed": seed,
         "number of steps": f"{script.skip}+{script.steps} {script.step_on or ''}".strip(),
         "assumption": list(script.assume),
-        "rank": f"{script.rank or 0} of {script.world_size or 1}",
+        "rank": _ranks_in_words(script),
         "environment": text_of_environment(os.environ)[1],
     }
 
 
+def _ranks_in_words(script: ScriptOptions) -> str:
+    """``0 of 1``; ``all of 8``."""
+    size = script.nproc_per_node or script.world_size or 1
+    return f"all of {size}" if _every_rank(script) or script.nproc_per_node else f"{script.rank or 0} of {size}"
+
+
 def _said(trial: Trial, device: Device) -> str:
+    rank = "" if trial.rank is None else f" on rank {trial.rank}"
     if trial.failure is not None:
-        return f"refused or failed: {trial.failure}"
+        return f"refused or failed{rank}: {trial.failure}"
     if trial.memory is None:
-        return "out of memory"
-    peak = f"peak {format_bytes(trial.memory.allocated)} allocated"
+        return f"out of memory{rank}"
+    peak = f"peak{rank} {format_bytes(trial.memory.allocated)} allocated"
     return peak if device is Device.CPU else f"{peak}, {format_bytes(trial.memory.reserved)} reserved"
 
 

@@ -224,7 +224,7 @@ def recorded(script: ScriptOptions, arm: Arm, seed: int, output: Path | None) ->
     if script.dtype is not None and not arm.autocast:
         raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
     script = settled(script)
-    check_processes(script)
+    check_processes(script, "check")
     title = script.find().title
     if output is not None:
         check_output(output, force=script.force)

@@ -63,7 +63,7 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
     """
     chosen = chosen_arms(arms, options.dtype)
     options = settled(options)
-    check_processes(options)
+    check_processes(options, "compare")
     target = options.find()
     prefix = (output or target.title).removesuffix(SUFFIX)
     plan = _Plan(script=options, arms=chosen, seed=seed, times=times, prefix=prefix, html=html)

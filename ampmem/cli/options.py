@@ -119,7 +119,8 @@ _GROUPS = (
     ),
     _group(
         "Forced changes",
-        "force_checkpoint force_offload force_foreach force_fused force_chunked_loss force_allocator force_batch_size",
+        "force_checkpoint force_offload force_foreach force_fused force_chunked_loss force_allocator force_batch_size "
+        "force_bucket_view force_reshard force_no_prefetch force_policy",
         "--gpu h100 --force-checkpoint 'blocks.*'",
     ),
     _group("GPU", "device device_option gpu assume", "--gpu h100"),
@@ -295,6 +296,17 @@ class ScriptOptions:
         if mistaken is not None:
             raise UsageError(mistaken)
         return script.find_script(self.script_or_module)
+
+
+def advised_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give ``command`` the option that leaves out what ``ampmem advise`` has disproved."""
+    return click.option(
+        "--advised",
+        metavar="FILE",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Leave out findings whose change ampmem advise --resume FILE ran for the same script, and which saved "
+        "nothing; a note says which.",
+    )(command)
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:

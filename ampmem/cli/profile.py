@@ -83,6 +83,20 @@ if TYPE_CHECKING:
     help="Make DataLoaders of larger batches with batch_size=N.",
 )
 @click.option(
+    "--force-bucket-view", is_flag=True, help="Make DistributedDataParallel with gradient_as_bucket_view=True."
+)
+@click.option(
+    "--force-reshard",
+    is_flag=True,
+    help="Call fully_shard with reshard_after_forward=True, and FullyShardedDataParallel with FULL_SHARD.",
+)
+@click.option(
+    "--force-policy",
+    is_flag=True,
+    help="Give FSDP a policy of mixed precision: parameters in bfloat16, gradients summed in float32.",
+)
+@click.option("--force-no-prefetch", is_flag=True, help="Have FSDP gather no parameters ahead in backward.")
+@click.option(
     "--run-to-end",
     is_flag=True,
     help="Let the script finish, uninstrumented, once the steps are recorded; the exit code is the script's.",
@@ -122,6 +136,10 @@ def profile(
     force_chunked_loss: int | None,
     force_allocator: str | None,
     force_batch_size: int | None,
+    force_bucket_view: bool,
+    force_reshard: bool,
+    force_policy: bool,
+    force_no_prefetch: bool,
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
@@ -153,6 +171,10 @@ def profile(
         fused=force_fused,
         allocator=force_allocator or "",
         batch_size=force_batch_size,
+        bucket_view=force_bucket_view,
+        reshard=force_reshard,
+        policy=force_policy,
+        no_prefetch=force_no_prefetch,
         loss_chunks=force_chunked_loss or 0,
     )
     plan = Plan(
@@ -216,7 +238,7 @@ def _audience(plan: Plan, report_to: Path | None) -> Audience:
 
 
 def _carry_out(plan: Plan, audience: Audience) -> None:
-    if plan.script.forced.allocator:
+    if plan.script.forced.allocator and not launches(plan.script):  # each process that is launched does so itself
         _set_allocator(plan.script.forced.allocator)
     plan = replace(plan, script=settled(plan.script))
     script = plan.script
@@ -276,7 +298,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
 
     try:
         session = Session(
-            plan.options(path),
+            plan.options(path, target=target),
             source=None if simulation is None else _source_of(simulation),
             on_step=step_ended,
             on_done=None if plan.run_to_end else all_done,

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import click
 
+from ampmem.analysis.advised import read_advised
+from ampmem.cli.options import advised_option
 from ampmem.output import Terminal, claim, remove_empty, sized
 from ampmem.recording import without_journals
 from ampmem.recording.watched import is_watched
@@ -28,8 +30,9 @@ SUFFIX = ".html"
     "what their names have in common, run.html; with the next number where that exists: run.2.html]",
 )
 @click.option("--open", "opening", is_flag=True, help="Open the page in a browser, where there is one.")
+@advised_option
 @click.option("--force", is_flag=True, help="Replace the page when it exists already.")
-def report(files: tuple[Path, ...], output: Path | None, opening: bool, force: bool) -> None:
+def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised: Path | None, force: bool) -> None:
     """Write recordings to one HTML page, which needs nothing but a browser.
 
     Several are laid side by side. Those of the ranks of one job are merged: which rank is the worst, and why; the pages
@@ -45,6 +48,7 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, force: b
     from ampmem.reporters.html.watched_page import write_watched
 
     recordings = without_journals(files)
+    proven = None if advised is None else read_advised(advised)
     wanted = output or beside(recordings)
     numbered = output is None and not force
     page = _page(wanted, claim(lambda number: [_page(wanted, number)])) if numbered else wanted
@@ -53,7 +57,7 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, force: b
         if len(recordings) == 1 and is_watched(recordings[0]):
             others = len(write_watched(recordings[0], page, force=force or numbered)) - 1
         else:
-            write(recordings, page, force=force or numbered)
+            write(recordings, page, force=force or numbered, advised=proven)
     finally:
         remove_empty([page] if numbered else [])
     taken = "" if page == wanted else f"; {wanted} exists already (--force replaces it)"

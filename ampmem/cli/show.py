@@ -12,6 +12,7 @@ import click
 
 from ampmem.allocator.settings import parse_settings
 from ampmem.allocator.trace import WhatIf, trace_of_events, what_if
+from ampmem.analysis.advised import read_advised
 from ampmem.analysis.comparison import compare, distinct
 from ampmem.analysis.jsonable import one_or_several
 from ampmem.analysis.ranks.jobs import RankRun, are_ranks, rank_run, ranks_beside, read_runs
@@ -20,7 +21,7 @@ from ampmem.analysis.ranks.ranks import Ranks, ranks_schema
 from ampmem.analysis.soundness import faults, soundness
 from ampmem.analysis.summary import Summary, summary_schema
 from ampmem.analysis.watched import WatchedSummary, full_recording, watched_run, watched_schema
-from ampmem.cli.options import schema_option
+from ampmem.cli.options import advised_option, schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
 from ampmem.recording.watched import is_watched, read_watched
@@ -77,6 +78,7 @@ def _detail_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="For recordings of a GPU: what the caching allocator would have reserved with this setting of "
     "PYTORCH_ALLOC_CONF, such as expandable_segments or max_split_size_mb=128; may be given several times.",
 )
+@advised_option
 @click.option(
     "--check",
     "checking",
@@ -95,6 +97,7 @@ def show(
     each: bool,
     everything: bool,
     settings: tuple[str, ...],
+    advised: Path | None,
     checking: bool,
     all_steps: bool,
     **chosen: bool,
@@ -123,6 +126,7 @@ def show(
                 each=each,
                 everything=everything,
                 settings=settings,
+                advised=advised,
                 checking=checking,
                 all_steps=all_steps,
                 full=None,
@@ -138,6 +142,8 @@ def show(
         click.echo("\n\n".join(f"{path}\n\n{render_what_if(what_ifs(path, settings), layout)}" for path in files))
         return
     runs = read_runs(files)
+    if advised is not None:
+        runs = list(map(read_advised(advised).left_out, runs))
     if as_json:
         click.echo(_ranks_as_json(runs) if as_ranks else JsonReporter().render(list(map(_report, runs))))
         return

@@ -27,6 +27,7 @@ class Options:
     memory to record. ``synchronize`` waits for a CUDA device at each step's end. ``step_on`` is what ends a step.
     ``place`` is which process of a job this is, where a launcher says so. ``assume`` is what a simulated device takes
     for granted, as it was said. ``forced`` are changes to force on the script beside the precision.
+    ``script_sha256`` is the digest of the script's own file, where a command line has started it.
     """
 
     path: Path
@@ -47,6 +48,7 @@ class Options:
     place: PlaceRecord | None = None
     assume: tuple[str, ...] = ()
     forced: Forced = NOTHING_FORCED
+    script_sha256: str = ""
 
 
 def device_named(name: str) -> Device:

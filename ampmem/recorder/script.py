@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.machinery import BuiltinImporter, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, TracebackType
@@ -46,6 +47,12 @@ class Target:
     path0: str
     spec: ModuleSpec | None
     title: str
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the script's own file; empty where it is not in one, as standard input."""
+        file = Path(self.file)
+        return sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
     @property
     def calls_below(self) -> int:

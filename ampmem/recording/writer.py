@@ -396,6 +396,8 @@ def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, obj
         del rows["step_on"]
     if not run.assume:
         del rows["assume"]
+    if not run.script_sha256:
+        del rows["script_sha256"]
     later: dict[str, object] = {"local_rank": rows.pop("local_rank"), "job": rows.pop("job")}
     if place is not None:
         later["axes"] = [asdict(axis) for axis in place.mesh]

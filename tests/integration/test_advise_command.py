@@ -207,6 +207,42 @@ def test_what_offloading_moves_is_counted(tmp_path: Path) -> None:
     assert runs["offload saved tensors"]["saved_bytes"] > 0
 
 
+def test_a_finding_that_advise_has_disproved_is_not_shown_again(tmp_path: Path) -> None:
+    write(tmp_path, rows=64)
+    done = ampmem(tmp_path, "advise", "--gpu", "h100", "--allow", "foreach,fused", "--resume", "runs", "train.py")
+    assert done.returncode == 0, done.stderr
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "h100", "--quiet", "train.py")
+    assert done.returncode == 0, done.stderr
+
+    def shown() -> tuple[list[str], list[str]]:
+        done = ampmem(tmp_path, "show", "--json", "train.ampmem", "--advised", "runs")
+        assert done.returncode == 0, done.stderr
+        summary = json.loads(done.stdout)
+        notes = [note for note in summary["notes"] if "advise" in note or "runs" in note]
+        return [finding["code"] for finding in summary["findings"]], notes
+
+    assert "foreach-temporaries" in shown()[0] and not shown()[1]  # both changes save what the finding says
+    first, plain, *others = (tmp_path / "runs").read_text().splitlines()
+    memory = json.loads(plain)["trial"]["memory"]
+    nothing = [json.dumps(run | {"trial": run["trial"] | {"memory": memory}}) for run in map(json.loads, others)]
+    (tmp_path / "runs").write_text("\n".join((first, plain, *nothing)))
+    said = "the finding foreach-temporaries is left out: ampmem advise ran its change for this script, and fused=True "
+    said += "saved nothing, foreach=False saved nothing"
+    codes, notes = shown()
+    assert "foreach-temporaries" not in codes and notes == [said]
+    table = ampmem(tmp_path, "show", "train.ampmem", "--advised", "runs").stdout
+    assert " ".join(table.split()).count(said) == 1 and table.count("foreach-temporaries") == 1
+    assert ampmem(tmp_path, "report", "train.ampmem", "--advised", "runs", "-o", "page.html").returncode == 0
+    told = page_data((tmp_path / "page.html").read_text())["runs"][0]["said"]
+    assert said in told["notes"] and "foreach-temporaries" not in [each["code"] for each in told["findings"]]
+    write(tmp_path, rows=65)
+    again = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "h100", "--quiet", "--force", "train.py")
+    assert again.returncode == 0, again.stderr
+    codes, notes = shown()
+    assert "foreach-temporaries" in codes
+    assert notes == ["runs: its runs have another source of the script, so no finding is left out for them"]
+
+
 def test_a_script_under_autocast_is_not_given_another(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS | WRITTEN["autocast bfloat16"]))
     found, _ = advised(tmp_path, "--allow", "precision")
@@ -480,6 +516,21 @@ def test_a_change_that_computes_the_same_is_proven_so(tmp_path: Path) -> None:
             assert proof["equal"] and proof["compared_with"] == "the script as it is"
     fused = found["fused=True"]
     assert fused["equal"] or 0 < fused["gradient_difference"] < 1e-4 < fused["largest_gradient"]
+
+
+def test_the_finding_on_a_float32_loss_names_the_command_that_proves_it(tmp_path: Path) -> None:
+    with_autocast = CLASSIFIED.replace("    loss = ", "    with torch.autocast(device, torch.bfloat16): loss = ")
+    (tmp_path / "train.py").write_text(
+        with_autocast.replace("256", "4096").replace("64, 500)", "64, 5000, bias=False)")
+    )
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "h100", "-o", "run.ampmem", "train.py", "cuda")
+    assert done.returncode == 0, done.stderr
+    (told,) = [each for each in summarize(read(tmp_path / "run.ampmem")).findings if each.code == "fp32-activations"]
+    (tmp_path / "run.ampmem").unlink()
+    assert told.proof == "ampmem advise --gpu h100 --allow loss train.py cuda" and told.saved > 0
+    proven = ampmem(tmp_path, "advise", "--json", *told.proof.split()[2:])
+    runs = {made["change"]: made for made in json.loads(proven.stdout)["runs"]}
+    assert runs["loss in 8 chunks"]["saved_bytes"] >= told.saved, "what backward makes of all rows is saved as well"
 
 
 CLASSIFIED = """

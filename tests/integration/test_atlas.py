@@ -20,15 +20,15 @@ MADE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from atlas_document import line_of
-from atlas_points import make_points
+from atlas_points import make_point
 from atlas_train import Setting
 settings = [
     Setting(model="DLRM", optimizer="adamw", checkpointing=False, precision="amp", batch=1),
     Setting(model="MLP-Mixer B/16", optimizer="adamw", checkpointing=False, precision="fp32", batch=16),
     Setting(model="ViT B/16", optimizer="adamw", checkpointing=False, precision="amp-nocache", batch=1),
 ]
-for point in make_points(iter(settings), 1):
-    print(line_of(point))
+for setting in settings:
+    print(line_of(make_point(setting)))
 """
 
 

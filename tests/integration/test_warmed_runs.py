@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,22 +130,42 @@ print("script")
     assert (ended.code, ended.tail[:3]) == (5, ("script", "thread", "handler"))
 
 
-def test_runs_are_ended_before_their_time(tmp_path: Path, warmed: Warmed) -> None:
-    children, started, ends = Children(), threading.Event(), list[ChildEnd]()
+def ended_when(folder: Path, reached: Callable[[int], bool]) -> ChildEnd:
+    """How a run ends that is interrupted as soon as ``reached`` says so of how many processes were started for it."""
+    children, started, ends = Children(), list[Running](), list[ChildEnd]()
+    interrupted = threading.Event()
 
     def on_start(child: Running) -> None:
         children.started(child)
-        started.set()
+        started.append(child)
+        if reached(len(started)):
+            interrupted.set()
 
-    code = "import time\nopen('is-here', 'w').close()\ntime.sleep(600)"
-    waits = threading.Thread(
-        target=lambda: ends.append(simulated(tmp_path, code, warmed=warmed, on_start=on_start)), daemon=True
-    )
-    waits.start()
-    assert started.wait(60)
-    children.end([])
-    waits.join(60)
-    assert ends[0].code != 0
+    def run(process: Warmed) -> None:
+        code = f"open({str(folder / 'runs')!r}, 'w').close()\nimport time\ntime.sleep(600)"
+        ends.append(simulated(folder, code, warmed=process, on_start=on_start))
+
+    with Warmed() as process:
+        waits = threading.Thread(target=run, args=(process,))
+        waits.start()
+        assert interrupted.wait(120)
+        children.end([])
+        waits.join(120)
+    return ends[0]
+
+
+def test_a_run_is_ended_before_its_time(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "runs")
+
+    def script_runs(processes: int) -> bool:
+        return processes == 2 and (tmp_path / "runs").read_text() == ""  # which waits until the script opens it
+
+    assert ended_when(tmp_path, script_runs).code != 0
+
+
+def test_a_run_is_ended_while_the_process_it_is_to_be_forked_from_still_starts(tmp_path: Path) -> None:
+    assert ended_when(tmp_path, lambda processes: processes == 1).code != 0
+    assert not (tmp_path / "runs").exists()
 
 
 def test_where_the_process_is_gone_a_run_is_a_fresh_one(tmp_path: Path) -> None:

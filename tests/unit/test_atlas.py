@@ -39,50 +39,74 @@ def made(setting: Any) -> dict[str, Any]:
     return asdict(setting) | {"fit": "fits", "peak": size, "at_most": size} | rest
 
 
-def make(settings: Iterator[Any], jobs: int) -> Iterator[dict[str, Any]]:
-    return (made(setting) for setting in settings)
+def here(tasks: Iterator[Any], jobs: int) -> Iterator[Any]:
+    """The points of all ``tasks``, made in this process."""
+    for task in tasks:
+        yield from task()
 
 
-def whole(document: dict[str, Any]) -> int:
+def whole(document: dict[str, Any], group: Any = GROUP) -> int:
     """Make every point of one group; how many that were."""
-    return len(list(make_atlas.every_point(document, [GROUP], 1, make=make)))
+    return len(list(make_atlas.every_point(document, [group], 1, make=made, run=here)))
 
 
 def test_the_search_ends_at_the_largest_that_fits_and_around_the_break_even() -> None:
     document = atlas_document.new_document(ABOUT)
     whole(document)
     curves = atlas_document.curves_of(document["points"], GROUP)
-    assert {name: max(atlas_search.fitting(curve)) for name, curve in curves.items()} == {
-        "fp32": 128,
-        "amp": 256,
-        "amp-nocache": 256,
-        "bf16": 256,
+    assert {name: sorted(curve) for name, curve in curves.items()} == {
+        "fp32": [1, 2, 4, 8, 16, 128],
+        "amp": [1, 2, 4, 8, 16, 128, 256],
+        "amp-nocache": [1, 128],
+        "bf16": [1, 128],
     }
-    assert all(256 in curves["fp32"] and 512 in curves[name] for name in ("amp", "amp-nocache", "bf16"))
-    assert not any(curves["fp32"][batch].fits for batch in (256,))
+    assert all(size.fits for curve in curves.values() for size in curve.values())
     assert atlas_search.break_even(curves["fp32"], curves["amp"]) == (2, 4)
     assert atlas_search.break_even(curves["fp32"], curves["bf16"]) == (None, 1)
-    assert set(curves["fp32"]) - {256} <= set(curves["amp"])
+
+
+def test_other_optimizers_and_checkpointing_begin_where_adamw_ended() -> None:
+    document = atlas_document.new_document(ABOUT)
+    whole(document)
+    whole(document, ("BERT base", "sgd", False))
+    curves = atlas_document.curves_of(document["points"], ("BERT base", "sgd", False))
+    assert {name: sorted(curve) for name, curve in curves.items() if curve} == {
+        "fp32": [1, 2, 4, 8, 32, 128],
+        "amp": [1, 2, 4, 8, 32, 128],
+    }
 
 
 def test_a_model_that_does_not_fit_at_all_is_asked_once() -> None:
     curves: dict[str, dict[int, Any]] = {name: {} for name in PRECISIONS}
-    assert atlas_search.wanted(curves, ROOM) == [(name, 1) for name in PRECISIONS]
+    assert atlas_search.wanted(curves, ROOM, PRECISIONS, 16, fine=True) == [("fp32", 1)]
     none = {name: {1: atlas_search.Size(peak=0, fits=False)} for name in PRECISIONS}
-    assert atlas_search.wanted(none, ROOM) == []
+    curves["fp32"] = none["fp32"]
+    assert atlas_search.wanted(curves, ROOM, PRECISIONS, 16, fine=True) == [(name, 1) for name in PRECISIONS[1:]]
+    assert atlas_search.wanted(none, ROOM, PRECISIONS, 16, fine=True) == []
 
 
 def test_a_peak_that_does_not_grow_ends_at_the_largest_batch() -> None:
     curve = {1: atlas_search.Size(peak=GIB, fits=True), 16: atlas_search.Size(peak=GIB, fits=True)}
-    assert atlas_search.next_end(curve, ROOM) == atlas_search.LARGEST
-    assert atlas_search.next_end(curve | {atlas_search.LARGEST: curve[1]}, ROOM) is None
+    assert atlas_search.next_end(curve, ROOM, 16) == atlas_search.LARGEST
+    assert atlas_search.next_end(curve | {atlas_search.LARGEST: curve[1]}, ROOM, 16) is None
+
+
+def test_after_a_guess_that_did_not_fit_the_middle_is_tried() -> None:
+    def size(peak: int, *, fits: bool = True) -> Any:
+        return atlas_search.Size(peak=peak * GIB, fits=fits)
+
+    curve = {1: size(2), 16: size(17)}
+    assert atlas_search.next_end(curve, ROOM, 16) == 64
+    assert atlas_search.next_end(curve | {64: size(0, fits=False)}, ROOM, 16) == 32
+    assert atlas_search.next_end({1: size(30)}, ROOM, 16) == 2
+    assert atlas_search.next_end({1: size(30), 2: size(0, fits=False)}, ROOM, 16) is None
 
 
 def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
     file, at_once = tmp_path / "atlas.json", atlas_document.new_document(ABOUT)
     count = whole(at_once)
     stopped = atlas_document.read_document(file, ABOUT)
-    for number, _ in enumerate(make_atlas.every_point(stopped, [GROUP], 1, make=make), start=1):
+    for number, _ in enumerate(make_atlas.every_point(stopped, [GROUP], 1, make=made, run=here), start=1):
         atlas_document.write_document(stopped, file)
         if number == 5:
             break
@@ -95,7 +119,7 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 def test_no_run_begins_after_the_time_is_over() -> None:
     document = atlas_document.new_document(ABOUT)
-    assert list(make_atlas.every_point(document, [GROUP], 1, end=0.0, make=make)) == []
+    assert list(make_atlas.every_point(document, [GROUP], 1, end=0.0, make=made, run=here)) == []
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -155,5 +179,5 @@ def test_the_page_leaves_out_a_group_that_is_not_whole() -> None:
     document = atlas_document.new_document(ABOUT)
     whole(document)
     assert len(atlas_document.whole_groups(document)) == len(document["points"])
-    document["points"].pop()
+    document["points"] = [point for point in document["points"] if point["precision"] != "bf16"]
     assert atlas_document.whole_groups(document) == []

@@ -91,6 +91,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "advise",
         "answer",
         "ranks",
+        "advised",
         "difference",
         "budgets",
     ),

@@ -10,7 +10,7 @@ from ampmem.analysis.estimate import break_even, first_saving
 from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
-from ampmem.events import Column, Fact
+from ampmem.events import Column, Fact, Phase
 from ampmem.names import casts_compiled, shape_of
 from ampmem.units import format_bytes
 
@@ -282,6 +282,13 @@ _UNSURE_SHARE = 0.1
 """Of what the estimate says: when a library's workspaces, of which no one knows what they were in FP32, could change it
 by more, none is made."""
 
+_LOW_PRECISION_ATTENTION = ("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention")
+"""Ops that attend in low precision only; that of the CPU has another name."""
+_CUDNN_RECURRENT = "cudnn_rnn"
+"""In the names of ops whose workspace has values of the layers' own type alone, and a bit for each that may be dropped.
+
+Half as many bytes in float16 as in float32 in all calls that were measured: ``simulator/scratch/recurrent.py``."""
+
 IN_EVALUATION = (
     "the peak is in evaluation, where nothing is kept for backward, so larger training batches do not make AMP pay "
     "there: ampmem compare measures what AMP changes at that peak"
@@ -293,6 +300,8 @@ def amp_saves(run: TrainingRun) -> Finding | None:
     position = run.last_after_forward
     if not run.autocast or position is None or casts_compiled(run.analysis.recording.notes):
         return None  # what compiled code casts is among the activations
+    if _shares_heads(run, position):
+        return None
     saved = estimate_saved(run, position)
     copies = run.live(Category.CAST_COPIES, position)
     if saved is None or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):
@@ -305,7 +314,8 @@ def amp_saves(run: TrainingRun) -> Finding | None:
 def estimate_saved(run: TrainingRun, position: int) -> int | None:
     """Bytes that the activations alive at ``position`` would take more in FP32; ``None`` when their types are unknown.
 
-    A low-precision activation would be twice as large. The copies that autocast made of an activation would not
+    A low-precision activation would be twice as large, and so would be what cuDNN's recurrent layers keep when they
+    ran in low precision. The copies that autocast made of an activation would not
     be there: one FP32 tensor would serve instead of them all. It is there already when their original is alive.
     """
     size, low = run.analysis.lifetimes.bytes, run.low_precision[run.analysis.saved_as.dtype]
@@ -314,7 +324,7 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
     if size[mine & (run.analysis.saved_as.dtype != 0)].sum() < _KNOWN_SHARE * size[mine].sum():
         return None
     copied = run.with_fact(Fact.OTHER_CAST) > 0
-    saved = int(size[mine & low & ~copied].sum())
+    saved = int(size[mine & (low | _halved(run, mine)) & ~copied].sum())
     served: set[int] = set()
     sources = _sources(run)
     for copy in np.flatnonzero(mine & copied).tolist():
@@ -330,7 +340,30 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
 def _unsure(run: TrainingRun, position: int) -> int:
     """Bytes that workspaces alive at ``position`` would at most take more in FP32: as much again."""
     mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
-    return int(run.analysis.lifetimes.bytes[mine & run.analysis.saved_as.workspace].sum())
+    unknown = mine & run.analysis.saved_as.workspace & ~_halved(run, mine)
+    return int(run.analysis.lifetimes.bytes[unknown].sum())
+
+
+def _shares_heads(run: TrainingRun, position: int) -> bool:
+    """Whether attention with fewer heads of keys than of queries ran in a kernel that takes low precision only.
+
+    No fused kernel does that in FP32, so there the weights of attention would be kept, too.
+    """
+    mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
+    fused = np.array([text in _LOW_PRECISION_ATTENTION for text in run.recording.texts])
+    texts = {run.text(shape) for shape in run.analysis.tensors.shape[mine & fused[run.analysis.saved_as.op]].tolist()}
+    shapes = [shape for text in texts if (shape := shape_of(text)) is not None and len(shape) == _DIMENSIONS]
+    heads = {(shape[-1], shape[1]) for shape in shapes}  # a mask may have one head, and is of another width
+    return len(heads) > len({width for width, _ in heads})
+
+
+def _halved(run: TrainingRun, mine: Mask) -> Mask:
+    """The workspaces among ``mine`` of cuDNN's recurrent layers, if these ran in low precision."""
+    saved = run.analysis.saved_as
+    of_cudnn = mine & np.array([_CUDNN_RECURRENT in text for text in run.recording.texts])[saved.op]
+    others = of_cudnn & ~saved.workspace
+    low = others.any() and bool(run.low_precision[saved.dtype[others]].all())
+    return of_cudnn & saved.workspace if low else np.zeros_like(mine)
 
 
 def _sources(run: TrainingRun) -> dict[int, int]:
@@ -389,6 +422,11 @@ def _does_not_pay(run: TrainingRun, position: int, copies: int, saved: int) -> F
 
 
 def _change(run: TrainingRun, copies: int, saved: int) -> str:
+    if run.peak_in_update and _backward_could_be_higher(run, saved):
+        return (
+            "the peak is in the optimizer's update, and without AMP backward could need more than the update: ampmem "
+            "compare measures whether the peak is lower with AMP"
+        )
     if run.peak_in_update:
         return (
             "the peak is in the optimizer's update, which AMP does not touch: only activations larger than what that "
@@ -401,6 +439,13 @@ def _change(run: TrainingRun, copies: int, saved: int) -> str:
     first = first_saving(_batch_size(run), copies, saved)
     larger = "train on larger batches or longer sequences" if first is None else f"batch_size >= {first}"
     return f"{larger}; {_at_the_peak(run)}"
+
+
+def _backward_could_be_higher(run: TrainingRun, saved: int) -> bool:
+    """Whether forward or backward would need more than the update if the activations took ``saved`` bytes more."""
+    total, phase = run.analysis.timeline.total, run.recording.events.phase
+    elsewhere = total[1:][np.isin(phase, (Phase.FORWARD, Phase.BACKWARD))]
+    return int(elsewhere.max(initial=0)) + saved > int(total[run.peak])
 
 
 def _at_the_peak(run: TrainingRun) -> str:
@@ -420,7 +465,7 @@ def _from(run: TrainingRun, copies: int, saved: int) -> str:
     if saved <= 0 or saved > copies:
         return ""
     times = copies / saved
-    factor = f"{times:.2g}" if times < 10 else f"{times:,.0f}"
+    factor = f"{times:.3g}" if times < 1.1 else f"{times:.2g}" if times < 10 else f"{times:,.0f}"
     return f"; by that it saves once the activations are more than {factor} times as large as here"
 
 

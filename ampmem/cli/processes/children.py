@@ -164,7 +164,7 @@ def run_child(
             given.write(standard_input())
             given.seek(0)
         command, streams = ["--report-to", messages.name, *arguments], (given, output, errors)
-        forked = None if warmed is None else warmed.start(command, streams)
+        forked = None if warmed is None else warmed.start(command, streams, on_start)
         child = forked or fresh(command, streams, variables)
         on_start(child)
         code = _wait(child, inbox, on_step)
@@ -182,19 +182,20 @@ class Children:
     def __init__(self) -> None:
         self._lock = Lock()
         self._living: set[Running] = set()
-        self._ended = False
+        self.ended = False
+        """Whether they were ended before their time."""
 
     def started(self, child: Running) -> None:
         """``child`` runs from now on."""
         with self._lock:
             self._living = {each for each in self._living if each.returncode is None} | {child}
-            if self._ended:
+            if self.ended:
                 child.kill()
 
     def end(self, running: Iterable[Future[Any]]) -> None:
         """Interrupt them all, and kill those that do not mind; ``running`` are the threads that wait for them."""
         with self._lock:
-            self._ended = True
+            self.ended = True
             living = [child for child in self._living if child.returncode is None]
         try:
             for child in living:

@@ -56,13 +56,14 @@ def launches(script: ScriptOptions) -> bool:
     return script.nproc_per_node is not None or (script.as_module and script.script_or_module in _PARSERS)
 
 
-def check_processes(script: ScriptOptions) -> None:
-    """Raise :class:`UsageError` where ``compare`` could not tell what is to be run in several processes."""
+def check_processes(script: ScriptOptions, command: str) -> None:
+    """Raise :class:`UsageError` where ``command`` could not tell what is to be run in several processes."""
     if script.nproc_per_node is not None and script.device is Device.SIMULATED:
         raise UsageError(_ALONE)
     if script.nproc_per_node is None and launches(script):
         raise UsageError(
-            f"compare cannot wrap a launcher ({script.script_or_module}); use: ampmem compare --nproc-per-node N SCRIPT"
+            f"{command} cannot wrap a launcher ({script.script_or_module}); "
+            f"use: ampmem {command} --nproc-per-node N SCRIPT"
         )
 
 

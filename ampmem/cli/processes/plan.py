@@ -23,6 +23,7 @@ from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
 from ampmem.output import check_output, claim, lock_file
 from ampmem.recorder.ranks.environment import Launched
+from ampmem.recorder.script import Target
 from ampmem.recording import (
     SUFFIX,
     claimed_for,
@@ -243,7 +244,13 @@ class Plan:
         return Simulation(gpu, assumed=assumed, world=world)
 
     def options(
-        self, path: Path, *, timed: bool = False, place: PlaceRecord | None = None, baseline: bool = False
+        self,
+        path: Path,
+        *,
+        target: Target | None = None,
+        timed: bool = False,
+        place: PlaceRecord | None = None,
+        baseline: bool = False,
     ) -> Options:
         """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
         from ampmem.recorder.marker import step_on_of
@@ -268,6 +275,7 @@ class Plan:
             place=place or self.place_known,
             assume=script.assume,
             forced=script.forced,
+            script_sha256="" if target is None else target.sha256,
         )
 
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
@@ -102,12 +102,14 @@ class Warmed:
     ) -> None:
         if self._connection is not None and self._process is not None:
             self._connection.close()
+            if error is not None:  # it may not have come far enough to see that
+                self._process.kill()
             self._process.wait()
 
-    def _connected(self) -> socket.socket:
-        """The connection to the process, which starts with the first run."""
+    def _connected(self) -> tuple[socket.socket, Running]:
+        """The connection to the process, which starts with the first run, and the process."""
         with self._lock:
-            if self._connection is None:
+            if self._connection is None or self._process is None:
                 self._connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with there:
                     self._process = subprocess.Popen(
@@ -118,17 +120,24 @@ class Warmed:
                         stderr=subprocess.DEVNULL,
                         pass_fds=[there.fileno()],
                     )
-            return self._connection
+            return self._connection, self._process
 
-    def start(self, arguments: Sequence[str], streams: Streams) -> Running | None:
-        """As :func:`fresh`; ``None`` where the process has ended, as one does in which no GPU can be simulated."""
+    def start(
+        self, arguments: Sequence[str], streams: Streams, on_wait: Callable[[Running], None] = lambda process: None
+    ) -> Running | None:
+        """As :func:`fresh`; ``None`` where the process has ended, as one does in which no GPU can be simulated.
+
+        ``on_wait`` is given that process before it is waited for, so that another thread can end it.
+        """
+        connection, process = self._connected()
+        on_wait(process)
         here, there = Pipe(duplex=False)
         with TemporaryFile() as request, there:
             request.write(json.dumps(["profile", *arguments]).encode())
             request.seek(0)
             try:
                 files = [each.fileno() for each in (request, *streams, there)]
-                socket.send_fds(self._connected(), [b"\0"], files)
+                socket.send_fds(connection, [b"\0"], files)
             except OSError:
                 return None
         try:

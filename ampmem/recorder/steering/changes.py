@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 
 from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.steering.parallel import ArgumentChange, parallel_changes
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import in_backward, is_compiled_in_place, on_module_before
 from ampmem.recorder.torch_private.optimizers import FUSED_INITS, OPTIMIZER_INIT, on_step_before
@@ -41,7 +42,7 @@ class ForcedChanges:
     """
 
     def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
-        self._parts: list[_Checkpoints | _Offload | _Implementation | _ChunkedLoss | _BatchSize] = []
+        self._parts: list[_Checkpoints | _Offload | _Implementation | _ChunkedLoss | _BatchSize | ArgumentChange] = []
         if forced.checkpoint:
             self._parts.append(_Checkpoints(forced.checkpoint, note))
         if forced.offload:
@@ -54,6 +55,7 @@ class ForcedChanges:
             self._parts.append(_ChunkedLoss(forced.loss_chunks, note))
         if forced.batch_size is not None:
             self._parts.append(_BatchSize(forced.batch_size, note))
+        self._parts += parallel_changes(forced, note)
 
     def install(self) -> Undo:
         """Patch and hook; returns what undoes all of it."""
@@ -405,6 +407,8 @@ class _ChunkedLoss:
         self._count = count
         self._note = note
         self._installed = self._done = False
+        self._compiled = False
+        """Whether it was called while torch compiled."""
         self._refused: dict[str, None] = {}
 
     def install(self) -> Undo:
@@ -417,7 +421,11 @@ class _ChunkedLoss:
 
     def unmet(self) -> list[str]:
         reasons = list(self._refused)
-        if not self._done and not reasons:
+        if not self._done and not reasons and self._compiled:
+            reasons.append(
+                "the script calls F.cross_entropy in compiled code alone, which keeps what it was compiled to"
+            )
+        elif not self._done and not reasons:
             reasons.append("the script did not call F.cross_entropy with gradients on")
         return [f"--force-chunked-loss {self._count}: {reason}" for reason in reasons]
 
@@ -443,7 +451,10 @@ class _ChunkedLoss:
         return cross_entropy
 
     def _is_due(self) -> bool:
-        if torch.compiler.is_compiling() or not self._installed or not torch.is_grad_enabled() or in_backward():
+        if torch.compiler.is_compiling():
+            self._compiled = True
+            return False
+        if not self._installed or not torch.is_grad_enabled() or in_backward():
             return False
         if is_running(_CHECKPOINT_FILE):
             self._refuse("the script computes the loss under torch.utils.checkpoint itself")

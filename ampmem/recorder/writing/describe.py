@@ -41,6 +41,7 @@ def run_record(options: Options, source: Source) -> RunRecord:
         local_rank=place.local_rank,
         job=place.job,
         assume=options.assume,
+        script_sha256=options.script_sha256,
     )
 
 

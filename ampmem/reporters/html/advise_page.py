@@ -18,6 +18,7 @@ from ampmem.reporters.text.advise import (
     computed_lines,
     headline,
     proof_lines,
+    ranks_line,
     refused_lines,
     rows_of,
     rows_of_blocks,
@@ -27,7 +28,7 @@ from ampmem.version import __version__
 from ampmem.vocabulary import Device
 
 _UNBEATEN = "no other run beats it"
-_COMPUTES = frozenset({"--precision", "--force-batch-size"})
+_COMPUTES = frozenset({"--precision", "--force-batch-size", "--force-policy"})
 """Options of ``ampmem profile`` that change what is computed."""
 
 
@@ -153,6 +154,7 @@ def _facts(found: AdviceDocument) -> tuple[tuple[str, str], ...]:
         ("script", found.script),
         ("device", found.gpu if found.gpu_bytes is None else f"simulated {found.gpu}, {format_bytes(found.gpu_bytes)}"),
         ("budget", "none" if found.budget_bytes is None else format_bytes(found.budget_bytes)),
+        *([("ranks", ranks_line(found))] if found.ranks else []),
         ("runs", f"{format_count(len(found.runs))}, each of {format_count(found.steps)} steps"),
     )
 

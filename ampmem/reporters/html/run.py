@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ampmem.analysis.advised import Advised
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import ParameterCasts
 from ampmem.analysis.comparison import Entry, entry_of
@@ -234,10 +235,11 @@ class RunView:
     events: RunEvents | None
 
 
-def column(path: Path, limit: int, progress: PageProgress) -> tuple[Entry, RunView]:
+def column(path: Path, limit: int, progress: PageProgress, advised: Advised | None = None) -> tuple[Entry, RunView]:
     """The recording at ``path``, or the JSON of one, as a column of a comparison, and as a run of the page.
 
-    Its events may take ``limit`` bytes of the page; only what that needs is kept.
+    Its events may take ``limit`` bytes of the page; only what that needs is kept. Findings that ``advised`` disproves
+    are left out of a recording; JSON does not say of which script it is.
     """
     progress.say(f"reading {path.name}")
     if is_json(path):
@@ -250,6 +252,8 @@ def column(path: Path, limit: int, progress: PageProgress) -> tuple[Entry, RunVi
         summary = summary_of(analysis)
     except (NothingRecorded, RecordingError) as error:
         raise type(error)(f"{path}: {error}") from error
+    if advised is not None:
+        summary, _ = advised.without_disproved(summary, recording.run, recording.arm)
     entry = entry_of(recording, summary=summary)
     return entry, run_view(entry, summary, analysis, limit)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ampmem.analysis.advised import Advised
 from ampmem.analysis.answer import judged_findings, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Comparison, Entry, compare, distinct
 from ampmem.analysis.difference.difference import Difference
@@ -45,7 +46,9 @@ MOST_PAGES = 8
 """Of so many ranks the whole page is in the file."""
 
 
-def job_page(runs: Sequence[RankRun], limit: Callable[[int], int], progress: PageProgress) -> PageView:
+def job_page(
+    runs: Sequence[RankRun], limit: Callable[[int], int], progress: PageProgress, advised: Advised | None = None
+) -> PageView:
     """The page of the job whose ranks ``runs`` are, in one precision or several.
 
     ``limit`` is how many bytes of the page the events of each of so many runs may take. Raises what
@@ -57,7 +60,7 @@ def job_page(runs: Sequence[RankRun], limit: Callable[[int], int], progress: Pag
     pages = [_labels(ranks, numbers, jobs) for ranks, numbers in zip(jobs, chosen, strict=True)]
     room = limit(sum(map(len, chosen)))
     shown = [
-        _run(ranks.rank(number), each[number], room, progress)
+        _run(ranks.rank(number), each[number], room, progress, advised)
         for ranks, each in zip(jobs, pages, strict=True)
         for number in each
     ]
@@ -81,8 +84,8 @@ def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict
     return {number: f"{arm if arms.count(arm) == 1 else heading(ranks)} rank {number}" for number in sorted(numbers)}
 
 
-def _run(rank: Rank, label: str, room: int, progress: PageProgress) -> RunView:
-    _, view = column(Path(rank.file), room, progress)
+def _run(rank: Rank, label: str, room: int, progress: PageProgress, advised: Advised | None) -> RunView:
+    _, view = column(Path(rank.file), room, progress, advised)
     return replace(view, label=label)
 
 
@@ -123,10 +126,10 @@ STREAMS_LIMIT = 24_000_000
 """Bytes that those of all recordings may take together."""
 
 
-def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> None:
+def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advised: Advised | None = None) -> None:
     """Write the page of ``recordings``, or of the JSON of their summaries, to ``output``.
 
-    Several of them are compared, and ranks of one job merged.
+    Several of them are compared, and ranks of one job merged. Findings that ``advised`` disproves are left out.
 
     Raises :class:`~ampmem.errors.UsageError` when there is no recording, one is missing or ``output``
     cannot be written (it exists, without ``force``, or is one of the recordings), and what reading and summing up a
@@ -141,7 +144,7 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False) -> N
     for path in recordings:
         check_output(output, force=force, source=path)
     with PageProgress() as progress:
-        view = _view(recordings, STREAMS_LIMIT, progress)
+        view = _view(recordings, STREAMS_LIMIT, progress, advised)
         progress.say(f"writing {output.name}")
         page = render(view)
         with open_output(output, force=force) as stream:
@@ -171,9 +174,9 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
         return render(_view(recordings, room, progress))
 
 
-def _view(recordings: Sequence[Path], room: int, progress: PageProgress) -> PageView:
+def _view(recordings: Sequence[Path], room: int, progress: PageProgress, advised: Advised | None = None) -> PageView:
     limit = partial(_limit, room)
-    return _of_ranks(recordings, limit, progress) or _of_each(recordings, limit, progress)
+    return _of_ranks(recordings, limit, progress, advised) or _of_each(recordings, limit, progress, advised)
 
 
 def _limit(room: int, runs: int) -> int:
@@ -181,18 +184,22 @@ def _limit(room: int, runs: int) -> int:
     return min(STREAM_LIMIT, room // runs)
 
 
-def _of_ranks(recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress) -> PageView | None:
+def _of_ranks(
+    recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress, advised: Advised | None
+) -> PageView | None:
     """The page of the job whose ranks these are; ``None`` where they are not."""
     if len(recordings) < 2 or all(world_size_of(path) == 1 for path in recordings):
         return None
     progress.say(f"reading {len(recordings)} recordings")
     runs = read_runs(recordings)
-    return job_page(runs, limit, progress) if are_ranks(runs) else None
+    return job_page(runs, limit, progress, advised) if are_ranks(runs) else None
 
 
-def _of_each(recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress) -> PageView:
+def _of_each(
+    recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress, advised: Advised | None
+) -> PageView:
     """The page of all of them, side by side."""
-    columns = [column(path, limit(len(recordings)), progress) for path in recordings]
+    columns = [column(path, limit(len(recordings)), progress, advised) for path in recordings]
     entries = distinct([entry for entry, _ in columns], [path.name for path in recordings])
     return page_view(*_side_by_side(entries, [run for _, run in columns]))
 

@@ -13,6 +13,8 @@ from ampmem.vocabulary import Device
 def render(found: AdviceDocument, layout: Layout = PLAIN) -> str:
     """The answer, a row for each run, why others could not be made, and what to write for those that save."""
     sections = ["\n".join(layout.strong(line) for line in wrapped(headline(found), layout.width, indent=""))]
+    if found.ranks:
+        sections.append("\n".join(wrapped(ranks_line(found), layout.width, indent="")))
     sections.append(_table(found, layout))
     listed = ((REFUSED, refused_lines(found)), (PROVEN, proof_lines(found)), (COMPUTED, computed_lines(found)))
     for title, each in listed:
@@ -69,7 +71,11 @@ def best_change(found: AdviceDocument) -> AdvisedRun | None:
 
 def refused_lines(found: AdviceDocument) -> list[str]:
     """Each change that was not made, and why."""
-    return [f"{run.change}: {run.failure}" for run in found.runs if run.failure is not None]
+    return [f"{run.change}: {_on_rank(run)}{run.failure}" for run in found.runs if run.failure is not None]
+
+
+def _on_rank(run: AdvisedRun) -> str:
+    return "" if run.rank is None else f"rank {run.rank}: "
 
 
 def proof_lines(found: AdviceDocument) -> list[str]:
@@ -100,6 +106,20 @@ def headline(found: AdviceDocument) -> str:
     return (
         f"Nothing that was run surely fits into {limit}; {best.change} allocates least, and the device would need "
         f"{format_bytes(max(over, 0))} more at most."
+    )
+
+
+def ranks_line(found: AdviceDocument) -> str:
+    """As which ranks the script was run."""
+    size, ranks = found.world_size, found.ranks
+    if found.device is not Device.SIMULATED:
+        return f"Each run has {size} ranks; its peaks are those of the worst one."
+    if len(ranks) == size:
+        return f"Each run was made as each of {size} ranks; its peaks are those of the worst one."
+    few, these = ("rank", "this one") if len(ranks) == 1 else ("ranks", "one of these")
+    return (
+        f"The peaks are those of the worst of {size} ranks. The script as it is was run as each of them, and changes "
+        f"as {few} {', '.join(map(str, ranks))}: each other rank has, as it is, the peaks and parameters of {these}."
     )
 
 
@@ -136,12 +156,13 @@ def limit_of(found: AdviceDocument) -> str:
 def columns_of(found: AdviceDocument) -> tuple[str, ...]:
     """The heads of the table."""
     cost = "computed" if found.device is Device.SIMULATED else "time measured"
-    return ("change", "peak\nallocated", "peak\nreserved", "device\nat most", "saved", "fits", f"cost ({cost})")
+    rank = ("worst\nrank",) if found.ranks else ()
+    return ("change", *rank, "peak\nallocated", "peak\nreserved", "device\nat most", "saved", "fits", f"cost ({cost})")
 
 
 def _table(found: AdviceDocument, layout: Layout) -> str:
-    change, *sizes, fits, cost = columns_of(found)
-    columns = [words(change), *map(number, sizes), words(fits), words(cost, wraps=True, least=20)]
+    change, *numbers, fits, cost = columns_of(found)
+    columns = [words(change), *map(number, numbers), words(fits), words(cost, wraps=True, least=20)]
     return table(columns, rows_of(found), layout)
 
 
@@ -151,12 +172,13 @@ def rows_of(found: AdviceDocument) -> list[list[str]]:
 
 
 def _row(run: AdvisedRun, found: AdviceDocument) -> list[str]:
+    name = [run.change, *([str(run.rank)] if found.ranks else [])]
     if run.allocated_bytes is None:
-        return [run.change, "out of memory", ABSENT, ABSENT, ABSENT, "no", run.cost]
+        return [*name, "out of memory", ABSENT, ABSENT, ABSENT, "no", run.cost]
     most = run.highest_device_used_bytes or run.device_used_bytes
     known = (run.allocated_bytes, run.reserved_bytes, most)
     sizes = [ABSENT if size is None else format_bytes(size) for size in known]
-    return [run.change, *sizes, _saved(run), _fits(run, found), run.cost]
+    return [*name, *sizes, _saved(run), _fits(run, found), run.cost]
 
 
 def _fits(run: AdvisedRun, found: AdviceDocument) -> str:

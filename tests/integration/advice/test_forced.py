@@ -243,6 +243,25 @@ def test_the_loss_and_the_gradients_in_chunks_are_those_of_the_whole() -> None:
         assert changes.unmet() == [], "what the script has imported does nothing of ours any more"
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_loss_is_not_in_chunks_unless_the_function_itself_is_called(backend: str) -> None:
+    def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(logits, target)
+
+    torch.compiler.reset()
+    changes = ForcedChanges(Forced(loss_chunks=4), lambda note: None)
+    undo = changes.install()
+    try:
+        logits, target = torch.randn(50, 7, requires_grad=True), torch.randint(7, (50,))
+        torch.compile(loss_of, backend=backend, fullgraph=True)(logits, target).backward()
+        reason = "the script calls F.cross_entropy in compiled code alone, which keeps what it was compiled to"
+        expected = [] if backend == "eager" else [f"--force-chunked-loss 4: {reason}"]
+        assert changes.unmet() == expected
+    finally:
+        undo()
+        torch.compiler.reset()
+
+
 def loader(size: str) -> dict[str, str]:
     data = f"torch.utils.data.DataLoader(torch.randn(1024, 64), {size}, shuffle=True)"
     return {"batches": data, "batch": "step.cuda()"}

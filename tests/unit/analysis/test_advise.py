@@ -16,9 +16,12 @@ from ampmem.analysis.advise import (
     Trial,
     advice,
     advise_schema,
+    blocks_of_ranks,
     code_of,
     cost_of,
+    different_ranks,
     due,
+    how_bad,
     incomparable,
     measured_memory,
     meets,
@@ -36,7 +39,7 @@ from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.suggested import Suggestion
 from ampmem.events import LayersRecord
-from ampmem.reporters.text.advise import headline, render, said_of
+from ampmem.reporters.text.advise import headline, ranks_line, refused_lines, render, said_of
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
@@ -52,12 +55,12 @@ def checkpointed(count: int, *, fused: bool = False) -> Forced:
 def ran(forced: Forced, total: int, per_block: int = 10, loss: int = 0) -> Trial:
     """Each block saves ten, fused five, offloading 15, bfloat16 30, half a batch twenty; beyond ``total`` none is left.
 
-    The loss in chunks saves ``loss``.
-
-    The setting of the allocator takes one byte off what is reserved.
+    Views of buckets save eight, resharding 40, no prefetch twelve more, a policy 60, the loss in chunks ``loss``. The
+    setting of the allocator takes one byte off what is reserved.
     """
     size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16 - 15 * forced.offload
-    size -= loss * bool(forced.loss_chunks)
+    size -= 8 * forced.bucket_view + 40 * forced.reshard + 12 * (forced.no_prefetch and forced.reshard)
+    size -= 60 * forced.policy + loss * bool(forced.loss_chunks)
     size -= 0 if forced.batch_size is None else 20 * (8 // forced.batch_size).bit_length() - 20
     idle = 2 - bool(forced.allocator)
     memory = Memory(allocated=size, reserved=size + idle, used=size + idle + 2, highest=size + idle + 3)
@@ -274,6 +277,22 @@ def test_the_loss_in_chunks_is_added_where_it_makes_blocks_superfluous() -> None
     trials = search(80, allowed=WITH_LOSS, loss=23)  # all blocks are not enough without it
     assert ranked(trials, 80)[0] == replace(checkpointed(11), loss_chunks=8)
     assert replace(checkpointed(12), loss_chunks=8) in search(None, allowed=WITH_LOSS, loss=23)
+
+
+def test_a_loss_that_allocates_less_and_reserves_more_is_tried_with_the_setting_of_the_allocator() -> None:
+    def needs(allocated: int, used: int) -> Trial:
+        return Trial(memory=Memory(allocated=allocated, reserved=used, used=used))
+
+    whole = checkpointed(12)
+    trials = {NOTHING_FORCED: needs(90, 95), whole: needs(80, 90), CHUNKS: needs(70, 97), SETTING: needs(90, 92)}
+    allowed = WITH_LOSS | {Change.ALLOCATOR}
+    both = replace(whole, loss_chunks=8)
+    assert next_forced(trials, SCRIPT, allowed, 10) == both
+    trials[both] = needs(60, 80)
+    assert next_forced(trials, SCRIPT, allowed, 10) == replace(both, allocator=SETTING.allocator)
+    trials[CHUNKS] = needs(90, 97)
+    del trials[both]
+    assert next_forced(trials, SCRIPT, allowed, 10) == replace(whole, allocator=SETTING.allocator)
 
 
 def test_a_script_without_a_cross_entropy_has_no_chunks() -> None:
@@ -493,3 +512,101 @@ def test_the_first_step_is_not_what_a_step_takes() -> None:
     assert step_time(run) is None
     assert step_time(replace(run, plain_step_ns=(90, 20, 40, 10))) == 20
     assert step_time(replace(run, plain_step_ns=(90,))) == 90
+
+
+def of_rank(rank: int, allocated: int, *, surely: bool = True) -> Trial:
+    memory = Memory(allocated=allocated, reserved=allocated, used=allocated, surely=surely)
+    return Trial(memory=memory, rank=rank)
+
+
+def test_the_worst_rank_is_the_one_that_does_not_fit_or_has_the_most_in_use() -> None:
+    fits, larger, unsure = of_rank(0, 5), of_rank(1, 7), of_rank(2, 6, surely=False)
+    out, failed = Trial(memory=None, rank=3), Trial(memory=None, failure="it ended", rank=4)
+    assert sorted((failed, unsure, out, larger, fits), key=how_bad) == [fits, larger, unsure, out, failed]
+    assert max((of_rank(0, 7), larger), key=how_bad).rank == 0, "of equal ones the first"
+
+
+def test_ranks_that_are_equal_as_they_are_are_run_once_with_a_change() -> None:
+    other = replace(SCRIPT, trained_bytes=1)
+    ranks = [(of_rank(0, 5), SCRIPT), (of_rank(1, 7), SCRIPT), (of_rank(2, 5), SCRIPT), (of_rank(3, 5), other)]
+    assert different_ranks(ranks) == (0, 1, 3)
+
+
+def test_the_blocks_of_stages_are_those_of_all_ranks() -> None:
+    first = Blocks(names=("h.0", "h.1"), saved_bytes=(1, 2), flops=(3, 4))
+    second = Blocks(names=("h.1", "h.2"), saved_bytes=(5, 6), flops=(7, 8))
+    assert blocks_of_ranks([None, first, second]) == Blocks(
+        names=("h.0", "h.1", "h.2"), saved_bytes=(1, 2, 6), flops=(3, 4, 8)
+    )
+    unknown = Blocks(names=("h.3", "h.4"), saved_bytes=(9, 9))
+    assert blocks_of_ranks([first, unknown]) == Blocks(names=("h.0", "h.1", "h.3", "h.4"), saved_bytes=(1, 2, 9, 9))
+    assert blocks_of_ranks([None, None]) is None
+
+
+def test_the_table_names_the_worst_rank_and_which_were_run() -> None:
+    trials = {
+        NOTHING_FORCED: of_rank(1, 9),
+        FUSED: of_rank(0, 8),
+        FOREACH: Trial(memory=None, failure="chosen", rank=2),
+    }
+    script = replace(SCRIPT, ranks=(0, 1))
+    found = advice(trials, script, None, title="train.py", steps=2, gpu="h100", total=1000, world_size=4)
+    assert [run.rank for run in found.runs] == [0, 1, 2]
+    assert "as ranks 0, 1: each other rank has, as it is, the peaks and parameters of one of these" in ranks_line(found)
+    assert ranks_line(found) in " ".join(render(found).split())
+    assert refused_lines(found) == ["foreach=False: rank 2: chosen"]
+    (row,) = [line for line in render(found).splitlines() if line.startswith("fused=True  ")]
+    assert row.split()[:3] == ["fused=True", "0", "8"]
+    alike = replace(found, ranks=(0,))
+    assert "changes as rank 0: each other rank has, as it is, the peaks and parameters of this one" in ranks_line(alike)
+    assert "as each of 4 ranks" in ranks_line(replace(found, ranks=(0, 1, 2, 3)))
+    assert "Each run has 4 ranks" in ranks_line(replace(found, device=Device.CPU))
+    jsonschema.validate(json.loads(found.to_json()), advise_schema())
+
+
+EVERY = frozenset(Change)
+
+
+def test_changes_of_how_ranks_train_are_tried_where_there_are_ranks() -> None:
+    of_ranks = {Forced(bucket_view=True), Forced(reshard=True), Forced(no_prefetch=True), Forced(policy=True)}
+    assert of_ranks & set(search(None, allowed=EVERY)) == set()
+    replicated, sharded = replace(SCRIPT, replicated=True), replace(SCRIPT, sharded=True)
+    assert of_ranks & set(search(None, allowed=EVERY, script=replicated)) == {Forced(bucket_view=True)}
+    assert of_ranks & set(search(None, allowed=EVERY, script=sharded)) == of_ranks - {Forced(bucket_view=True)}
+
+
+def test_resharding_is_combined_with_no_prefetch_which_saves_nothing_alone() -> None:
+    script = replace(SCRIPT, sharded=True, blocks=None)
+    allowed = frozenset({Change.RESHARD, Change.PREFETCH, Change.POLICY})
+    assert ranked(search(166, allowed=allowed, script=script), 166)[0] == Forced(reshard=True)
+    both = Forced(reshard=True, no_prefetch=True)
+    trials = search(154, allowed=allowed, script=script)
+    assert ranked(trials, 154)[0] == both, "a policy alone is enough, and changes the results"
+    assert ranked(search(100, allowed=allowed, script=script), 100)[0] == replace(both, policy=True)
+
+
+def test_a_policy_and_autocast_are_not_combined() -> None:
+    script = replace(SCRIPT, sharded=True, blocks=None)
+    trials = search(10, allowed=frozenset({Change.POLICY, Change.PRECISION}), script=script)
+    assert not any(forced.policy and forced.bfloat16 for forced in trials)
+    refused = replace(script, no_precision="the script uses autocast already, to bfloat16")
+    assert refusal(Forced(policy=True), refused) == refused.no_precision
+
+
+def test_changes_of_ranks_are_named_and_written() -> None:
+    every = Forced(bucket_view=True, reshard=True, no_prefetch=True, policy=True)
+    assert name_of(every, SCRIPT) == (
+        "gradient_as_bucket_view=True, reshard after forward, no prefetch in backward, bfloat16 policy"
+    )
+    assert cost_of(every, SCRIPT, of_rank(0, 1)) == (
+        "gathers parameters once more, for backward; backward waits for each all-gather; "
+        "rounds parameters and results to bfloat16"
+    )
+    starts = (
+        "DistributedDataParallel(..., gra",
+        "fully_shard(..., resh",
+        "each.set_modules_to",
+        "fully_shard(..., mp_",
+    )
+    assert all(line.startswith(start) for line, start in zip(code_of(every, SCRIPT), starts, strict=True))
+    assert " ".join(every.options()) == ("--force-bucket-view --force-reshard --force-policy --force-no-prefetch")

@@ -156,6 +156,80 @@ def test_no_estimate_when_a_librarys_workspace_could_change_it(kept: int, sure: 
     assert ("amp-saves" in told(story.recording())) == sure
 
 
+@pytest.mark.parametrize(("dtype", "saved"), [("float16", 4000 + 3000 + 500), ("float32", None)])
+def test_what_cudnns_recurrent_layers_keep_is_half_as_large_in_low_precision(dtype: str, saved: int | None) -> None:
+    """In FP32 it would take as much again, like the layer's input of 500 bytes; of a layer in FP32 nobody knows."""
+    story = run(Story(), steps=1)
+    story.begin(1)
+    story.enter(Phase.FORWARD)
+    for address, size, kept, name in (
+        (0x2000, 2000, "bfloat16", "aten::mm"),
+        (0x3000, 4000, "bfloat16", "aten::relu"),
+        (0x5000, 3000, "uint8", "aten::_cudnn_rnn"),
+        (0x6000, 500, dtype, "aten::_cudnn_rnn"),
+    ):
+        story.alloc(address, size, op="aten::_to_copy")
+        story.fact(Fact.SAVED, address, name, dtype=kept)
+    story.fact(Fact.CAST_COPY, 0x2000, "weight")
+    story.enter(Phase.BACKWARD)
+    story.free(0x2000, 0x3000, 0x5000, 0x6000)
+    story.end()
+    found = told(story.recording())
+    if saved is None:
+        assert "amp-saves" not in found
+    else:
+        assert found["amp-saves"].bytes == saved - 2000
+
+
+@pytest.mark.parametrize(
+    ("keys", "op", "told_of"),
+    [
+        (8, "cudnn_attention", True),
+        (2, "cudnn_attention", False),
+        (2, "flash_attention", False),
+        (2, "flash_attention_for_cpu", True),
+        (2, "efficient_attention", True),
+    ],
+)
+def test_no_estimate_where_fp32_has_no_kernel_for_shared_heads(keys: int, op: str, told_of: bool) -> None:
+    """Of 8 heads of queries; FP32 would keep the weights of attention, of which the run under AMP has none."""
+    story = run(Story(), steps=1)
+    story.begin(1)
+    story.enter(Phase.FORWARD)
+    for address, heads, width in ((0x2000, 8, 40), (0x3000, keys, 40), (0x4000, 1, 50)):  # the last is a mask
+        story.alloc(address, 100 * heads * width, op="aten::mm")
+        shape = shape_text((1, heads, 50, width))
+        story.fact(Fact.SAVED, address, f"aten::_scaled_dot_product_{op}", dtype="bfloat16", shape=shape)
+    story.enter(Phase.BACKWARD)
+    story.free(0x2000, 0x3000, 0x4000)
+    story.end()
+    assert ("amp-saves" in told(story.recording())) == told_of
+
+
+@pytest.mark.parametrize(("update", "touched"), [(8_599, True), (8_600, False)])
+def test_a_peak_in_the_update_that_backward_would_pass_without_amp(update: int, touched: bool) -> None:
+    """Backward needs 1,000 + 2,000 + 800 + 4,000 bytes; in FP32 the activation takes 800 more."""
+    story = run(Story(), steps=1, activation=800)
+    story.begin(1)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 2000, op="aten::_to_copy")
+    story.fact(Fact.CAST_COPY, 0x2000, "weight")
+    story.fact(Fact.SAVED, 0x2000, "aten::mm", dtype="bfloat16")
+    story.alloc(0x3000, 800, op="aten::mm")
+    story.fact(Fact.SAVED, 0x3000, "aten::relu", dtype="bfloat16")
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x4000, 4000)
+    story.fact(Fact.GRADIENT, 0x4000, "weight")
+    story.free(0x2000, 0x3000)
+    story.enter(Phase.OPTIMIZER)
+    story.alloc(0x7000, update - 5000)
+    story.free(0x7000)
+    story.enter(Phase.BETWEEN)
+    story.end()
+    change = told(story.recording())["amp-saves-nothing"].change
+    assert ("which AMP does not touch" not in change) == touched
+
+
 @pytest.mark.parametrize(("original_dies", "copies", "saved"), [(False, 1, -1000), (True, 1, 1000), (True, 3, -1000)])
 def test_copies_of_activations(original_dies: bool, copies: int, saved: int) -> None:
     """One FP32 tensor serves instead of all copies of it; it is there already when the original lives on."""

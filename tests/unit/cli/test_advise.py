@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ampmem.analysis.advise import Script, Trial
+from ampmem.analysis.advised import EndedRun
 from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
 from ampmem.errors import UsageError
@@ -19,7 +20,7 @@ advise: Any = import_module("ampmem.cli.advise")
 OF = {"ampmem advise": "1", "GPU": "h100"}
 MEMORY = Memory(allocated=1, reserved=2, used=3, highest=4, surely=False, outside_at_most=5, allowed=6)
 RUNS = (
-    advise._Ended(
+    EndedRun(
         forced=NOTHING_FORCED,
         trial=Trial(memory=MEMORY, flops=9, recomputed_flops=3),
         script=Script(
@@ -29,8 +30,8 @@ RUNS = (
             batch=8,
         ),
     ),
-    advise._Ended(forced=Forced(checkpoint=("h.0",), foreach=False, batch_size=4), trial=Trial(memory=None)),
-    advise._Ended(forced=Forced(bfloat16=True), trial=Trial(memory=None, failure="torch does not")),
+    EndedRun(forced=Forced(checkpoint=("h.0",), foreach=False, batch_size=4), trial=Trial(memory=None)),
+    EndedRun(forced=Forced(bfloat16=True), trial=Trial(memory=None, failure="torch does not")),
 )
 
 
@@ -47,7 +48,7 @@ def test_runs_that_are_kept_are_read_as_they_were(tmp_path: Path) -> None:
 
 def test_a_run_that_was_killed_is_made_again(tmp_path: Path) -> None:
     kept = advise._Kept(tmp_path / "runs", OF)
-    kept.keep(advise._Ended(forced=Forced(fused=True), trial=Trial(memory=None, failure="killed by SIGKILL")))
+    kept.keep(EndedRun(forced=Forced(fused=True), trial=Trial(memory=None, failure="killed by SIGKILL")))
     assert advise._Kept(tmp_path / "runs", OF).run_of(Forced(fused=True)) is None
 
 

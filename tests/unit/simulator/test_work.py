@@ -53,6 +53,26 @@ def test_counts_are_those_of_torch(train: Callable[[str], None]) -> None:
     assert simulated(train)[0] > 0
 
 
+def test_what_forwards_compute_is_counted_by_module() -> None:
+    simulation, running = Simulation(find_gpu("h100")), "outside"
+    simulation.work.where = lambda: running
+    try:
+        first, second = (nn.Linear(8, 8).to("cuda") for _ in range(2))
+        x = torch.randn(4, 8, device="cuda")
+        running = "a"
+        hidden = checkpoint(first, x, use_reentrant=False)
+        running = "b"
+        loss = second(second(hidden)).sum()
+        with torch.no_grad():  # is not what checkpointing would compute again
+            second(hidden)
+        running = "c"
+        loss.backward()
+    finally:
+        simulation.end()
+    product = 2 * 4 * 8 * 8
+    assert simulation.work.forward_flops == {"a": product, "b": 2 * product}
+
+
 def test_a_double_backward_computes_nothing_again() -> None:
     total, recomputed = simulated(with_penalty)
     assert total > 0 and recomputed == 0

@@ -1,0 +1,160 @@
+"""The file of runs that ``ampmem advise --resume`` keeps, and which findings of a recording those runs disprove."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ampmem.allocator.gpus import gpu_to_simulate
+from ampmem.analysis.advise import EXPANDABLE, LOSS_CHUNKS, Script, Trial, refusal
+from ampmem.analysis.findings.base import NOTABLE_BYTES, NOTABLE_SHARE, Finding
+from ampmem.analysis.jsonable import NOT_IN_JSON, Json, NotOfThisKind, from_json, parsed
+from ampmem.analysis.ranks.jobs import RankRun
+from ampmem.analysis.summary import Summary
+from ampmem.errors import UsageError
+from ampmem.events import ArmRecord, RunRecord
+from ampmem.units import format_bytes
+from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced, SourceKind
+
+KIND = "ampmem advise"
+"""The key that the first line of a file of runs has, with the version of ampmem."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRun:
+    """A run that has ended, with ``script``, what the script as it is says of itself, of that run alone."""
+
+    forced: Forced
+    trial: Trial
+    script: Script | None = None
+    recording: Path | None = field(default=None, metadata=NOT_IN_JSON)
+
+
+def identity_in(line: str) -> dict[str, Json] | None:
+    """What the runs have in common, as the first line of their file says it; ``None`` where that is another file."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and KIND in found else None
+
+
+def run_in(line: str) -> EndedRun | None:
+    """A run; ``None`` for a line of which a killed process has written a part."""
+    try:
+        return from_json(EndedRun, parsed(line))
+    except NotOfThisKind:
+        return None
+
+
+# Which findings the runs disprove.
+
+_OF_LOSS = "fp32-activations"
+_CHANGES: Mapping[str, Mapping[str, Forced]] = {
+    "foreach-temporaries": {"fused=True": Forced(fused=True), "foreach=False": Forced(foreach=False)},
+    _OF_LOSS: {f"the loss in {LOSS_CHUNKS} chunks": Forced(loss_chunks=LOSS_CHUNKS)},
+    "fragmentation": {"expandable_segments": Forced(allocator=EXPANDABLE)},
+}
+"""By code, the findings whose change ``ampmem advise`` runs, and that change alone: any of them is the advice."""
+
+_DEVICES = {SourceKind.SIMULATED: Device.SIMULATED, SourceKind.CUDA: Device.CUDA, SourceKind.CPU: Device.CPU}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advised:
+    """The runs in a file; ``of`` is what they have in common, ``trials`` are the runs by their changes."""
+
+    path: Path
+    of: Mapping[str, Json]
+    trials: Mapping[Forced, Trial]
+    script: Script
+    """What the run of the script as it is says of the script."""
+
+    def left_out(self, run: RankRun) -> RankRun:
+        """``run`` without the findings that the runs disprove, and with a note that says so."""
+        if run.entry is None or run.entry.summary is None or run.run is None or run.arm is None:
+            return run
+        summary, told = self.without_disproved(run.entry.summary, run.run, run.arm)
+        return replace(run, entry=replace(run.entry, summary=summary), notes=(*run.notes, *told))
+
+    def without_disproved(self, summary: Summary, run: RunRecord, arm: ArmRecord) -> tuple[Summary, tuple[str, ...]]:
+        """``summary`` without the findings that are disproved for its script, and the notes that it has of that."""
+        other = self._differences(run, arm, summary)
+        if other:
+            told = [
+                f"{self.path}: its runs have another {', another '.join(other)}, so no finding is left out for them"
+            ]
+            kept = list(summary.findings)
+        else:
+            found = {finding.code: self.disproof(finding) for finding in summary.findings}
+            told = [text for text in found.values() if text is not None]
+            kept = [finding for finding in summary.findings if found[finding.code] is None]
+        return replace(summary, findings=tuple(kept), notes=(*summary.notes, *told)), tuple(told)
+
+    def disproof(self, finding: Finding) -> str | None:
+        """Why ``finding`` is not shown; ``None`` where a change saves something, or one was neither run nor refused."""
+        changes = _CHANGES.get(finding.code, {})
+        if finding.code == _OF_LOSS and not finding.proof:  # of other activations nothing is run
+            return None
+        if any(forced not in self.trials and refusal(forced, self.script) is None for forced in changes.values()):
+            return None
+        ran = {name: self._saved(forced) for name, forced in changes.items() if self._ran(forced)}
+        if not ran or any(saved is None or self._notable(saved) for saved in ran.values()):
+            return None
+        said = ", ".join(f"{name} saved {_size(saved or 0)}" for name, saved in ran.items())
+        return f"the finding {finding.code} is left out: ampmem advise ran its change for this script, and {said}"
+
+    def _ran(self, forced: Forced) -> bool:
+        return forced in self.trials and self.trials[forced].failure is None
+
+    def _saved(self, forced: Forced) -> int | None:
+        before, after = (self.trials.get(each, Trial(memory=None)).memory for each in (NOTHING_FORCED, forced))
+        if before is None or after is None:
+            return None
+        return before.reserved - after.reserved if forced.allocator else before.allocated - after.allocated
+
+    def _notable(self, saved: int) -> bool:
+        """Whether a finding that saves so much would be shown."""
+        memory = self.trials[NOTHING_FORCED].memory
+        return memory is not None and saved >= max(NOTABLE_BYTES, NOTABLE_SHARE * memory.allocated)
+
+    def _differences(self, run: RunRecord, arm: ArmRecord, summary: Summary) -> list[str]:
+        """In what the recording differs from these runs: the words for what decides over its findings."""
+        arm_name, _, dtype = str(self.of.get("precision", "")).partition(" ")
+        gpu = str(self.of.get("GPU", ""))
+        all_ranks = str(self.of.get("rank")).startswith("all ")
+        recorded: dict[str, tuple[object, object]] = {
+            "script": (self.of.get("script"), " ".join((run.script, *run.arguments))),
+            "source of the script": (self.of.get("source"), run.script_sha256),
+            "version of torch": (self.of.get("torch"), run.torch),
+            "device": (self.of.get("device"), _DEVICES.get(run.source)),
+            "GPU": (gpu_to_simulate(gpu).name if gpu else self.script.device_name, run.device_name),
+            "precision": (arm_name, arm.name if arm.forced else Arm.AS_IS),
+            "type of autocast": (dtype, {"bfloat16": "bf16", "float16": "fp16"}.get(arm.dtype or "") if dtype else ""),
+            "assumption": (self.of.get("assumption"), list(run.assume)),
+            "rank": (self.of.get("rank"), f"{'all' if all_ranks else run.rank} of {run.world_size}"),
+            "forced change": (False, any(note.startswith("forced: ") for note in summary.notes)),
+        }
+        return [what for what, (theirs, ours) in recorded.items() if theirs != ours]
+
+
+def _size(saved: int) -> str:
+    return "nothing" if saved <= 0 else format_bytes(saved)
+
+
+def read_advised(path: Path, option: str = "--advised") -> Advised:
+    """The runs in the file ``path``, which ``option`` names. Raises :class:`UsageError` where there are none."""
+    try:
+        first, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{option} {path}: {error}") from error
+    of = identity_in(first)
+    if of is None:
+        raise UsageError(f"{option} {path}: it is not a file that ampmem advise --resume has written")
+    ended = [run for run in map(run_in, lines) if run is not None]
+    plain = next((run.script for run in ended if run.script is not None), None)
+    if plain is None:
+        raise UsageError(f"{option} {path}: it has no run of the script as it is yet; let ampmem advise end")
+    return Advised(path=path, of=of, trials={run.forced: run.trial for run in ended}, script=plain)

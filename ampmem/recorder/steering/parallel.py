@@ -1,0 +1,223 @@
+"""Changes of how a script's training is spread over ranks, beside those of a process alone: they may import FSDP.
+
+They are arguments of the wrappers that torch has for that; a part has what the parts of ``changes.py`` have.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ampmem.patching import Undo, patch
+from ampmem.recorder.torch_private.entries import Place
+from ampmem.vocabulary import Forced
+
+
+class _Decided(Exception):
+    """Why the script's choice of an argument stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Argument:
+    """``name`` of the calls at ``place``, which ``call`` names; ``new`` makes the value of the one that is given.
+
+    What equals the given value changes nothing. ``new`` raises :class:`_Decided` where the script's value has to stay.
+    ``default`` is what torch takes for ``None``.
+    """
+
+    place: Place
+    call: str
+    name: str
+    new: Callable[[Any], Any]
+    default: Any = None
+
+
+def _bucket_view() -> Iterator[_Argument]:
+    yield _Argument(
+        place=(DistributedDataParallel, "__init__"),
+        call="DistributedDataParallel",
+        name="gradient_as_bucket_view",
+        new=lambda given: True,
+    )
+
+
+def _reshard() -> Iterator[_Argument]:
+    from torch.distributed import fsdp
+
+    strategies = fsdp.ShardingStrategy
+    full: dict[Any, Any] = {each: strategies.HYBRID_SHARD for each in strategies if "HYBRID_SHARD_ZERO2" in each.name}
+    full |= {strategies.SHARD_GRAD_OP: strategies.FULL_SHARD, None: strategies.FULL_SHARD}
+    yield _Argument(
+        place=(fsdp, "fully_shard"), call="fully_shard", name="reshard_after_forward", new=lambda given: True
+    )
+    yield _Argument(
+        place=(fsdp.FullyShardedDataParallel, "__init__"),
+        call="FullyShardedDataParallel",
+        name="sharding_strategy",
+        new=lambda given: full.get(given, given),
+        default=strategies.FULL_SHARD,
+    )
+
+
+def _bfloat_policy() -> Iterator[_Argument]:
+    from torch.distributed import fsdp
+
+    def to_bfloat16(given: Any) -> Any:
+        if given.param_dtype not in (None, torch.bfloat16):
+            dtype = str(given.param_dtype).removeprefix("torch.")
+            raise _Decided(f"the script has a {type(given).__name__} of its own, to {dtype}")
+        if given.param_dtype is torch.bfloat16:
+            return given
+        return replace(given, param_dtype=torch.bfloat16, reduce_dtype=given.reduce_dtype or torch.float32)
+
+    yield _Argument(place=(fsdp, "fully_shard"), call="fully_shard", name="mp_policy", new=to_bfloat16)
+    none = fsdp.MixedPrecision()
+    yield _Argument(
+        place=(fsdp.FullyShardedDataParallel, "__init__"),
+        call="FullyShardedDataParallel",
+        name="mixed_precision",
+        new=lambda given: to_bfloat16(none if given is None else given),
+        default=none,
+    )
+
+
+def _backward_prefetch() -> Iterator[_Argument]:
+    from torch.distributed import fsdp
+
+    yield _Argument(
+        place=(fsdp.FullyShardedDataParallel, "__init__"),
+        call="FullyShardedDataParallel",
+        name="backward_prefetch",
+        new=lambda given: None,
+    )
+
+
+class ArgumentChange:
+    """Has calls of torch's functions take another value of an argument; ``option`` says so on the command line."""
+
+    def __init__(
+        self, option: str, calls: str, arguments: Callable[[], Iterator[_Argument]], note: Callable[[str], None]
+    ) -> None:
+        self._option, self._calls, self._arguments = option, calls, arguments
+        self._note = note
+        self._changed = False
+        self._kept: dict[str, None] = {}
+        self._refused: dict[str, None] = {}
+
+    def install(self) -> Undo:
+        """Patch the calls; returns what undoes it."""
+        with ExitStack() as undo:
+            for argument in self._arguments():
+                undo.callback(patch(*argument.place, functools.partial(self._wrap, argument)))
+            return undo.pop_all().close
+
+    def unmet(self) -> list[str]:
+        """Why not every call was changed that was to be."""
+        reasons = list(self._refused)
+        if not self._changed and not reasons:
+            reasons = list(self._kept) or [f"the script makes no {self._calls}"]
+        return [f"{self._option}: {reason}" for reason in reasons[:1]]
+
+    def _wrap(self, argument: _Argument, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            bound.arguments[argument.name] = self._chosen(argument, bound.arguments[argument.name])
+            return original(*bound.args, **bound.kwargs)
+
+        return call
+
+    def _chosen(self, argument: _Argument, given: Any) -> Any:
+        """What the call gets; notes what became of it."""
+        try:
+            value = argument.new(given)
+        except _Decided as decided:
+            self._refuse(str(decided))
+            return given
+        said = f"{argument.call}({argument.name}={value})"
+        if value == (argument.default if given is None else given):
+            self._kept[f"the script has {said} already"] = None
+            return given
+        self._changed = True
+        self._note(f"forced: {said}, which is {given} in the script")
+        return value
+
+    def _refuse(self, reason: str) -> None:
+        self._refused[reason] = None
+        self._note(f"not forced: {reason}")
+
+
+class _NoPrefetch(ArgumentChange):
+    """Has FSDP gather no parameters ahead in backward.
+
+    FSDP2 gathers those of the next module unless it is told which: each is told its own, which are there already.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__("--force-no-prefetch", _SHARDED, _backward_prefetch, note)
+        self._ours = False
+
+    def install(self) -> Undo:
+        from torch.distributed import fsdp
+
+        calls: Place = (fsdp, "fully_shard")
+        settings: list[Place] = [(fsdp.FSDPModule, f"set_modules_to_{which}_prefetch") for which in _PASSES]
+        with ExitStack() as undo:
+            undo.callback(super().install())
+            undo.callback(patch(*calls, self._wrap_fully_shard))
+            for setting in settings:
+                undo.callback(patch(*setting, functools.partial(self._wrap_setting, setting[1])))
+            return undo.pop_all().close
+
+    def _wrap_fully_shard(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def fully_shard(*args: Any, **kwargs: Any) -> Any:
+            sharded = original(*args, **kwargs)
+            self._ours = True
+            try:
+                for module in sharded if isinstance(sharded, list) else [sharded]:
+                    module.set_modules_to_backward_prefetch([module])
+            finally:
+                self._ours = False
+            self._changed = True
+            self._note("forced: fully_shard gathers no parameters ahead in backward")
+            return sharded
+
+        return fully_shard
+
+    def _wrap_setting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def set_modules(*args: Any, **kwargs: Any) -> Any:
+            if not self._ours:
+                self._refuse(f"the script says itself what is gathered ahead ({name})")
+            return original(*args, **kwargs)
+
+        return set_modules
+
+
+_PASSES = ("forward", "backward")
+_SHARDED = "fully_shard and no FullyShardedDataParallel"
+
+
+def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[ArgumentChange]:
+    """The parts of ``forced`` that are of training on several ranks."""
+    found = []
+    if forced.bucket_view:
+        found.append(ArgumentChange("--force-bucket-view", "DistributedDataParallel", _bucket_view, note))
+    if forced.reshard:
+        found.append(ArgumentChange("--force-reshard", _SHARDED, _reshard, note))
+    if forced.policy:
+        found.append(ArgumentChange("--force-policy", _SHARDED, _bfloat_policy, note))
+    if forced.no_prefetch:
+        found.append(_NoPrefetch(note))
+    return found

@@ -1,0 +1,151 @@
+"""Changes of how training is spread over ranks, forced and written: the allocator's events are the same, one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import ampmem
+
+from ampmem.events import Recording
+from ampmem.recording import read
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import os
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.nn.parallel import DistributedDataParallel
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(100, 400), nn.Linear(400, 100)
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+dist.init_process_group("nccl")
+device = f"cuda:{os.environ['LOCAL_RANK']}"
+torch.cuda.set_device(device)
+model = nn.Sequential(*(Block() for _ in range(4))).to(device)
+WRAP
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.randn(64, 100, device=device)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+DDP = "model = DistributedDataParallel(model{})"
+FSDP2 = "for each in (*model, model): fully_shard(each{})"
+FSDP1 = "model = FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy([Block]){})"
+KEPT, RESHARDED = ", reshard_after_forward=False", ", reshard_after_forward=True"
+VIEWS, ZERO2 = ", gradient_as_bucket_view=True", ", sharding_strategy=ShardingStrategy.SHARD_GRAD_OP"
+BF16 = "(param_dtype=torch.bfloat16, reduce_dtype=torch.float32"
+RESULTS = "output_dtype=torch.float32)"
+ALONE = "; each.set_modules_to_backward_prefetch([each])"
+CHANGES = {
+    "no prefetch": ("--force-no-prefetch", FSDP2.format(""), FSDP2.format("") + ALONE),
+    "no prefetch of the older one": ("--force-no-prefetch", FSDP1.format(""), FSDP1.format(", backward_prefetch=None")),
+    "a policy": ("--force-policy", FSDP2.format(""), FSDP2.format(f", mp_policy=MixedPrecisionPolicy{BF16})")),
+    "a policy of the older one": (
+        "--force-policy",
+        FSDP1.format(""),
+        FSDP1.format(f", mixed_precision=MixedPrecision{BF16})"),
+    ),
+    "the rest of a policy": (
+        "--force-policy",
+        FSDP2.format(f", mp_policy=MixedPrecisionPolicy({RESULTS}"),
+        FSDP2.format(f", mp_policy=MixedPrecisionPolicy{BF16}, {RESULTS}"),
+    ),
+    "a view by default": ("--force-bucket-view", DDP.format(""), DDP.format(VIEWS)),
+    "a view": ("--force-bucket-view", DDP.format(VIEWS.replace("True", "False")), DDP.format(VIEWS)),
+    "kept": ("--force-reshard", FSDP2.format(KEPT), FSDP2.format(RESHARDED)),
+    "kept by two": ("--force-reshard", FSDP2.format(KEPT.replace("False", "2")), FSDP2.format(RESHARDED)),
+    "kept by the older one": ("--force-reshard", FSDP1.format(ZERO2), FSDP1.format("")),
+}
+"""Options, what the script has, and the same with the change written in it."""
+
+
+def run(folder: Path, name: str, options: str, wrap: str, rank: int = 0) -> tuple[int, str]:
+    (folder / "train.py").write_text(SCRIPT.replace("WRAP", wrap))
+    place = ("--device", "sim", "--world-size", "4", "--rank", str(rank))
+    done = ampmem(folder, "profile", *place, "--seed", "0", "--quiet", "-o", name, *options.split(), "train.py")
+    return done.returncode, done.stderr
+
+
+def recorded(folder: Path, name: str, options: str, wrap: str, rank: int = 0) -> Recording:
+    code, said = run(folder, name, options, wrap, rank)
+    assert code == 0, said
+    return read(folder / f"{name}.rank{rank}-of-4.ampmem")
+
+
+def events(recording: Recording) -> list[tuple[int, int]]:
+    found = recording.events
+    return list(zip(found.action.tolist(), found.bytes.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("case", CHANGES)
+def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, case: str, rank: int) -> None:
+    options, wrap, written = CHANGES[case]
+    plain = recorded(tmp_path, "plain", "", wrap, rank)
+    forced = recorded(tmp_path, "forced", options, wrap, rank)
+    assert events(forced) == events(recorded(tmp_path, "written", "", written, rank)) != events(plain)
+    assert any(note.startswith("forced: ") for note in forced.remarks)
+    assert not any(note.startswith("forced: ") for note in plain.remarks)
+
+
+REFUSED = {
+    "no wrapper": ("--force-bucket-view", "", "the script makes no DistributedDataParallel"),
+    "views already": (
+        "--force-bucket-view",
+        DDP.format(", gradient_as_bucket_view=True"),
+        "the script has DistributedDataParallel(gradient_as_bucket_view=True) already",
+    ),
+    "a policy to another type": (
+        "--force-policy",
+        FSDP2.format(", mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)"),
+        "the script has a MixedPrecisionPolicy of its own, to float16",
+    ),
+    "a policy already": (
+        "--force-policy",
+        FSDP1.format(", mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)"),
+        "the script has FullyShardedDataParallel(mixed_precision=MixedPrecision(param_dtype=torch.bfloat16",
+    ),
+    "a prefetch of its own": (
+        "--force-no-prefetch",
+        FSDP2.format("") + "\nmodel[0].set_modules_to_forward_prefetch([model[1]])",
+        "the script says itself what is gathered ahead (set_modules_to_forward_prefetch)",
+    ),
+    "no prefetch already": (
+        "--force-no-prefetch",
+        FSDP1.format(", backward_prefetch=None"),
+        "the script has FullyShardedDataParallel(backward_prefetch=None) already",
+    ),
+    "no FSDP": ("--force-reshard", DDP.format(""), "the script makes no fully_shard and no FullyShardedDataParallel"),
+    "resharded already": (
+        "--force-reshard",
+        FSDP2.format(", reshard_after_forward=True"),
+        "the script has fully_shard(reshard_after_forward=True) already",
+    ),
+    "fully sharded already": (
+        "--force-reshard",
+        FSDP1.format(""),
+        "the script has FullyShardedDataParallel(sharding_strategy=ShardingStrategy.FULL_SHARD) already",
+    ),
+}
+"""Options, what the script has, and why the change is not made."""
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_change_that_is_not_made_is_an_error(tmp_path: Path, case: str) -> None:
+    options, wrap, reason = REFUSED[case]
+    code, said = run(tmp_path, "refused", options, wrap)
+    assert code == 1, said
+    assert said.splitlines()[-1].startswith(f"ampmem: {options}: {reason}")
+    assert (tmp_path / "refused.rank0-of-4.ampmem").exists()
