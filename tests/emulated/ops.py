@@ -150,6 +150,8 @@ def emulated_events() -> Callable[[], Iterable[tuple[bool, int]]]:
     def take() -> Iterable[tuple[bool, int]]:
         trace = torch.cuda.memory._snapshot()["device_traces"][0] if torch.cuda.is_initialized() else []
         torch.cuda.memory._record_memory_history(enabled=None)
+        if trace:
+            torch.cuda.empty_cache()  # fresh memory is zero: ops that read a count find none, not what was there before
         torch.cuda.memory._record_memory_history(**ask)
         events = [entry for entry in trace if entry["action"] in ("alloc", "free_requested")]
         return [(entry["action"] == "alloc", entry["size"]) for entry in events]

@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from ampmem.patching import added
 
@@ -71,6 +72,16 @@ def schema_of(func: Any) -> Any:
 def give_back(library: torch.library.Library) -> Callable[[], None]:
     """What takes out of torch what ``library`` has put in place of its kernels. Since 2.11 or before."""
     return library._destroy
+
+
+def name_nodes(function: type[torch.autograd.Function], name: str) -> None:
+    """Let the nodes of autograd that ``function`` makes be called ``name``. Since 2.11 or before."""
+    function._backward_cls.__name__ = name
+
+
+def has_forward_gradients() -> bool:
+    """Whether tensors may carry forward gradients now. Since 2.11 or before."""
+    return forward_ad._current_level >= 0
 
 
 storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")

@@ -32,6 +32,13 @@ _SPINE_TILE = 512 * 11
 """Elements of a block that adds up the counts of those kernels."""
 _SCAN_THREADS, _SCAN_ITEMS = 128, 15
 _UNIQUE_TILE = 1024
+_INT_MAX, _PIECE = (1 << 31) - 1, 1 << 30
+"""From so many elements on ``nonzero`` looks through pieces of so many."""
+_SUM_ALONE = 4096
+_SELECT_TILES = {(8, 0): 2304, (9, 0): 4224, **dict.fromkeys(((10, 0), (10, 3), (12, 0), (12, 1)), 3520)}
+_SELECT_TILE = 640
+"""Elements of a block that looks for what is not 0, by compute capability and on all others: by the sizes that CUB asks
+for on the emulated runtime of ``tests/emulated/``."""
 _ROW_BLOCK = 1_000_000
 """From rows of so many elements on, each is sorted by itself (``launch_stable_sort_kernel``)."""
 _FEW_ROWS = 128
@@ -99,6 +106,27 @@ def unique(count: int) -> int:
     How many keys a block takes is not known: 512 or more, by the cases of ``tests/emulated/``.
     """
     return temporary((-(-count // _UNIQUE_TILE) + 32) * _LONG, 1, 1)
+
+
+def nonzero(count: int, gpu: GpuSpec) -> list[tuple[int, int]]:
+    """Bytes for counting what is not 0 among ``count`` elements (``DeviceReduce::Sum``), and for finding where that is
+    (``DeviceSelect::Flagged``), for each piece in which ``nonzero`` looks through them (``nonzero_cuda_out_impl``)."""
+    whole = count < _INT_MAX
+    pieces = [count] if whole else [min(_PIECE, count - begin) for begin in range(0, count, _PIECE)]
+    return [(_sum(piece, gpu), _select(piece, gpu)) for piece in pieces]
+
+
+def _sum(count: int, gpu: GpuSpec) -> int:
+    """A block adds up few elements alone; many have as many blocks as fill the GPU some times over."""
+    if count <= _SUM_ALONE:
+        return 1
+    blocks = (gpu.sm_count or 108) * (gpu.threads_per_sm // _SUBSCRIBED_THREADS) * _SUBSCRIPTION
+    return temporary(blocks * 4)
+
+
+def _select(count: int, gpu: GpuSpec) -> int:
+    tile = _SELECT_TILES.get(gpu.compute_capability or (8, 0), _SELECT_TILE)
+    return temporary((-(-count // tile) + 32) * _LONG, 1)
 
 
 def bits_of(number: int) -> int:

@@ -25,7 +25,7 @@ from ampmem.simulator.private.general import (
     SLEEP,
     SNAPSHOT,
 )
-from ampmem.simulator.torch_cuda import compiled, streams, tensors, threads, unsupported
+from ampmem.simulator.torch_cuda import compiled, derivatives, streams, tensors, threads, unsupported
 from ampmem.simulator.torch_cuda.streams import Region, check_device
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import here
@@ -53,6 +53,7 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
         undo.callback(streams.install(device))
         undo.callback(replace_all((torch.backends.cudnn,), _cudnn()))
         undo.callback(tensors.install(mode))
+        undo.callback(derivatives.install(mode))
         undo.callback(threads.install(mode))
         undo.callback(compiled.install(device, mode.assumed))
         undo.callback(unsupported.install(alone=alone))

@@ -235,6 +235,24 @@ BACKWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], lis
         [196_608, *[256] * 6, 96, 96],
         197_376,
     ),
+    "cumprod": (
+        lambda x: x.cumprod(-1),
+        lambda: (rand(512, 5000),),
+        [10_240_000, 2_560_000, 1, 313, 4, *[10_240_000] * 4],
+        43_520_000,
+    ),
+    "prod": (
+        lambda x: x.prod(),
+        lambda: (rand(512, 5000),),
+        [2_560_000, 4, 17_663, 9727, 10_240_000, 10_240_000],
+        20_480_000,
+    ),
+    "prod of a dimension": (
+        lambda x: x.prod(-1),
+        lambda: (rand(512, 5000),),
+        [2_560_000, 4096, 20_480_000, 8, 10_240_000, 10_240_000],
+        23_044_096,
+    ),
     "few indices": (lambda x, i: x[i], lambda: (rand(1000, 64), whole(100)), [256_000, *[800] * 5, 1], 259_201),
 }
 
@@ -252,6 +270,25 @@ def test_backward(simulation: Simulation, name: str) -> None:
     result = function(*arguments())
     gradient = torch.ones_like(result)
     assert made(simulation, lambda: result.backward(gradient))[:2] == (sizes, peak)
+
+
+def test_products_have_the_nodes_and_the_higher_gradients_of_torch(simulation: Simulation) -> None:
+    source = rand(4, 5)
+    for result, name in ((source.prod(), "ProdBackward0"), (source.prod(0), "ProdBackward1")):
+        assert result.grad_fn.name() == name
+        (gradient,) = torch.autograd.grad(result.sum(), source, create_graph=True)
+        gradient.sum().backward()
+        assert source.grad.shape == (4, 5)
+    assert torch.func.vmap(torch.func.grad(torch.prod))(source).shape == (4, 5)
+    assert torch.func.jvp(torch.prod, (source,), (source,))[1].shape == ()
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(source, plain(4, 5))
+        assert torch.autograd.forward_ad.unpack_dual(dual.prod(0)).tangent.shape == (5,)
+
+
+def test_gradients_of_products_say_what_they_take_for_granted(simulation: Simulation) -> None:
+    rand(4, 5).cumprod(0).sum().backward()
+    assert any("nothing that prod or cumprod multiplies is 0" in text for text in simulation.device.assumptions)
 
 
 def test_an_encoder_layer_that_is_not_trained_is_one_op(simulation: Simulation) -> None:

@@ -396,6 +396,31 @@ def test_a_radix_sort_of_small_keys_since_hopper(gpu: str) -> None:
     assert sorts.radix_sort(200_000, 1, 8, find_gpu(gpu)) == 61_951
 
 
+@pytest.mark.parametrize(
+    ("gpu", "count", "sizes"),
+    [
+        ("a100-80", 0, (1, 767)),
+        ("a100-80", 125, (1, 1023)),
+        ("a100-80", 73_728, (17_663, 1023)),
+        ("a100-80", 73_729, (17_663, 1279)),
+        ("a100-80", 2_560_000, (17_663, 9727)),
+        ("h100", 4096, (1, 1023)),
+        ("h100", 8192, (21_503, 1023)),
+        ("h100", 2_560_000, (21_503, 5631)),
+        ("h100", 40_000_000, (21_503, 76_543)),
+    ],
+)
+def test_a_search_for_what_is_not_0(gpu: str, count: int, sizes: tuple[int, int]) -> None:
+    """As CUB says under the emulated runtime as these GPUs."""
+    assert sorts.nonzero(count, find_gpu(gpu)) == [sizes]
+
+
+@pytest.mark.parametrize(("gpu", "size"), [("b200", 91_903), ("l40s", 500_991), ("t4", 500_991)])
+def test_what_a_block_searches_depends_on_the_gpu(gpu: str, size: int) -> None:
+    """As CUB says under the emulated runtime as GPUs of compute capability 10.0, 8.6 and 7.5."""
+    assert sorts.nonzero(40_000_000, find_gpu(gpu))[0][1] == size
+
+
 def test_masks_have_their_scratch_as_indices() -> None:
     mask = meta(1000, dtype=torch.bool)
     args = (meta(1000, 64), [mask], meta(10, 64), True)

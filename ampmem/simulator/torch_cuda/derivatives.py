@@ -1,0 +1,133 @@
+"""The gradients of ``prod`` and ``cumprod`` as torch computes them of CUDA tensors.
+
+Of subclasses of tensors, as fake tensors are, torch takes another formula, which needs up to three times the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library, get_kernel
+
+from ampmem.allocator.gpus import GpuSpec
+from ampmem.patching import added
+from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private.general import FakeTensor
+from ampmem.simulator.private.ops import give_back, has_forward_gradients, name_nodes
+from ampmem.simulator.scratch import sorts
+
+aten = torch.ops.aten
+
+_KEY = "AutogradCUDA"
+_NO_ZEROS = "assumed: nothing that prod or cumprod multiplies is 0; for 0 their gradients take another course"
+
+
+def install(mode: SimulatedMode) -> Callable[[], None]:
+    """Take the place of the ops that have these gradients; returns what gives them back.
+
+    ``cumprod`` calls an op for its gradient. The gradient of ``prod`` is computed inside its node of autograd, so the
+    simulation gives ``prod`` another node of the same name.
+    """
+    library = Library("aten", "IMPL")
+    library.impl("cumprod_backward", _cumprod_backward(mode), _KEY)
+    library.impl("prod", _with_node(_whole(mode), "aten::prod", "ProdBackward0"), _KEY, with_keyset=True)
+    library.impl(
+        "prod.dim_int", _with_node(_of_dim(mode), "aten::prod.dim_int", "ProdBackward1"), _KEY, with_keyset=True
+    )
+    return added("torch.library", "derivatives", give_back(library))
+
+
+def _take_for_granted(mode: SimulatedMode) -> None:
+    """The host waits for the number of zeros, by which it decides the formula."""
+    mode.device_model.synchronize_current()
+    mode.device_model.assume(_NO_ZEROS)
+
+
+def _cumprod_backward(mode: SimulatedMode) -> Callable[..., Tensor]:
+    def cumprod_backward(grad: Tensor, source: Tensor, dim: int, output: Tensor) -> Tensor:
+        """``cumprod_backward`` (``ReduceOps.cpp``)."""
+        if not all(isinstance(tensor, FakeTensor) for tensor in (grad, source, output)):
+            return aten.cumprod_backward.default.decompose(grad, source, dim, output)  # type: ignore[no-any-return]
+        if source.numel() <= 1 or source.shape[dim] == 1:
+            return grad
+        weighted = output.conj() * grad
+        is_zero = source == 0
+        is_zero.any()
+        _take_for_granted(mode)
+        return _reversed_cumsum(weighted, dim).div(source.conj())
+
+    return cumprod_backward
+
+
+def _reversed_cumsum(tensor: Tensor, dim: int) -> Tensor:
+    """C++ keeps all that is made on the way to the end of the statement."""
+    flipped = tensor.flip(dim)
+    summed = flipped.cumsum(dim)
+    return summed.flip(dim)
+
+
+def _whole(mode: SimulatedMode) -> Callable[..., Tensor]:
+    def gradient(grad: Tensor, source: Tensor, result: Tensor) -> Tensor:
+        """``prod_backward`` (``FunctionsManual.cpp``), which looks for the places of the zeros."""
+        _look_for_places(source == 0, mode.device_model.gpu)
+        _take_for_granted(mode)
+        return grad * (result / source).conj()
+
+    return gradient
+
+
+def _look_for_places(is_zero: Tensor, gpu: GpuSpec) -> None:
+    """``nonzero`` that finds nothing (``nonzero_cuda_out_impl``)."""
+    is_zero = is_zero.contiguous()
+    pieces = sorts.nonzero(is_zero.numel(), gpu)
+    counts = is_zero.new_empty((len(pieces),), dtype=torch.int32)
+    for size in (*(summed for summed, _ in pieces), *(selected for _, selected in pieces)):
+        is_zero.new_empty((size,), dtype=torch.uint8)
+    del counts
+
+
+def _of_dim(mode: SimulatedMode) -> Callable[..., Tensor]:
+    def gradient(grad: Tensor, source: Tensor, result: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+        """``prod_backward`` of one dimension, which counts the zeros."""
+        if not keepdim:
+            grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
+        is_zero = source == 0
+        counts = is_zero.sum(dim, True)
+        counts.sum()
+        _take_for_granted(mode)
+        return grad * (result / source).conj()
+
+    return gradient
+
+
+def _with_node(gradient: Callable[..., Tensor], op: str, name: str) -> Callable[..., Tensor]:
+    """The op ``op`` with ``gradient`` in a node of this ``name``."""
+    kernel: Any = get_kernel(op, _KEY)  # torch's own, which has a node of torch's
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, keys: Any, source: Tensor, dtype: Any, *how: Any) -> Any:
+            result = kernel.call_boxed(keys, source, *how, dtype=dtype)
+            ctx.how = how
+            ctx.save_for_backward(source, result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            source, result = ctx.saved_tensors
+            if source.dim():
+                grad = gradient(grad, source.to(grad.dtype), result, *ctx.how)
+            return None, grad, None, *(None for _ in ctx.how)
+
+    name_nodes(Node, name)
+
+    def prod(keys: Any, source: Tensor, *how: Any, dtype: Any = None) -> Any:
+        needed = torch.is_grad_enabled() and source.requires_grad
+        if needed and isinstance(source, FakeTensor) and not has_forward_gradients():
+            return Node.apply(keys, source, dtype, *how)  # type: ignore[no-untyped-call]
+        return kernel.call_boxed(keys, source, *how, dtype=dtype)
+
+    return prod
