@@ -86,6 +86,7 @@ def advised(script: Script) -> dict[str, Any]:
     with TemporaryDirectory() as folder:
         (Path(folder) / "decoder.py").write_text(DECODER)
         found = advise(folder, "--gpu", MEMORY, *script.command)
+    found["script"] = found["script"].replace(f"{REPORTS}/", "reports/")
     return {"name": script.name, "advice": found}
 
 
