@@ -48,6 +48,7 @@ class Forced:
     which is the precision ``amp``. ``bucket_view`` has DistributedDataParallel's gradients be views of its buckets;
     ``reshard`` has FSDP give up whole parameters after forward, and gather them for backward anew; ``policy`` has it
     gather them in bfloat16, and modules compute with those; ``no_prefetch`` has it gather nothing ahead in backward.
+    ``free_gradients`` sets gradients to ``None`` right after the update.
     """
 
     checkpoint: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ class Forced:
     policy: bool = False
     no_prefetch: bool = False
     loss_chunks: int = 0
+    free_gradients: bool = False
 
     def kinds(self) -> tuple[str, ...]:
         """The names of the fields that change something."""
@@ -74,6 +76,7 @@ class Forced:
         options += [] if self.foreach is None else ["--force-foreach", str(self.foreach).lower()]
         options += ["--force-fused"] if self.fused else []
         options += ["--force-chunked-loss", str(self.loss_chunks)] if self.loss_chunks else []
+        options += ["--force-free-gradients"] if self.free_gradients else []
         options += ["--force-allocator", self.allocator] if self.allocator else []
         options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []  # 0: there is none to force
         options += ["--force-bucket-view"] if self.bucket_view else []

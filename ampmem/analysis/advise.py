@@ -15,6 +15,8 @@ from typing import Annotated
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.blocks import Blocks, blocks_of
+from ampmem.analysis.findings.base import TrainingRun
+from ampmem.analysis.findings.training_loop import gradients_through_forward
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
 from ampmem.analysis.layers import outside_in, process_outside_in
@@ -35,6 +37,7 @@ class Change(StrEnum):
     FOREACH = "foreach"
     FUSED = "fused"
     LOSS = "loss"
+    GRADIENTS = "gradients"
     ALLOCATOR = "allocator"
     PRECISION = "precision"
     BATCH = "batch"
@@ -66,6 +69,8 @@ class Script:
     """Why autocast in bfloat16 is not tried; ``None`` where it is."""
     no_loss: str | None = None
     """Why the loss is not tried in chunks; ``None`` where it is."""
+    idle_gradients: bool = False
+    """Whether gradients that the update has used are alive when forward starts."""
     suggestions: tuple[Suggestion, ...] = ()
     device: Device = Device.SIMULATED
     """What the runs are made on."""
@@ -115,6 +120,7 @@ def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingPro
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
         no_loss=None if any("nll_loss" in text for text in recording.texts) else "no F.cross_entropy was seen",
+        idle_gradients=gradients_through_forward(TrainingRun(analysis=analysis)) is not None,
         suggestions=suggestions(analysis),
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
@@ -280,6 +286,8 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
     if script.blocks is not None:
         found[Change.CHECKPOINT] = Forced(checkpoint=script.blocks.names)
     found[Change.LOSS] = Forced(loss_chunks=LOSS_CHUNKS)
+    if script.idle_gradients:
+        found[Change.GRADIENTS] = Forced(free_gradients=True)
     found[Change.OFFLOAD] = Forced(offload=True)
     if script.replicated:
         found[Change.BUCKET_VIEW] = Forced(bucket_view=True)
@@ -339,8 +347,11 @@ _OF_RANKS = (Change.BUCKET_VIEW, Change.RESHARD, Change.PREFETCH)
 
 
 def _kept(trials: Trials, singles: Mapping[Change, Forced]) -> list[Forced]:
-    """The bases that a step takes about as long with: how optimizers update, then also the loss in chunks."""
+    """The bases that a step takes about as long with: updates, gradients freed after them, then the loss in chunks."""
     update = _update(trials)
+    freed = singles.get(Change.GRADIENTS)
+    if freed is not None and (_helps(trials, freed) or _allocates_less(trials, freed)):
+        update = replace(update, free_gradients=True)
     found = [] if update == NOTHING_FORCED else [update]
     loss = singles.get(Change.LOSS)
     if loss is not None and (_helps(trials, loss) or _allocates_less(trials, loss)):
@@ -492,6 +503,7 @@ def name_of(forced: Forced, script: Script) -> str:
     words += [] if forced.foreach is None else [f"foreach={forced.foreach}"]
     words += ["fused=True"] if forced.fused else []
     words += [f"loss in {forced.loss_chunks} chunks"] if forced.loss_chunks else []
+    words += ["gradients freed after the update"] if forced.free_gradients else []
     words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
     words += ["gradient_as_bucket_view=True"] if forced.bucket_view else []
     words += ["reshard after forward"] if forced.reshard else []
@@ -560,6 +572,8 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
             "loss = torch.stack([torch.utils.checkpoint.checkpoint(F.cross_entropy, *part, reduction='sum', "
             "use_reentrant=False) for part in parts]).sum() / (target != -100).sum()  # without the division for a sum",
         ]
+    if forced.free_gradients:
+        lines.append("optimizer.zero_grad()  # right after optimizer.step()")
     if forced.allocator:
         lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
     if forced.bucket_view:

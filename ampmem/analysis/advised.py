@@ -55,6 +55,7 @@ _OF_LOSS = "fp32-activations"
 _CHANGES: Mapping[str, Mapping[str, Forced]] = {
     "foreach-temporaries": {"fused=True": Forced(fused=True), "foreach=False": Forced(foreach=False)},
     _OF_LOSS: {f"the loss in {LOSS_CHUNKS} chunks": Forced(loss_chunks=LOSS_CHUNKS)},
+    "gradients-through-forward": {"gradients freed after the update": Forced(free_gradients=True)},
     "fragmentation": {"expandable_segments": Forced(allocator=EXPANDABLE)},
 }
 """By code, the findings whose change ``ampmem advise`` runs, and that change alone: any of them is the advice."""

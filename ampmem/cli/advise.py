@@ -101,8 +101,9 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     show_default="all of these",
     metavar="CHANGE,...",
     help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
-    "of its optimizers), fused (True), loss (cross_entropy in chunks), allocator (expandable_segments), precision "
-    "(autocast to bfloat16), batch (half the batch size of its DataLoader), and with several ranks bucket-view (of "
+    "of its optimizers), fused (True), loss (cross_entropy in chunks), gradients (freed after the update, where they "
+    "are alive in forward), allocator (expandable_segments), precision (autocast to bfloat16), batch (half the batch "
+    "size of its DataLoader), and with several ranks bucket-view (of "
     "DistributedDataParallel), reshard, prefetch (none) and policy (bfloat16) of FSDP.",
 )
 @click.option(

@@ -72,6 +72,11 @@ if TYPE_CHECKING:
     help="Compute F.cross_entropy in N chunks of rows, each under torch.utils.checkpoint.",
 )
 @click.option(
+    "--force-free-gradients",
+    is_flag=True,
+    help="Set gradients to None right after the update, of a script that zeroes them later.",
+)
+@click.option(
     "--force-allocator",
     metavar="SETTINGS",
     help="Add SETTINGS to PYTORCH_ALLOC_CONF, such as expandable_segments:True.",
@@ -136,6 +141,7 @@ def profile(
     force_chunked_loss: int | None,
     force_allocator: str | None,
     force_batch_size: int | None,
+    force_free_gradients: bool,
     force_bucket_view: bool,
     force_reshard: bool,
     force_policy: bool,
@@ -176,6 +182,7 @@ def profile(
         policy=force_policy,
         no_prefetch=force_no_prefetch,
         loss_chunks=force_chunked_loss or 0,
+        free_gradients=force_free_gradients,
     )
     plan = Plan(
         script=replace(options, forced=forced),

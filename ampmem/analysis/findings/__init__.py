@@ -44,7 +44,11 @@ OF_A_FAILURE: tuple[Check, ...] = (
 )
 """The checks that need only what was alive when memory ran out, so they hold for a first step that failed."""
 
-FORCED_BY_ADVISE: Mapping[str, str] = {"foreach-temporaries": "foreach,fused", "fragmentation": "allocator"}
+FORCED_BY_ADVISE: Mapping[str, str] = {
+    "foreach-temporaries": "foreach,fused",
+    "fragmentation": "allocator",
+    "gradients-through-forward": "gradients",
+}
 """By code, the findings whose change ``ampmem advise`` forces, with what its ``--allow`` calls the change."""
 
 SEVERITIES = ("warning", "advice", "info")

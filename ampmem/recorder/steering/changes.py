@@ -28,7 +28,13 @@ from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.steering.parallel import ArgumentChange, parallel_changes
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import in_backward, is_compiled_in_place, on_module_before
-from ampmem.recorder.torch_private.optimizers import FUSED_INITS, OPTIMIZER_INIT, on_step_before
+from ampmem.recorder.torch_private.optimizers import (
+    FUSED_INITS,
+    OPTIMIZER_INIT,
+    ZERO_GRADS,
+    on_step_after,
+    on_step_before,
+)
 from ampmem.recorder.torch_private.tensors import is_wrapper, top_saved_hooks, version_of
 from ampmem.vocabulary import Forced
 
@@ -42,7 +48,9 @@ class ForcedChanges:
     """
 
     def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
-        self._parts: list[_Checkpoints | _Offload | _Implementation | _ChunkedLoss | _BatchSize | ArgumentChange] = []
+        self._parts: list[
+            _Checkpoints | _Offload | _Implementation | _ChunkedLoss | _FreedGradients | _BatchSize | ArgumentChange
+        ] = []
         if forced.checkpoint:
             self._parts.append(_Checkpoints(forced.checkpoint, note))
         if forced.offload:
@@ -53,6 +61,8 @@ class ForcedChanges:
             self._parts.append(_Implementation("fused", True, note))
         if forced.loss_chunks:
             self._parts.append(_ChunkedLoss(forced.loss_chunks, note))
+        if forced.free_gradients:
+            self._parts.append(_FreedGradients(note))
         if forced.batch_size is not None:
             self._parts.append(_BatchSize(forced.batch_size, note))
         self._parts += parallel_changes(forced, note)
@@ -502,6 +512,52 @@ def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
     if len(logits) < count:
         return f"there are {len(logits)} rows of logits, fewer than chunks"
     return None
+
+
+class _FreedGradients:
+    """Sets the gradients that an optimizer has used to ``None`` right after its update, as ``zero_grad()`` there does.
+
+    A script that zeroes none may add up the gradients of several updates: that is refused.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._freed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._done = False
+        self._zeroed = False
+
+    def install(self) -> Undo:
+        with ExitStack() as undo:
+            undo.callback(hook(on_step_after, self._after))
+            for place in ZERO_GRADS:
+                undo.callback(patch(*place, self._wrap))
+            return undo.pop_all().close
+
+    def unmet(self) -> list[str]:
+        if not self._done:
+            return ["--force-free-gradients: no optimizer of torch's has updated"]
+        if not self._zeroed:
+            return [
+                "--force-free-gradients: the script calls no zero_grad(), so gradients may add up over several updates"
+            ]
+        return []
+
+    def _after(self, optimizer: Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        if optimizer not in self._freed:
+            self._freed.add(optimizer)
+            self._done = True
+            self._note(f"forced: gradients are set to None after each update of {type(optimizer).__name__}")
+
+    def _wrap(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(zero_grad)
+        def zeroed(owner: Any, /, *args: Any, **kwargs: Any) -> None:
+            self._zeroed = True
+            zero_grad(owner, *args, **kwargs)
+
+        return zeroed
 
 
 class _BatchSize:

@@ -21,6 +21,8 @@ FUSED_INITS: tuple[Place, ...] = tuple(
     (kind, "__init__") for kind in (torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 )
 """Where each optimizer that can run its update fused is made."""
+ZERO_GRADS: tuple[Place, ...] = ((Optimizer, "zero_grad"), (nn.Module, "zero_grad"))
+"""By what a script zeroes gradients."""
 on_step_before, on_step_after = (
     needed("torch.optim.optimizer", f"register_optimizer_step_{when}_hook", "when an optimizer updates")
     for when in ("pre", "post")

@@ -11,7 +11,7 @@ import torch
 from commands import ampmem
 
 from ampmem.analysis.summary import summarize
-from ampmem.events import Recording
+from ampmem.events import Action, Recording
 from ampmem.recorder.steering.changes import ForcedChanges
 from ampmem.recording import read
 from ampmem.vocabulary import Forced
@@ -118,6 +118,46 @@ def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, opt
     assert (events(forced) == events(plain)) == (options == "--force-foreach true")
     assert any(note.startswith("forced: ") for note in forced.remarks)
     assert not any("forced: " in note for note in written.remarks)
+
+
+LATE = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 8)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    loss = model(torch.randn(512, 64, device="cuda")).square().mean()
+    {zero}
+    loss.backward()
+    optimizer.step()
+    {after}
+"""
+
+
+@pytest.mark.parametrize(
+    "zero", ["optimizer.zero_grad()", "model.zero_grad()", "optimizer.zero_grad(set_to_none=False)"]
+)
+def test_gradients_that_are_freed_after_the_update_are_freed_as_by_zero_grad_there(tmp_path: Path, zero: str) -> None:
+    def made(name: str, *options: str, after: str = "") -> Recording:
+        (tmp_path / "late.py").write_text(LATE.format(zero=zero, after=after))
+        done = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", "-o", f"{name}.ampmem", *options, "late.py")
+        assert done.returncode == 0, done.stderr
+        return read(tmp_path / f"{name}.ampmem")
+
+    plain, written = made("plain"), made("written", after="optimizer.zero_grad()")
+    forced = made("forced", "--force-free-gradients")
+    # What is written runs after the last update no more: the script is stopped there.
+    last = [(Action.FREE, 4 * size) for size in (64 * 512, 512, 512 * 8, 8)]
+    assert events(forced) == [*events(written), *last]
+    assert events(written) != events(plain)
+    assert "forced: gradients are set to None after each update of AdamW" in forced.remarks
+
+
+def test_gradients_that_a_script_never_zeroes_are_not_freed(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE.format(zero="", after=""))
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", "--force-free-gradients", "late.py")
+    assert done.returncode == 1
+    assert "the script calls no zero_grad(), so gradients may add up over several updates" in done.stderr
 
 
 EXPANDABLE = "--force-allocator expandable_segments:True"

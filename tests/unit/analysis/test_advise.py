@@ -55,12 +55,13 @@ def checkpointed(count: int, *, fused: bool = False) -> Forced:
 def ran(forced: Forced, total: int, per_block: int = 10, loss: int = 0) -> Trial:
     """Each block saves ten, fused five, offloading 15, bfloat16 30, half a batch twenty; beyond ``total`` none is left.
 
-    Views of buckets save eight, resharding 40, no prefetch twelve more, a policy 60, the loss in chunks ``loss``. The
+    Gradients freed after the update save seven. Views of buckets save eight, resharding 40, no prefetch twelve more, a
+    policy 60, the loss in chunks ``loss``. The
     setting of the allocator takes one byte off what is reserved.
     """
     size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16 - 15 * forced.offload
     size -= 8 * forced.bucket_view + 40 * forced.reshard + 12 * (forced.no_prefetch and forced.reshard)
-    size -= 60 * forced.policy + loss * bool(forced.loss_chunks)
+    size -= 60 * forced.policy + loss * bool(forced.loss_chunks) + 7 * forced.free_gradients
     size -= 0 if forced.batch_size is None else 20 * (8 // forced.batch_size).bit_length() - 20
     idle = 2 - bool(forced.allocator)
     memory = Memory(allocated=size, reserved=size + idle, used=size + idle + 2, highest=size + idle + 3)
@@ -260,6 +261,21 @@ def test_changes_of_the_results_are_the_last_resort() -> None:
         assert {SETTING, BFLOAT16, HALF} < set(trials)
         assert any(each.batch_size for each in trials if len(each.kinds()) > 1) == (best.batch_size is not None)
     assert {each.batch_size for each in search(-99, allowed=EVERY, script=LOADED)} == {None, 1, 2, 4}
+
+
+FREED = Forced(free_gradients=True)
+WITH_GRADIENTS = frozenset({Change.CHECKPOINT, Change.GRADIENTS})
+
+
+def test_gradients_that_are_alive_in_forward_are_freed_in_combinations() -> None:
+    idle = replace(SCRIPT, idle_gradients=True)
+    assert ranked(search(198, allowed=WITH_GRADIENTS, script=idle), 198)[0] == FREED
+    assert ranked(search(80, allowed=WITH_GRADIENTS, script=idle), 80)[0] == replace(
+        checkpointed(12), free_gradients=True
+    )
+    assert not any(each.free_gradients for each in search(80, allowed=WITH_GRADIENTS))
+    assert name_of(FREED, idle) == "gradients freed after the update"
+    assert code_of(FREED, idle) == ("optimizer.zero_grad()  # right after optimizer.step()",)
 
 
 CHUNKS = Forced(loss_chunks=8)
