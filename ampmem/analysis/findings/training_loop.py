@@ -14,7 +14,7 @@ from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, Mask
 from ampmem.analysis.timeline.marks import Instants
 from ampmem.events import Action, Column, Fact, OptimizerRecord, Phase
-from ampmem.names import FUNCTIONAL
+from ampmem.names import FUNCTIONAL, shape_text
 from ampmem.units import format_bytes
 
 _AT_ONCE = {"Adam": 2, "AdamW": 2}
@@ -346,6 +346,11 @@ _NAMED = 3
 _LIBRARIES = "/site-packages/"
 
 
+_SHRUNK = (
+    "a number that PyTorch has shrunk from a tensor of all elements, as mse_loss does, keeps the memory of all of them"
+)
+
+
 def outputs_kept(run: TrainingRun) -> Finding | None:
     """Results of forward that are alive at the last step's peak though no backward needs them.
 
@@ -396,6 +401,8 @@ class _Variable:
     bytes: int
     place: str
     """All of that, as the recording has it."""
+    number: bool
+    """Whether it is a single number, such as a loss, that has the memory of a larger tensor."""
 
     def in_words(self, file: str) -> str:
         """What it is and where it got its value; ``file`` is what to call its file."""
@@ -430,7 +437,12 @@ def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Varia
     sizes: dict[tuple[str, str], int] = {}
     for name, place, allocation in held:
         sizes[name, place] = sizes.get((name, place), 0) + int(run.analysis.lifetimes.bytes[allocation])
-    found = [_variable(name, place, size) for (name, place), size in sizes.items() if size >= NOTABLE_BYTES]
+    numbers = {run.text(name) for name in facts.name[rows[_is_number(run)[facts.shape[rows]]]]}
+    found = [
+        _variable(name, place, size, number=name in numbers)
+        for (name, place), size in sizes.items()
+        if size >= NOTABLE_BYTES
+    ]
     return sorted(found, key=lambda each: (-each.bytes, each.name, each.line)), held
 
 
@@ -443,7 +455,12 @@ def _held_by(run: TrainingRun, held: Sequence[tuple[str, str, int]], shown: Sequ
     return mine
 
 
-def _variable(name: str, place: str, size: int) -> _Variable:
+def _is_number(run: TrainingRun) -> Mask:
+    """By text of the recording: whether it is the shape of a single number."""
+    return np.array([text == shape_text(()) for text in run.recording.texts], dtype=np.bool_)
+
+
+def _variable(name: str, place: str, size: int, *, number: bool) -> _Variable:
     where, _, function = place.rpartition(" ")
     file, _, line = where.rpartition(":")
     return _Variable(
@@ -453,12 +470,16 @@ def _variable(name: str, place: str, size: int) -> _Variable:
         function=function.rpartition("<locals>.")[2],
         bytes=size,
         place=place,
+        number=number,
     )
 
 
 def _change(variables: Sequence[_Variable]) -> str:
     if not variables:
         return _CHANGE
+    if all(each.number for each in variables):
+        names = list(dict.fromkeys(each.name for each in variables))
+        return f"{'; '.join(f'{name} = {name} * 1' for name in names)} before backward: {_SHRUNK}"
     dropped = list(dict.fromkeys(each.dropped for each in variables))
     what = f"del {', '.join(dropped)}"
     if "" in dropped:

@@ -54,6 +54,20 @@ def logits(changed: bool) -> None:
         optimizer.zero_grad()
 
 
+def shrunk_loss(changed: bool) -> None:
+    """The loss is a number in the memory of the losses of all elements, which PyTorch's mse_loss shrinks to it."""
+    model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        inputs = torch.randn(512, 512)
+        loss = F.mse_loss(model(inputs), inputs)
+        if changed:
+            loss = loss * 1
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def late_gradients(changed: bool) -> None:
     """Gradients are dropped only when the next forward is over, which is where the peak is."""
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
@@ -297,6 +311,7 @@ class Case(NamedTuple):
 CASES = (
     Case(foreach, "foreach-temporaries"),
     Case(logits, "outputs-kept"),
+    Case(shrunk_loss, "outputs-kept"),
     Case(late_gradients, "gradients-through-forward"),
     Case(zeroed_in_place, "gradients-through-forward"),
     Case(outputs_of_the_step_before, "outputs-kept"),
