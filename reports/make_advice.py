@@ -164,6 +164,9 @@ more than that. It is negative where a tool recomputes parts of blocks, which no
   the peak that it estimates. Its cost model asks for a GPU: it was given FLOPs, as they are what is compared.
 - `activation_memory_budget` of `torch.compile`, for five budgets. The compiled graphs run op by op, not fused. The
   FLOPs are those of the graphs.
+
+ampmem checkpoints whole blocks, and only as many as the budget asks for; the other two recompute parts of blocks, most of
+which count no FLOPs, such as a GELU, so for the same peak they mostly recompute less.
 """
 
 

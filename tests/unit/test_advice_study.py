@@ -40,9 +40,7 @@ def again(name: str, block: int) -> int:
 
 @pytest.mark.parametrize("name", ["even", "uneven"])
 def test_every_set_of_blocks_recomputes_what_its_blocks_compute(document: dict[str, Any], name: str) -> None:
-    sets = {
-        each["setting"]: each["recomputed"] for each in document["choices"][name] if each["tool"].startswith("every")
-    }
+    sets = [each for each in document["choices"][name] if each["tool"] == make_advice.EVERY]
     expected = {
         ", ".join(map(str, blocks)) or "none": sum(again(name, block) for block in blocks)
         for count in range(7)
