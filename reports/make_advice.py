@@ -165,8 +165,8 @@ more than that. It is negative where a tool recomputes parts of blocks, which no
 - `activation_memory_budget` of `torch.compile`, for five budgets. The compiled graphs run op by op, not fused. The
   FLOPs are those of the graphs.
 
-ampmem checkpoints whole blocks, and only as many as the budget asks for; the other two recompute parts of blocks, most of
-which count no FLOPs, such as a GELU, so for the same peak they mostly recompute less.
+ampmem checkpoints whole blocks, and only as many as the budget asks for. The other two recompute parts of blocks, most
+of which count no FLOPs, such as a GELU: so for the same peak they mostly recompute less.
 """
 
 
