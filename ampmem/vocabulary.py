@@ -48,7 +48,8 @@ class Forced:
     which is the precision ``amp``. ``bucket_view`` has DistributedDataParallel's gradients be views of its buckets;
     ``reshard`` has FSDP give up whole parameters after forward, and gather them for backward anew; ``policy`` has it
     gather them in bfloat16, and modules compute with those; ``no_prefetch`` has it gather nothing ahead in backward.
-    ``free_gradients`` sets gradients to ``None`` right after the update.
+    ``free_gradients`` sets gradients to ``None`` right after the update. ``no_cache`` is autocast without its weight
+    cache, which is the precision ``amp-nocache``; ``workspace`` is what cuBLAS's workspaces are to be.
     """
 
     checkpoint: tuple[str, ...] = ()
@@ -64,6 +65,8 @@ class Forced:
     no_prefetch: bool = False
     loss_chunks: int = 0
     free_gradients: bool = False
+    no_cache: bool = False
+    workspace: str = ""
 
     def kinds(self) -> tuple[str, ...]:
         """The names of the fields that change something."""
@@ -78,6 +81,8 @@ class Forced:
         options += ["--force-chunked-loss", str(self.loss_chunks)] if self.loss_chunks else []
         options += ["--force-free-gradients"] if self.free_gradients else []
         options += ["--force-allocator", self.allocator] if self.allocator else []
+        options += ["--force-workspace", self.workspace] if self.workspace else []
+        options += ["--precision", Arm.AMP_NOCACHE.value] if self.no_cache else []
         options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []  # 0: there is none to force
         options += ["--force-bucket-view"] if self.bucket_view else []
         options += ["--force-reshard"] if self.reshard else []
@@ -87,6 +92,9 @@ class Forced:
 
 
 NOTHING_FORCED = Forced()
+
+WORKSPACE_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
+"""The variable that says how large cuBLAS's workspaces are."""
 
 
 class Device(StrEnum):

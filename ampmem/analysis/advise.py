@@ -22,11 +22,12 @@ from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schem
 from ampmem.analysis.layers import outside_in, process_outside_in
 from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.analysis.summary import summary_of
+from ampmem.analysis.timeline.categories import Category
 from ampmem.events import OptimizerRecord, Recording
 from ampmem.results import Deviation
 from ampmem.units import format_bytes, format_duration
 from ampmem.version import __version__
-from ampmem.vocabulary import AUTOCAST_ARMS, NOTHING_FORCED, Device, Forced, SourceKind
+from ampmem.vocabulary import AUTOCAST_ARMS, NOTHING_FORCED, WORKSPACE_CONFIG, Device, Forced, SourceKind
 
 
 class Change(StrEnum):
@@ -38,6 +39,8 @@ class Change(StrEnum):
     FUSED = "fused"
     LOSS = "loss"
     GRADIENTS = "gradients"
+    CACHE = "cache"
+    WORKSPACE = "workspace"
     ALLOCATOR = "allocator"
     PRECISION = "precision"
     BATCH = "batch"
@@ -49,6 +52,9 @@ class Change(StrEnum):
 
 EXPANDABLE = "expandable_segments:True"
 """The setting of the allocator that is tried."""
+
+WORKSPACE = ":16:8"
+"""The smaller one of the two settings that cuBLAS documents for results that are always the same: 128 KiB."""
 
 LOSS_CHUNKS = 8
 """In so many chunks the loss is tried."""
@@ -71,6 +77,10 @@ class Script:
     """Why the loss is not tried in chunks; ``None`` where it is."""
     idle_gradients: bool = False
     """Whether gradients that the update has used are alive when forward starts."""
+    cached_casts: bool = False
+    """Whether autocast's weight cache has copies at the peak that are worth a word."""
+    workspaces: bool = False
+    """Whether cuBLAS has workspaces at the peak that are worth a word."""
     suggestions: tuple[Suggestion, ...] = ()
     device: Device = Device.SIMULATED
     """What the runs are made on."""
@@ -110,6 +120,7 @@ Trials = Mapping[Forced, Trial]
 def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingProxyType({})) -> Script:
     """What can be changed in the script that was recorded; ``module_flops`` as :func:`blocks_of` takes them."""
     analysis = analyse(recording)
+    run = TrainingRun(analysis=analysis)
     several = recording.run.world_size > 1
     sharded = any(parameter.global_elements is not None for parameter in recording.parameters)
     return Script(
@@ -120,7 +131,9 @@ def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingPro
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
         no_loss=None if any("nll_loss" in text for text in recording.texts) else "no F.cross_entropy was seen",
-        idle_gradients=gradients_through_forward(TrainingRun(analysis=analysis)) is not None,
+        idle_gradients=gradients_through_forward(run) is not None,
+        cached_casts=bool(recording.arm.cache) and run.notable(_at_the_peak(run, Category.CAST_COPIES)),
+        workspaces=run.notable(_at_the_peak(run, Category.WORKSPACE)),
         suggestions=suggestions(analysis),
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
@@ -130,6 +143,13 @@ def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingPro
 
 
 _DEVICES = {SourceKind.CUDA: Device.CUDA, SourceKind.CPU: Device.CPU}
+
+
+def _at_the_peak(run: TrainingRun, category: Category) -> int:
+    """What of ``category`` is alive at the last step's peak, in bytes."""
+    if not run.peaks:
+        return 0
+    return run.bytes_of(run.analysis.classes.of(category) & run.analysis.lifetimes.alive_at(run.peaks[-1]))
 
 
 def measured_memory(recording: Recording) -> Memory | None:
@@ -203,6 +223,7 @@ def refusal(forced: Forced, script: Script) -> str | None:
     if script.device is Device.CPU:
         for changes, why in (
             (forced.allocator, "it sets CUDA's caching allocator, which the CPU does not have"),
+            (forced.workspace, "it sets cuBLAS's workspaces, which the CPU does not have"),
             (forced.offload, "what forward saves for backward is in the CPU's memory already"),
             (forced.foreach is False, "torch's optimizers use foreach on a CPU only where the script says so"),
         ):
@@ -288,6 +309,8 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
     found[Change.LOSS] = Forced(loss_chunks=LOSS_CHUNKS)
     if script.idle_gradients:
         found[Change.GRADIENTS] = Forced(free_gradients=True)
+    if script.cached_casts:
+        found[Change.CACHE] = Forced(no_cache=True)
     found[Change.OFFLOAD] = Forced(offload=True)
     if script.replicated:
         found[Change.BUCKET_VIEW] = Forced(bucket_view=True)
@@ -295,6 +318,8 @@ def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]
         found[Change.RESHARD] = Forced(reshard=True)
         found[Change.PREFETCH] = Forced(no_prefetch=True)
         found[Change.POLICY] = Forced(policy=True)
+    if script.workspaces:
+        found[Change.WORKSPACE] = Forced(workspace=WORKSPACE)
     found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
     found[Change.PRECISION] = Forced(bfloat16=True)
     found[Change.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
@@ -318,10 +343,11 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
         if _helps(trials, single) or (single.no_prefetch and base.reshard):
             base = replace(base, **{name: getattr(single, name) for name in single.kinds()})
             yield base, None
-    setting = singles.get(Change.ALLOCATOR)
-    if setting is not None and _helps(trials, setting):
-        base = replace(base, allocator=setting.allocator)
-        yield base, None
+    for change in (Change.ALLOCATOR, Change.WORKSPACE):
+        single = singles.get(change)
+        if single is not None and _helps(trials, single):
+            base = replace(base, **{name: getattr(single, name) for name in single.kinds()})
+            yield base, None
     offload = singles.get(Change.OFFLOAD)
     if offload is not None and trials[offload].failure is None:
         base = replace(base, offload=True)
@@ -349,9 +375,10 @@ _OF_RANKS = (Change.BUCKET_VIEW, Change.RESHARD, Change.PREFETCH)
 def _kept(trials: Trials, singles: Mapping[Change, Forced]) -> list[Forced]:
     """The bases that a step takes about as long with: updates, gradients freed after them, then the loss in chunks."""
     update = _update(trials)
-    freed = singles.get(Change.GRADIENTS)
-    if freed is not None and (_helps(trials, freed) or _allocates_less(trials, freed)):
-        update = replace(update, free_gradients=True)
+    for change in (Change.GRADIENTS, Change.CACHE):
+        single = singles.get(change)
+        if single is not None and (_helps(trials, single) or _allocates_less(trials, single)):
+            update = replace(update, **dict.fromkeys(single.kinds(), True))
     found = [] if update == NOTHING_FORCED else [update]
     loss = singles.get(Change.LOSS)
     if loss is not None and (_helps(trials, loss) or _allocates_less(trials, loss)):
@@ -480,6 +507,8 @@ def incomparable(forced: Forced) -> str | None:
         return "a smaller batch has other losses"
     if forced.kinds() == ("allocator",):
         return "the setting changes where tensors lie, and a CPU does not have that allocator"
+    if forced.kinds() == ("workspace",):
+        return "a CPU does not have cuBLAS"
     return None
 
 
@@ -504,6 +533,8 @@ def name_of(forced: Forced, script: Script) -> str:
     words += ["fused=True"] if forced.fused else []
     words += [f"loss in {forced.loss_chunks} chunks"] if forced.loss_chunks else []
     words += ["gradients freed after the update"] if forced.free_gradients else []
+    words += ["autocast without its cache"] if forced.no_cache else []
+    words += ["small cuBLAS workspaces"] if forced.workspace else []
     words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
     words += ["gradient_as_bucket_view=True"] if forced.bucket_view else []
     words += ["reshard after forward"] if forced.reshard else []
@@ -536,6 +567,10 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         words.append("backward waits for each all-gather")
     if forced.policy:
         words.append("rounds parameters and results to bfloat16")
+    if forced.no_cache:
+        words.append("casts weights at each use")
+    if forced.workspace:
+        words.append("matrix products may take slower kernels")
     if forced.loss_chunks:
         words.append("log-softmax of the loss once more in a step")
     if forced.bfloat16:
@@ -574,6 +609,10 @@ def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
         ]
     if forced.free_gradients:
         lines.append("optimizer.zero_grad()  # right after optimizer.step()")
+    if forced.no_cache:
+        lines.append("torch.autocast(..., cache_enabled=False)")
+    if forced.workspace:
+        lines.append(f"{WORKSPACE_CONFIG}={forced.workspace}  # in the environment, before CUDA is used")
     if forced.allocator:
         lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
     if forced.bucket_view:

@@ -102,7 +102,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     metavar="CHANGE,...",
     help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
     "of its optimizers), fused (True), loss (cross_entropy in chunks), gradients (freed after the update, where they "
-    "are alive in forward), allocator (expandable_segments), precision (autocast to bfloat16), batch (half the batch "
+    "are alive in forward), cache (autocast without its weight cache, where the script uses autocast), workspace "
+    "(small ones of cuBLAS), allocator (expandable_segments), precision (autocast to bfloat16), batch (half the batch "
     "size of its DataLoader), and with several ranks bucket-view (of "
     "DistributedDataParallel), reshard, prefetch (none) and policy (bfloat16) of FSDP.",
 )
@@ -385,7 +386,8 @@ class _Search:
                 name, base_name = name_of(forced, self.found), name_of(base, self.found)
                 reason = incomparable(forced) or why
                 if reason is None:
-                    self.proofs[forced] = proving.proof(replace(forced, allocator=""), name, base, base_name)
+                    on_cpu = replace(forced, allocator="", workspace="")
+                    self.proofs[forced] = proving.proof(on_cpu, name, base, base_name)
                 else:
                     self.proofs[forced] = Proof(base=base_name, difference=None, failure=reason)
 

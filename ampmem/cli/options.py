@@ -120,7 +120,7 @@ _GROUPS = (
     _group(
         "Forced changes",
         "force_checkpoint force_offload force_foreach force_fused force_chunked_loss force_allocator force_batch_size "
-        "force_free_gradients force_bucket_view force_reshard force_no_prefetch force_policy",
+        "force_free_gradients force_workspace force_bucket_view force_reshard force_no_prefetch force_policy",
         "--gpu h100 --force-checkpoint 'blocks.*'",
     ),
     _group("GPU", "device device_option gpu assume", "--gpu h100"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from ampmem.output import check_output, remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read, remove_claim
-from ampmem.vocabulary import Arm, Device, Forced
+from ampmem.vocabulary import WORKSPACE_CONFIG, Arm, Device, Forced
 
 if TYPE_CHECKING:
     from ampmem.recorder.ranks.together import Together
@@ -80,6 +81,11 @@ if TYPE_CHECKING:
     "--force-allocator",
     metavar="SETTINGS",
     help="Add SETTINGS to PYTORCH_ALLOC_CONF, such as expandable_segments:True.",
+)
+@click.option(
+    "--force-workspace",
+    metavar="CONFIG",
+    help="Set CUBLAS_WORKSPACE_CONFIG, such as :16:8 for 128 KiB.",
 )
 @click.option(
     "--force-batch-size",
@@ -140,6 +146,7 @@ def profile(
     force_fused: bool,
     force_chunked_loss: int | None,
     force_allocator: str | None,
+    force_workspace: str | None,
     force_batch_size: int | None,
     force_free_gradients: bool,
     force_bucket_view: bool,
@@ -183,6 +190,7 @@ def profile(
         no_prefetch=force_no_prefetch,
         loss_chunks=force_chunked_loss or 0,
         free_gradients=force_free_gradients,
+        workspace=force_workspace or "",
     )
     plan = Plan(
         script=replace(options, forced=forced),
@@ -227,6 +235,8 @@ def _check_forced(script: ScriptOptions) -> None:
         raise UsageError("--force-fused and --force-foreach exclude each other: an optimizer updates in one way")
     if forced.allocator and script.device is Device.CPU:
         raise UsageError("--force-allocator sets CUDA's caching allocator, which the CPU does not have")
+    if forced.workspace and script.device is Device.CPU:
+        raise UsageError("--force-workspace sets cuBLAS's workspaces, which the CPU does not have")
 
 
 def _set_allocator(settings: str) -> None:
@@ -238,6 +248,16 @@ def _set_allocator(settings: str) -> None:
     os.environ[variable] = text
 
 
+def _set_workspace(config: str) -> None:
+    """Put ``config`` into the environment, which PyTorch and cuBLAS read when the first workspace is needed."""
+    if not re.fullmatch("(:[0-9]+:[0-9]+)+", config):
+        raise UsageError(f"--force-workspace {config}: it is :KiB:COUNT, once or more, such as :4096:2:16:8")
+    former = os.environ.get(WORKSPACE_CONFIG)
+    if former is not None:
+        raise UsageError(f"--force-workspace {config}: {WORKSPACE_CONFIG} is {former} already")
+    os.environ[WORKSPACE_CONFIG] = config
+
+
 def _audience(plan: Plan, report_to: Path | None) -> Audience:
     if report_to is not None:
         return Parent(report_to)
@@ -247,6 +267,8 @@ def _audience(plan: Plan, report_to: Path | None) -> Audience:
 def _carry_out(plan: Plan, audience: Audience) -> None:
     if plan.script.forced.allocator and not launches(plan.script):  # each process that is launched does so itself
         _set_allocator(plan.script.forced.allocator)
+    if plan.script.forced.workspace and not launches(plan.script):
+        _set_workspace(plan.script.forced.workspace)
     plan = replace(plan, script=settled(plan.script))
     script = plan.script
     if script.dtype is not None and not plan.arm.autocast:

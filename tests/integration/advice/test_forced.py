@@ -173,6 +173,30 @@ def test_a_forced_setting_of_the_allocator_reserves_what_the_written_one_does(tm
     assert forced.segments.expandable.all() and not plain.segments.expandable.any()
 
 
+def test_forced_workspaces_are_those_of_the_environment(tmp_path: Path) -> None:
+    plain, forced = recorded(tmp_path, "plain", ""), recorded(tmp_path, "forced", "--force-workspace :16:8")
+    line = "import os; os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':16:8'"
+    written = recorded(tmp_path, "written", "", first=line)
+    assert events(forced) == events(written)
+    sizes = [{size for action, size in events(each) if action == Action.ALLOC} for each in (plain, forced)]
+    assert (32 << 20 in sizes[0], 128 << 10 in sizes[0]) == (True, False)
+    assert (32 << 20 in sizes[1], 128 << 10 in sizes[1]) == (False, True)
+
+
+def test_workspaces_that_cannot_be_forced_are_said_before_the_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(config: str, device: str = "sim") -> str:
+        code, text = run(tmp_path, "run", f"--force-workspace {config}", device)
+        assert code == 2
+        return text
+
+    assert "it is :KiB:COUNT, once or more, such as :4096:2:16:8" in said("16MiB")
+    assert "cuBLAS's workspaces, which the CPU does not have" in said(":16:8", "cpu")
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2")
+    assert "CUBLAS_WORKSPACE_CONFIG is :4096:2 already" in said(":16:8")
+
+
 def reserved(recording: Recording) -> list[tuple[int, int, int]]:
     found = recording.segments
     return list(zip(found.position.tolist(), found.action.tolist(), found.bytes.tolist(), strict=True))

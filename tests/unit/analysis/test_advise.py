@@ -55,13 +55,14 @@ def checkpointed(count: int, *, fused: bool = False) -> Forced:
 def ran(forced: Forced, total: int, per_block: int = 10, loss: int = 0) -> Trial:
     """Each block saves ten, fused five, offloading 15, bfloat16 30, half a batch twenty; beyond ``total`` none is left.
 
-    Gradients freed after the update save seven. Views of buckets save eight, resharding 40, no prefetch twelve more, a
-    policy 60, the loss in chunks ``loss``. The
-    setting of the allocator takes one byte off what is reserved.
+    Gradients freed after the update save seven, as does no cache; small workspaces nine, views of buckets eight,
+    resharding 40, no prefetch twelve more, a policy 60, the loss in chunks ``loss``. The setting of the allocator takes
+    one byte off what is reserved.
     """
     size = 200 - per_block * len(forced.checkpoint) - 5 * forced.fused - 30 * forced.bfloat16 - 15 * forced.offload
     size -= 8 * forced.bucket_view + 40 * forced.reshard + 12 * (forced.no_prefetch and forced.reshard)
     size -= 60 * forced.policy + loss * bool(forced.loss_chunks) + 7 * forced.free_gradients
+    size -= 9 * bool(forced.workspace) + 7 * forced.no_cache
     size -= 0 if forced.batch_size is None else 20 * (8 // forced.batch_size).bit_length() - 20
     idle = 2 - bool(forced.allocator)
     memory = Memory(allocated=size, reserved=size + idle, used=size + idle + 2, highest=size + idle + 3)
@@ -276,6 +277,25 @@ def test_gradients_that_are_alive_in_forward_are_freed_in_combinations() -> None
     assert not any(each.free_gradients for each in search(80, allowed=WITH_GRADIENTS))
     assert name_of(FREED, idle) == "gradients freed after the update"
     assert code_of(FREED, idle) == ("optimizer.zero_grad()  # right after optimizer.step()",)
+
+
+SMALL, UNCACHED = Forced(workspace=":16:8"), Forced(no_cache=True)
+
+
+def test_workspaces_and_the_cache_are_tried_where_they_are_seen() -> None:
+    allowed = frozenset({Change.CHECKPOINT, Change.CACHE, Change.WORKSPACE})
+    seen = replace(SCRIPT, workspaces=True, cached_casts=True)
+    assert ranked(search(198, allowed=allowed, script=seen), 198)[0] in (SMALL, UNCACHED)
+    best = ranked(search(76, allowed=allowed, script=seen), 76)[0]
+    assert best == replace(checkpointed(12), workspace=":16:8", no_cache=True)
+    assert set(search(198, allowed=allowed)) & {SMALL, UNCACHED} == set()
+    assert name_of(replace(SMALL, no_cache=True), seen) == "autocast without its cache, small cuBLAS workspaces"
+    assert cost_of(SMALL, seen, Trial(memory=None)) == "matrix products may take slower kernels"
+    assert code_of(UNCACHED, seen) == ("torch.autocast(..., cache_enabled=False)",)
+    assert (
+        refusal(SMALL, replace(seen, device=Device.CPU)) == "it sets cuBLAS's workspaces, which the CPU does not have"
+    )
+    assert incomparable(SMALL) == "a CPU does not have cuBLAS"
 
 
 CHUNKS = Forced(loss_chunks=8)
