@@ -340,6 +340,8 @@ def test_commands_of_the_pages(cold: Cold, tmp_path: Path, command: Tried) -> No
             (tmp_path / f"test_{number}.py").write_text(with_before(command.page, text), encoding="utf-8")
         if "--ampmem-update" not in command.line and "--ampmem-baseline" in command.line:
             cold.run(tmp_path, f"{command.line} --ampmem-update", extras=extras_for("pytest"))
+    if "--advised runs.jsonl" in command.line:
+        cold.run(tmp_path, "ampmem advise --gpu h100 --allow foreach,fused --resume runs.jsonl train.py")
     done = cold.run(tmp_path, command.line, extras=extras_for(command.line), ready=not is_bare(command.line))
     check(done, command.line, EXITS.get(command.line, (0, "")))
     if command.page == "README.md":
