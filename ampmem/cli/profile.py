@@ -239,6 +239,14 @@ def _check_forced(script: ScriptOptions) -> None:
         raise UsageError("--force-workspace sets cuBLAS's workspaces, which the CPU does not have")
 
 
+def _set_environment(forced: Forced) -> None:
+    """Make the changes that are made by variables."""
+    if forced.allocator:
+        _set_allocator(forced.allocator)
+    if forced.workspace:
+        _set_workspace(forced.workspace)
+
+
 def _set_allocator(settings: str) -> None:
     """Put ``settings`` into the environment, which torch reads when CUDA is first used."""
     try:
@@ -265,10 +273,8 @@ def _audience(plan: Plan, report_to: Path | None) -> Audience:
 
 
 def _carry_out(plan: Plan, audience: Audience) -> None:
-    if plan.script.forced.allocator and not launches(plan.script):  # each process that is launched does so itself
-        _set_allocator(plan.script.forced.allocator)
-    if plan.script.forced.workspace and not launches(plan.script):
-        _set_workspace(plan.script.forced.workspace)
+    if not launches(plan.script):  # each process that is launched does so itself
+        _set_environment(plan.script.forced)
     plan = replace(plan, script=settled(plan.script))
     script = plan.script
     if script.dtype is not None and not plan.arm.autocast:
@@ -317,7 +323,8 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
 
     def step_ended(done: int) -> None:
         together.step_ended()
-        audience.step(StepEnded(done=done, wanted=plan.script.steps, **work.taken(session.log.ran())))
+        counted = {} if plan.report_to is None else work.taken(session.log.ran())  # nobody else reads it
+        audience.step(StepEnded(done=done, wanted=plan.script.steps, **counted))
 
     def all_done() -> None:
         if results is not None:

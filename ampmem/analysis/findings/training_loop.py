@@ -437,9 +437,10 @@ def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Varia
     sizes: dict[tuple[str, str], int] = {}
     for name, place, allocation in held:
         sizes[name, place] = sizes.get((name, place), 0) + int(run.analysis.lifetimes.bytes[allocation])
-    numbers = {run.text(name) for name in facts.name[rows[_is_number(run)[facts.shape[rows]]]]}
+    shaped = zip(facts.name[rows], facts.module[rows], facts.shape[rows], strict=True)
+    numbers = {(run.text(name), run.text(place)) for name, place, shape in shaped if run.text(shape) == shape_text(())}
     found = [
-        _variable(name, place, size, number=name in numbers)
+        _variable(name, place, size, number=(name, place) in numbers)
         for (name, place), size in sizes.items()
         if size >= NOTABLE_BYTES
     ]
@@ -453,11 +454,6 @@ def _held_by(run: TrainingRun, held: Sequence[tuple[str, str, int]], shown: Sequ
     mine[[allocation for _, _, allocation in held]] = True
     mine[[allocation for name, place, allocation in held if (name, place) not in names]] = False
     return mine
-
-
-def _is_number(run: TrainingRun) -> Mask:
-    """By text of the recording: whether it is the shape of a single number."""
-    return np.array([text == shape_text(()) for text in run.recording.texts], dtype=np.bool_)
 
 
 def _variable(name: str, place: str, size: int, *, number: bool) -> _Variable:
