@@ -132,9 +132,9 @@ def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingPro
         no_precision=_no_precision(recording),
         no_loss=None if any("nll_loss" in text for text in recording.texts) else "no F.cross_entropy was seen",
         idle_gradients=gradients_through_forward(run) is not None,
-        cached_casts=bool(recording.arm.cache) and run.notable(_at_the_peak(run, Category.CAST_COPIES)),
-        workspaces=run.notable(_at_the_peak(run, Category.WORKSPACE)),
-        suggestions=suggestions(analysis),
+        cached_casts=bool(recording.arm.cache) and _much_at_the_peak(run, Category.CAST_COPIES),
+        workspaces=_much_at_the_peak(run, Category.WORKSPACE),
+        suggestions=suggestions(run),
         device=_DEVICES.get(recording.run.source, Device.SIMULATED),
         device_name=recording.run.device_name,
         replicated=several and not sharded,
@@ -145,11 +145,9 @@ def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingPro
 _DEVICES = {SourceKind.CUDA: Device.CUDA, SourceKind.CPU: Device.CPU}
 
 
-def _at_the_peak(run: TrainingRun, category: Category) -> int:
-    """What of ``category`` is alive at the last step's peak, in bytes."""
-    if not run.peaks:
-        return 0
-    return run.bytes_of(run.analysis.classes.of(category) & run.analysis.lifetimes.alive_at(run.peaks[-1]))
+def _much_at_the_peak(run: TrainingRun, category: Category) -> bool:
+    """Whether so much of ``category`` is alive at the last step's peak that it is worth a word."""
+    return bool(run.peaks) and run.notable(run.live(category, run.peaks[-1]))
 
 
 def measured_memory(recording: Recording) -> Memory | None:
@@ -341,24 +339,24 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
             continue
         # What is kept after forward is there already: only with resharding is something gathered ahead.
         if _helps(trials, single) or (single.no_prefetch and base.reshard):
-            base = replace(base, **{name: getattr(single, name) for name in single.kinds()})
+            base = _with(base, single)
             yield base, None
     for change in (Change.ALLOCATOR, Change.WORKSPACE):
         single = singles.get(change)
         if single is not None and _helps(trials, single):
-            base = replace(base, **{name: getattr(single, name) for name in single.kinds()})
+            base = _with(base, single)
             yield base, None
     offload = singles.get(Change.OFFLOAD)
     if offload is not None and trials[offload].failure is None:
-        base = replace(base, offload=True)
+        base = _with(base, offload)
         yield base, offload
     policy = singles.get(Change.POLICY)
     if policy is not None and trials[policy].failure is None:
-        base = replace(base, policy=True)
+        base = _with(base, policy)
         yield base, policy
     precision = singles.get(Change.PRECISION)
     if precision is not None and trials[precision].failure is None and not base.policy:
-        base = replace(base, bfloat16=True)
+        base = _with(base, precision)
         yield base, precision
     batch = singles.get(Change.BATCH)
     if batch is not None and trials[batch].failure is None:
@@ -372,17 +370,22 @@ _OF_RANKS = (Change.BUCKET_VIEW, Change.RESHARD, Change.PREFETCH)
 """Changes of how training is spread over ranks that leave the results as they are: the cheapest first."""
 
 
+def _with(base: Forced, change: Forced) -> Forced:
+    """``base``, and ``change`` as well."""
+    return replace(base, **{name: getattr(change, name) for name in change.kinds()})
+
+
 def _kept(trials: Trials, singles: Mapping[Change, Forced]) -> list[Forced]:
     """The bases that a step takes about as long with: updates, gradients freed after them, then the loss in chunks."""
     update = _update(trials)
     for change in (Change.GRADIENTS, Change.CACHE):
         single = singles.get(change)
         if single is not None and (_helps(trials, single) or _allocates_less(trials, single)):
-            update = replace(update, **{name: getattr(single, name) for name in single.kinds()})
+            update = _with(update, single)
     found = [] if update == NOTHING_FORCED else [update]
     loss = singles.get(Change.LOSS)
     if loss is not None and (_helps(trials, loss) or _allocates_less(trials, loss)):
-        found.append(replace(update, loss_chunks=loss.loss_chunks))
+        found.append(_with(update, loss))
     return found
 
 
@@ -417,7 +420,7 @@ def _fewest(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, lo
     counts = range(1, len(blocks.names) + 1)
     tried = ((count, trials.get(replace(base, checkpoint=blocks.first(count)))) for count in counts)
     enough = next(count for count, trial in tried if trial is not None and meets(trial, budget))
-    return _between(trials, blocks, replace(base, loss_chunks=loss.loss_chunks), budget, enough)
+    return _between(trials, blocks, _with(base, loss), budget, enough)
 
 
 def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, high: int) -> Forced | None:

@@ -8,7 +8,6 @@ from math import prod
 
 import numpy as np
 
-from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.blocks import in_code
 from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import outputs_kept
@@ -35,11 +34,10 @@ class Suggestion:
     saved_bytes: int
 
 
-def suggestions(analysis: Analysis) -> tuple[Suggestion, ...]:
+def suggestions(run: TrainingRun) -> tuple[Suggestion, ...]:
     """What is worth writing in the script that was recorded, what saves most first."""
-    if not trains(analysis.recording):
+    if not trains(run.recording):
         return ()
-    run = TrainingRun(analysis=analysis)
     if not run.steps or run.unfinished is not None:  # where memory ran out, the peak is not the script's
         return ()
     found = [*_outputs(run), *_fused_loss(run), *_fewer_bits(run)]

@@ -149,7 +149,7 @@ def run_child(
     """Run ``ampmem profile`` with ``arguments`` and wait for it; ``on_step`` is told of each step that ends.
 
     ``on_start`` is given the process, so that another thread can end it. ``variables`` are added to its environment.
-    Where there is a ``warmed`` process, the child is forked from that, without ``variables``. The child reads nothing
+    Where there is a ``warmed`` process and there are none, the child is forked from that. The child reads nothing
     but a script from standard input, and hashes as every other child does. Ctrl-C reaches it too, as it is in the same
     process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C kills it.
     """
@@ -164,7 +164,7 @@ def run_child(
             given.write(standard_input())
             given.seek(0)
         command, streams = ["--report-to", messages.name, *arguments], (given, output, errors)
-        forked = None if warmed is None else warmed.start(command, streams, on_start)
+        forked = None if warmed is None or variables else warmed.start(command, streams, on_start)
         child = forked or fresh(command, streams, variables)
         on_start(child)
         code = _wait(child, inbox, on_step)

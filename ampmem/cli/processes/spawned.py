@@ -19,13 +19,13 @@ from typing import Any
 
 from ampmem.cli.processes.passenger import Passenger
 from ampmem.cli.processes.plan import Crew, Plan, names_in
+from ampmem.cli.processes.starting import ROOT
 from ampmem.patching import Undo, patch
 from ampmem.recorder.hooks.children import loads_data
 from ampmem.recorder.ranks.environment import identity, start_of
 
 _PREPARED = (spawn, "get_preparation_data")
 _JOINED = (process.BaseProcess, "join")
-_ROOT = str(Path(__file__).absolute().parents[3])
 
 
 _SPAWNING = frozenset({"spawn", "start_processes"})
@@ -76,7 +76,7 @@ class Spawner:
             data = original(name)
             if not loads_data(sys._getframe(1)) and os.getpid() == self._process:
                 with suppress(Exception):
-                    data["ampmem"] = Passenger(_ROOT, self._told())
+                    data["ampmem"] = Passenger(ROOT, self._told())
             return data
 
         return get_preparation_data

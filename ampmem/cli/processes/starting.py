@@ -19,7 +19,8 @@ from typing import IO, Protocol, Self
 
 from ampmem.vocabulary import Device
 
-_ROOT = str(Path(__file__).absolute().parents[3])
+ROOT = str(Path(__file__).absolute().parents[3])
+"""The folder that ampmem is imported from."""
 
 # Not ``-m ampmem``: that puts the current directory first on the path, where a user's ``random.py`` or
 # ``click.py`` would be imported for the standard library's or click's. The first entry is what the
@@ -59,7 +60,7 @@ def fresh(
 ) -> subprocess.Popen[bytes]:
     """Start ``ampmem profile`` with ``arguments`` in a process of its own, with ``variables`` in its environment."""
     given, output, errors = streams
-    command = [sys.executable, "-c", _START, _ROOT, "profile", *arguments]
+    command = [sys.executable, "-c", _START, ROOT, "profile", *arguments]
     return subprocess.Popen(command, env={**_environment(), **variables}, stdin=given, stdout=output, stderr=errors)
 
 
@@ -69,7 +70,7 @@ def worker_command(script: str, arguments: Sequence[str]) -> list[str]:
     In its messages torchrun calls a process by the first argument that is not an option.
     """
     start = f"import sys\ndel sys.argv[1]{_START}"
-    return [sys.executable, "-u", f"-c{start}", script, _ROOT, "profile", *arguments]
+    return [sys.executable, "-u", f"-c{start}", script, ROOT, "profile", *arguments]
 
 
 def _environment() -> dict[str, str]:
@@ -113,7 +114,7 @@ class Warmed:
                 self._connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with there:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-c", _SERVE, _ROOT, str(there.fileno())],
+                        [sys.executable, "-c", _SERVE, ROOT, str(there.fileno())],
                         env=_environment(),
                         stdin=subprocess.DEVNULL,
                         stdout=subprocess.DEVNULL,

@@ -14,6 +14,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from ampmem.allocator.settings import KIB, MIB
+from ampmem.vocabulary import WORKSPACE_CONFIG
 
 _EACH_CALL = "2.15"
 """From this torch on each matrix product has a workspace of its own, which is freed when the product is launched."""
@@ -27,7 +28,7 @@ _LARGE_SINCE = (9, 10, 12)
 
 def cublas(capability: tuple[int, int] | None, environment: Mapping[str, str]) -> int:
     """Bytes per handle and stream (``parseChosenWorkspaceSize``)."""
-    pools = re.findall(r":([0-9]+):([0-9]+)", environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    pools = re.findall(r":([0-9]+):([0-9]+)", environment.get(WORKSPACE_CONFIG, ""))
     if pools:
         return sum(int(size) * int(count) for size, count in pools) * KIB
     return _LARGE if (capability or (0, 0))[0] in _LARGE_SINCE else _SMALL

@@ -15,12 +15,11 @@ from ampmem.recording import read
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = """
+BLOCK = """
 import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 class Block(nn.Module):
     def __init__(self):
@@ -28,6 +27,11 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
     def forward(self, x):
         return x + self.down(nn.functional.gelu(self.up(x)))
+"""
+SCRIPT = (
+    BLOCK
+    + """
+from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group(BACKEND)
 device = DEVICE if DEVICE == "cpu" else f"cuda:{os.environ['LOCAL_RANK']}"
@@ -40,6 +44,7 @@ for _ in range(3):
     optimizer.zero_grad()
 dist.destroy_process_group()
 """
+)
 
 
 def script(backend: str, device: str) -> str:
@@ -82,19 +87,10 @@ def test_on_a_simulated_gpu_each_rank_that_differs_is_run(tmp_path: Path) -> Non
     assert runs["checkpoint 2 of 2 blocks"]["code"][0].startswith("for block in model.module[:2]: ")
 
 
-PIPELINE = """
-import os
-import torch
-import torch.distributed as dist
-from torch import nn
+PIPELINE = (
+    BLOCK
+    + """
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
-    def forward(self, x):
-        return x + self.down(nn.functional.gelu(self.up(x)))
 
 class Stage(nn.Module):
     def __init__(self, numbers):
@@ -118,6 +114,7 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """
+)
 
 
 def test_a_stage_of_a_pipeline_has_its_own_blocks_checkpointed(tmp_path: Path) -> None:

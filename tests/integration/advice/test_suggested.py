@@ -10,6 +10,7 @@ from commands import ampmem
 from torch.torch_version import TorchVersion
 
 from ampmem.analysis.analyse import analyse
+from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.events import Recording
 from ampmem.recording import read
@@ -53,9 +54,13 @@ def peak(recording: Recording) -> int:
     return int(analyse(recording).timeline.total.max())
 
 
+def suggested(recording: Recording) -> tuple[Suggestion, ...]:
+    return suggestions(TrainingRun(analysis=analyse(recording)))
+
+
 def test_logits_that_are_let_go_of_save_what_is_computed(tmp_path: Path) -> None:
     plain = recorded(tmp_path, LOGITS)
-    (said,) = [each for each in suggestions(analyse(plain)) if each.change.startswith("del logits ")]
+    (said,) = [each for each in suggested(plain) if each.change.startswith("del logits ")]
     assert said == Suggestion(change="del logits after the loss, if nothing reads it later", saved_bytes=4 * ELEMENTS)
     assert peak(plain) - peak(recorded(tmp_path, f"{LOGITS}; del logits")) == said.saved_bytes
 
@@ -64,7 +69,7 @@ def test_logits_that_are_let_go_of_save_what_is_computed(tmp_path: Path) -> None
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_fused_loss_saves_what_is_computed(tmp_path: Path, bias: bool) -> None:
     plain = recorded(tmp_path, LOGITS, bias=bias)
-    (said,) = [each for each in suggestions(analyse(plain)) if "linear_cross_entropy" in each.change]
+    (said,) = [each for each in suggested(plain) if "linear_cross_entropy" in each.change]
     call, _, rest = said.change.partition(" in place of ")
     assert rest == "model.head(x) and F.cross_entropy"
     saved = peak(plain) - peak(recorded(tmp_path, f"loss = {call}", bias=bias))
@@ -75,12 +80,12 @@ def test_a_fused_loss_saves_what_is_computed(tmp_path: Path, bias: bool) -> None
 
 def test_a_loss_without_a_linear_layer_before_it_has_none_to_be_fused_with(tmp_path: Path) -> None:
     plain = recorded(tmp_path, "loss = (x.square() @ model.head.weight.T).flatten(0, 1).log_softmax(1)[:, 3].mean()")
-    assert suggestions(analyse(plain)) == ()
+    assert suggested(plain) == ()
 
 
 def test_eight_bits_of_adams_moments_are_a_quarter(tmp_path: Path) -> None:
     loss = "loss = (x * x).mean() + model.head.weight.square().mean()"
-    (said,) = suggestions(analyse(recorded(tmp_path, loss, optimizer="AdamW")))
+    (said,) = suggested(recorded(tmp_path, loss, optimizer="AdamW"))
     moments = 2 * 2 * 5000 * 64 * 4
     assert said.change == "bitsandbytes.optim.AdamW8bit, which rounds the optimizer's state to 8 bits"
     assert said.saved_bytes == moments * 3 // 4
