@@ -25,8 +25,7 @@ from ampmem.names import warning
 from ampmem.output import Terminal
 from ampmem.simulator.memory.order import Reached, StreamOrder
 from ampmem.simulator.memory.peaks import Highest, Peaks, prediction
-from ampmem.simulator.private.general import running_node
-from ampmem.simulator.private.ops import storage_key
+from ampmem.simulator.private.general import running_node, storage_key
 from ampmem.simulator.where import stop
 
 KEEPS_UP = (

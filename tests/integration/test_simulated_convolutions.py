@@ -14,7 +14,7 @@ from ampmem.allocator.gpus import find_gpu
 from ampmem.analysis.estimate import Fit, prediction_of
 from ampmem.names import CUDNN_TRIALS
 from ampmem.simulator import extras
-from ampmem.simulator.scratch.measured import SCHEMA, read
+from ampmem.simulator.scratch.convolutions import SCHEMA, read
 from ampmem.simulator.start import Simulation
 
 pytestmark = pytest.mark.slow

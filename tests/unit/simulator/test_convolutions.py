@@ -16,8 +16,17 @@ import torch
 from snapshots import real
 
 from ampmem.allocator.gpus import GPUS
-from ampmem.simulator.scratch.convolutions import DATA, FORWARD, WEIGHT, Convolution, convolution_of, memory_format
-from ampmem.simulator.scratch.measured import SCHEMA, read, table_for
+from ampmem.simulator.scratch.convolutions import (
+    DATA,
+    FORWARD,
+    SCHEMA,
+    WEIGHT,
+    Convolution,
+    convolution_of,
+    memory_format,
+    read,
+    table_for,
+)
 
 MIB = 1 << 20
 aten = torch.ops.aten

@@ -30,7 +30,7 @@ from ampmem.events import Action, TermsRecord  # noqa: E402
 from ampmem.recorder.sources import choose as choose_source  # noqa: E402
 from ampmem.recorder.sources.choose import meant_device  # noqa: E402
 from ampmem.simulator.device import Event, SimulatedDevice  # noqa: E402
-from ampmem.simulator.selftest import refusal  # noqa: E402
+from ampmem.simulator.start import refusal  # noqa: E402
 from ampmem.simulator.torch_cuda import attention  # noqa: E402
 from ampmem.simulator.torch_cuda.attention import AttentionKernel, choose  # noqa: E402
 from ampmem.simulator.where import NotSimulated, take_stops  # noqa: E402
