@@ -295,7 +295,7 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
     except FileNotFoundError as error:
         raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
     if plan.seed is not None:
-        from ampmem.recorder.seed import seed_everything
+        from ampmem.recorder.comparable import seed_everything
 
         seed_everything(plan.seed)
     if plan.times_into is None:
@@ -305,8 +305,8 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
 
 
 def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
+    from ampmem.recorder.comparable import Results
     from ampmem.recorder.ranks.together import Together
-    from ampmem.recorder.results import Results
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
 

@@ -10,8 +10,7 @@ import torch
 
 from ampmem.events import StepRecord
 from ampmem.patching import hook
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.cuda.late import LateNumber, settled
 from ampmem.recorder.torch_private.general import on_module_before

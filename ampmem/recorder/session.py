@@ -23,24 +23,21 @@ from ampmem.failure import FailureRecord
 from ampmem.names import warning
 from ampmem.patching import Undo
 from ampmem.recorder.device import DeviceWatch, Taken
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.hooks import children, skimming
+from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.hooks import boundaries, children
 from ampmem.recorder.hooks.backward import GradientHooks
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.every import Hooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
-from ampmem.recorder.models.holders import Holders
+from ampmem.recorder.models.holders import Holders, Variables
 from ampmem.recorder.models.live import collection_paused, live_at_start
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.optimizers import Optimizers
 from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.models.variables import Variables
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import IN_PLACE, Outcome
-from ampmem.recorder.process.active import active, claim, release
-from ampmem.recorder.process.forks import forked_since
+from ampmem.recorder.process import active, claim, forked_since, release
 from ampmem.recorder.running import OpenStep, RunningUpdate, Stopwatch
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.choose import check_torch, choose_source
@@ -53,8 +50,7 @@ from ampmem.recorder.steering.changes import ForcedChanges
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Actions, Do, EndStep, Enter, Say, SetMark, StepMachine
 from ampmem.recorder.torch_private.general import in_backward
-from ampmem.recorder.writing.describe import Describer, Notes, run_record
-from ampmem.recorder.writing.writer import Joiner, StepWriter
+from ampmem.recorder.writing import Describer, Joiner, Notes, StepWriter, run_record
 from ampmem.recording import MOST_STEPS, RecordingWriter
 from ampmem.signals import SIGNALS, opened
 from ampmem.vocabulary import Arm, StepOn
@@ -226,7 +222,7 @@ class Session:
         """From now on follow the forwards of a script that is not recorded, if nobody does yet."""
         to_come = self.options.timed or self.outcome.steps < self.options.skip
         if self._unskim is None and to_come:
-            self._unskim = skimming.install(self, self._hooks.modules.before, self._look)
+            self._unskim = boundaries.install_skimming(self, self._hooks.modules.before, self._look)
             self._undo.callback(self._unskim)
 
     def close(self, failure: BaseException | None = None) -> None:

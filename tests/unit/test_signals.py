@@ -207,7 +207,7 @@ def test_in_a_forked_child_nothing_waits_that_the_parent_was_sent() -> None:
         forks()
         raise AssertionError("not reached")
 
-    import ampmem.recorder.process.active  # noqa: F401  # which is told of forks
+    import ampmem.recorder.process  # noqa: F401  # which is told of forks
 
     told: list[bool] = []
     with pytest.raises(Timeout):

@@ -421,7 +421,7 @@ def run_cells(cells: Mapping[str, str], failed: Collection[str], reached: str) -
 
 def _steps() -> int:
     """How many steps have ended so far."""
-    from ampmem.recorder.process.active import active
+    from ampmem.recorder.process import active
     from ampmem.recorder.session import Session
 
     session = active()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ampmem.recorder.facts.parts import PLAIN
+from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.torch_private.general import CHILDREN, PARAMETERS, TRACED
 
 _attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict__"].__get__

@@ -15,13 +15,11 @@ import torch
 from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.parts import PLAIN, bytes_of, dtype_of, elements_of, parts_of
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.addresses import PLAIN, bytes_of, dtype_of, elements_of, parts_of
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named, named_parameters, tree
 from ampmem.recorder.models.live import dictionaries_with, live_modules
-from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
-from ampmem.recorder.torch_private.sharded import (
+from ampmem.recorder.torch_private.distributed import (
     flat_wholes,
     fully_sharded,
     groups_of,
@@ -32,7 +30,7 @@ from ampmem.recorder.torch_private.sharded import (
     shard_of,
     stand_ins,
 )
-from ampmem.recorder.torch_private.tensors import base_of
+from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS, base_of
 
 
 class Sharded:

@@ -18,8 +18,7 @@ from ampmem.events import (
     SegmentColumns,
 )
 from ampmem.recorder.facts.addresses import Addresses, Blocks
-from ampmem.recorder.facts.log import Log, See
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, See, Texts
 from ampmem.vocabulary import Mark, SourceKind
 
 

@@ -24,8 +24,7 @@ from ampmem.events import (
     SegmentColumns,
 )
 from ampmem.names import not_modelled
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.sources.base import Place, RawEvents
 from ampmem.simulator.device import Event, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from ampmem.recorder.facts.parts import PLAIN
+from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.torch_private.general import without_functions
 
 

@@ -38,12 +38,12 @@ from ampmem.recorder.torch_private.general import (
     never_compiled,
     on_module_after,
     on_module_before,
+    on_step_before,
     region_says,
     say,
     scaler_device,
     scaler_enabled,
 )
-from ampmem.recorder.torch_private.optimizers import on_step_before
 from ampmem.vocabulary import Arm
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep

@@ -21,21 +21,28 @@ from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, SegmentAction
 from ampmem.names import is_warning
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import ELSEWHERE, Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import ELSEWHERE, Log, Texts
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
 from ampmem.recorder.sources.cuda import nodes as cuda_nodes
 from ampmem.recorder.sources.cuda import source as cuda
-from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks
 from ampmem.recorder.sources.cuda.device import TorchCuda
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Ran, Seen, _Walk, nodes_of
 from ampmem.recorder.sources.cuda.source import CudaSource, Peaks
-from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, StackTexts, Stamps, read_trace, timed
+from ampmem.recorder.sources.cuda.trace import (
+    NO_BLOCKS,
+    Counted,
+    MarkCount,
+    SeenBlocks,
+    StackTexts,
+    Stamps,
+    read_trace,
+    timed,
+)
 from ampmem.recorder.sources.window import MARKER
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import next_node
-from ampmem.recorder.writing.writer import Joiner
+from ampmem.recorder.writing import Joiner
 
 
 @pytest.fixture

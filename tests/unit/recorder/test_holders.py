@@ -10,8 +10,7 @@ from torch import nn
 
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.holders import Holders, names_of_holders
 from ampmem.recorder.models.models import Models
 

@@ -16,7 +16,7 @@ import torch
 
 from ampmem.events import Column
 from ampmem.recorder.facts.log import ELSEWHERE
-from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks
+from ampmem.recorder.sources.cuda.trace import NO_BLOCKS, SeenBlocks
 from ampmem.recorder.sources.torch_flags import counting_begins
 from ampmem.recorder.sources.window import COLLECTIVES, MARKER, MARKERS, ProfileLost, Span, Window, shift_between
 from ampmem.recorder.torch_private.general import ALLOCATION, OP_FIELDS, enter_scope, exit_scope

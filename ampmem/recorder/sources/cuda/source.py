@@ -31,16 +31,14 @@ from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.live import collection_paused
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, joined
-from ampmem.recorder.sources.cuda.blocks import SeenBlocks
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import History, Level, Settled
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
-from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, Stamps
+from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, SeenBlocks, Stamps
 from ampmem.recorder.sources.window import check_free, install
 from ampmem.recorder.torch_private.general import in_backward
 from ampmem.units import format_count

@@ -1,11 +1,17 @@
-"""The one session of this process: it ends with its thread or with the process, and is forgotten in a child."""
+"""The one session of this process: it ends with its thread or with the process, and is forgotten in a child.
+
+In a child that the script forks nothing of the recording goes on.
+"""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 from ampmem.errors import UsageError
@@ -90,3 +96,39 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+def forked_since() -> Callable[[], bool]:
+    """What says whether it is called in a child that was forked after this."""
+    process = os.getpid()
+    return lambda: os.getpid() != process
+
+
+def leave_to_parent(writer: object, path: Path) -> None:
+    """In the child: ``writer`` has the SQLite file at ``path`` open, and must neither use it nor close it.
+
+    SQLite would roll back what the parent has begun, and that even when the child ends; so the object lives for ever.
+    Its descriptors are closed: the child may outlive the parent.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer))
+    files = [found for name in (path, path.with_name(f"{path.name}-journal")) if (found := _identity(name))]
+    for descriptor in _descriptors():
+        with suppress(OSError):  # the one that listed them
+            status = os.fstat(descriptor)
+            if (status.st_dev, status.st_ino) in files:
+                os.close(descriptor)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _descriptors() -> list[int]:
+    """Those that are open in this process."""
+    with suppress(OSError):
+        return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    return []
