@@ -25,9 +25,8 @@ from ampmem.cli.options import advised_option, schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
 from ampmem.recording.watched import is_watched, read_watched
-from ampmem.reporters.base import JsonReporter, Report
+from ampmem.reporters.base import EVERYTHING, WHAT, Detail, JsonReporter, Report
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING, WHAT, Detail
 from ampmem.reporters.text.layout import Layout, layout_for
 from ampmem.reporters.text.memory import render_what_if
 from ampmem.reporters.text.ranks import render_jobs

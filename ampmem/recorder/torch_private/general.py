@@ -1,11 +1,11 @@
 """Every private name of torch that recording stands on: what for, since when, and what ampmem does without.
 
-Those of a CUDA device are in ``cuda.py``, of torch.distributed in ``distributed.py``; nothing else in ``ampmem/recorder`` names one (the simulated device has its own room,
-``simulator/private/``). What is public but patched is here too, since a patch takes it for granted where a name is; and
-so is what registers hooks. Each is looked up when this module is imported, which never
-fails; :func:`~ampmem.recorder.torch_private.entries.probe` says before a recording what is missing. ``needed`` names
-are refused without, ``optional`` ones say what is lost. To bring ampmem to a new torch: read this folder, run the
-probe, run the tests.
+Those of a CUDA device are in ``cuda.py``, of torch.distributed in ``distributed.py``; nothing else in
+``ampmem/recorder`` names one (the simulated device has its own room, ``simulator/private/``). What is public but
+patched is here too, since a patch takes it for granted where a name is; and so is what registers hooks. Each is looked
+up when this module is imported, which never fails; :func:`~ampmem.recorder.torch_private.entries.probe` says before a
+recording what is missing. ``needed`` names are refused without, ``optional`` ones say what is lost. To bring ampmem to
+a new torch: read this folder, run the probe, run the tests.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from ampmem.reporters.text.difference import CHANGES, headline, render_differenc
 from ampmem.reporters.text.difference import remarks as remarks_on
 from ampmem.reporters.text.layout import PLAIN
 from ampmem.reporters.text.memory import breakdown_rows
-from ampmem.reporters.text.plain_text import ABSENT, per_parameter
+from ampmem.reporters.text.plain_text import ABSENT, AT_MARK, IN_SHORT, per_parameter, signed
 from ampmem.reporters.text.ranks import absences, doubts, ranks_wording, render_ranks
 from ampmem.reporters.text.run import (
     arm_in_words,
@@ -39,7 +39,6 @@ from ampmem.reporters.text.run import (
     warnings,
 )
 from ampmem.reporters.text.table import render as render_summary
-from ampmem.reporters.text.words import AT_MARK, IN_SHORT, signed
 from ampmem.units import format_bytes, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 

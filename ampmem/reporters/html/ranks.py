@@ -37,8 +37,8 @@ from ampmem.reporters.html.verdict import (
     unchanged,
 )
 from ampmem.reporters.text.answer import capital, in_phase
+from ampmem.reporters.text.plain_text import signed
 from ampmem.reporters.text.ranks import absences, doubts, group_name, heading, named, numbers, place, ranks_wording
-from ampmem.reporters.text.words import signed
 from ampmem.units import format_bytes, format_count, format_peak, peaks_apart
 
 MAX_ROWS = 64

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ampmem.analysis.advise import AdviceDocument, AdvisedRun, ProvenResults
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
-from ampmem.reporters.text.words import size_beside
+from ampmem.reporters.text.plain_text import ABSENT, size_beside, wrapped
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import Device
 

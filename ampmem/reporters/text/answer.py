@@ -11,8 +11,7 @@ from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import PLACES, Peak, PeakPlace, WholePeak
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.layout import Layout
-from ampmem.reporters.text.plain_text import wrapped
-from ampmem.reporters.text.words import signed, times
+from ampmem.reporters.text.plain_text import signed, times, wrapped
 from ampmem.units import format_bytes, format_close, format_count, format_peak, peaks_apart, peaks_close
 
 

@@ -13,8 +13,7 @@ from ampmem.analysis.difference.difference import Condition
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.difference import changes_table, elsewhere, what
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
-from ampmem.reporters.text.plain_text import ABSENT, shorten, wrapped
-from ampmem.reporters.text.words import signed
+from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
 from ampmem.units import format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 5

@@ -11,13 +11,25 @@ from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
 from ampmem.names import is_warning
+from ampmem.reporters.base import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.answer import Wording, wording, wording_lines
-from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.estimate import fit_in_short
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side, words
 from ampmem.reporters.text.memory import indented
 from ampmem.reporters.text.out_of_memory import in_short
-from ampmem.reporters.text.plain_text import ABSENT, per_parameter, shorten, wrapped
+from ampmem.reporters.text.plain_text import (
+    ABSENT,
+    AT_MARK,
+    per_parameter,
+    percent,
+    share,
+    short,
+    shorten,
+    signed,
+    size_cells,
+    times,
+    wrapped,
+)
 from ampmem.reporters.text.run import (
     conserved,
     describe_arm,
@@ -30,7 +42,6 @@ from ampmem.reporters.text.run import (
     render_warnings,
 )
 from ampmem.reporters.text.static_model import in_words, judgement, not_explained, tensors_of
-from ampmem.reporters.text.words import AT_MARK, percent, share, short, signed, size_cells, times
 from ampmem.units import format_bytes, format_duration, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 

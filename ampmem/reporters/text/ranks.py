@@ -34,6 +34,7 @@ from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import NOT_ENDED, is_warning, layers_named, of_all_layers, said_in
 from ampmem.recording import rank_of, rank_pattern
+from ampmem.reporters.base import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.answer import (
     Wording,
     capital,
@@ -46,7 +47,6 @@ from ampmem.reporters.text.answer import (
     wording_lines,
 )
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, narrowest, number, side_by_side, table, words
 from ampmem.reporters.text.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.run import arm_in_words, keyed, render_next, warning_lines

@@ -9,8 +9,7 @@ from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticR
 from ampmem.analysis.summary import Summary
 from ampmem.names import layers, layers_named
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import shorten, wrapped
-from ampmem.reporters.text.words import AT_MARK, share, signed, size_cells, trimmed
+from ampmem.reporters.text.plain_text import AT_MARK, share, shorten, signed, size_cells, trimmed, wrapped
 from ampmem.units import format_count
 from ampmem.vocabulary import STEP_MARKS
 

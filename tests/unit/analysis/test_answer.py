@@ -22,7 +22,7 @@ from ampmem.reporters.text.answer import percent_of, share, wording
 from ampmem.reporters.text.compare import render_figures
 from ampmem.reporters.text.layout import PLAIN
 from ampmem.reporters.text.memory import render_peak
-from ampmem.reporters.text.words import percent
+from ampmem.reporters.text.plain_text import percent
 
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 NO_CACHE = replace(ARM, name="amp-nocache", cache=False)
