@@ -22,7 +22,7 @@ from ampmem.allocator.settings import text_of_environment
 from ampmem.analysis.advise import (
     PROOF_STEPS,
     AdviceDocument,
-    Change,
+    ChangeKind,
     Proof,
     Script,
     Trial,
@@ -97,7 +97,7 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 @click.option(
     "--allow",
     "changes",
-    default=",".join(Change),
+    default=",".join(ChangeKind),
     show_default="all of these",
     metavar="CHANGE,...",
     help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
@@ -246,12 +246,12 @@ def _write_page(found: AdviceDocument, search: _Search, budget: int | None, html
 advise.params = [param for param in advise.params if param.name not in _NOT_HERE]
 
 
-def _allowed(text: str) -> frozenset[Change]:
+def _allowed(text: str) -> frozenset[ChangeKind]:
     names = [name.strip() for name in text.split(",")]
-    unknown = next((name for name in names if name not in tuple(Change)), None)
+    unknown = next((name for name in names if name not in tuple(ChangeKind)), None)
     if unknown is not None:
-        raise UsageError(f"--allow: unknown change {unknown!r}; there are {', '.join(Change)}")
-    return frozenset(map(Change, names))
+        raise UsageError(f"--allow: unknown change {unknown!r}; there are {', '.join(ChangeKind)}")
+    return frozenset(map(ChangeKind, names))
 
 
 def _bytes(budget: str | None) -> int | None:
@@ -289,7 +289,7 @@ class _Search:
         self.found = Script(blocks=None, optimizers=(), updated=0)
         """What the first run says of the script."""
 
-    def run(self, allowed: frozenset[Change], budget: int | None, *, keep: bool = False) -> None:
+    def run(self, allowed: frozenset[ChangeKind], budget: int | None, *, keep: bool = False) -> None:
         """Run the script as it is, and with changes until the search is over. No run is left behind.
 
         With ``keep`` the recordings of the script as it is and of the best run are in :attr:`recordings` afterwards.
@@ -342,7 +342,7 @@ class _Search:
         for forced in [each for each in self.recordings if each not in wanted]:
             self.recordings.pop(forced).unlink(missing_ok=True)
 
-    def _due(self, allowed: frozenset[Change], budget: int | None, progress: _Progress) -> list[Forced]:
+    def _due(self, allowed: frozenset[ChangeKind], budget: int | None, progress: _Progress) -> list[Forced]:
         """What is to be run now; what need not be is taken first."""
         while True:
             first = [] if NOTHING_FORCED in self.trials else [NOTHING_FORCED]

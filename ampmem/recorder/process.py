@@ -18,7 +18,7 @@ from ampmem.errors import UsageError
 from ampmem.signals import SIGNALS
 
 
-class Recording(Protocol):
+class ActiveSession(Protocol):
     """A session, as far as it matters here."""
 
     def close(self) -> None:
@@ -32,7 +32,7 @@ class Recording(Protocol):
         """This process is such a child."""
 
 
-_sessions: dict[str, Recording] = {}
+_sessions: dict[str, ActiveSession] = {}
 """The active one, or none. Of several threads that call ``setdefault`` at once, one is first."""
 _ACTIVE = "active"
 
@@ -40,7 +40,7 @@ _ACTIVE = "active"
 class _Ending:
     """Closes a session when the thread that made this ends, of which it is a local."""
 
-    def __init__(self, session: Recording) -> None:
+    def __init__(self, session: ActiveSession) -> None:
         self._session = session
 
     def __del__(self) -> None:
@@ -51,12 +51,12 @@ class _Ending:
 _thread = threading.local()
 
 
-def active() -> Recording | None:
+def active() -> ActiveSession | None:
     """The session that is recording in this process."""
     return _sessions.get(_ACTIVE)
 
 
-def claim(session: Recording) -> None:
+def claim(session: ActiveSession) -> None:
     """From now on ``session`` is the active one. Raises :class:`UsageError` where there is one already."""
     if _sessions.setdefault(_ACTIVE, session) is not session:
         raise _nested()
@@ -77,7 +77,7 @@ def _nested() -> UsageError:
     )
 
 
-def release(session: Recording) -> None:
+def release(session: ActiveSession) -> None:
     """It has ended, and nothing holds it here any longer."""
     atexit.unregister(session.close)
     _sessions.pop(_ACTIVE, None)

@@ -29,7 +29,7 @@ from ampmem.recorder.hooks.backward import GradientHooks
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.every import Hooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
-from ampmem.recorder.models.holders import Holders, Variables
+from ampmem.recorder.models.holders import HolderLog, Variables
 from ampmem.recorder.models.live import collection_paused, live_at_start
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.optimizers import Optimizers
@@ -127,7 +127,7 @@ class Session:
     def _make_hooks(self, texts: Texts, stacks: Stacks) -> None:
         log, models = self.log, self.models
         self._casts = CastHooks(log, models)
-        self._holders = Holders(log, texts)
+        self._holders = HolderLog(log, texts)
         self._variables = Variables(log, texts)
         mode = ForwardMode(log, self._casts, stacks, texts, self._notes.add)
         self._forward = ForwardObserver(log, mode, SavedTensors(log), self._source.owns_mode, self._notes.add)

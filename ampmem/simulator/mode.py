@@ -52,7 +52,7 @@ from ampmem.simulator.private.general import (
     without_autocast,
 )
 from ampmem.simulator.scratch.scratch import made_by, whole_result
-from ampmem.simulator.values import LARGE, Guesses, Known, Reading, written
+from ampmem.simulator.values import LARGE, Guesses, Known, ValueReads, written
 from ampmem.simulator.where import NotSimulated, stop
 from ampmem.simulator.world import check_index
 
@@ -291,7 +291,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.answers: dict[Any, Callable[..., Any]] = {}
         """By op: what runs in its place, whatever it is given."""
         self.special: dict[Any, Callable[..., Any]] = {
-            **Reading(self).answers,
+            **ValueReads(self).answers,
             aten._amp_foreach_non_finite_check_and_unscale_.default: self._check_finite,
             aten._amp_update_scale_.default: self._update_scale,
             aten.is_pinned.default: lambda func, args, kwargs: False,

@@ -21,7 +21,7 @@ from ampmem.events import PredictionRecord
 from ampmem.patching import InPlace, added, in_place
 from ampmem.signals import SIGNALS
 from ampmem.simulator.assumed import NOTHING, Assumed
-from ampmem.simulator.device import Event, SimulatedDevice
+from ampmem.simulator.device import DeviceEvent, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import general
 from ampmem.simulator.private.general import holders, kernels_of_cuda, running_node
@@ -183,7 +183,7 @@ def _name_node() -> None:
 
 def _follow_stream(device: SimulatedDevice) -> None:
     """Backward on the stream of its forward."""
-    events: list[Event] = []
+    events: list[DeviceEvent] = []
     x = torch.ones(8, device="cuda", requires_grad=True)
     _ = x + 1  # a node before the change, so that the numbers of nodes are told apart
     side = torch.cuda.Stream()

@@ -1,7 +1,7 @@
 """The numbers on the device whose value is known although it computes nothing, and what is taken for the others.
 
-A GradScaler needs two of them: its scale, and whether it found an infinity. :class:`Reading` has the ops by which the
-script learns what the device holds: what is known, or a guess with a note.
+A GradScaler needs two of them: its scale, and whether it found an infinity. :class:`ValueReads` has the ops by which
+the script learns what the device holds: what is known, or a guess with a note.
 """
 
 from __future__ import annotations
@@ -366,7 +366,7 @@ class Runs(Protocol):
         """``value`` with a fake tensor for each real one in it."""
 
 
-class Reading:
+class ValueReads:
     """Answers such ops of ``mode``."""
 
     def __init__(self, mode: Runs) -> None:

@@ -90,7 +90,7 @@ _storage_of, _first_of = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
 """Torch's own, whatever the class of a tensor makes of them."""
 
 
-class Blocks(NamedTuple):
+class AliveBlocks(NamedTuple):
     """What a source knows to be alive: address and bytes of the blocks that no hook has seen, and the bytes of all."""
 
     unseen: dict[int, int]

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from ampmem.events import Fact
 from ampmem.names import StateName
 from ampmem.own_code import OWN_FOLDERS, RECORDING_CODE, RUNNER, is_torch
-from ampmem.recorder.facts.addresses import PLAIN, Blocks, parts_of
+from ampmem.recorder.facts.addresses import PLAIN, AliveBlocks, parts_of
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor, states_of
 from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.live import collection_paused, live_modules, live_tensors
@@ -53,7 +53,7 @@ _SHARE = 100
 """At a recording's end holders are looked for when nothing is known of more than one in so many bytes."""
 
 
-class Holders:
+class HolderLog:
     """Logs who holds what a step of inference leaves behind, and what nothing is known of when a recording ends."""
 
     def __init__(self, log: Log, texts: Texts) -> None:
@@ -72,7 +72,7 @@ class Holders:
         with collection_paused():
             self._note_holders(self._left_behind())
 
-    def note_rest(self, models: Models, states: Iterable[Any], blocks: Blocks | None) -> None:
+    def note_rest(self, models: Models, states: Iterable[Any], blocks: AliveBlocks | None) -> None:
         """Log parameters of modules that did not run, and who holds what else nothing is known of, if that is much.
 
         ``states`` is what optimizers keep of each parameter, as far as that was logged.

@@ -166,7 +166,7 @@ class Slot:
         return None if module is None else held_as(module, kind, self.key)
 
 
-class Places:
+class TensorPlaces:
     """Which named tensor lies where: one storage may hold several."""
 
     def __init__(self, log: Log) -> None:
@@ -222,9 +222,9 @@ class Models:
         """Whether something was added to a module since the last :meth:`refresh`."""
         self.generation = 0
         """How often everything was named."""
-        self.parameters_at = Places(log)
+        self.parameters_at = TensorPlaces(log)
         """Text ids of the parameters' names, as of the last :meth:`note`."""
-        self.buffers_at = Places(log)
+        self.buffers_at = TensorPlaces(log)
         """The same of the buffers."""
         self.widths: dict[int, int] = {}
         """Bytes per element of each parameter in the newest forward with gradients on, by the text id of its name."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ampmem.patching import added, replace_all
-from ampmem.simulator.communication.nccl import Communicators, Use
+from ampmem.simulator.communication.nccl import Communicators, Connections
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.communication import (
@@ -466,7 +466,7 @@ class Objects:
             dist.get_backend(group) == dist.Backend.NCCL if device is None else torch.device(device).type != "cpu"
         )
         if on_device:
-            self._communicators.note(group or dist.group.WORLD, Use.RING)
+            self._communicators.note(group or dist.group.WORLD, Connections.RING)
             self._device.scratch(f"torch.distributed.{name}", [size for size in sizes if size])
 
 

@@ -55,7 +55,7 @@ _NVLS_SINCE = (9, 0)
 _NVLS_CHUNK = 128 * KIB
 
 
-class Use(Enum):
+class Connections(Enum):
     """Which connections a collective may need; NCCL makes them at its first use (``NCCL_RUNTIME_CONNECT``)."""
 
     RING = "all_gather, reduce_scatter, broadcast, reduce"
@@ -71,7 +71,7 @@ class Communicator:
     ranks: int
     local: int
     nodes: int
-    uses: frozenset[Use]
+    uses: frozenset[Connections]
 
 
 def least() -> int:
@@ -83,12 +83,12 @@ def most(communicator: Communicator, capability: tuple[int, int] | None, environ
     """Bytes that a communicator is taken to keep at most, with the ``NCCL_*`` variables of ``environment``."""
     channels = _channels(communicator, environment)
     found = (_TABLES * channels + _OF_COMMUNICATOR) * _PIECE
-    if communicator.uses & {Use.RING, Use.TREE}:
+    if communicator.uses & {Connections.RING, Connections.TREE}:
         found += channels * min(_local_pairs(communicator), communicator.local - 1) * _local_buffers(environment)
         found += _network_pairs(communicator, channels) * _network_buffers(environment)
         if communicator.local > 1:
             found += _multicast(communicator, capability, environment)
-    if communicator.uses & {Use.ALL_TO_ALL, Use.SEND}:
+    if communicator.uses & {Connections.ALL_TO_ALL, Connections.SEND}:
         found += _sends(communicator, channels, environment)
     return found
 
@@ -99,7 +99,7 @@ def _local_pairs(communicator: Communicator) -> int:
     A ring receives from one and sends to one; a tree, which is a chain within a machine, has one neighbour on each
     side and does both with each.
     """
-    return 3 if Use.TREE in communicator.uses else 1
+    return 3 if Connections.TREE in communicator.uses else 1
 
 
 def _network_pairs(communicator: Communicator, channels: int) -> int:
@@ -110,8 +110,8 @@ def _network_pairs(communicator: Communicator, channels: int) -> int:
     """
     if communicator.nodes < 2:
         return 0
-    pairs = 4 if Use.TREE in communicator.uses else 1
-    if communicator.local == 1 and Use.RING in communicator.uses:
+    pairs = 4 if Connections.TREE in communicator.uses else 1
+    if communicator.local == 1 and Connections.RING in communicator.uses:
         pairs += 2 * (communicator.ranks - 1).bit_length()
     return -(-channels // communicator.local) * min(pairs, communicator.ranks - 1)
 
@@ -123,7 +123,7 @@ def _sends(communicator: Communicator, channels: int, environment: Mapping[str, 
     """
     channels = min(channels, _number(environment, "NCCL_MAX_P2P_NCHANNELS", _LIMIT))
     channels = 1 << (channels - 1).bit_length()  # (ncclTopoComputeP2pChannels)
-    peers = communicator.local if Use.ALL_TO_ALL in communicator.uses else communicator.local - 1
+    peers = communicator.local if Connections.ALL_TO_ALL in communicator.uses else communicator.local - 1
     found = channels * peers * _local_buffers(environment)
     if communicator.nodes > 1:
         chunk = _number(environment, "NCCL_P2P_NET_CHUNKSIZE", _NETWORK_CHUNK)
@@ -187,21 +187,21 @@ _ASSUMED = (
 )
 
 _USES = {
-    "all_reduce": Use.TREE,
-    "all_reduce_": Use.TREE,
-    "all_reduce_coalesced": Use.TREE,
-    "all_reduce_coalesced_": Use.TREE,
-    "all_to_all_single": Use.ALL_TO_ALL,
-    "allreduce_": Use.TREE,
-    "allreduce_coalesced_": Use.TREE,
-    "barrier": Use.TREE,
-    "alltoall_": Use.ALL_TO_ALL,
-    "alltoall_base_": Use.ALL_TO_ALL,
-    "gather_": Use.ALL_TO_ALL,
-    "scatter_": Use.ALL_TO_ALL,
-    "send": Use.SEND,
-    "recv_": Use.SEND,
-    "recv_any_source_": Use.SEND,
+    "all_reduce": Connections.TREE,
+    "all_reduce_": Connections.TREE,
+    "all_reduce_coalesced": Connections.TREE,
+    "all_reduce_coalesced_": Connections.TREE,
+    "all_to_all_single": Connections.ALL_TO_ALL,
+    "allreduce_": Connections.TREE,
+    "allreduce_coalesced_": Connections.TREE,
+    "barrier": Connections.TREE,
+    "alltoall_": Connections.ALL_TO_ALL,
+    "alltoall_base_": Connections.ALL_TO_ALL,
+    "gather_": Connections.ALL_TO_ALL,
+    "scatter_": Connections.ALL_TO_ALL,
+    "send": Connections.SEND,
+    "recv_": Connections.SEND,
+    "recv_any_source_": Connections.SEND,
 }
 """By the op's name; all others need a ring."""
 
@@ -214,12 +214,12 @@ class Communicators:
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
-        self._uses: dict[tuple[str, tuple[int, ...]], frozenset[Use]] = {}
+        self._uses: dict[tuple[str, tuple[int, ...]], frozenset[Connections]] = {}
 
     def used(self, func: Any, args: Sequence[Any]) -> None:
         """The op ``func`` of ``c10d`` ran on the device."""
         use, at = _use_of(func)
-        peer = args[at + 1] if use is Use.SEND else None
+        peer = args[at + 1] if use is Connections.SEND else None
         self.note(dist.ProcessGroup.unbox(args[at]), use, peer if isinstance(peer, int) else None)
 
     def used_by_name(self, func: Any, args: Sequence[Any]) -> None:
@@ -228,7 +228,7 @@ class Communicators:
         group = args[at]
         self.note(group_named(group) if isinstance(group, str) else group, use)
 
-    def note(self, group: Any, use: Use, peer: int | None = None) -> None:
+    def note(self, group: Any, use: Connections, peer: int | None = None) -> None:
         """``group`` needs connections for ``use``; with the rank ``peer`` of it alone, where one is given."""
         if self._device.label != "cuda" or dist.get_backend(group) != dist.Backend.NCCL:
             return
@@ -249,13 +249,13 @@ class Communicators:
 
 
 @functools.cache
-def _use_of(func: Any) -> tuple[Use, int]:
+def _use_of(func: Any) -> tuple[Connections, int]:
     """What ``func`` needs connections for, and which of its arguments is the process group."""
     schema = schema_of(func)
     at = [argument.name in ("process_group", "group_name") for argument in schema.arguments].index(True)
-    return _USES.get(schema.name.rpartition("::")[2], Use.RING), at
+    return _USES.get(schema.name.rpartition("::")[2], Connections.RING), at
 
 
-def _communicator(ranks: tuple[int, ...], uses: frozenset[Use]) -> Communicator:
+def _communicator(ranks: tuple[int, ...], uses: frozenset[Connections]) -> Communicator:
     nodes = [rank // GPUS_PER_NODE for rank in ranks]
     return Communicator(ranks=len(ranks), local=nodes.count(here().node), nodes=len(set(nodes)), uses=uses)

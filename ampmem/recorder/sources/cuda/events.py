@@ -47,14 +47,14 @@ class LiveBlock(NamedTuple):
     stream: int
 
 
-class Blocks(NamedTuple):
+class HeldBlocks(NamedTuple):
     """The blocks that a tensor has, and those that await other streams."""
 
     alive: dict[int, LiveBlock]
     awaiting: dict[int, LiveBlock]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, device: int) -> Blocks:
+    def of(cls, snapshot: Snapshot, device: int) -> HeldBlocks:
         """Those of ``device`` in a snapshot that torch has just taken."""
         found = cls({}, {})
         for segment in snapshot["segments"]:
@@ -116,16 +116,16 @@ class Chain:
         self.stream = np.where(self.kind == IS_ALLOC, trace.stream[self.place], 0)
         self.stream = self._handed_on(self._with_known(self.stream, [block.stream for block in self._before]))
 
-    def leads_to(self, final: Blocks) -> bool:
+    def leads_to(self, final: HeldBlocks) -> bool:
         """Whether the entries go on from what there was without a gap, and end with the blocks of ``final``."""
         kind = self._with_known(np.roll(self.kind, 1), self._kind_before, always=True)
         size = self._with_known(np.roll(self.size, 1), [block.requested for block in self._before], always=True)
         goes_on = (self.kind == _NEXT[kind]) & ((self.kind == IS_ALLOC) | (self.size == size))
         return bool(goes_on.all()) and final.same(*self.after())
 
-    def after(self) -> Blocks:
+    def after(self) -> HeldBlocks:
         """The blocks that there are then."""
-        blocks = Blocks(dict(self._live), dict(self._awaiting))
+        blocks = HeldBlocks(dict(self._live), dict(self._awaiting))
         last = (self.address, self.kind, self.size, self.bytes, self.stream)
         for address, kind, *block in zip(*(column[self._last].tolist() for column in last), strict=True):
             blocks.alive.pop(address, None)
@@ -134,7 +134,7 @@ class Chain:
                 (blocks.alive if kind == IS_ALLOC else blocks.awaiting)[address] = LiveBlock(*block)
         return blocks
 
-    def size_blocks(self, final: Blocks, settings: Settings) -> None:
+    def size_blocks(self, final: HeldBlocks, settings: Settings) -> None:
         """Fill in the bytes of the blocks: as the profiler saw one come or go, or as it is in ``final``.
 
         Of the others the rounded request is the best guess: a block of the large pool may be up to 1 MiB larger.
@@ -168,9 +168,9 @@ _NEXT = np.array([0, IS_FREE, IS_DONE, IS_ALLOC])
 """What comes at an address after each of the kinds."""
 
 
-def rewound_blocks(entries: list[TraceEntry], final: Blocks) -> Blocks:
+def rewound_blocks(entries: list[TraceEntry], final: HeldBlocks) -> HeldBlocks:
     """What there was before the first entry: the final state with every entry undone, the newest first."""
-    before = Blocks(dict(final.alive), dict(final.awaiting))
+    before = HeldBlocks(dict(final.alive), dict(final.awaiting))
     for entry in reversed(entries):
         if entry.action == ALLOC:
             before.alive.pop(entry.address, None)
@@ -203,12 +203,12 @@ OOM = "oom"
 _SNAPSHOT = "snapshot"
 
 
-class Window(NamedTuple):
+class TraceWindow(NamedTuple):
     """One step's trace, and what there is after it."""
 
     trace: Trace
     held: list[Extent]
-    final: Blocks
+    final: HeldBlocks
 
 
 class Level(NamedTuple):
@@ -261,7 +261,7 @@ class History:
         self._segments = SegmentLog()
         self.stacks = StackTexts()
 
-    def read(self, snapshot: Snapshot, device: int, again: Callable[[], Snapshot] | None) -> Window:
+    def read(self, snapshot: Snapshot, device: int, again: Callable[[], Snapshot] | None) -> TraceWindow:
         """What ``snapshot`` has of ``device``, before the trace is emptied. Takes the traces out of ``snapshot``.
 
         torch reads the trace first and then the segments, each under a lock of its own: what other threads did in
@@ -269,18 +269,18 @@ class History:
         snapshot, whose trace says what that was. It costs as much as the first one, which may be seconds: ``None``
         says that nothing happened while the snapshot was taken. There is never more than one trace in memory.
         """
-        held, final = extents_in(snapshot, device), Blocks.of(snapshot, device)
+        held, final = extents_in(snapshot, device), HeldBlocks.of(snapshot, device)
         traces = snapshot["device_traces"]
         trace = self._read(traces, device)
         traces.clear()
         if again is not None and not self._follows(trace, final, held):
             whole = _until_snapshot(again()["device_traces"], device, len(trace))
             trace = trace if whole is None else self._read(whole, device)
-        return Window(trace, held, final)
+        return TraceWindow(trace, held, final)
 
     def settle(
         self,
-        window: Window,
+        window: TraceWindow,
         *,
         stamps: Mapping[int, int],
         since_ns: int,
@@ -313,7 +313,7 @@ class History:
         self.stacks.forget()
         return read_trace(traces[device] if device < len(traces) else (), self.stacks)
 
-    def _follows(self, trace: Trace, final: Blocks, held: list[Extent]) -> bool:
+    def _follows(self, trace: Trace, final: HeldBlocks, held: list[Extent]) -> bool:
         """Whether what there was before ``trace``, by where it led, is what is known. At first nothing is."""
         before = rewound_blocks(trace.entries(), final)
         reserved = sum(extent.size for extent in _before(held, trace))
@@ -356,7 +356,7 @@ class History:
             return 0
         return self._segments.agree(start_ns, 0, before)
 
-    def _followed(self, trace: Trace, final: Blocks) -> _Rows | None:
+    def _followed(self, trace: Trace, final: HeldBlocks) -> _Rows | None:
         """The rows of a ``trace`` that leads without a gap from what is known to ``final``; ``None`` of another."""
         chain = Chain(trace, self._live, self._awaiting)
         if not chain.leads_to(final):

@@ -45,7 +45,7 @@ from ampmem.units import format_count
 from ampmem.vocabulary import Mark, SourceKind
 
 
-class Peaks:
+class TracePeaks:
     """The largest sum of blocks that each device has had by now.
 
     ``torch.cuda.reset_peak_memory_stats`` takes the allocator's own peak down to what is there; the trace has it.
@@ -133,7 +133,7 @@ class CudaSource:
         self._asked = text_of_environment(os.environ)[1]
         """The allocator's settings in the environment, before the script may have changed them."""
         self._history = History(self._settings())
-        self._peaks = Peaks(self._api, self._settings())
+        self._peaks = TracePeaks(self._api, self._settings())
         self._stamps = Stamps()
         self._nodes = NodeRecorder()
         self._tag: Callable[[str], None] | None = None
@@ -332,7 +332,7 @@ class CudaSource:
         if asked and self._api.settings_in_force() == self._asked:  # nobody has changed them by a call
             self._api.set_settings(asked)
         self._history = History(self._settings())
-        self._peaks = Peaks(self._api, self._settings())
+        self._peaks = TracePeaks(self._api, self._settings())
 
     def _follow_nodes(self) -> None:
         try:
