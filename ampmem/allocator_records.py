@@ -36,7 +36,7 @@ class OomRecord:
     what the process may take (``set_per_process_memory_fraction``), ``None`` without a limit: older recordings have
     the limit as ``total``.
     ``op``, ``module`` and ``stack`` say who asked; empty where not known. ``segments`` has the allocator's
-    segments at that moment, as :func:`ampmem.allocator.oom.pack` writes them. ``later`` is ``None`` unless the
+    segments at that moment, as :func:`ampmem.allocator.oom.pack_segments` writes them. ``later`` is ``None`` unless the
     request came after the recorded steps: then it has the addresses of what was alive when the recording ended, and
     still was.
     """

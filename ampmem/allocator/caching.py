@@ -24,7 +24,7 @@ from ampmem.allocator.blocks import (
     Statistics,
     snapshot_segments,
 )
-from ampmem.allocator.oom import Candidates, OutOfMemory, OutOfMemoryReport, allowed_memory, largest
+from ampmem.allocator.oom import Candidates, OutOfMemory, OutOfMemoryReport, allowed_memory, largest_size
 from ampmem.allocator.settings import (
     MIN_BLOCK_SIZE,
     SMALL_BUFFER,
@@ -613,7 +613,7 @@ class DeviceCachingAllocator(State):
             allocated=counters.allocated,
             reserved=counters.reserved,
             cached=counters.reserved - counters.allocated - counters.awaiting_bytes,
-            largest_free=largest(candidates.usable),
+            largest_free=largest_size(candidates.usable),
         )
 
 

@@ -32,7 +32,7 @@ from ampmem.reporters.text.memory import render_what_if
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.reporters.text.table import TableReporter, separator
 from ampmem.reporters.text.watched import render as render_watched
-from ampmem.reporters.text.watched import render_ranks
+from ampmem.reporters.text.watched import render_watched_ranks
 from ampmem.vocabulary import SourceKind
 
 _OF_EACH = frozenset({Detail.ACTIVATIONS, Detail.CASTS, Detail.MODULES, Detail.LARGEST})
@@ -178,7 +178,7 @@ def _show_watched(files: Sequence[Path], watched: Sequence[Path], *, as_json: bo
         return
     parts = [render_watched(each, layout) for each in found]
     if len(found) > 1:
-        parts = [render_ranks(found, layout), *parts]
+        parts = [render_watched_ranks(found, layout), *parts]
     click.echo(f"\n\n{separator(layout)}\n\n".join(parts))
 
 

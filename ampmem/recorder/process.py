@@ -56,7 +56,7 @@ def active() -> ActiveSession | None:
     return _sessions.get(_ACTIVE)
 
 
-def claim(session: ActiveSession) -> None:
+def become_active(session: ActiveSession) -> None:
     """From now on ``session`` is the active one. Raises :class:`UsageError` where there is one already."""
     if _sessions.setdefault(_ACTIVE, session) is not session:
         raise _nested()

@@ -37,7 +37,7 @@ from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import IN_PLACE, Outcome
-from ampmem.recorder.process import active, claim, forked_since, release
+from ampmem.recorder.process import active, become_active, forked_since, release
 from ampmem.recorder.running import OpenStep, RunningUpdate, Stopwatch
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.choose import check_torch, choose_source
@@ -52,7 +52,7 @@ from ampmem.recorder.steps import Actions, Do, EndStep, Enter, Say, SetMark, Ste
 from ampmem.recorder.torch_private.general import in_backward
 from ampmem.recorder.writing import Describer, Joiner, Notes, StepWriter, run_record
 from ampmem.recording import MOST_STEPS, RecordingWriter
-from ampmem.signals import SIGNALS, opened
+from ampmem.signals import SIGNALS, let_in
 from ampmem.vocabulary import Arm, StepOn
 
 _ENDED_ELSEWHERE = "the recording was ended by another thread, and went on until the recorded one next ran something"
@@ -77,7 +77,7 @@ class Session:
         on_step: Callable[[int], None] | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
-        claim(self)  # before anything that takes a while: another thread may be here, too
+        become_active(self)  # before anything that takes a while: another thread may be here, too
         try:
             self._make(options, source)
         except BaseException:
@@ -183,7 +183,7 @@ class Session:
         file = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
         return StepWriter(file, Joiner(self.log, stacks, texts), texts, describer)
 
-    @opened  # a handler that had to wait raises here, where nothing is left of what was begun
+    @let_in  # a handler that had to wait raises here, where nothing is left of what was begun
     def start(self) -> None:
         """Install the hooks, to record at once or after some steps; where that fails, nothing and no file is left."""
         try:

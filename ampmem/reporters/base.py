@@ -1,11 +1,10 @@
-"""What a reporter is given and what it is, which details can be asked for, and what renders summaries as JSON."""
+"""What a reporter is given, which details can be asked for, and what renders summaries as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from ampmem.analysis.summary import Summary
 
@@ -46,14 +45,6 @@ class Report:
     summary: Summary
     notes: tuple[str, ...]
     file: str = ""
-
-
-class Reporter(Protocol):
-    """Turns reports into text."""
-
-    def render(self, reports: Sequence[Report]) -> str:
-        """All of ``reports`` as one text, without a newline at its end."""
-        ...
 
 
 class JsonReporter:

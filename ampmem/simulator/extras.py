@@ -100,7 +100,7 @@ class Extras:
         size = cublas(capability, os.environ)
         by_lt = func in _LT_MATMULS and (func is not aten.addmm.default or takes_lt(args, kwargs.get("beta", 1)))
         own = cublaslt(os.environ) if by_lt else 0
-        if not kept(os.environ):
+        if not keeps_workspace(os.environ):
             if result.numel():
                 self._assume_size(size)
                 self._device.scratch(_BY_CUBLAS, (own or size,))
@@ -189,7 +189,7 @@ def cublas(capability: tuple[int, int] | None, environment: Mapping[str, str]) -
     return _LARGE if (capability or (0, 0))[0] in _LARGE_SINCE else _SMALL
 
 
-def kept(environment: Mapping[str, str], version: str = torch.__version__) -> bool:
+def keeps_workspace(environment: Mapping[str, str], version: str = torch.__version__) -> bool:
     """Whether a handle keeps its workspace for ever; else each call has one (``isCUDABlasWorkspaceCachingEnabled``)."""
     return TorchVersion(version) < _EACH_CALL or environment.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
@@ -197,7 +197,7 @@ def kept(environment: Mapping[str, str], version: str = torch.__version__) -> bo
 def cublaslt(environment: Mapping[str, str], version: str = torch.__version__) -> int:
     """Bytes of cuBLASLt's own workspace; 0 where it shares cuBLAS's, which is the default where that is kept."""
     shared = environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1" if TorchVersion(version) >= _SHARED else "0")
-    if shared != "0" and kept(environment, version):
+    if shared != "0" and keeps_workspace(environment, version):
         return 0
     size = environment.get("CUBLASLT_WORKSPACE_SIZE", "")
     return (int(size) if size.isdigit() else 1024) * KIB

@@ -57,7 +57,7 @@ class Simulation:
         try:
             with ExitStack() as undo:
                 undo.callback(ungate)
-                general.load()
+                general.load_compilers()
                 undo.callback(_answer_for_cuda())
                 with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's
                     trial.callback(torch.set_rng_state, torch.get_rng_state())  # a layer of its draws its weights

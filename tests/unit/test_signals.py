@@ -14,7 +14,7 @@ import pytest
 
 from ampmem.own_code import RECORDING_CODE
 from ampmem.patching import PASSED_OVER
-from ampmem.signals import SIGNALS, is_ours, opened
+from ampmem.signals import SIGNALS, is_ours, let_in
 
 
 class Timeout(Exception):
@@ -117,7 +117,7 @@ def test_where_ampmem_cleans_up_after_a_handler_it_comes_out() -> None:
             raise
 
     said: list[str] = []
-    outer = ours(lambda: opened(start)())
+    outer = ours(lambda: let_in(start)())
     with pytest.raises(Timeout):
         outer()
     assert said[-1] == "cleaned up"

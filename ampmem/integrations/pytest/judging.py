@@ -234,7 +234,7 @@ class Judgement:
     failure: str = ""
 
 
-def judge(
+def judge_blocks(
     test: str, file: str, recorder: Recorder, baselines: Baselines | None, width: int, *, failed: bool = False
 ) -> list[Judgement]:
     """Each block that ``recorder`` has of the ``test`` in ``file``, in order; messages have so many columns.

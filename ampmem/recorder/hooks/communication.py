@@ -39,11 +39,11 @@ from ampmem.recorder.torch_private.distributed import (
     UNSHARD,
     WAIT,
     collectives,
+    fsdp_module,
     fully_sharded,
     functional,
     gathered,
     is_gathering,
-    module_of,
     params_of,
     places,
     returning_collectives,
@@ -372,7 +372,7 @@ class ShardingHooks:
                 self._log.about(Fact.COMMUNICATION, tensor, name, self._path)
 
     def _begins(self, group: Any, *_: Any, **__: Any) -> None:
-        self._path = self._models.known_path_id(module_of(group))
+        self._path = self._models.known_path_id(fsdp_module(group))
 
     def _unsharded(self, _: Any, __: Any, group: Any, *___: Any) -> None:
         self._note(Communication.ALL_GATHER, [gathered(group)])

@@ -16,14 +16,14 @@ _attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict_
 """A module's own dictionary, whatever its class makes of ``__dict__``."""
 
 
-def named(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
+def named_tensors(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
     """The parameters or the buffers of ``module`` itself, by name; those of lazy modules may not be made yet."""
     return {key: tensor for key, tensor in _own(module, kind).items() if tensor is not None}
 
 
-def held(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
+def held_tensors(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
     """Those of them that are made: others have neither shape nor memory."""
-    return {key: tensor for key, tensor in named(module, kind).items() if not is_lazy(tensor)}
+    return {key: tensor for key, tensor in named_tensors(module, kind).items() if not is_lazy(tensor)}
 
 
 def held_as(module: nn.Module, kind: str, key: str) -> torch.Tensor | None:
@@ -56,7 +56,7 @@ def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters below ``root`` that there are, each once: those of lazy modules come with their first forward."""
     seen: set[int] = set()
     for path, module in tree(root, ""):
-        for key, parameter in held(module, PARAMETERS).items():
+        for key, parameter in held_tensors(module, PARAMETERS).items():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{path}.{key}" if path else key, parameter  # type: ignore[misc]

@@ -17,12 +17,12 @@ from torch import nn
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.addresses import PLAIN, bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.log import Log, Texts
-from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named, named_parameters, tree
+from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named_parameters, named_tensors, tree
 from ampmem.recorder.models.live import dictionaries_with, live_modules
 from ampmem.recorder.torch_private.distributed import (
     flat_wholes,
+    fsdp_groups,
     fully_sharded,
-    groups_of,
     is_offloaded,
     is_part_of_whole,
     padding_of,
@@ -47,7 +47,7 @@ class Sharded:
         if not fully_sharded():
             return
         for module in modules:
-            for group in groups_of(module):
+            for group in fsdp_groups(module):
                 for param in params_of(group):
                     self.add(param)
                 yield group
@@ -438,7 +438,7 @@ class Models:
             if part_of_model:
                 self._parts.add(id(module))
             for kind, slots in ((PARAMETERS, self._parameters), (BUFFERS, self._buffers)):
-                for key, tensor in named(module, kind).items():
+                for key, tensor in named_tensors(module, kind).items():
                     if id(tensor) in seen:
                         continue
                     seen.add(id(tensor))

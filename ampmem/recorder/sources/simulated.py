@@ -10,7 +10,7 @@ import numpy as np
 
 from ampmem.allocator.blocks import DEFAULT_POOL, DriverCall
 from ampmem.allocator.gpus import READINGS, GpuSpec
-from ampmem.allocator.oom import OutOfMemory, pack
+from ampmem.allocator.oom import OutOfMemory, pack_segments
 from ampmem.allocator.segments import RESERVING, SegmentLog, extent_of_call, extents_of
 from ampmem.errors import UsageError
 from ampmem.events import (
@@ -262,7 +262,7 @@ class SimulatedSource:
             op=place.op or running_node()[0],
             module=place.module,
             stack=place.stack,
-            segments=pack(self._device.segments()),
+            segments=pack_segments(self._device.segments()),
             limit=report.allowed,
         )
 

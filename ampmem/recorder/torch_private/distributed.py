@@ -207,7 +207,7 @@ def places(name: str) -> list[Place]:
     return [(owner, name)] if name in vars(owner) else []
 
 
-def groups_of(module: nn.Module) -> list[Any]:
+def fsdp_groups(module: nn.Module) -> list[Any]:
     """The groups of parameters that FSDP2 has made of ``module``; none where it has not."""
     if not isinstance(module, at(f"{_PACKAGE}._fully_shard").FSDPModule):
         return []
@@ -221,7 +221,7 @@ def params_of(group: Any) -> list[Any]:
     return list(getattr(group, _PARAMS, ()))
 
 
-def module_of(group: Any) -> nn.Module | None:
+def fsdp_module(group: Any) -> nn.Module | None:
     """The first module of ``group``."""
     modules = getattr(group, _MODULES, ())
     return modules[0] if modules else None

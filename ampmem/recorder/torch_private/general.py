@@ -390,7 +390,7 @@ region_says: Callable[[Any], tuple[bool, torch.dtype, bool]] = attrgetter(*_SAYS
 """Whether a region is enabled, its dtype, and whether it caches."""
 
 
-def say(region: Any, values: tuple[bool, torch.dtype, bool]) -> None:
+def say_region(region: Any, values: tuple[bool, torch.dtype, bool]) -> None:
     """Have ``region`` say ``values``, as :func:`region_says` gives them."""
     for name, value in zip(_SAYS, values, strict=True):
         setattr(region, name, value)
@@ -619,7 +619,7 @@ def _made_node() -> Any:
 node_number: Callable[[Any], int] = methodcaller(
     attribute("torch.autograd.graph.Node", "_sequence_nr", "which op made a node", example=_made_node)
 )
-_RAW = attribute("torch.autograd.graph.Node", "_raw_saved_result", "which tensors a node saves", example=_made_node)
+attribute("torch.autograd.graph.Node", "_raw_saved_result", "which tensors a node saves", example=_made_node)
 
 
 def saved_names(kind: type) -> tuple[str, ...]:

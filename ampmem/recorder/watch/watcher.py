@@ -32,7 +32,7 @@ from ampmem.patching import hook
 from ampmem.recorder.models.holders import names_of_holders
 from ampmem.recorder.models.live import collection_paused, live_at_start, live_tensors
 from ampmem.recorder.options import Options
-from ampmem.recorder.process import active, check_none, claim, release
+from ampmem.recorder.process import active, become_active, check_none, release
 from ampmem.recorder.session import Session
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.choose import records_cuda
@@ -40,7 +40,7 @@ from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.sources.cuda.oom import is_out_of_memory
 from ampmem.recorder.sources.simulated import SimulatedSource
 from ampmem.recorder.torch_private.general import in_backward, on_step_before, tree_leaves
-from ampmem.recorder.watch.gauges import CpuGauge, CudaGauge, FailedRequest, Gauge, SimulatedGauge
+from ampmem.recorder.watch.gauges import CpuGauge, CudaGauge, Gauge, SimulatedGauge, UnservedRequest
 from ampmem.recording.watched import Ending, GrownRecord, HeldRecord, Row, WatchedFile, WatchedHeader, Why
 from ampmem.signals import SIGNALS
 from ampmem.simulator.device import SimulatedDevice
@@ -496,7 +496,7 @@ class Watcher:
             self._full = full
         finally:
             if self._full is None:
-                claim(self._light)
+                become_active(self._light)
                 self._gauge.resume()
 
     def _end_full(self, folder: Path, failure: BaseException | None) -> None:
@@ -507,7 +507,7 @@ class Watcher:
             full.close(failure)
         finally:
             if active() is None:
-                claim(self._light)
+                become_active(self._light)
             self._gauge.resume()
         recorded = full.outcome.recorded
         path = folder / "full.ampmem"
@@ -562,7 +562,7 @@ class Watcher:
             sampled=self._gauge.sampled,
         )
 
-    def _short(self, shortage: FailedRequest) -> None:
+    def _short(self, shortage: UnservedRequest) -> None:
         """A request could not be served; the script does not know yet."""
         with collection_paused():
             self._shortage = Ending(

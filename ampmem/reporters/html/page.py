@@ -28,7 +28,7 @@ from ampmem.reporters.html.comparison import ChangesView, ComparisonView
 from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
 from ampmem.reporters.html.ranks import JobView
 from ampmem.reporters.html.run import RunView
-from ampmem.reporters.html.safety import FOLDER, filled, json_for_script, script_source_hash, visible
+from ampmem.reporters.html.safety import FOLDER, filled_template, json_for_script, script_source_hash, visible
 from ampmem.reporters.html.verdict import VerdictView
 from ampmem.reporters.text.plain_text import IN_SHORT
 from ampmem.version import __version__
@@ -220,7 +220,9 @@ def render(view: PageView) -> str:
 
 def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:
     """The page that ``template`` gives with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it."""
-    return filled(template, title=visible(title), data_json=json_for_script(plain(data)), **_files(entry), **more)
+    return filled_template(
+        template, title=visible(title), data_json=json_for_script(plain(data)), **_files(entry), **more
+    )
 
 
 @cache

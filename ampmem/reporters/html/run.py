@@ -56,7 +56,7 @@ from ampmem.reporters.text.run import (
     parameters_in_short,
     warnings,
 )
-from ampmem.reporters.text.static_model import in_words, judgement, per_rank
+from ampmem.reporters.text.static_model import judgement, per_rank, recipe_in_words
 from ampmem.units import format_bytes, format_count, format_duration, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, SourceKind
 
@@ -680,7 +680,7 @@ def _static(recipe: StaticRecipe, summary: Summary) -> StaticWords:
     size = f"{trimmed(recipe.bytes_per_param)} bytes per parameter"
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
         size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
-    return StaticWords(head=f"{in_words(recipe)}: {size}{per_rank(summary)}", verdict=judgement(summary))
+    return StaticWords(head=f"{recipe_in_words(recipe)}: {size}{per_rank(summary)}", verdict=judgement(summary))
 
 
 def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:

@@ -107,7 +107,7 @@ def remarks(fit: FitResult) -> list[str]:
     return [*found, *(note for note in fit.notes if not is_warning(note))]
 
 
-def left(remaining: Remaining) -> str:
+def what_follows(remaining: Remaining) -> str:
     """``; left: fp32 between 48 and 64, amp above 8``: what follows on what has been done; empty at the end."""
     searched = [f"{arm} {_bounds(fits, too_large)}" for arm, (fits, too_large) in remaining.searched.items()]
     if searched:

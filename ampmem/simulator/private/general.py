@@ -321,7 +321,7 @@ def keep_names_in_torchscript() -> Callable[[], None]:
     """Let TorchScript take what stands in for a function of torch for that function; returns what undoes it.
 
     TorchScript knows torch's own functions by their identity, in a table that it makes when it first compiles something
-    (since 1.0). So :func:`load` has it made before anything is replaced, and here the replacements are added.
+    (since 1.0). So :func:`load_compilers` has it made before anything is replaced, and here the replacements are added.
     """
     table = torch.jit._builtins._get_builtin_table()
     names = {id(new): table[id(former)] for former, new in replaced() if id(former) in table and id(new) not in table}
@@ -537,7 +537,7 @@ CALL = "_call_impl"
 """What runs a module, hooks included; of classes ``torch.compile`` compiles it. Since 2.2."""
 
 
-def load() -> None:
+def load_compilers() -> None:
     """Import what keeps torch's functions by their identity: later it would keep what stands in for them.
 
     That is dynamo, which optimizers import too, the functions that make tensors under ``with torch.device(...)``

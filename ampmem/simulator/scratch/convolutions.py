@@ -219,10 +219,10 @@ def table_for(gpu: GpuSpec, version: str = torch.__version__, folder: Path = TAB
 
 @functools.cache
 def _tables(folder: Path) -> tuple[MeasuredWorkspaces, ...]:
-    return tuple(read(path) for path in sorted((*folder.glob("*.json"), *folder.glob("*.json.gz"))))
+    return tuple(read_table(path) for path in sorted((*folder.glob("*.json"), *folder.glob("*.json.gz"))))
 
 
-def read(path: Path) -> MeasuredWorkspaces:
+def read_table(path: Path) -> MeasuredWorkspaces:
     """The table at ``path``. Raises ``ValueError`` for one of another schema."""
     data = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
     if data.get("schema") != SCHEMA:

@@ -13,7 +13,7 @@ from torch import nn
 from ampmem.recorder.facts import log
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor
 from ampmem.recorder.facts.log import Misses
-from ampmem.recorder.models.anatomy import children, has_parameters, held, named_parameters, tree
+from ampmem.recorder.models.anatomy import children, has_parameters, held_tensors, named_parameters, tree
 from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
 
 
@@ -64,14 +64,14 @@ def test_a_tree_of_modules_is_as_torch_has_it() -> None:
     assert list(tree(model, "root")) == list(model.named_modules(prefix="root"))
     assert named(model) == [name for name, _ in model.named_parameters()]
     assert children(model).keys() == {"a", "b"}
-    assert held(model["b"][1], BUFFERS).keys() == {"running_mean", "running_var", "num_batches_tracked"}
+    assert held_tensors(model["b"][1], BUFFERS).keys() == {"running_mean", "running_var", "num_batches_tracked"}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_modules_that_torch_made_otherwise() -> None:
     lazy, layer = nn.LazyLinear(3), nn.Linear(2, 2)
     assert has_parameters(lazy)
-    assert held(lazy, PARAMETERS) == {}
+    assert held_tensors(lazy, PARAMETERS) == {}
     for compiled in (torch.jit.script(layer), torch.jit.trace(layer, torch.ones(1, 2))):
         (weight, bias) = (parameter for _, parameter in named_parameters(compiled))
         assert weight is layer.weight

@@ -321,7 +321,7 @@ def test_the_workspace_of_cublas(capability: tuple[int, int] | None, size: int) 
 def test_cublaslt_has_its_own_when_asked_and_before_torch_2_12() -> None:
     large = {"CUBLASLT_WORKSPACE_SIZE": "4096"}
     for version in ("2.12.1", "2.13.0", "2.14.1"):
-        assert extras.kept({}, version)
+        assert extras.keeps_workspace({}, version)
         assert extras.cublaslt({}, version) == extras.cublaslt(large, version) == 0
         apart = {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
         assert extras.cublaslt(apart, version) == MIB
@@ -331,10 +331,10 @@ def test_cublaslt_has_its_own_when_asked_and_before_torch_2_12() -> None:
 
 
 def test_from_torch_2_15_on_each_call_has_its_workspace() -> None:
-    assert not extras.kept({}, "2.15.0+cu132")
+    assert not extras.keeps_workspace({}, "2.15.0+cu132")
     assert extras.cublaslt({}, "2.15.0+cu132") == MIB
     cached = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
-    assert extras.kept(cached, "2.15.0")
+    assert extras.keeps_workspace(cached, "2.15.0")
     assert extras.cublaslt(cached, "2.15.0") == 0
 
 

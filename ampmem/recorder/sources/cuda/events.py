@@ -422,7 +422,7 @@ class History:
         return sum(block.size for block in self._awaiting.values())
 
 
-def segments_of(snapshot: Snapshot, device: int) -> tuple[SnapshotSegment, ...]:
+def device_segments(snapshot: Snapshot, device: int) -> tuple[SnapshotSegment, ...]:
     """The segments of one device."""
     return read_segments(snapshot["segments"], device)
 
