@@ -16,7 +16,7 @@ ROWS: tuple[frozenset[str], ...] = tuple(
     frozenset(row.split())
     for row in (
         "errors failure growth names own_code patching units version vocabulary",
-        "additions output allocator_records results signals",
+        "additions output results signals",
         "events",
         "recording",
         "allocator",
