@@ -247,7 +247,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         parts=_parts(live),
         saving=max(
             # Nothing is known of what would have helped after the recorded steps.
-            (each for each in summary.findings if each.saved and not (short and short.later)),
+            (each for each in summary.findings if _matters(each, summary) and not (short and short.later)),
             key=lambda each: each.saved,
             default=None,
         ),
@@ -258,6 +258,14 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         part=ran_on(summary.notes) and summary.prediction is None,
         whole=None if short else summary.whole,
     )
+
+
+def _matters(finding: Finding, summary: Summary) -> bool:
+    """Whether the finding saves something; less reserved memory helps nobody where half of the device is free."""
+    prediction = summary.prediction
+    free = None if prediction is None else prediction.margin
+    roomy = prediction is not None and free is not None and 2 * free > prediction.gpu_bytes
+    return finding.saved > 0 and not (finding.off_reserved and roomy)
 
 
 def _parts(live: Breakdown) -> tuple[PeakPart, ...]:
