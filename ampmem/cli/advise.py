@@ -22,13 +22,14 @@ from ampmem.allocator.settings import text_of_environment
 from ampmem.analysis.advise import (
     PROOF_STEPS,
     AdviceDocument,
-    Change,
+    AllowedChange,
     Proof,
     Script,
     Trial,
     advice,
     advise_schema,
     blocks_of_ranks,
+    changeable_script,
     different_ranks,
     due,
     how_bad,
@@ -39,10 +40,9 @@ from ampmem.analysis.advise import (
     name_of,
     proof_base,
     ranked,
-    refusal,
-    script_of,
     step_time,
     to_prove,
+    why_not_run,
     why_unproven,
 )
 from ampmem.analysis.advised import KIND, EndedRun, identity_in, run_in
@@ -68,7 +68,7 @@ from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.advise import best_change, render
 from ampmem.reporters.text.layout import layout_for
-from ampmem.results import difference
+from ampmem.results import results_difference
 from ampmem.units import format_bytes, parse_bytes
 from ampmem.version import __version__
 from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
@@ -97,7 +97,7 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 @click.option(
     "--allow",
     "changes",
-    default=",".join(Change),
+    default=",".join(AllowedChange),
     show_default="all of these",
     metavar="CHANGE,...",
     help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
@@ -246,12 +246,12 @@ def _write_page(found: AdviceDocument, search: _Search, budget: int | None, html
 advise.params = [param for param in advise.params if param.name not in _NOT_HERE]
 
 
-def _allowed(text: str) -> frozenset[Change]:
+def _allowed(text: str) -> frozenset[AllowedChange]:
     names = [name.strip() for name in text.split(",")]
-    unknown = next((name for name in names if name not in tuple(Change)), None)
+    unknown = next((name for name in names if name not in tuple(AllowedChange)), None)
     if unknown is not None:
-        raise UsageError(f"--allow: unknown change {unknown!r}; there are {', '.join(Change)}")
-    return frozenset(map(Change, names))
+        raise UsageError(f"--allow: unknown change {unknown!r}; there are {', '.join(AllowedChange)}")
+    return frozenset(map(AllowedChange, names))
 
 
 def _bytes(budget: str | None) -> int | None:
@@ -289,7 +289,7 @@ class _Search:
         self.found = Script(blocks=None, optimizers=(), updated=0)
         """What the first run says of the script."""
 
-    def run(self, allowed: frozenset[Change], budget: int | None, *, keep: bool = False) -> None:
+    def run(self, allowed: frozenset[AllowedChange], budget: int | None, *, keep: bool = False) -> None:
         """Run the script as it is, and with changes until the search is over. No run is left behind.
 
         With ``keep`` the recordings of the script as it is and of the best run are in :attr:`recordings` afterwards.
@@ -342,7 +342,7 @@ class _Search:
         for forced in [each for each in self.recordings if each not in wanted]:
             self.recordings.pop(forced).unlink(missing_ok=True)
 
-    def _due(self, allowed: frozenset[Change], budget: int | None, progress: _Progress) -> list[Forced]:
+    def _due(self, allowed: frozenset[AllowedChange], budget: int | None, progress: _Progress) -> list[Forced]:
         """What is to be run now; what need not be is taken first."""
         while True:
             first = [] if NOTHING_FORCED in self.trials else [NOTHING_FORCED]
@@ -356,7 +356,7 @@ class _Search:
 
     def _known(self, forced: Forced) -> tuple[EndedRun | None, str]:
         """What comes of ``forced`` without a run, and how that is said."""
-        why = refusal(forced, self.found)
+        why = why_not_run(forced, self.found)
         if why is not None:
             return EndedRun(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
         ended = self._kept.run_of(forced)
@@ -460,7 +460,7 @@ class _Search:
             return EndedRun(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
         try:
             recording = read(path)
-            script = script_of(recording, module_flops) if forced == NOTHING_FORCED else None
+            script = changeable_script(recording, module_flops) if forced == NOTHING_FORCED else None
             steps = sum(step.finished for step in recording.steps)
             trial = Trial(memory=None)
             if not recording.ooms and steps < self._script.steps:
@@ -643,14 +643,14 @@ class _Proving:
             if failure is not None:
                 return Proof(base=base_name, difference=None, failure=f"{called} on the CPU: {failure}")
         first, second = self._run(*runs[0])[0], self._run(*runs[1])[0]
-        found = difference(first, second)
+        found = results_difference(first, second)
         if not found.losses and not found.gradients and found.same_kind:
             return Proof(
                 base=base_name, difference=None, failure="no backward and no torch optimizer's update was seen"
             )
         if not found.equal:
             again, failure = self._run(base, base_name, again=True)
-            if failure is not None or not difference(first, again).equal:
+            if failure is not None or not results_difference(first, again).equal:
                 why = (
                     f"two runs of {base_name} on the CPU differ, too: make the script's random numbers those of a seed"
                 )

@@ -43,7 +43,7 @@ from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.names import warning
 from ampmem.output import check_output, say_written
 from ampmem.recording import SUFFIX, read
-from ampmem.reporters.text.fit import left, render
+from ampmem.reporters.text.fit import render, what_follows
 from ampmem.reporters.text.layout import layout_for
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
@@ -384,9 +384,9 @@ def _search(runs: RunPlan, arms: Sequence[Arm], gpu: GpuSpec, *, curve: int) -> 
     varied = runs.varied
     following = partial(wanted, vary=varied.vary, total=gpu.total_memory, curve=curve)
     rest = partial(remaining, vary=varied.vary, total=gpu.total_memory, curve=curve)
-    points, notes, interrupted = run_points(runs, arms, following, lambda points: left(rest(points)))
+    points, notes, interrupted = run_points(runs, arms, following, lambda points: what_follows(rest(points)))
     if interrupted:
-        notes = (warning(f"interrupted before the search had ended{left(rest(points))}"), *notes)
+        notes = (warning(f"interrupted before the search had ended{what_follows(rest(points))}"), *notes)
         points = {arm: found for arm, found in points.items() if found}
     result = FitResult(
         script=replace(runs.script, arguments=(*varied.before, *varied.after)).title,

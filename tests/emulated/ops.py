@@ -163,10 +163,10 @@ def simulated_events(gpu: str) -> Callable[[], Iterable[tuple[bool, int]]]:
     """The same of a simulated device, which is there from now on."""
     from ampmem.allocator.gpus import find_gpu
     from ampmem.events import Action
-    from ampmem.simulator.device import Event
+    from ampmem.simulator.device import DeviceEvent
     from ampmem.simulator.start import Simulation
 
-    events: list[Event] = []
+    events: list[DeviceEvent] = []
     simulation = Simulation(find_gpu(gpu))
     simulation.device.recorder = events.append
 

@@ -304,7 +304,7 @@ _LOW_PRECISION_ATTENTION = ("aten::_scaled_dot_product_flash_attention", "aten::
 _CUDNN_RECURRENT = "cudnn_rnn"
 """In the names of ops whose workspace has values of the layers' own type alone, and a bit for each that may be dropped.
 
-Half as many bytes in float16 as in float32 in all calls that were measured: ``simulator/scratch/recurrent.py``."""
+Half as many bytes in float16 as in float32 in all calls that were measured: ``simulator/torch_cuda/recurrent.py``."""
 
 IN_EVALUATION = (
     "the peak is in evaluation, where nothing is kept for backward, so larger training batches do not make AMP pay "

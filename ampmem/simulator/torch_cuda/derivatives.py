@@ -15,9 +15,8 @@ from torch.library import Library, get_kernel
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.patching import added
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.general import FakeTensor
-from ampmem.simulator.private.ops import give_back, has_forward_gradients, name_nodes
-from ampmem.simulator.scratch import sorts
+from ampmem.simulator.private.general import FakeTensor, give_back, has_forward_gradients, name_nodes
+from ampmem.simulator.scratch import reductions
 
 aten = torch.ops.aten
 
@@ -82,7 +81,7 @@ def _whole(mode: SimulatedMode) -> Callable[..., Tensor]:
 def _look_for_places(is_zero: Tensor, gpu: GpuSpec) -> None:
     """``nonzero`` that finds nothing (``nonzero_cuda_out_impl``)."""
     is_zero = is_zero.contiguous()
-    pieces = sorts.nonzero(is_zero.numel(), gpu)
+    pieces = reductions.nonzero(is_zero.numel(), gpu)
     counts = is_zero.new_empty((len(pieces),), dtype=torch.int32)
     for size in (*(summed for summed, _ in pieces), *(selected for _, selected in pieces)):
         is_zero.new_empty((size,), dtype=torch.uint8)

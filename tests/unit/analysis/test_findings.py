@@ -20,8 +20,7 @@ from ampmem.analysis.findings.precision import IN_EVALUATION, fp32_activations
 from ampmem.analysis.summary import summarize
 from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
 from ampmem.names import shape_text
-from ampmem.reporters.base import Report
-from ampmem.reporters.text.details import Detail
+from ampmem.reporters.base import Detail, Report
 from ampmem.reporters.text.run import change_of
 from ampmem.reporters.text.table import TableReporter
 from ampmem.vocabulary import SourceKind
