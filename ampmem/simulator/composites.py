@@ -279,7 +279,7 @@ def _bernoulli(found: Any, source: Tensor, *, generator: Any = None) -> Tensor:
     return result
 
 
-def _affine_grid(found: Any, theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+def affine_grid(found: Any, theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
     """``affine_grid_generator`` (``AffineGridGenerator.cpp``)."""
     points, grid = _points(theta, size, align_corners)
     shape = (*grid.shape[:-1], len(size) - 2)
@@ -428,7 +428,7 @@ def _encoder_layer(
 
 COMPOSITES: dict[Any, Any] = {
     aten.bernoulli.default: _bernoulli,
-    aten.affine_grid_generator.default: _affine_grid,
+    aten.affine_grid_generator.default: affine_grid,
     aten.affine_grid_generator_backward.default: _affine_grid_backward,
     aten._trilinear.default: _trilinear,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,

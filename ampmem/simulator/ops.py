@@ -6,18 +6,30 @@ Each makes the tensors that the CUDA kernel makes, in its order; what is made ge
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ampmem.allocator.gpus import GpuSpec
 from ampmem.simulator.composites import COMPOSITES
+from ampmem.simulator.scratch import sorts
 from ampmem.simulator.where import stop
 
 aten = torch.ops.aten
 
-Found = Callable[[str, Tensor, int], int]
-"""How many of so many elements of a tensor an op of this name finds: what is known, or as ``--assume`` says."""
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an op finds in a tensor; ``gpu`` is the GPU on which it looks."""
+
+    count: Callable[[str, Tensor, int], int]
+    gpu: GpuSpec
+
+    def __call__(self, op: str, tensor: Tensor, elements: int) -> int:
+        """How many of so many elements an op of this name finds: what is known, or as ``--assume`` says."""
+        return self.count(op, tensor, elements)
 
 
 class OpAnswer(Protocol):
@@ -79,9 +91,25 @@ def _sort(found: Found, tensor: Tensor, *, stable: bool | None = None, dim: int 
 
 
 def _nonzero(found: Found, tensor: Tensor) -> Tensor:
-    """Column by column, as the CUDA kernel leaves it."""
-    count = found("nonzero", tensor, tensor.numel())
-    return tensor.new_empty_strided((count, tensor.dim()), (1, max(count, 1)), dtype=torch.int64)
+    return places(tensor, lambda: found("nonzero", tensor, tensor.numel()), found.gpu)
+
+
+def places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
+    """``nonzero_cuda_out_impl`` (``cuda/Nonzero.cu``), whose result is column by column; the CPU has it so, too.
+
+    ``find`` says how many elements there are, once they are counted.
+    """
+    pieces = sorts.nonzero(tensor.numel(), gpu) if tensor.device.type == "cuda" else []
+    source = tensor.contiguous() if pieces else tensor
+    counts = source.new_empty((len(pieces),), dtype=torch.int32)
+    for summed, _ in pieces:
+        source.new_empty((summed,), dtype=torch.uint8)
+    count = find()
+    result = tensor.new_empty_strided((count, tensor.dim()), (1, max(count, 1)), dtype=torch.int64)
+    for _, selected in pieces if tensor.dim() else ():
+        source.new_empty((selected,), dtype=torch.uint8)
+    del counts, source
+    return result
 
 
 def _masked_select(found: Found, tensor: Tensor, mask: Tensor) -> Tensor:
