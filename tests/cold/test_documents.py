@@ -113,8 +113,6 @@ BARE = frozenset(
         "ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py",
         "ampmem check --device sim --budget peak=20GiB train.py",
         "ampmem advise --gpu 24GiB train.py",
-        "ampmem advise --gpu h100 --world-size 8 --budget 24GiB train.py",
-        "ampmem advise --device cpu --nproc-per-node 2 train.py",
         "ampmem watch train.py",
         "torchrun --nproc-per-node 2 -m ampmem watch train.py",
         "torchrun --nproc-per-node 2 -m ampmem profile train.py",
