@@ -31,7 +31,7 @@ from ampmem.own_code import is_running, script_line
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.extras import Extras
-from ampmem.simulator.ops import DISTINCT, KERNELS, REMEDIES, WITHOUT, no_layout
+from ampmem.simulator.ops import DISTINCT, KERNELS, REMEDIES, WITHOUT, Found, no_layout
 from ampmem.simulator.private.general import (
     ENGINE_CALLER,
     PRODUCT,
@@ -271,6 +271,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.additions = InPlaceAdditions(PRODUCT, device.assume)
         self.extras = Extras(device)
         self.work = Work()
+        self._finds = Found(self._found, device.gpu)
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated too."""
         self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
@@ -513,7 +514,7 @@ class SimulatedMode(SharedFakeTensorMode):
         if func in DISTINCT and (result := self._of_known_size(func, args, kwargs)) is not None:
             return result
         with without_autocast():  # which has had its say, and is not asked of the parts
-            result = KERNELS[func](self._found, *args, **kwargs)
+            result = KERNELS[func](self._finds, *args, **kwargs)
         if result is NotImplemented:
             return self.run(func, args, kwargs)
         self.extras.after(func, args, kwargs, result)

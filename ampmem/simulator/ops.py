@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from ampmem.allocator.gpus import GpuSpec
+from ampmem.simulator.scratch import reductions
 from ampmem.simulator.where import stop
 
 aten = torch.ops.aten
@@ -281,7 +284,7 @@ def _bernoulli(found: Any, source: Tensor, *, generator: Any = None) -> Tensor:
     return result
 
 
-def _affine_grid(found: Any, theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+def affine_grid(found: Any, theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
     """``affine_grid_generator`` (``AffineGridGenerator.cpp``)."""
     points, grid = _points(theta, size, align_corners)
     shape = (*grid.shape[:-1], len(size) - 2)
@@ -430,7 +433,7 @@ def _encoder_layer(
 
 COMPOSITES: dict[Any, Any] = {
     aten.bernoulli.default: _bernoulli,
-    aten.affine_grid_generator.default: _affine_grid,
+    aten.affine_grid_generator.default: affine_grid,
     aten.affine_grid_generator_backward.default: _affine_grid_backward,
     aten._trilinear.default: _trilinear,
     aten._transformer_encoder_layer_fwd.default: _encoder_layer,
@@ -466,8 +469,16 @@ COMPOSITES: dict[Any, Any] = {
 }
 
 
-Found = Callable[[str, Tensor, int], int]
-"""How many of so many elements of a tensor an op of this name finds: what is known, or as ``--assume`` says."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an op finds in a tensor; ``gpu`` is the GPU on which it looks."""
+
+    count: Callable[[str, Tensor, int], int]
+    gpu: GpuSpec
+
+    def __call__(self, op: str, tensor: Tensor, elements: int) -> int:
+        """How many of so many elements an op of this name finds: what is known, or as ``--assume`` says."""
+        return self.count(op, tensor, elements)
 
 
 class OpAnswer(Protocol):
@@ -529,9 +540,25 @@ def _sort(found: Found, tensor: Tensor, *, stable: bool | None = None, dim: int 
 
 
 def _nonzero(found: Found, tensor: Tensor) -> Tensor:
-    """Column by column, as the CUDA kernel leaves it."""
-    count = found("nonzero", tensor, tensor.numel())
-    return tensor.new_empty_strided((count, tensor.dim()), (1, max(count, 1)), dtype=torch.int64)
+    return places(tensor, lambda: found("nonzero", tensor, tensor.numel()), found.gpu)
+
+
+def places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
+    """``nonzero_cuda_out_impl`` (``cuda/Nonzero.cu``), whose result is column by column; the CPU has it so, too.
+
+    ``find`` says how many elements there are, once they are counted.
+    """
+    pieces = reductions.nonzero(tensor.numel(), gpu) if tensor.device.type == "cuda" else []
+    source = tensor.contiguous() if pieces else tensor
+    counts = source.new_empty((len(pieces),), dtype=torch.int32)
+    for summed, _ in pieces:
+        source.new_empty((summed,), dtype=torch.uint8)
+    count = find()
+    result = tensor.new_empty_strided((count, tensor.dim()), (1, max(count, 1)), dtype=torch.int64)
+    for _, selected in pieces if tensor.dim() else ():
+        source.new_empty((selected,), dtype=torch.uint8)
+    del counts, source
+    return result
 
 
 def _masked_select(found: Found, tensor: Tensor, mask: Tensor) -> Tensor:

@@ -536,8 +536,9 @@ def _index_mean(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Size
 
 def _masked_scatter(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
     """How many elements come before each (``launch_masked_scatter_kernel``)."""
-    count = result.numel()
-    return [(count * _LONG, reductions.scan(count, _LONG))] if count else []
+    count, mask = result.numel(), args[1]
+    mask_copy = 0 if mask.is_contiguous() and mask.shape == result.shape else count
+    return [(count * _LONG, mask_copy, reductions.scan(count, _LONG))] if count else []
 
 
 def _scalar_base(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
