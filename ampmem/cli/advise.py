@@ -48,7 +48,16 @@ from ampmem.analysis.advise import (
 from ampmem.analysis.advised import KIND, EndedRun, identity_in, run_in
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.jsonable import Json, like, plain
-from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, schema_option, settled, shared_options
+from ampmem.cli.options import (
+    ScriptCommand,
+    ScriptOptions,
+    choices,
+    precision_option,
+    schema_option,
+    seed_of_runs,
+    settled,
+    shared_options,
+)
 from ampmem.cli.processes.children import (
     KILLED,
     ChildEnd,
@@ -113,16 +122,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     help="Also run three real steps on the CPU with the best change and with each change alone, and compare losses and "
     "gradients bit for bit with those of the script as it is. An argument cuda of the script becomes cpu.",
 )
-@click.option(
-    "--precision",
-    "--arm",
-    "arm",
-    type=click.Choice(choices(Arm)),
-    default=Arm.AS_IS.value,
-    show_default=True,
-    help="The precision of every run.",
-)
-@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers.")
+@precision_option("The precision of every run.")
+@seed_of_runs
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),

@@ -40,7 +40,7 @@ from ampmem.analysis.difference.sides import Side, is_json, read_side
 from ampmem.cli.options import (
     ScriptCommand,
     ScriptOptions,
-    choices,
+    precision_option,
     schema_option,
     settled,
     shared_options,
@@ -287,15 +287,7 @@ class CheckCommand(ScriptCommand):
 @click.option("--update-baseline", is_flag=True, help="Write this run to --baseline instead of comparing with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; several files give an array.")
 @schema_option(check_schema)
-@click.option(
-    "--precision",
-    "--arm",
-    "arm",
-    type=click.Choice(choices(Arm)),
-    default=Arm.AS_IS.value,
-    show_default=True,
-    help="Force a precision on the script, as ampmem profile does.",
-)
+@precision_option("Force a precision on the script, as ampmem profile does.")
 @click.option(
     "--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of the script's random numbers."
 )

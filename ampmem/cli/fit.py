@@ -28,7 +28,15 @@ from ampmem.analysis.fit import (
     remaining,
     wanted,
 )
-from ampmem.cli.options import ScriptCommand, ScriptOptions, schema_option, settled, shared_options
+from ampmem.cli.options import (
+    ScriptCommand,
+    ScriptOptions,
+    precisions_option,
+    schema_option,
+    seed_of_runs,
+    settled,
+    shared_options,
+)
 from ampmem.cli.processes.children import (
     ChildEnd,
     Children,
@@ -292,17 +300,8 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
     help="The script's argument to vary and its smallest and largest value. Also among the script's arguments, where "
     "LOW:HIGH alone stands for a positional argument.",
 )
-@click.option(
-    "--precision",
-    "--arm",
-    "--arms",
-    "arms",
-    default=",".join((*FORCED_ARMS, Arm.AS_IS)),
-    show_default=True,
-    metavar="PRECISION,...",
-    help=f"Which precisions to run; {Arm.AS_IS} is the script's own.",
-)
-@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers.")
+@precisions_option((*FORCED_ARMS, Arm.AS_IS), f"Which precisions to run; {Arm.AS_IS} is the script's own.")
+@seed_of_runs
 @click.option(
     "--points",
     type=click.IntRange(min=0),

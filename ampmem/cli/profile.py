@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ampmem.allocator.settings import with_settings
-from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, settled, shared_options
+from ampmem.cli.options import ScriptCommand, ScriptOptions, precision_option, settled, shared_options
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.children import misplaced_option
 from ampmem.cli.processes.guest import end_as, failure_in_words, run_script, stop_of_simulation, usage_error
@@ -38,15 +38,9 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--precision",
-    "--arm",
-    "arm",
-    type=click.Choice(choices(Arm)),
-    default=Arm.AS_IS.value,
-    show_default=True,
-    help="Force a precision on the script: fp32 without autocast and GradScaler, amp with autocast, amp-nocache "
-    "with autocast without its weight cache.",
+@precision_option(
+    "Force a precision on the script: fp32 without autocast and GradScaler, amp with autocast, amp-nocache "
+    "with autocast without its weight cache."
 )
 @click.option("--seed", type=int, metavar="N", help="Seed Python's, numpy's and torch's random numbers first.")
 @click.option(
