@@ -66,8 +66,8 @@ def assumed(points: Sequence[Point]) -> list[str]:
         "A run fits if it fits even with the most that is assumed for cuDNN and for the CUDA context. Batch sizes are "
         "powers of two. A batch is not run if the peak, growing on as it did, would be beyond the GPU's memory.",
         "AMP without the weight cache and bf16 are run with AdamW only, at batch 1 and at the largest that fits in "
-        "FP32, or at the latter alone; how large a batch they fit was not searched. With SGD and with checkpointing "
-        "FP32 and AMP are run, and models whose runs are not made yet are missing there.",
+        "FP32, or at the latter alone; how large a batch they fit was not searched. With SGD, and with checkpointing "
+        "(AdamW, for the models whose library offers it), FP32 and AMP are run.",
         "Weights are random and data synthetic; sequences are of full length, so a padding mask of ones is dropped "
         "where the library drops it. Attention runs as PyTorch's scaled_dot_product_attention would on this GPU.",
         "“bf16” has weights, gradients and optimizer states in bfloat16. AMP is autocast to bfloat16 around the "
