@@ -163,10 +163,10 @@ import resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_AS, ({LIMIT}, {LIMIT}))
 from ampmem.errors import AmpmemError
-from ampmem.importer.unpickle import load
+from ampmem.importer.unpickle import load_plain
 for path in sys.argv[1:]:
     try:
-        load(Path(path))
+        load_plain(Path(path))
     except AmpmemError as error:
         print(str(error).replace(chr(10), "<newline>"))
     else:
