@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,23 +29,51 @@ def chromium() -> str | None:
     return named or next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium without a window, for one module: playwright keeps an event loop running meanwhile."""
+_open = ExitStack()
+"""What is closed after the last test of this folder."""
+
+
+@functools.cache
+def _started() -> Any:
+    """Chromium without a window, for all tests of this folder that follow each other."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     path = chromium()
     if path is None:
         pytest.skip("no Chromium: put one on PATH or name it in AMPMEM_CHROMIUM")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()
+    _open.callback(_started.cache_clear)
+    running = _open.enter_context(playwright.sync_playwright())
+    return _open.enter_context(running.chromium.launch(executable_path=path, args=["--no-sandbox"]))
+
+
+@functools.cache
+def _tab(file: Path) -> Tab:
+    _open.callback(_tab.cache_clear)
+    return Tab(_started(), file)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Close the browser before tests of other folders run: playwright keeps an event loop running meanwhile."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        _open.close()
 
 
 @pytest.fixture(scope="module")
-def tab(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Tab:
-    """The tab in which the tests of a module open their pages."""
-    return Tab(browser, tmp_path_factory.mktemp("tab") / "page.html")
+def browser() -> Any:
+    """The browser, for what cannot be looked at in :func:`tab`."""
+    return _started()
+
+
+@pytest.fixture(scope="session")
+def tab_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tab finds every page, one after another."""
+    return tmp_path_factory.mktemp("tab") / "page.html"
+
+
+@pytest.fixture(scope="module")
+def tab(tab_file: Path) -> Tab:
+    """The tab in which tests open their pages: one, since a new one has to compile the drawing library anew."""
+    return _tab(tab_file)
 
 
 @pytest.fixture

@@ -23,6 +23,12 @@ DATA = '<script type="application/json" id="page-data">'
 
 WAIT_MS = 60_000
 
+EXACT = """rows => rows.map((row) => {
+  const [exact, ...others] = row.querySelectorAll(".exact");
+  return others.length ? null : [row.dataset.category, exact.innerText];
+})"""
+"""Of each row of the readout its category and its exact bytes, in one question to the browser."""
+
 # Violations of the policy are reported to the page itself; the console has them too, but not of every kind.
 WATCH = """
 window.violations = [];

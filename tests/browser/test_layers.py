@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import Open, Written, written
+from pages import EXACT, Open, Written, written
 from story import gpu_run
 
 from ampmem.analysis.analyse import Analysis, analyse
@@ -82,8 +82,7 @@ def number(text: str) -> int:
 
 
 def reading(page: Any) -> dict[str, int]:
-    rows = page.locator(".readout-row").all()
-    shown = {row.get_attribute("data-category"): number(row.locator(".exact").inner_text()) for row in rows}
+    shown = {category: number(exact) for category, exact in page.locator(".readout-row").evaluate_all(EXACT)}
     return shown | {name: number(page.locator(f"#readout-{name}exact").inner_text()) for name in ("", "reserved-")}
 
 

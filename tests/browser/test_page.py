@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pages import Open, Written, bring, wait_until, written
+from pages import EXACT, Open, Written, bring, wait_until, written
 
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES
@@ -35,8 +35,7 @@ def number(text: str) -> int:
 
 def readout(page: Any) -> dict[str, int]:
     """Exact bytes of every category in the readout."""
-    rows = page.locator(".readout-row")
-    return {row.get_attribute("data-category"): number(row.locator(".exact").inner_text()) for row in rows.all()}
+    return {category: number(exact) for category, exact in page.locator(".readout-row").evaluate_all(EXACT)}
 
 
 def position(page: Any) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pages import Open, Written, changed
+
+pytestmark = pytest.mark.browser
 
 
 def test_the_verdict_is_read_without_scripts(browser: Any, arms_page: Written) -> None:

@@ -112,6 +112,9 @@ BARE = frozenset(
         "ampmem profile --device sim --gpu h100 --world-size 64 train.py",
         "ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py",
         "ampmem check --device sim --budget peak=20GiB train.py",
+        "ampmem advise --gpu 24GiB train.py",
+        "ampmem watch train.py",
+        "torchrun --nproc-per-node 2 -m ampmem watch train.py",
         "torchrun --nproc-per-node 2 -m ampmem profile train.py",
         "accelerate launch -m ampmem profile train.py",
     }
@@ -277,7 +280,7 @@ def tried() -> Iterator[Tried]:
 
 def is_bare(line: str) -> bool:
     """Whether a command has nothing imported before it: those that run no script, and :data:`BARE`."""
-    return re.search(r"\bampmem (profile|compare|check|fit) .*(\.py\b|-m )", line) is None or line in BARE
+    return re.search(r"\bampmem (profile|compare|check|fit|advise|watch) .*(\.py\b|-m )", line) is None or line in BARE
 
 
 def snippets() -> Iterator[Snippet]:
@@ -341,7 +344,8 @@ def test_commands_of_the_pages(cold: Cold, tmp_path: Path, command: Tried) -> No
         if "--ampmem-update" not in command.line and "--ampmem-baseline" in command.line:
             cold.run(tmp_path, f"{command.line} --ampmem-update", extras=extras_for("pytest"))
     if "--advised runs.jsonl" in command.line:
-        cold.run(tmp_path, "ampmem advise --gpu h100 --allow foreach,fused --resume runs.jsonl train.py")
+        advised = "ampmem advise --gpu h100 --allow foreach,fused --resume runs.jsonl train.py"
+        check(cold.run(tmp_path, advised, ready=True), advised)
     done = cold.run(tmp_path, command.line, extras=extras_for(command.line), ready=not is_bare(command.line))
     check(done, command.line, EXITS.get(command.line, (0, "")))
     if command.page == "README.md":

@@ -68,11 +68,7 @@ def test_each_subcommand_is_tried_in_each_way_that_has_a_meaning() -> None:
     assert all(name in SUBCOMMANDS and way in WAYS for name, way in LEFT_OUT)
     assert {way_of(command) for _, command in RECORDED.values()} == set(WAYS)
     assert {way_of(line) for line in BARE if line.startswith("ampmem profile")} == set(WAYS)
-    assert {line.split()[1] for line in BARE if line.startswith("ampmem ")} == {"profile", *RUNS} - {
-        "fit",
-        "advise",
-        "watch",
-    }
+    assert {line.split()[1] for line in BARE if line.startswith("ampmem ")} == {"profile", *RUNS} - {"fit"}
     assert ("profile", "simulated") in OF_THE_DOCUMENTS and ("model", "one of eight") not in OF_THE_DOCUMENTS
 
 
@@ -96,8 +92,8 @@ def test_scripts(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
         options = options.replace("--device sim", "")
     if name == "advise" and way == "cpu":
         options = "--device cpu"  # without it a GPU is simulated
-    # compare and check run bare among the commands of the documents.
-    run(cold, tmp_path, RUNS[name].format(options=options), ready=name not in ("fit", "advise"))
+    # The other subcommands run bare once among the commands of the documents.
+    run(cold, tmp_path, RUNS[name].format(options=options), ready=name != "fit")
     left = sorted(path.name for path in tmp_path.glob("*.ampmem"))
     files = {"compare": 2, "watch": 1}.get(name, 0)
     assert len(left) == files * len(RECORDED[way][0].split())

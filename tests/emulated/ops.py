@@ -179,10 +179,10 @@ def simulated_events(gpu: str) -> Callable[[], Iterable[tuple[bool, int]]]:
     from ampmem.allocator.gpus import find_gpu
     from ampmem.events import Action
     from ampmem.simulator.assumed import Assumed
-    from ampmem.simulator.device import Event
+    from ampmem.simulator.device import DeviceEvent
     from ampmem.simulator.start import Simulation
 
-    events: list[Event] = []
+    events: list[DeviceEvent] = []
     simulation = Simulation(find_gpu(gpu), assumed=Assumed(fractions={"nonzero": 0.0}))
     simulation.device.recorder = events.append
 

@@ -15,11 +15,9 @@ from torch import Tensor
 from torch.library import Library, get_kernel
 
 from ampmem.patching import added
-from ampmem.simulator.composites import affine_grid
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.ops import places
-from ampmem.simulator.private.general import FakeTensor
-from ampmem.simulator.private.ops import give_back, has_forward_gradients, name_nodes
+from ampmem.simulator.ops import affine_grid, places
+from ampmem.simulator.private.general import FakeTensor, give_back, has_forward_gradients, name_nodes
 
 aten = torch.ops.aten
 

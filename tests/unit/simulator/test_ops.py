@@ -19,7 +19,7 @@ from torch.torch_version import TorchVersion  # noqa: E402
 
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.events import Action  # noqa: E402
-from ampmem.simulator.device import Event  # noqa: E402
+from ampmem.simulator.device import DeviceEvent  # noqa: E402
 from ampmem.simulator.start import Simulation  # noqa: E402
 from ampmem.simulator.where import NotSimulated  # noqa: E402
 
@@ -52,7 +52,7 @@ def whole(*shape: int) -> Any:
 
 def made(simulation: Simulation, run: Callable[[], Any]) -> tuple[list[int], int, Any]:
     """The sizes of what ``run`` allocates, in order, their highest sum, and what it returns."""
-    events: list[Event] = []
+    events: list[DeviceEvent] = []
     simulation.device.recorder = events.append
     try:
         result = run()
