@@ -287,7 +287,7 @@ class Profile(Shown):
             dtype=None if self._dtype is None else DTYPES[self._dtype],
         )
         if self._seed is not None:
-            from ampmem.recorder.seed import seed_everything
+            from ampmem.recorder.comparable import seed_everything
 
             seed_everything(self._seed)
         with ExitStack() as undo:
@@ -327,7 +327,7 @@ class Profile(Shown):
         if self._paper is not None:
             self._paper.tell_doubts(failed=isinstance(error, Exception))
             self._paper = None
-        from ampmem.recorder.process.active import active  # late, since it imports torch
+        from ampmem.recorder.process import active  # late, since it imports torch
 
         if active() is session:
             warnings.warn(f"ampmem: {ENDS_LATER}", RuntimeWarning, stacklevel=2)
@@ -379,7 +379,7 @@ class Profile(Shown):
     def _is_recording(self) -> bool:
         if self._session is None:
             return False
-        from ampmem.recorder.process.active import active
+        from ampmem.recorder.process import active
 
         return active() is self._session
 

@@ -163,12 +163,12 @@ def open_output(path: Path, *, force: bool) -> Iterator[TextIO]:
         with path.open("w", encoding="utf-8") as stream:
             yield stream
         return
-    with replaced(path, force=force) as half, half.open("x", encoding="utf-8") as stream:
+    with replaced_file(path, force=force) as half, half.open("x", encoding="utf-8") as stream:
         yield stream
 
 
 @contextmanager
-def replaced(path: Path, *, force: bool) -> Iterator[Path]:
+def replaced_file(path: Path, *, force: bool) -> Iterator[Path]:
     """The name of a file to make, which becomes ``path`` when the block ends well, and is removed otherwise.
 
     Raises :class:`UsageError` as :func:`open_output` does, and when ``path`` is not a regular file.
@@ -195,8 +195,8 @@ def lock_output(path: Path, *, force: bool) -> int:
     """Take the name ``path``: the file there, or a new empty one, is refused to every process that would replace it.
 
     The lock is that of the file: whoever renames another file to ``path`` locks that one first. Closing the returned
-    descriptor lets go of it. Raises :class:`UsageError` as :func:`replaced` does, and when another process is writing
-    the file.
+    descriptor lets go of it. Raises :class:`UsageError` as :func:`replaced_file` does, and when another process is
+    writing the file.
     """
     check_output(path, force=force)
     _refuse_special(path)

@@ -52,7 +52,7 @@ class Deviation:
     largest_gradient: float
 
 
-def difference(first: Path, second: Path) -> Deviation:
+def results_difference(first: Path, second: Path) -> Deviation:
     """What the results in ``second`` differ in from those in ``first``."""
     counts = {LOSS: 0, GRADIENT: 0}
     furthest, largest = {LOSS: 0.0, GRADIENT: 0.0}, {LOSS: 0.0, GRADIENT: 0.0}

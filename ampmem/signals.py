@@ -65,7 +65,7 @@ _KEEPS_ERRORS: dict[str, tuple[str, ...]] = {
 """Functions that are not ampmem's, by name and file, from which no exception reaches the script."""
 
 
-def opened(function: _FunctionT) -> _FunctionT:
+def let_in(function: _FunctionT) -> _FunctionT:
     """Let handlers run in the frame of ``function``: it and its callers in ampmem clean up after what they raise."""
     _open.add(function.__code__)
     return function

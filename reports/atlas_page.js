@@ -187,6 +187,7 @@ function rowOf(line) {
     line.family,
     line.phases[0] === line.phases[1] ? line.phases[0] : line.phases.join(", "),
     line.break_even,
+    line.in_fp32 ?? "",
     `${(line.parameters / 1e6).toFixed(1)} M`,
     percent(line.shares[0]),
     percent(line.shares[last]),
@@ -202,6 +203,7 @@ const HEADS = [
   "family",
   "peak in (FP32, this precision)",
   "break-even",
+  "activations that are FP32 (share of all)",
   "parameters",
   "saved at batch 1",
   "saved at the largest batch",
@@ -248,7 +250,7 @@ async function start() {
   const draw = async () => {
     lines = shown();
     sorted = endsSorted(lines);
-    byId("lines").replaceChildren(table(HEADS, lines.map(rowOf), 4));
+    byId("lines").replaceChildren(table(HEADS, lines.map(rowOf), 5));
     const layout = endsLayout(sorted, ends.clientWidth);
     await window.Plotly.react(ends, endsTraces(sorted, layout.yaxis.gridcolor), layout, data.config);
     await window.Plotly.react(chart, lines.map(traceOf), layoutOf(lines, chart.clientWidth), data.config);

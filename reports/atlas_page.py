@@ -66,8 +66,8 @@ def assumed(points: Sequence[Point]) -> list[str]:
         "A run fits if it fits even with the most that is assumed for cuDNN and for the CUDA context. Batch sizes are "
         "powers of two. A batch is not run if the peak, growing on as it did, would be beyond the GPU's memory.",
         "AMP without the weight cache and bf16 are run with AdamW only, at batch 1 and at the largest that fits in "
-        "FP32, or at the latter alone; how large a batch they fit was not searched. With SGD and with checkpointing "
-        "FP32 and AMP are run, and models whose runs are not made yet are missing there.",
+        "FP32, or at the latter alone; how large a batch they fit was not searched. With SGD, and with checkpointing "
+        "(AdamW, for the models whose library offers it), FP32 and AMP are run.",
         "Weights are random and data synthetic; sequences are of full length, so a padding mask of ones is dropped "
         "where the library drops it. Attention runs as PyTorch's scaled_dot_product_attention would on this GPU.",
         "“bf16” has weights, gradients and optimizer states in bfloat16. AMP is autocast to bfloat16 around the "
@@ -137,6 +137,7 @@ def _line(saving: Saving, places: dict[Any, Point]) -> dict[str, Any]:
         "largest": saving.largest if saving.searched else None,
         "phases": [last_base["phase"], last["phase"]],
         "activations": _ratio(last["activations"], last_base["activations"]),
+        "in_fp32": in_fp32_of(last),
         "copies": _ratio(last["copies"], last["parameters"]),
         "points": [_pair(*pair) for pair in zip(base, these, strict=True)],
     }
@@ -149,6 +150,19 @@ def _share(peak: int, before: int) -> float:
 
 def _ratio(part: int, whole: int) -> float | None:
     return round(part / whole, 3) if whole else None
+
+
+NAMED, NOTABLE = 3, 0.01
+"""How many kinds of activations are named, and the share of the activations that one has at least."""
+
+
+def in_fp32_of(point: Point) -> str | None:
+    """What of the activations is in FP32, in shares of all activations; ``None`` where that was not recorded."""
+    if "in_fp32" not in point or not point["activations"]:
+        return None
+    shares = {kind: size / point["activations"] for kind, size in point["in_fp32"].items()}
+    named = [f"{kind} {round(100 * share)} %" for kind, share in shares.items() if share >= NOTABLE]
+    return ", ".join(named[:NAMED]) or "nothing"
 
 
 def _pair(base: Point, point: Point) -> dict[str, Any]:

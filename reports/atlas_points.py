@@ -6,16 +6,17 @@ import multiprocessing
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeAlias
 
 from atlas_document import Point
-from atlas_train import GPU, Setting, train
+from atlas_train import FP32, GPU, Setting, train
 
 import ampmem
+from ampmem.analysis.activations import ActivationGroup, plain_groups
 from ampmem.analysis.estimate import Fit
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import PRECISION_COPIES, Category
@@ -32,15 +33,16 @@ def make_point(setting: Setting) -> Point:
                 train(setting)
             except torch.OutOfMemoryError:
                 return asdict(setting) | {"fit": Fit.DOES_NOT_FIT.value}
-    return asdict(setting) | results_of(prof.summary())
+    return asdict(setting) | results_of(prof.summary(), setting.precision)
 
 
-def results_of(summary: Summary) -> dict[str, Any]:
-    """What is kept of a run's summary: sizes in bytes."""
+def results_of(summary: Summary, precision: str) -> dict[str, Any]:
+    """What is kept of a run's summary: sizes in bytes. In FP32 all activations are FP32, so they are not listed."""
     prediction, peak = summary.prediction, summary.peak
     if prediction is None or prediction.fit is Fit.DOES_NOT_FIT:
         return {"fit": Fit.DOES_NOT_FIT.value}
     forward = summary.last_step.marks.after_forward or {}
+    in_fp32 = {} if precision == FP32 else {"in_fp32": kept_in_fp32(summary.activations)}
     return {
         "fit": prediction.fit.value,
         "parameters": summary.parameters.count,
@@ -51,10 +53,16 @@ def results_of(summary: Summary) -> dict[str, Any]:
         "at_peak": {str(category): size for category, size in peak.categories.items() if size},
         "activations": forward.get(Category.ACTIVATIONS, 0),
         "copies": sum(forward.get(Category(category), 0) for category in PRECISION_COPIES),
+        **in_fp32,
         "residual": summary.conservation.residual_bytes,
         "findings": sorted({finding.code for finding in summary.findings}),
         "warnings": len(summary.warnings),
     }
+
+
+def kept_in_fp32(activations: Iterable[ActivationGroup]) -> dict[str, int]:
+    """The bytes of the float32 ones among ``activations``, by what they are for, largest first."""
+    return {group.kind: group.bytes for group in plain_groups(activations) if group.dtype == "float32"}
 
 
 WARMING_UP = Setting(model="DLRM", optimizer="adamw", checkpointing=False, precision="amp", batch=1)

@@ -87,7 +87,21 @@ def paragraph(points: Sequence[Point], about: Mapping[str, Any]) -> str:
         f"{models} {_noun(models, 'model')} in {len(savings)} {_noun(len(savings), 'setting')} (a setting is a model, "
         "an optimizer, and checkpointing or not), trained for two steps on a simulated "
         f"{about['gpu']}. At the largest batch size that fits in FP32, AMP with bfloat16 {_counted(large)}. "
-        f"At batch size 1 it {_counted(small)}."
+        f"At batch size 1 it {_counted(small)}.{_with_checkpointing(savings)}"
+    )
+
+
+def _with_checkpointing(savings: Sequence[Saving]) -> str:
+    """What checkpointing changes at the largest batch, where both were run."""
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    for saving in savings:
+        shares[saving.group[2]].append(saving.at_last)
+    if not all(shares.values()):
+        return ""
+    plain, recomputed = (round(100 * median(shares[checkpointing])) for checkpointing in (False, True))
+    return (
+        f" The median saving at the largest batch is {plain} % without activation checkpointing and {recomputed} % "
+        f"with it ({len(shares[True])} {_noun(len(shares[True]), 'setting')})."
     )
 
 

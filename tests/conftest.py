@@ -124,7 +124,7 @@ def torch_state() -> dict[str, object]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fails the test that leaves a hook, a patch, a mode or a session behind."""
-    from ampmem.recorder.facts import misses
+    from ampmem.recorder.facts import log
     from ampmem.recorder.session import active
 
     before = torch_state(), patching.in_place()
@@ -132,6 +132,6 @@ def nothing_left_behind() -> Iterator[None]:
     assert active() is None
     assert patching.in_place() == before[1]
     assert torch_state() == before[0]
-    missed = list(misses.seen)  # what hooks kept to themselves: faults of ours, unless the test is about it
-    misses.seen.clear()
+    missed = list(log.seen)  # what hooks kept to themselves: faults of ours, unless the test is about it
+    log.seen.clear()
     assert missed == []

@@ -24,7 +24,7 @@ from ampmem.allocator.blocks import (
     Statistics,
     snapshot_segments,
 )
-from ampmem.allocator.oom import Candidates, OutOfMemory, OutOfMemoryReport, allowed_memory, largest
+from ampmem.allocator.oom import Candidates, OutOfMemory, OutOfMemoryReport, allowed_memory, largest_size
 from ampmem.allocator.settings import (
     MIN_BLOCK_SIZE,
     SMALL_BUFFER,
@@ -104,17 +104,6 @@ class StreamUses:
                 self._event_done(state, queue.popleft())
         self._queues.clear()
         self._finished.clear()
-
-    def finish(self, state: State, block: Block) -> None:
-        """Free one waiting block now, whatever it waits for: the device is known to have come that far."""
-        self.uses.pop(block, None)
-        self._event_count.pop(block, None)
-        for stream, queue in self._queues.items():
-            while block in queue:
-                if queue.index(block) < self._finished.get(stream, 0):
-                    self._finished[stream] -= 1
-                queue.remove(block)
-        self._free(state, block)
 
     def _insert_events(self, block: Block) -> None:
         streams = self.uses.pop(block)
@@ -529,16 +518,6 @@ class DeviceCachingAllocator(State):
         """How many events the allocator has recorded on ``stream``: one for each freed block that is used there."""
         return self._streams.recorded.get(stream, 0)
 
-    def await_events(self, block: Block) -> None:
-        """Free a block whose memory other streams use until :meth:`finish_free`; for replaying a trace."""
-        self.counters.allocations -= 1
-        self.counters.allocated -= block.size
-        self._streams.await_events(self, block)
-
-    def finish_free(self, block: Block) -> None:
-        """The wait of one freed block is over; for replaying a trace."""
-        self._streams.finish(self, block)
-
     def empty_cache(self) -> None:
         """``torch.cuda.empty_cache``."""
         release_cached_blocks(self, self._streams)
@@ -613,7 +592,7 @@ class DeviceCachingAllocator(State):
             allocated=counters.allocated,
             reserved=counters.reserved,
             cached=counters.reserved - counters.allocated - counters.awaiting_bytes,
-            largest_free=largest(candidates.usable),
+            largest_free=largest_size(candidates.usable),
         )
 
 

@@ -115,7 +115,7 @@ class OutOfMemory(AmpmemError):
         self.report = report
 
 
-def largest(blocks: Iterable[Block]) -> int:
+def largest_size(blocks: Iterable[Block]) -> int:
     """Size of the largest of ``blocks``, 0 for none."""
     return max((block.size for block in blocks), default=0)
 
@@ -140,11 +140,11 @@ class Candidates:
 
     def reason(self, rounded: int, segment: int, device_free: int, allowed: int | None) -> Reason:
         """Why none of them served; ``allowed`` is what the process may still take, ``None`` for no limit."""
-        if largest(self.usable) >= rounded:
+        if largest_size(self.usable) >= rounded:
             return Reason.OVERSIZE
-        if largest(self.other_stream) >= rounded:
+        if largest_size(self.other_stream) >= rounded:
             return Reason.WRONG_STREAM
-        if largest(self.other_pool) >= rounded:
+        if largest_size(self.other_pool) >= rounded:
             return Reason.WRONG_POOL
         if allowed is not None and allowed < segment <= device_free:
             return Reason.LIMITED
@@ -165,7 +165,7 @@ def allowed_memory(settings: Settings, total: int) -> int | None:
 _FREE, _ALLOCATED, _AWAITING = 0, 1, 2
 
 
-def pack(segments: Sequence[SnapshotSegment]) -> str:
+def pack_segments(segments: Sequence[SnapshotSegment]) -> str:
     """``segments`` as JSON: address, size, stream, small, expandable, pool, and (size, requested, state) per block."""
     rows = [
         [
@@ -177,8 +177,8 @@ def pack(segments: Sequence[SnapshotSegment]) -> str:
     return json.dumps(rows, separators=(",", ":"))
 
 
-def unpack(text: str) -> tuple[SnapshotSegment, ...]:
-    """What :func:`pack` wrote. Raises ``ValueError`` or ``TypeError`` for anything else."""
+def unpack_segments(text: str) -> tuple[SnapshotSegment, ...]:
+    """What :func:`pack_segments` wrote. Raises ``ValueError`` or ``TypeError`` for anything else."""
     segments = []
     for address, size, stream, is_small, expandable, pool, rows in json.loads(text):
         blocks, place = [], int(address)

@@ -82,7 +82,7 @@ def trace_of_events(events: EventColumns, segments: SegmentColumns = NO_SEGMENTS
     return trace_of(rows)
 
 
-def run(trace: CallTrace, allocator: DeviceCachingAllocator) -> TraceRun:
+def make_calls(trace: CallTrace, allocator: DeviceCachingAllocator) -> TraceRun:
     """Make the calls of ``trace``, until its end or until memory runs out."""
     blocks: list[Block] = []
     malloc, free = allocator.malloc, allocator.free
@@ -141,17 +141,15 @@ class WhatIf:
 
 def peak_reserved(trace: CallTrace, settings: Settings) -> int:
     """The most bytes that ``settings`` reserve for ``trace`` on a device that never runs out, from an empty start."""
-    return run(trace, DeviceCachingAllocator(settings)).statistics.reserved_bytes.peak
+    return make_calls(trace, DeviceCachingAllocator(settings)).statistics.reserved_bytes.peak
 
 
-def what_if(
-    trace: CallTrace, settings: Settings, *, instead_of: Settings | None = None, total_memory: int | None = None
-) -> WhatIf:
-    """What ``settings`` would change, against ``instead_of`` (PyTorch's defaults), on a device of that memory.
+def what_if(trace: CallTrace, settings: Settings) -> WhatIf:
+    """What ``settings`` would change, against PyTorch's defaults, on a device that never runs out of memory.
 
     Both runs start with an empty allocator, so they compare with each other and not with a recorded peak.
     """
     return WhatIf(
-        before=run(trace, DeviceCachingAllocator(instead_of, total_memory=total_memory)),
-        after=run(trace, DeviceCachingAllocator(settings, total_memory=total_memory)),
+        before=make_calls(trace, DeviceCachingAllocator()),
+        after=make_calls(trace, DeviceCachingAllocator(settings)),
     )

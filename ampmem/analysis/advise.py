@@ -30,7 +30,7 @@ from ampmem.version import __version__
 from ampmem.vocabulary import AUTOCAST_ARMS, NOTHING_FORCED, WORKSPACE_CONFIG, Device, Forced, SourceKind
 
 
-class Change(StrEnum):
+class AllowedChange(StrEnum):
     """A kind of change that can be allowed."""
 
     CHECKPOINT = "checkpoint"
@@ -117,7 +117,7 @@ Trials = Mapping[Forced, Trial]
 """The runs so far, by their changes; the first is of the script as it is."""
 
 
-def script_of(recording: Recording, module_flops: Mapping[str, int] = MappingProxyType({})) -> Script:
+def changeable_script(recording: Recording, module_flops: Mapping[str, int] = MappingProxyType({})) -> Script:
     """What can be changed in the script that was recorded; ``module_flops`` as :func:`blocks_of` takes them."""
     analysis = analyse(recording)
     run = TrainingRun(analysis=analysis)
@@ -216,7 +216,7 @@ def _no_precision(recording: Recording) -> str | None:
     return f"the script's parameters are {', '.join(sorted(others))}, not float32" if others else None
 
 
-def refusal(forced: Forced, script: Script) -> str | None:
+def why_not_run(forced: Forced, script: Script) -> str | None:
     """Why ``forced`` is not run, as far as the run of the script as it is says; ``None`` where it is."""
     if script.device is Device.CPU:
         for changes, why in (
@@ -248,7 +248,7 @@ def meets(trial: Trial, budget: int | None) -> bool:
     return memory is not None and memory.surely and (budget is None or memory.most <= budget)
 
 
-def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budget: int | None) -> Forced | None:
+def next_forced(trials: Trials, script: Script, allowed: frozenset[AllowedChange], budget: int | None) -> Forced | None:
     """The changes to run next; ``None`` when the search is over.
 
     First each change alone, then what lowers more than one part of the peak, then the fewest blocks that are enough.
@@ -261,7 +261,7 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budg
     if wanted and meets(trials[NOTHING_FORCED], budget):
         return None
     blocks = script.blocks
-    whole = singles.get(Change.CHECKPOINT)
+    whole = singles.get(AllowedChange.CHECKPOINT)
     if blocks is None or whole is None or trials[whole].failure is not None:
         blocks = None
     bases = _bases(trials, singles)
@@ -272,59 +272,59 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[Change], budg
         if forced not in trials:
             return forced
         if wanted and meets(trials[forced], budget):
-            return None if blocks is None else _fewest(trials, blocks, base, budget, singles.get(Change.LOSS))
+            return None if blocks is None else _fewest(trials, blocks, base, budget, singles.get(AllowedChange.LOSS))
     half = None if wanted or blocks is None else Forced(checkpoint=blocks.first(len(blocks.names) // 2))
     return None if half in trials else half
 
 
-def due(trials: Trials, script: Script, allowed: frozenset[Change], budget: int | None) -> list[Forced]:
+def due(trials: Trials, script: Script, allowed: frozenset[AllowedChange], budget: int | None) -> list[Forced]:
     """The changes to run now, any of them at the same time; none when the search is over."""
     missing = [forced for forced in _singles(script, allowed).values() if forced not in trials]
     following = next_forced(trials, script, allowed, budget)
     return missing or ([] if following is None else [following])
 
 
-def most_left(trials: Trials, script: Script, allowed: frozenset[Change], budget: int | None) -> int:
+def most_left(trials: Trials, script: Script, allowed: frozenset[AllowedChange], budget: int | None) -> int:
     """How many runs are left at most: all of them, if none that is to come is enough."""
     made = dict(trials)
     while (forced := next_forced(made, script, allowed, budget)) is not None:
-        made[forced] = Trial(memory=None, failure=refusal(forced, script))
+        made[forced] = Trial(memory=None, failure=why_not_run(forced, script))
     if len(made) == len(trials):
         return 0
-    blocks = 0 if script.blocks is None or Change.CHECKPOINT not in allowed else len(script.blocks.names)
+    blocks = 0 if script.blocks is None or AllowedChange.CHECKPOINT not in allowed else len(script.blocks.names)
     searches = int(not any(meets(trial, budget) for trial in trials.values()))
-    loss = _singles(script, allowed).get(Change.LOSS)
+    loss = _singles(script, allowed).get(AllowedChange.LOSS)
     if loss is not None and (loss not in trials or (searches and _helps(trials, loss))):
         searches += 1  # with the loss in chunks, once it is known to help
     return len(made) - len(trials) + searches * max(blocks - 1, 0).bit_length()
 
 
-def _singles(script: Script, allowed: frozenset[Change]) -> dict[Change, Forced]:
+def _singles(script: Script, allowed: frozenset[AllowedChange]) -> dict[AllowedChange, Forced]:
     """Each change alone, in the order in which they are tried."""
-    found = {Change.FUSED: Forced(fused=True), Change.FOREACH: Forced(foreach=False)}
+    found = {AllowedChange.FUSED: Forced(fused=True), AllowedChange.FOREACH: Forced(foreach=False)}
     if script.blocks is not None:
-        found[Change.CHECKPOINT] = Forced(checkpoint=script.blocks.names)
-    found[Change.LOSS] = Forced(loss_chunks=LOSS_CHUNKS)
+        found[AllowedChange.CHECKPOINT] = Forced(checkpoint=script.blocks.names)
+    found[AllowedChange.LOSS] = Forced(loss_chunks=LOSS_CHUNKS)
     if script.idle_gradients:
-        found[Change.GRADIENTS] = Forced(free_gradients=True)
+        found[AllowedChange.GRADIENTS] = Forced(free_gradients=True)
     if script.cached_casts:
-        found[Change.CACHE] = Forced(no_cache=True)
-    found[Change.OFFLOAD] = Forced(offload=True)
+        found[AllowedChange.CACHE] = Forced(no_cache=True)
+    found[AllowedChange.OFFLOAD] = Forced(offload=True)
     if script.replicated:
-        found[Change.BUCKET_VIEW] = Forced(bucket_view=True)
+        found[AllowedChange.BUCKET_VIEW] = Forced(bucket_view=True)
     if script.sharded:
-        found[Change.RESHARD] = Forced(reshard=True)
-        found[Change.PREFETCH] = Forced(no_prefetch=True)
-        found[Change.POLICY] = Forced(policy=True)
+        found[AllowedChange.RESHARD] = Forced(reshard=True)
+        found[AllowedChange.PREFETCH] = Forced(no_prefetch=True)
+        found[AllowedChange.POLICY] = Forced(policy=True)
     if script.workspaces:
-        found[Change.WORKSPACE] = Forced(workspace=WORKSPACE)
-    found[Change.ALLOCATOR] = Forced(allocator=EXPANDABLE)
-    found[Change.PRECISION] = Forced(bfloat16=True)
-    found[Change.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
+        found[AllowedChange.WORKSPACE] = Forced(workspace=WORKSPACE)
+    found[AllowedChange.ALLOCATOR] = Forced(allocator=EXPANDABLE)
+    found[AllowedChange.PRECISION] = Forced(bfloat16=True)
+    found[AllowedChange.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
     return {change: forced for change, forced in found.items() if change in allowed}
 
 
-def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[Forced, Forced | None]]:
+def _bases(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> Iterator[tuple[Forced, Forced | None]]:
     """What blocks are checkpointed with in a combination, each with one change more than the one before.
 
     What takes a lot of time comes late, and what may change the results last, each with that change alone.
@@ -341,24 +341,24 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
         if _helps(trials, single) or (single.no_prefetch and base.reshard):
             base = _with(base, single)
             yield base, None
-    for change in (Change.ALLOCATOR, Change.WORKSPACE):
+    for change in (AllowedChange.ALLOCATOR, AllowedChange.WORKSPACE):
         single = singles.get(change)
         if single is not None and _helps(trials, single):
             base = _with(base, single)
             yield base, None
-    offload = singles.get(Change.OFFLOAD)
+    offload = singles.get(AllowedChange.OFFLOAD)
     if offload is not None and trials[offload].failure is None:
         base = _with(base, offload)
         yield base, offload
-    policy = singles.get(Change.POLICY)
+    policy = singles.get(AllowedChange.POLICY)
     if policy is not None and trials[policy].failure is None:
         base = _with(base, policy)
         yield base, policy
-    precision = singles.get(Change.PRECISION)
+    precision = singles.get(AllowedChange.PRECISION)
     if precision is not None and trials[precision].failure is None and not base.policy:
         base = _with(base, precision)
         yield base, precision
-    batch = singles.get(Change.BATCH)
+    batch = singles.get(AllowedChange.BATCH)
     if batch is not None and trials[batch].failure is None:
         size = batch.batch_size or 0
         while size:
@@ -366,7 +366,7 @@ def _bases(trials: Trials, singles: Mapping[Change, Forced]) -> Iterator[tuple[F
             size //= 2
 
 
-_OF_RANKS = (Change.BUCKET_VIEW, Change.RESHARD, Change.PREFETCH)
+_OF_RANKS = (AllowedChange.BUCKET_VIEW, AllowedChange.RESHARD, AllowedChange.PREFETCH)
 """Changes of how training is spread over ranks that leave the results as they are: the cheapest first."""
 
 
@@ -375,15 +375,15 @@ def _with(base: Forced, change: Forced) -> Forced:
     return replace(base, **{name: getattr(change, name) for name in change.kinds()})
 
 
-def _kept(trials: Trials, singles: Mapping[Change, Forced]) -> list[Forced]:
+def _kept(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> list[Forced]:
     """The bases that a step takes about as long with: updates, gradients freed after them, then the loss in chunks."""
     update = _update(trials)
-    for change in (Change.GRADIENTS, Change.CACHE):
+    for change in (AllowedChange.GRADIENTS, AllowedChange.CACHE):
         single = singles.get(change)
         if single is not None and (_helps(trials, single) or _allocates_less(trials, single)):
             update = _with(update, single)
     found = [] if update == NOTHING_FORCED else [update]
-    loss = singles.get(Change.LOSS)
+    loss = singles.get(AllowedChange.LOSS)
     if loss is not None and (_helps(trials, loss) or _allocates_less(trials, loss)):
         found.append(_with(update, loss))
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ampmem.allocator.gpus import gpu_to_simulate
-from ampmem.analysis.advise import EXPANDABLE, LOSS_CHUNKS, Script, Trial, refusal
+from ampmem.analysis.advise import EXPANDABLE, LOSS_CHUNKS, Script, Trial, why_not_run
 from ampmem.analysis.findings.base import NOTABLE_BYTES, NOTABLE_SHARE, Finding
 from ampmem.analysis.jsonable import NOT_IN_JSON, Json, NotOfThisKind, from_json, parsed
 from ampmem.analysis.ranks.jobs import RankRun
@@ -99,7 +99,7 @@ class Advised:
         changes = _CHANGES.get(finding.code, {})
         if finding.code == _OF_LOSS and not finding.proof:  # of other activations nothing is run
             return None
-        if any(forced not in self.trials and refusal(forced, self.script) is None for forced in changes.values()):
+        if any(forced not in self.trials and why_not_run(forced, self.script) is None for forced in changes.values()):
             return None
         ran = {name: self._saved(forced) for name, forced in changes.items() if self._ran(forced)}
         if not ran or any(saved is None or self._notable(saved) for saved in ran.values()):
@@ -145,17 +145,17 @@ def _size(saved: int) -> str:
     return "nothing" if saved <= 0 else format_bytes(saved)
 
 
-def read_advised(path: Path, option: str = "--advised") -> Advised:
-    """The runs in the file ``path``, which ``option`` names. Raises :class:`UsageError` where there are none."""
+def read_advised(path: Path) -> Advised:
+    """The runs in the file ``path``, which ``--advised`` names. Raises :class:`UsageError` where there are none."""
     try:
         first, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
     except (OSError, ValueError) as error:
-        raise UsageError(f"{option} {path}: {error}") from error
+        raise UsageError(f"--advised {path}: {error}") from error
     of = identity_in(first)
     if of is None:
-        raise UsageError(f"{option} {path}: it is not a file that ampmem advise --resume has written")
+        raise UsageError(f"--advised {path}: it is not a file that ampmem advise --resume has written")
     ended = [run for run in map(run_in, lines) if run is not None]
     plain = next((run.script for run in ended if run.script is not None), None)
     if plain is None:
-        raise UsageError(f"{option} {path}: it has no run of the script as it is yet; let ampmem advise end")
+        raise UsageError(f"--advised {path}: it has no run of the script as it is yet; let ampmem advise end")
     return Advised(path=path, of=of, trials={run.forced: run.trial for run in ended}, script=plain)

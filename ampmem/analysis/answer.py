@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ampmem.analysis.activations import PlainGroup, plain_groups
-from ampmem.analysis.comparison import Compared, Comparison
+from ampmem.analysis.comparison import ComparedRun, Comparison
 from ampmem.analysis.findings import SEVERITIES
 from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.jsonable import like
@@ -221,7 +221,7 @@ def verdict_of(comparison: Comparison) -> Verdict:
     )
 
 
-def _compared(column: Compared) -> Composition | None:
+def _compared(column: ComparedRun) -> Composition | None:
     """What the peak of the compared step is made of; ``None`` of a recording of nothing."""
     entry, step = column.entry, column.step
     if entry.summary is None or step is None:
@@ -247,7 +247,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         parts=_parts(live),
         saving=max(
             # Nothing is known of what would have helped after the recorded steps.
-            (each for each in summary.findings if each.saved and not (short and short.later)),
+            (each for each in summary.findings if _matters(each, summary) and not (short and short.later)),
             key=lambda each: each.saved,
             default=None,
         ),
@@ -258,6 +258,14 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         part=ran_on(summary.notes) and summary.prediction is None,
         whole=None if short else summary.whole,
     )
+
+
+def _matters(finding: Finding, summary: Summary) -> bool:
+    """Whether the finding saves something; less reserved memory helps nobody where half of the device is free."""
+    prediction = summary.prediction
+    free = None if prediction is None else prediction.margin
+    roomy = prediction is not None and free is not None and 2 * free > prediction.gpu_bytes
+    return finding.saved > 0 and not (finding.off_reserved and roomy)
 
 
 def _parts(live: Breakdown) -> tuple[PeakPart, ...]:
@@ -300,7 +308,7 @@ def index_of(comparison: Comparison, arms: Sequence[Arm]) -> int | None:
     return None
 
 
-def _peak(column: Compared) -> PeakOf | None:
+def _peak(column: ComparedRun) -> PeakOf | None:
     """The peak of the step that is compared; ``None`` of one that did not end."""
     return None if column.ended_step is None else _peak_of(column.entry.label, column.ended_step.peak)
 
@@ -309,7 +317,7 @@ def _peak_of(label: str, peak: Peak) -> PeakOf:
     return like(PeakOf, peak, label=label)
 
 
-def _changes(full: Compared, low: Compared, mark: Mark) -> tuple[Change, ...]:
+def _changes(full: ComparedRun, low: ComparedRun, mark: Mark) -> tuple[Change, ...]:
     before, after = full.live(mark), low.live(mark)
     if before is None or after is None:
         return ()

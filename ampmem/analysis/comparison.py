@@ -57,7 +57,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class ComparedRun:
     """One recording of a comparison: its step that is compared, and what that is beside the baseline's.
 
     ``None`` is what is not known; differences and ratios are to the baseline, and not known without one.
@@ -118,7 +118,7 @@ class Comparison(Shown):
     their precision.
     """
 
-    columns: tuple[Compared, ...]
+    columns: tuple[ComparedRun, ...]
     baseline: int | None
     """Index of the baseline in ``columns``; ``None`` with :attr:`remarks`, which say what a difference is due to."""
     remarks: tuple[str, ...]
@@ -157,7 +157,7 @@ _AT: Mapping[Mark, Callable[[Step], Breakdown | None]] = {
 }
 
 
-def step_in_words(columns: Iterable[Compared]) -> str:
+def step_in_words(columns: Iterable[ComparedRun]) -> str:
     """The step of ``columns`` that is compared, such as ``step 2``."""
     steps = {column.step.index for column in columns if column.step is not None}
     return f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
@@ -202,12 +202,12 @@ def compare(entries: Sequence[Entry], *, step: int | None = None) -> Comparison:
     return Comparison(columns=columns, baseline=baseline, remarks=remarks)
 
 
-def _column(entry: Entry, step: Step | None, base: Entry | None, base_step: Step | None) -> Compared:
+def _column(entry: Entry, step: Step | None, base: Entry | None, base_step: Step | None) -> ComparedRun:
     """``entry`` and its compared ``step`` beside those of the baseline."""
     mine, full = (None if each is None or not each.finished else each.peak.said for each in (step, base_step))
     autocast = entry.summary is not None and entry.summary.arm.name in AUTOCAST_ARMS
     losses = None if base is None else _loss_by_step(base.summary)
-    return Compared(
+    return ComparedRun(
         entry=entry,
         step=step,
         peak_difference=None if mine is None or full is None else mine - full,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ampmem.allocator.blocks import SnapshotSegment
 from ampmem.allocator.gpus import GPUS
-from ampmem.allocator.oom import Candidates, Reason, candidates, explanation, largest, unpack
+from ampmem.allocator.oom import Candidates, Reason, candidates, explanation, largest_size, unpack_segments
 from ampmem.allocator.settings import GIB, MIB
 from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Positive
 from ampmem.analysis.largest import LargeAllocation
@@ -205,7 +205,9 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
     during = recorded and still is None
     temporaries = history.timeline.temporaries_by_phase(position if during else 0)
     largest_free = LargestFree(
-        usable=largest(free.usable), other_streams=largest(free.other_stream), other_pools=largest(free.other_pool)
+        usable=largest_size(free.usable),
+        other_streams=largest_size(free.other_stream),
+        other_pools=largest_size(free.other_pool),
     )
     expandable = any(segment.expandable for segment in segments)
     # A snapshot does not say which gradient is whose, so it does not say which are still to come.
@@ -348,7 +350,7 @@ def _step(recording: Recording, oom: OomRecord) -> int | None:
 def _state(oom: OomRecord) -> tuple[tuple[SnapshotSegment, ...], Candidates]:
     """The allocator's segments, and their free blocks."""
     try:
-        segments = unpack(oom.segments)
+        segments = unpack_segments(oom.segments)
         first, second = map(int, oom.pool.split(","))
         _check_sizes(segments)
     except (TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:

@@ -22,13 +22,14 @@ from ampmem.allocator.settings import text_of_environment
 from ampmem.analysis.advise import (
     PROOF_STEPS,
     AdviceDocument,
-    Change,
+    AllowedChange,
     Proof,
     Script,
     Trial,
     advice,
     advise_schema,
     blocks_of_ranks,
+    changeable_script,
     different_ranks,
     due,
     how_bad,
@@ -39,16 +40,24 @@ from ampmem.analysis.advise import (
     name_of,
     proof_base,
     ranked,
-    refusal,
-    script_of,
     step_time,
     to_prove,
+    why_not_run,
     why_unproven,
 )
 from ampmem.analysis.advised import KIND, EndedRun, identity_in, run_in
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.jsonable import Json, like, plain
-from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, schema_option, settled, shared_options
+from ampmem.cli.options import (
+    ScriptCommand,
+    ScriptOptions,
+    choices,
+    precision_option,
+    schema_option,
+    seed_of_runs,
+    settled,
+    shared_options,
+)
 from ampmem.cli.processes.children import (
     KILLED,
     ChildEnd,
@@ -68,7 +77,7 @@ from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.advise import best_change, render
 from ampmem.reporters.text.layout import layout_for
-from ampmem.results import difference
+from ampmem.results import results_difference
 from ampmem.units import format_bytes, parse_bytes
 from ampmem.version import __version__
 from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
@@ -97,7 +106,7 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 @click.option(
     "--allow",
     "changes",
-    default=",".join(Change),
+    default=",".join(AllowedChange),
     show_default="all of these",
     metavar="CHANGE,...",
     help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
@@ -113,16 +122,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     help="Also run three real steps on the CPU with the best change and with each change alone, and compare losses and "
     "gradients bit for bit with those of the script as it is. An argument cuda of the script becomes cpu.",
 )
-@click.option(
-    "--precision",
-    "--arm",
-    "arm",
-    type=click.Choice(choices(Arm)),
-    default=Arm.AS_IS.value,
-    show_default=True,
-    help="The precision of every run.",
-)
-@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers.")
+@precision_option("The precision of every run.")
+@seed_of_runs
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -246,12 +247,12 @@ def _write_page(found: AdviceDocument, search: _Search, budget: int | None, html
 advise.params = [param for param in advise.params if param.name not in _NOT_HERE]
 
 
-def _allowed(text: str) -> frozenset[Change]:
+def _allowed(text: str) -> frozenset[AllowedChange]:
     names = [name.strip() for name in text.split(",")]
-    unknown = next((name for name in names if name not in tuple(Change)), None)
+    unknown = next((name for name in names if name not in tuple(AllowedChange)), None)
     if unknown is not None:
-        raise UsageError(f"--allow: unknown change {unknown!r}; there are {', '.join(Change)}")
-    return frozenset(map(Change, names))
+        raise UsageError(f"--allow: unknown change {unknown!r}; there are {', '.join(AllowedChange)}")
+    return frozenset(map(AllowedChange, names))
 
 
 def _bytes(budget: str | None) -> int | None:
@@ -289,7 +290,7 @@ class _Search:
         self.found = Script(blocks=None, optimizers=(), updated=0)
         """What the first run says of the script."""
 
-    def run(self, allowed: frozenset[Change], budget: int | None, *, keep: bool = False) -> None:
+    def run(self, allowed: frozenset[AllowedChange], budget: int | None, *, keep: bool = False) -> None:
         """Run the script as it is, and with changes until the search is over. No run is left behind.
 
         With ``keep`` the recordings of the script as it is and of the best run are in :attr:`recordings` afterwards.
@@ -342,7 +343,7 @@ class _Search:
         for forced in [each for each in self.recordings if each not in wanted]:
             self.recordings.pop(forced).unlink(missing_ok=True)
 
-    def _due(self, allowed: frozenset[Change], budget: int | None, progress: _Progress) -> list[Forced]:
+    def _due(self, allowed: frozenset[AllowedChange], budget: int | None, progress: _Progress) -> list[Forced]:
         """What is to be run now; what need not be is taken first."""
         while True:
             first = [] if NOTHING_FORCED in self.trials else [NOTHING_FORCED]
@@ -356,7 +357,7 @@ class _Search:
 
     def _known(self, forced: Forced) -> tuple[EndedRun | None, str]:
         """What comes of ``forced`` without a run, and how that is said."""
-        why = refusal(forced, self.found)
+        why = why_not_run(forced, self.found)
         if why is not None:
             return EndedRun(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
         ended = self._kept.run_of(forced)
@@ -460,7 +461,7 @@ class _Search:
             return EndedRun(forced=forced, trial=Trial(memory=None, failure=end.failure or "it left no recording"))
         try:
             recording = read(path)
-            script = script_of(recording, module_flops) if forced == NOTHING_FORCED else None
+            script = changeable_script(recording, module_flops) if forced == NOTHING_FORCED else None
             steps = sum(step.finished for step in recording.steps)
             trial = Trial(memory=None)
             if not recording.ooms and steps < self._script.steps:
@@ -643,14 +644,14 @@ class _Proving:
             if failure is not None:
                 return Proof(base=base_name, difference=None, failure=f"{called} on the CPU: {failure}")
         first, second = self._run(*runs[0])[0], self._run(*runs[1])[0]
-        found = difference(first, second)
+        found = results_difference(first, second)
         if not found.losses and not found.gradients and found.same_kind:
             return Proof(
                 base=base_name, difference=None, failure="no backward and no torch optimizer's update was seen"
             )
         if not found.equal:
             again, failure = self._run(base, base_name, again=True)
-            if failure is not None or not difference(first, again).equal:
+            if failure is not None or not results_difference(first, again).equal:
                 why = (
                     f"two runs of {base_name} on the CPU differ, too: make the script's random numbers those of a seed"
                 )

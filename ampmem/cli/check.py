@@ -40,7 +40,7 @@ from ampmem.analysis.difference.sides import Side, is_json, read_side
 from ampmem.cli.options import (
     ScriptCommand,
     ScriptOptions,
-    choices,
+    precision_option,
     schema_option,
     settled,
     shared_options,
@@ -51,7 +51,7 @@ from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.show import is_sound
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.failure import FailureKind
-from ampmem.output import Terminal, check_output, open_output, replaced, sized
+from ampmem.output import Terminal, check_output, open_output, replaced_file, sized
 from ampmem.recording import SUFFIX, rank_file, read, taken_for_script, without_journals
 from ampmem.reporters.export.github import commands, harmless, markdown
 from ampmem.reporters.text.check import render_checks
@@ -133,7 +133,7 @@ def read_if_there(path: Path) -> Side | None:
         return None
 
 
-def update(path: Path, subject: Subject) -> str:
+def write_baseline(path: Path, subject: Subject) -> str:
     """Write the baseline of ``subject`` to ``path``, unless it is the same already; says what was done.
 
     Folders that are missing are made.
@@ -156,7 +156,7 @@ def update(path: Path, subject: Subject) -> str:
         with open_output(path, force=True) as stream:
             stream.write(f"{side.summary.to_json()}\n")
     else:
-        with replaced(path, force=True) as file:
+        with replaced_file(path, force=True) as file:
             shutil.copyfile(subject.path, file)
     return f"wrote {sized(path)}{_changes(before, side)}"
 
@@ -215,7 +215,7 @@ class ScriptRun:
 
 
 @contextmanager
-def recorded(script: ScriptOptions, arm: Arm, seed: int, output: Path | None) -> Iterator[ScriptRun]:
+def recorded_run(script: ScriptOptions, arm: Arm, seed: int, output: Path | None) -> Iterator[ScriptRun]:
     """Run ``script`` and record it at ``output``, or where the recording is removed when the block ends.
 
     What it prints is not shown, but for the last lines of one that fails. Raises :class:`UsageError` for what cannot
@@ -287,15 +287,7 @@ class CheckCommand(ScriptCommand):
 @click.option("--update-baseline", is_flag=True, help="Write this run to --baseline instead of comparing with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; several files give an array.")
 @schema_option(check_schema)
-@click.option(
-    "--precision",
-    "--arm",
-    "arm",
-    type=click.Choice(choices(Arm)),
-    default=Arm.AS_IS.value,
-    show_default=True,
-    help="Force a precision on the script, as ampmem profile does.",
-)
+@precision_option("Force a precision on the script, as ampmem profile does.")
 @click.option(
     "--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of the script's random numbers."
 )
@@ -433,7 +425,7 @@ def _check_script(
     options = settled(options)
     if asked.baseline is not None:
         _require_baseline(asked.baseline, options, update=asked.update)
-    with recorded(options, arm, seed, output) as run:
+    with recorded_run(options, arm, seed, output) as run:
         subjects = _subjects(run, options, script)
         if not subjects:
             return run.exit_code or 1
@@ -503,4 +495,4 @@ def _update(baseline: Path, subject: Subject, result: CheckResult, subjects: Seq
     if result.problems:
         terminal.say(f"{path} is left as it is: {result.label} could not be judged")
     else:
-        terminal.say(update(path, subject))
+        terminal.say(write_baseline(path, subject))

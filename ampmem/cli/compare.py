@@ -14,7 +14,7 @@ from ampmem.analysis.comparison import Entry, entry_of
 from ampmem.analysis.comparison import compare as compare_entries
 from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge_all
-from ampmem.cli.options import ScriptCommand, ScriptOptions, settled, shared_options
+from ampmem.cli.options import ScriptCommand, ScriptOptions, precisions_option, seed_of_runs, settled, shared_options
 from ampmem.cli.processes.children import ProgressLine, TimeLeft, chosen_arms, misplaced, profile_arguments, run_child
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.processes.starting import Warmed, warmed
@@ -29,17 +29,11 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 
 
 @click.command("compare", cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--precision",
-    "--arm",
-    "--arms",
-    "arms",
-    default=",".join(FORCED_ARMS),
-    show_default=True,
-    metavar="PRECISION,...",
-    help=f"Which precisions to run, in this order: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
+@precisions_option(
+    FORCED_ARMS,
+    f"Which precisions to run, in this order: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
 )
-@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers.")
+@seed_of_runs
 @click.option("--times/--no-times", default=True, show_default=True, help="Run each precision again to time its steps.")
 @click.option(
     "-o",

@@ -28,7 +28,15 @@ from ampmem.analysis.fit import (
     remaining,
     wanted,
 )
-from ampmem.cli.options import ScriptCommand, ScriptOptions, schema_option, settled, shared_options
+from ampmem.cli.options import (
+    ScriptCommand,
+    ScriptOptions,
+    precisions_option,
+    schema_option,
+    seed_of_runs,
+    settled,
+    shared_options,
+)
 from ampmem.cli.processes.children import (
     ChildEnd,
     Children,
@@ -43,7 +51,7 @@ from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.names import warning
 from ampmem.output import check_output, say_written
 from ampmem.recording import SUFFIX, read
-from ampmem.reporters.text.fit import left, render
+from ampmem.reporters.text.fit import render, what_follows
 from ampmem.reporters.text.layout import layout_for
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
@@ -292,17 +300,8 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
     help="The script's argument to vary and its smallest and largest value. Also among the script's arguments, where "
     "LOW:HIGH alone stands for a positional argument.",
 )
-@click.option(
-    "--precision",
-    "--arm",
-    "--arms",
-    "arms",
-    default=",".join((*FORCED_ARMS, Arm.AS_IS)),
-    show_default=True,
-    metavar="PRECISION,...",
-    help=f"Which precisions to run; {Arm.AS_IS} is the script's own.",
-)
-@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers.")
+@precisions_option((*FORCED_ARMS, Arm.AS_IS), f"Which precisions to run; {Arm.AS_IS} is the script's own.")
+@seed_of_runs
 @click.option(
     "--points",
     type=click.IntRange(min=0),
@@ -384,9 +383,9 @@ def _search(runs: RunPlan, arms: Sequence[Arm], gpu: GpuSpec, *, curve: int) -> 
     varied = runs.varied
     following = partial(wanted, vary=varied.vary, total=gpu.total_memory, curve=curve)
     rest = partial(remaining, vary=varied.vary, total=gpu.total_memory, curve=curve)
-    points, notes, interrupted = run_points(runs, arms, following, lambda points: left(rest(points)))
+    points, notes, interrupted = run_points(runs, arms, following, lambda points: what_follows(rest(points)))
     if interrupted:
-        notes = (warning(f"interrupted before the search had ended{left(rest(points))}"), *notes)
+        notes = (warning(f"interrupted before the search had ended{what_follows(rest(points))}"), *notes)
         points = {arm: found for arm, found in points.items() if found}
     result = FitResult(
         script=replace(runs.script, arguments=(*varied.before, *varied.after)).title,

@@ -23,7 +23,7 @@ from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
 from ampmem.recording import rank_file, taken_for_script
-from ampmem.vocabulary import ASSUMABLE, NOTHING_FORCED, AutocastDtype, Device, Forced
+from ampmem.vocabulary import ASSUMABLE, NOTHING_FORCED, Arm, AutocastDtype, Device, Forced
 
 if TYPE_CHECKING:
     from ampmem.simulator.assumed import Assumed
@@ -73,6 +73,38 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 def choices(words: Iterable[StrEnum]) -> tuple[str, ...]:
     """``words`` as click is to show them: of members of an enumeration it would show the names."""
     return tuple(word.value for word in words)
+
+
+def precision_option(text: str) -> Decorator:
+    """``--precision`` of a command that forces one, with its help ``text``."""
+    return click.option(
+        "--precision",
+        "--arm",
+        "arm",
+        type=click.Choice(choices(Arm)),
+        default=Arm.AS_IS.value,
+        show_default=True,
+        help=text,
+    )
+
+
+def precisions_option(default: Iterable[Arm], text: str) -> Decorator:
+    """``--precision`` of a command that runs the script in several, with its help ``text``."""
+    return click.option(
+        "--precision",
+        "--arm",
+        "--arms",
+        "arms",
+        default=",".join(default),
+        show_default=True,
+        metavar="PRECISION,...",
+        help=text,
+    )
+
+
+seed_of_runs = click.option(
+    "--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every run's random numbers."
+)
 
 
 def _complete_script(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

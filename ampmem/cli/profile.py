@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ampmem.allocator.settings import with_settings
-from ampmem.cli.options import ScriptCommand, ScriptOptions, choices, settled, shared_options
+from ampmem.cli.options import ScriptCommand, ScriptOptions, precision_option, settled, shared_options
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.children import misplaced_option
-from ampmem.cli.processes.guest import end_as, in_words, run_script, stop_of_simulation, usage_error
+from ampmem.cli.processes.guest import end_as, failure_in_words, run_script, stop_of_simulation, usage_error
 from ampmem.cli.processes.launcher import check_ranks, launch_ranks, launches
 from ampmem.cli.processes.messages import Audience, OfRank, Parent, Person, StepEnded, exit_of_rank
-from ampmem.cli.processes.plan import Plan, beside, left, tell_name
+from ampmem.cli.processes.plan import Plan, beside, ranks_left, tell_name
 from ampmem.cli.processes.spawned import Spawner, may_spawn
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.failure import FailureKind, FailureRecord
@@ -38,15 +38,9 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--precision",
-    "--arm",
-    "arm",
-    type=click.Choice(choices(Arm)),
-    default=Arm.AS_IS.value,
-    show_default=True,
-    help="Force a precision on the script: fp32 without autocast and GradScaler, amp with autocast, amp-nocache "
-    "with autocast without its weight cache.",
+@precision_option(
+    "Force a precision on the script: fp32 without autocast and GradScaler, amp with autocast, amp-nocache "
+    "with autocast without its weight cache."
 )
 @click.option("--seed", type=int, metavar="N", help="Seed Python's, numpy's and torch's random numbers first.")
 @click.option(
@@ -295,7 +289,7 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
     except FileNotFoundError as error:
         raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
     if plan.seed is not None:
-        from ampmem.recorder.seed import seed_everything
+        from ampmem.recorder.comparable import seed_everything
 
         seed_everything(plan.seed)
     if plan.times_into is None:
@@ -305,8 +299,8 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
 
 
 def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
+    from ampmem.recorder.comparable import Results
     from ampmem.recorder.ranks.together import Together
-    from ampmem.recorder.results import Results
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
 
@@ -372,7 +366,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     except BaseException as trouble:
         if ended.failure is None and not plan.run_to_end:
             raise
-        audience.complain(in_words(trouble))
+        audience.complain(failure_in_words(trouble))
     end_as(ended.failure)
 
 
@@ -433,7 +427,7 @@ class _RecordedScript:
             else:
                 afterwards.discard(self.session)
         finally:
-            for line in left(spawned):
+            for line in ranks_left(spawned):
                 self.audience.say(line)
 
     def _conclude(self, simulation: Simulation | None, failure: BaseException | None) -> None:
@@ -456,7 +450,7 @@ class _RecordedScript:
     def _check(self, simulation: Simulation | None) -> None:
         """As :func:`afterwards.check`; what is doubtful of a simulation may be why nothing was recorded."""
         try:
-            afterwards.check(self.session, self.target)
+            afterwards.check_recorded(self.session, self.target)
         except NothingRecorded:
             self._doubt(simulation)
             raise
@@ -479,7 +473,7 @@ class _RecordedScript:
             message += beside(self.path, plan.launched)
         self.audience.say(message)
         if not plan.quiet and plan.launched is None:
-            afterwards.show(recording, self.path, self.audience)
+            afterwards.show_tables(recording, self.path, self.audience)
         self._write_others()
 
     def _show_failure(self, failure: BaseException, *, later: bool) -> None:
@@ -491,7 +485,7 @@ class _RecordedScript:
                 self._write_others()
         finally:
             why = misplaced_option(plan.script, usage_error(failure))
-            self.audience.complain(afterwards.kept(self.session, self.path, self.stopper, later=later) + why)
+            self.audience.complain(afterwards.kept_of_failed(self.session, self.path, self.stopper, later=later) + why)
 
     def _write_others(self) -> None:
         """The page and the snapshot, where they are wanted."""

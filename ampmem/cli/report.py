@@ -49,7 +49,7 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
 
     recordings = without_journals(files)
     proven = None if advised is None else read_advised(advised)
-    wanted = output or beside(recordings)
+    wanted = output or page_beside(recordings)
     numbered = output is None and not force
     page = _page(wanted, claim(lambda number: [_page(wanted, number)])) if numbered else wanted
     others = 0
@@ -72,7 +72,7 @@ def _page(wanted: Path, number: int) -> Path:
     return wanted if number == 1 else wanted.with_name(f"{wanted.stem}.{number}{SUFFIX}")
 
 
-def beside(files: Sequence[Path]) -> Path:
+def page_beside(files: Sequence[Path]) -> Path:
     """The page of ``files`` that gave no name: the parts of their names that all begin with, else the first's name."""
     parts = zip(*(file.stem.split(".") for file in files), strict=False)
     common = ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, parts))

@@ -25,15 +25,14 @@ from ampmem.cli.options import advised_option, schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
 from ampmem.recording.watched import is_watched, read_watched
-from ampmem.reporters.base import JsonReporter, Report
+from ampmem.reporters.base import EVERYTHING, WHAT, Detail, JsonReporter, Report
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING, WHAT, Detail
 from ampmem.reporters.text.layout import Layout, layout_for
 from ampmem.reporters.text.memory import render_what_if
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.reporters.text.table import TableReporter, separator
 from ampmem.reporters.text.watched import render as render_watched
-from ampmem.reporters.text.watched import render_ranks
+from ampmem.reporters.text.watched import render_watched_ranks
 from ampmem.vocabulary import SourceKind
 
 _OF_EACH = frozenset({Detail.ACTIVATIONS, Detail.CASTS, Detail.MODULES, Detail.LARGEST})
@@ -179,7 +178,7 @@ def _show_watched(files: Sequence[Path], watched: Sequence[Path], *, as_json: bo
         return
     parts = [render_watched(each, layout) for each in found]
     if len(found) > 1:
-        parts = [render_ranks(found, layout), *parts]
+        parts = [render_watched_ranks(found, layout), *parts]
     click.echo(f"\n\n{separator(layout)}\n\n".join(parts))
 
 

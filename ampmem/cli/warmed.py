@@ -48,7 +48,7 @@ def _fork(request: int, given: int, output: int, errors: int, status: int) -> No
     for stream, file in enumerate((given, output, errors)):
         os.dup2(file, stream)
         os.close(file)
-    from ampmem.recorder.seed import seed_anew
+    from ampmem.recorder.comparable import seed_anew
 
     seed_anew()
     with open(request, "rb") as asked:

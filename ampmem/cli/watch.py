@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ampmem.cli.options import ScriptCommand, ScriptOptions, script_options, settled
-from ampmem.cli.processes.guest import end_as, in_words, run_script
+from ampmem.cli.processes.guest import end_as, failure_in_words, run_script
 from ampmem.cli.processes.messages import Audience, OfRank, Person, exit_of_rank
 from ampmem.cli.processes.plan import Plan
 from ampmem.errors import AmpmemError, UsageError
@@ -99,7 +99,7 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
     if watcher.forked():
         end_as(ended.failure)
     if ended.trouble is not None:
-        audience.complain(in_words(ended.trouble))
+        audience.complain(failure_in_words(ended.trouble))
     else:
         if simulation is not None:
             for doubt in simulation.device.doubts(failed=isinstance(ended.failure, Exception)):

@@ -81,7 +81,7 @@ class _Candidates:
     trained: int | None
 
 
-def parameters_of(trace: BlockTrace, gradients: Sequence[int], casts: Sequence[int], known: Set[int]) -> Found:
+def inferred_parameters(trace: BlockTrace, gradients: Sequence[int], casts: Sequence[int], known: Set[int]) -> Found:
     """As many blocks of each size as there are gradients of it at once; without gradients, those of a cast's size.
 
     Of what is ``known`` to be something else, such as workspaces, none is a parameter.
@@ -310,7 +310,7 @@ def _made(trace: BlockTrace) -> Iterator[int]:
             yield index
 
 
-def casts_of(trace: BlockTrace, low: Sequence[int], there: Mapping[int, int]) -> CastBlocks:
+def inferred_casts(trace: BlockTrace, low: Sequence[int], there: Mapping[int, int]) -> CastBlocks:
     """Half-size copies are the parameters' where a pass has no more of a size than ``there`` are parameters.
 
     Where it has more, something else of that size was cast as well. Then the code counts: code that casts
@@ -533,9 +533,9 @@ def conclude(replay: TracedBlocks, readings: Sequence[StackReading], course: Cou
     low = copies_in_low_precision(trace, _parameters_there(trace, gradients))
     workspaces = earlier_workspaces(trace, gradients)
     results = _earlier_results(trace, gradients, low)
-    found = parameters_of(trace, gradients, low, {*workspaces, *results})
+    found = inferred_parameters(trace, gradients, low, {*workspaces, *results})
     names = _names(found.parameters)
-    casts = casts_of(trace, low, {size: len(known) for size, known in names.items()})
+    casts = inferred_casts(trace, low, {size: len(known) for size, known in names.items()})
     claims = [
         *(Claim(block, Fact.PARAMETER, item.name, False) for item in found.parameters for block in item.blocks),
         *_gradient_claims(trace, gradients, names),

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampmem.allocator.blocks import DEFAULT_POOL
-from ampmem.allocator.oom import pack
+from ampmem.allocator.oom import pack_segments
 from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_call, extents_of, rewound
 from ampmem.allocator.settings import Settings, get_allocation_size
 from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, DeviceSnapshot, Frame, SnapshotEvent, read_snapshot
@@ -40,10 +40,10 @@ from ampmem.events import (
 )
 from ampmem.importer.infer import Conclusions, conclude
 from ampmem.importer.replay import BEFORE, Allocation, TracedBlocks, replay
-from ampmem.importer.trace import CallSite, Course, Purpose, StackReading, course_of, read_stack
-from ampmem.importer.unpickle import load
+from ampmem.importer.trace import CallSite, Course, Purpose, StackReading, read_stack, script_course
+from ampmem.importer.unpickle import load_plain
 from ampmem.names import NO_TIMES, NOT_KNOWN
-from ampmem.output import check_output, replaced
+from ampmem.output import check_output, replaced_file
 from ampmem.recording import PACKED, unpack, write_recording
 from ampmem.units import format_bytes, format_count
 from ampmem.version import __version__
@@ -208,7 +208,9 @@ def _left_out(snapshot: DeviceSnapshot) -> list[str]:
 _UNKNOWN: Final = "the trace and the segments do not fit together, so what the allocator had reserved is not known"
 
 
-def segments_of(snapshot: DeviceSnapshot, lives: TracedBlocks, start_ns: int) -> tuple[SegmentColumns, tuple[str, ...]]:
+def segments_reserved(
+    snapshot: DeviceSnapshot, lives: TracedBlocks, start_ns: int
+) -> tuple[SegmentColumns, tuple[str, ...]]:
     """What was reserved when, for a recording that has the events of ``lives``; and what is to be said of it.
 
     Nothing where the trace does not lead to the segments, or has blocks in none: then no state is known.
@@ -250,14 +252,14 @@ def import_snapshot(path: Path, output: Path, *, device: int | None = None, forc
     when the file is not a snapshot, is damaged, or has no trace.
     """
     check_output(output, force=force, source=path)
-    data = load(path)
+    data = load_plain(path)
     try:
         snapshot = read_snapshot(data, device)
         exported = snapshot.text.startswith(PACKED)
         recording = _exported(snapshot, path.name) if exported else recording_of(snapshot, path.name)
     except (RecordingError, UsageError) as error:
         raise type(error)(f"{path}: {error}") from error
-    with replaced(output, force=force) as half_written:
+    with replaced_file(output, force=force) as half_written:
         write_recording(half_written, recording)
     return recording
 
@@ -300,14 +302,14 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     if not lives.events and not lives.allocations:
         raise RecordingError("the snapshot has neither allocations nor frees")
     readings = [read_stack(stack) for stack in snapshot.stacks]
-    course = course_of(lives, readings, snapshot.spans)
+    course = script_course(lives, readings, snapshot.spans)
     found = conclude(lives, readings, course)
     arm, dtype = _precision(lives, readings, found)
     texts = _Texts()
     events = _events(lives, readings, course, found, texts)
     typed = dtype if found.half or arm.name is Arm.FP32 else ""
     facts = _facts(lives, found, texts, typed)
-    segments, unknown = segments_of(snapshot, lives, _start(lives) - 1)
+    segments, unknown = segments_reserved(snapshot, lives, _start(lives) - 1)
     ooms = _ooms(snapshot, lives, course)
     return Recording(
         run=_run(snapshot, name),
@@ -457,7 +459,7 @@ def _ooms(snapshot: DeviceSnapshot, lives: TracedBlocks, course: Course) -> tupl
             op=reading.op,
             module="",
             stack=reading.text,
-            segments=pack(snapshot.segments),
+            segments=pack_segments(snapshot.segments),
         ),
     )
 

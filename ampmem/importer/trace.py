@@ -244,7 +244,7 @@ class Course:
     optimizer_names: tuple[str, ...]
 
 
-def course_of(replay: TracedBlocks, readings: Sequence[StackReading], spans: Sequence[Span]) -> Course:
+def script_course(replay: TracedBlocks, readings: Sequence[StackReading], spans: Sequence[Span]) -> Course:
     """Follow the script through the trace."""
     updates = [span for span in spans if span.name.startswith(_STEP)]
     phases = _phases(replay, readings, updates)

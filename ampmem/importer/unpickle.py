@@ -46,7 +46,7 @@ class Refused(Exception):
     """Why a pickle is not read; one line for a person."""
 
 
-def load(path: Path) -> Plain:
+def load_plain(path: Path) -> Plain:
     """The plain data in the pickle at ``path``.
 
     Raises :class:`UsageError` for a file that is not there or too large, :class:`RecordingError` for one that
@@ -57,7 +57,7 @@ def load(path: Path) -> Plain:
         if data.startswith(magic):
             raise RecordingError(f"{path} is not a memory snapshot: {complaint}")
     try:
-        return _Machine(data).run()
+        return loads(data)
     except Refused as reason:
         raise RecordingError(f"{path} is not a memory snapshot that can be read: {reason}") from None
 

@@ -122,7 +122,7 @@ class WholeRun:
 
 def begin_watch(wanted: Wanted, folder: Path, first_step: int, on_step: Callable[[Row], None] | None) -> Watch | None:
     """Watch from now on, into a file in ``folder``; ``None`` where this process is being recorded already."""
-    from ampmem.recorder.process.active import active
+    from ampmem.recorder.process import active
 
     if active() is not None:
         say("this process is being recorded already, so this training is not watched")
@@ -226,7 +226,7 @@ def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = Fals
     ``counted`` has ampmem count the steps from ``first_step``, those that are skipped too; else the recording begins at
     once, with that one, and ends when it is ended.
     """
-    from ampmem.recorder.process.active import active
+    from ampmem.recorder.process import active
 
     if active() is not None:
         say("this process is being recorded already, so these steps are not recorded once more")

@@ -8,8 +8,7 @@ from time import time_ns
 from typing import TypeAlias
 
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord, ParameterRecord, Phase, PredictionRecord
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import current_stack
 from ampmem.recorder.running import RunningUpdate

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ampmem.allocator.gpus import gpu_to_simulate
 from ampmem.output import Terminal
-from ampmem.recorder.process.active import check_none
+from ampmem.recorder.process import check_none
 from ampmem.recorder.sources.choose import meant_device
 from ampmem.recorder.sources.simulated import SimulatedSource
 from ampmem.simulator.assumed import assumed_of

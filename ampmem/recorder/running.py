@@ -10,10 +10,9 @@ import torch
 
 from ampmem.events import StepRecord
 from ampmem.patching import hook
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.sources.cuda.late import LateNumber, settled
+from ampmem.recorder.sources.cuda.late import LateNumber, settled_number
 from ampmem.recorder.torch_private.general import on_module_before
 
 
@@ -36,14 +35,14 @@ class OpenStep:
 
     def record(self, index: int, *, finished: bool = True) -> StepRecord:
         """The step, ending now; not ``finished`` where memory ran out in it."""
-        loss, scale = settled(self.loss), settled(self.loss_scale)
+        loss, scale = settled_number(self.loss), settled_number(self.loss_scale)
         if loss is not None and scale:
             loss /= scale
         return StepRecord(
             index=index,
             start_ns=self.start_ns,
             end_ns=self.end_ns or time_ns(),
-            skipped_update=any(settled(skip) for skip in self.skips),
+            skipped_update=any(settled_number(skip) for skip in self.skips),
             loss=loss,
             loss_scale=scale,
             batch_size=self.batch_size,

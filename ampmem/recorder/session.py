@@ -23,24 +23,21 @@ from ampmem.failure import FailureRecord
 from ampmem.names import warning
 from ampmem.patching import Undo
 from ampmem.recorder.device import DeviceWatch, Taken
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.hooks import children, skimming
+from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.hooks import boundaries, children
 from ampmem.recorder.hooks.backward import GradientHooks
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.every import Hooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
-from ampmem.recorder.models.holders import Holders
+from ampmem.recorder.models.holders import HolderLog, Variables
 from ampmem.recorder.models.live import collection_paused, live_at_start
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.optimizers import Optimizers
 from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.models.variables import Variables
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import IN_PLACE, Outcome
-from ampmem.recorder.process.active import active, claim, release
-from ampmem.recorder.process.forks import forked_since
+from ampmem.recorder.process import active, become_active, forked_since, release
 from ampmem.recorder.running import OpenStep, RunningUpdate, Stopwatch
 from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.choose import check_torch, choose_source
@@ -53,10 +50,9 @@ from ampmem.recorder.steering.changes import ForcedChanges
 from ampmem.recorder.steering.steering import Steering
 from ampmem.recorder.steps import Actions, Do, EndStep, Enter, Say, SetMark, StepMachine
 from ampmem.recorder.torch_private.general import in_backward
-from ampmem.recorder.writing.describe import Describer, Notes, run_record
-from ampmem.recorder.writing.writer import Joiner, StepWriter
+from ampmem.recorder.writing import Describer, Joiner, Notes, StepWriter, run_record
 from ampmem.recording import MOST_STEPS, RecordingWriter
-from ampmem.signals import SIGNALS, opened
+from ampmem.signals import SIGNALS, let_in
 from ampmem.vocabulary import Arm, StepOn
 
 _ENDED_ELSEWHERE = "the recording was ended by another thread, and went on until the recorded one next ran something"
@@ -81,7 +77,7 @@ class Session:
         on_step: Callable[[int], None] | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
-        claim(self)  # before anything that takes a while: another thread may be here, too
+        become_active(self)  # before anything that takes a while: another thread may be here, too
         try:
             self._make(options, source)
         except BaseException:
@@ -131,7 +127,7 @@ class Session:
     def _make_hooks(self, texts: Texts, stacks: Stacks) -> None:
         log, models = self.log, self.models
         self._casts = CastHooks(log, models)
-        self._holders = Holders(log, texts)
+        self._holders = HolderLog(log, texts)
         self._variables = Variables(log, texts)
         mode = ForwardMode(log, self._casts, stacks, texts, self._notes.add)
         self._forward = ForwardObserver(log, mode, SavedTensors(log), self._source.owns_mode, self._notes.add)
@@ -187,7 +183,7 @@ class Session:
         file = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
         return StepWriter(file, Joiner(self.log, stacks, texts), texts, describer)
 
-    @opened  # a handler that had to wait raises here, where nothing is left of what was begun
+    @let_in  # a handler that had to wait raises here, where nothing is left of what was begun
     def start(self) -> None:
         """Install the hooks, to record at once or after some steps; where that fails, nothing and no file is left."""
         try:
@@ -226,7 +222,7 @@ class Session:
         """From now on follow the forwards of a script that is not recorded, if nobody does yet."""
         to_come = self.options.timed or self.outcome.steps < self.options.skip
         if self._unskim is None and to_come:
-            self._unskim = skimming.install(self, self._hooks.modules.before, self._look)
+            self._unskim = boundaries.install_skimming(self, self._hooks.modules.before, self._look)
             self._undo.callback(self._unskim)
 
     def close(self, failure: BaseException | None = None) -> None:

@@ -96,7 +96,7 @@ def integers_of(name: str) -> tuple[int, int]:
     return INTEGERS.get(name, (0, MOST))
 
 
-def check(recording: Recording) -> None:
+def check_bounds(recording: Recording) -> None:
     """Raise ``ValueError`` for what is in no recording, though each row of it may be well formed.
 
     Numbers out of bounds and sums that 64 bits do not hold, numbers that stand for nothing (a text that is not there,

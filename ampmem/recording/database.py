@@ -159,7 +159,7 @@ class Database:
         self.rows_read: dict[str, int] = {}
         """By table, once it is read whole."""
         self._steps = 0
-        self._size = self._steps_allowed = 0
+        self._size = 0
         self._text_left = _SCHEMA_ROWS * _SCHEMA_TEXT
         connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, _SCHEMA_TEXT)
         connection.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 100)

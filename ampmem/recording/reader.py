@@ -35,7 +35,7 @@ from ampmem.events import (
 from ampmem.failure import FailureRecord, failure_in
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.output import being_written
-from ampmem.recording.bounds import DIMENSIONS, INT64, ITEMS, MOST, NAME, STATE, TEXT, check, integers_of
+from ampmem.recording.bounds import DIMENSIONS, INT64, ITEMS, MOST, NAME, STATE, TEXT, check_bounds, integers_of
 from ampmem.recording.database import ENDED, MESH, ROWS, SUFFIX, UNCOUNTED, Database, is_written_here, opened
 from ampmem.recording.rank_files import claimed_for
 from ampmem.recording.watched import is_watched, read_watched
@@ -165,7 +165,7 @@ def integer(cell: object, bounds: tuple[int, int] = INT64) -> int:
     return cell
 
 
-def parsed(cell: object) -> object:
+def parsed_cell(cell: object) -> object:
     """What the JSON in ``cell`` says. Raises ``ValueError`` for what is none, or too long or deep."""
     try:
         return json.loads(text(cell, STATE))
@@ -215,7 +215,7 @@ def _plain_check_of(name: str, hint: Any) -> _Check:
 
 def _list_of(check: _Check, most: int) -> _Check:
     def checked(cell: object) -> tuple[Any, ...]:
-        items = parsed(cell) if isinstance(cell, str) else cell
+        items = parsed_cell(cell) if isinstance(cell, str) else cell
         if not isinstance(items, list) or len(items) > most:
             raise ValueError(f"expected a list of at most {most}")
         return tuple(map(check, items))
@@ -228,7 +228,7 @@ def _mapping_of(check: _Check) -> _Check:
 
 
 def _mapping(cell: object) -> dict[str, object]:
-    items = parsed(cell) if isinstance(cell, str) else cell
+    items = parsed_cell(cell) if isinstance(cell, str) else cell
     if not isinstance(items, dict) or len(items) > ITEMS:
         raise ValueError("expected a mapping")
     return items
@@ -395,7 +395,7 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
 def _checked(path: Path) -> Recording:
     with opened(path) as database:
         recording = _recording(database)
-    check(recording)
+    check_bounds(recording)
     return recording
 
 
@@ -421,7 +421,7 @@ def _header(database: Database) -> dict[str, Mapping[str, object]]:
     header: dict[str, Mapping[str, object]] = {}
     for key, value in database.rows("meta", "key", "value"):
         if key in _HEADER:
-            row = parsed(value)
+            row = parsed_cell(value)
             if not isinstance(row, dict) or key in header:
                 raise ValueError(f"invalid header field {key}")
             header[key] = row

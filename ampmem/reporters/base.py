@@ -1,12 +1,40 @@
-"""What a reporter is given and what it is, and the one that renders summaries as JSON."""
+"""What a reporter is given, which details can be asked for, and what renders summaries as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import StrEnum
 
 from ampmem.analysis.summary import Summary
+
+
+class Detail(StrEnum):
+    """A part of what is said of one recording or of several; each is an option of ``ampmem show``."""
+
+    MARKS = "marks"
+    STATIC_MODEL = "static-model"
+    ACTIVATIONS = "activations"
+    CASTS = "casts"
+    MODULES = "modules"
+    LARGEST = "largest"
+    LOSSES = "losses"
+    EVIDENCE = "evidence"
+
+
+WHAT = {
+    Detail.MARKS: "the categories after forward, after backward and after the update",
+    Detail.STATIC_MODEL: "the rule of thumb for static memory, and what explains the rest",
+    Detail.ACTIVATIONS: "what activations under autocast were saved for, what made them, and their types",
+    Detail.CASTS: "the ledger of the copies that autocast makes",
+    Detail.MODULES: "the modules with the most bytes",
+    Detail.LARGEST: "the largest allocations at the peak, with the script's lines",
+    Detail.LOSSES: "the loss of each step, of several recordings",
+    Detail.EVIDENCE: "what shows each finding",
+}
+
+EVERYTHING: frozenset[Detail] = frozenset(Detail)
+NOTHING: frozenset[Detail] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,14 +45,6 @@ class Report:
     summary: Summary
     notes: tuple[str, ...]
     file: str = ""
-
-
-class Reporter(Protocol):
-    """Turns reports into text."""
-
-    def render(self, reports: Sequence[Report]) -> str:
-        """All of ``reports`` as one text, without a newline at its end."""
-        ...
 
 
 class JsonReporter:

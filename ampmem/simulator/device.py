@@ -25,8 +25,7 @@ from ampmem.names import warning
 from ampmem.output import Terminal
 from ampmem.simulator.memory.order import Reached, StreamOrder
 from ampmem.simulator.memory.peaks import Highest, Peaks, prediction
-from ampmem.simulator.private.general import running_node
-from ampmem.simulator.private.ops import storage_key
+from ampmem.simulator.private.general import running_node, storage_key
 from ampmem.simulator.where import stop
 
 KEEPS_UP = (
@@ -40,7 +39,7 @@ _NAMED = 3
 _CROSSING = "gradients that wait for another stream in backward"
 
 
-class Event(NamedTuple):
+class DeviceEvent(NamedTuple):
     """One alloc or free. ``allocated`` is the sum of the requested bytes after it; ``node`` as in ``RawEvents``."""
 
     time_ns: int
@@ -87,7 +86,7 @@ class SimulatedDevice:
         self._environment = environment
         self.in_force = ("", "")
         """What has set the allocator, a variable or a function of torch, and to what; both empty where nothing has."""
-        self.recorder: Callable[[Event], None] | None = None
+        self.recorder: Callable[[DeviceEvent], None] | None = None
         self.on_workspace: Callable[[int, str], None] | None = None
         """Gets the address of every workspace and the library that keeps it."""
         self.on_scratch: Callable[[int, str], None] | None = None
@@ -467,4 +466,6 @@ class SimulatedDevice:
         else:
             node, sequence = running_node()
         size, stream = block.requested, block.segment.stream
-        self.recorder(Event(time_ns(), action, block.address, size, block.size, allocated, node, sequence, stream))
+        self.recorder(
+            DeviceEvent(time_ns(), action, block.address, size, block.size, allocated, node, sequence, stream)
+        )

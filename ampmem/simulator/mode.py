@@ -1,45 +1,238 @@
 """The dispatch mode of the simulated device: runs every op that touches it on fake tensors, and gives them memory.
 
-Tensors on the CPU stay real, so that the script's own data and decisions are what they are; only large ones that
-a module makes for itself are fake too, since a model of billions of parameters is to fit in this machine's memory.
+Tensors on the CPU stay real, so that the script's own data and decisions are what they are; only large ones that a
+module makes for itself are fake too, since a model of billions of parameters is to fit in this machine's memory.
+
+:class:`Accumulation` has what the autograd engine does in place, and on fake tensors would not. It adds gradients into
+a buffer that nobody else holds, but never for subclasses or under a mode; some backward formulas write into a fresh
+tensor of zeros, but not for subclasses either. Out of place, each costs memory that no GPU would use. So the op is
+replaced by the one that a GPU would run. :class:`Work` counts FLOPs, by torch's own formulas, and bytes that are
+copied.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
+from torch.torch_version import TorchVersion
+from torch.utils.flop_counter import flop_registry
 
 from ampmem.additions import ADD, InPlaceAdditions
-from ampmem.own_code import script_line
+from ampmem.own_code import is_running, script_line
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
-from ampmem.simulator.engine import Accumulation
 from ampmem.simulator.extras import Extras
-from ampmem.simulator.ops import DISTINCT, KERNELS, REMEDIES, WITHOUT, no_layout
+from ampmem.simulator.ops import DISTINCT, KERNELS, REMEDIES, WITHOUT, Found, no_layout
 from ampmem.simulator.private.general import (
+    ENGINE_CALLER,
+    PRODUCT,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     SharedFakeTensorMode,
     UnsupportedOperatorException,
     below_modes,
+    has_size_of_data,
+    holders,
     in_backward,
+    is_composite,
+    is_higher_order,
+    running_node,
     tree_leaves,
+    unwraps_itself,
     without_autocast,
 )
-from ampmem.simulator.private.ops import PRODUCT, has_size_of_data, is_composite, is_higher_order, unwraps_itself
-from ampmem.simulator.reading import LARGE, Reading
 from ampmem.simulator.scratch.scratch import made_by, whole_result
-from ampmem.simulator.values import Guesses, Known, written
+from ampmem.simulator.values import LARGE, Guesses, Known, ValueReads, written
 from ampmem.simulator.where import NotSimulated, stop
-from ampmem.simulator.work import Work
 from ampmem.simulator.world import check_index
 
+_CHECKPOINT_FILE = torch.utils.checkpoint.__file__
+
+
 aten = torch.ops.aten
+
+
+class Work:
+    """What all ops so far have computed and moved.
+
+    Operations are floating-point ones of ops that ``torch.utils.flop_counter`` has a formula for: matrix products,
+    convolutions and attention. Other ops, such as cuDNN's recurrent layers, count nothing.
+    """
+
+    def __init__(self) -> None:
+        self.flops = 0
+        self.recomputed_flops = 0
+        """The part of :attr:`flops` that ``torch.utils.checkpoint`` ran again in backward."""
+        self.moved_bytes = 0
+        """Bytes that were copied from the device to the CPU, or from there."""
+        self.where: Callable[[], str] = lambda: ""
+        """Says which module runs."""
+        self.forward_flops: Counter[str] = Counter()
+        """By module, what its own code computed in forwards with gradients on."""
+
+    def move(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Count what ``func``, which is about to run, copies between the device and the CPU."""
+        if func is aten._to_copy.default and kwargs.get("device") is not None:
+            source, target = args[0], torch.device(kwargs["device"])
+        elif func is aten.copy_.default:
+            source, target = args[1], args[0].device
+        else:
+            return
+        if source.device.type != target.type:
+            self.moved_bytes += source.nbytes
+
+    def add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Count ``func``, which made ``result``."""
+        formula = flop_registry.get(getattr(func, "overloadpacket", func))
+        if formula is None:
+            return
+        try:
+            count = int(formula(*args, **kwargs, out_val=result))
+        except Exception:  # torch's formula does not fit what the op was given: it counts nothing
+            return
+        self.flops += count
+        if not torch.is_grad_enabled():
+            return
+        if not in_backward():
+            self.forward_flops[self.where()] += count
+        elif is_running(_CHECKPOINT_FILE):
+            self.recomputed_flops += count
+
+
+_OWN = str(Path(__file__).parent)
+_ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+_IN_PLACE = {
+    aten.index_put.default: aten.index_put_.default,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.masked_scatter.default: aten.masked_scatter_.default,
+    aten.put.default: aten.put_.default,
+}
+_MASKED = {aten.masked_fill.Scalar: aten.masked_fill_.Scalar}
+_LOGICAL = {
+    aten.logical_and.default: aten.logical_and_.default,
+    aten.logical_or.default: aten.logical_or_.default,
+}
+_CHAINED = {
+    aten.sub.Tensor: aten.sub_.Tensor,
+    aten.mul.Tensor: aten.mul_.Tensor,
+    aten.div.Scalar: aten.div_.Scalar,
+    aten.div.Tensor: aten.div_.Tensor,
+}
+_CLAMPED = _MASKED if TorchVersion(torch.__version__) >= "2.14" else _MASKED | _LOGICAL
+_IN_FORMULA: dict[str, dict[Any, Any]] = {
+    **dict.fromkeys((f"{name}Backward0" for name in ("Maximum", "Minimum", "Fmax", "Fmin", "Amax", "Amin")), _MASKED),
+    **dict.fromkeys(("ClampBackward0", "ClampBackward1", "ClampMinBackward1", "ClampMaxBackward1"), _CLAMPED),
+    **dict.fromkeys(("MaxBackward1", "MinBackward1", "MedianBackward0", "NanmedianBackward0"), _LOGICAL),
+    "BinaryCrossEntropyWithLogitsBackward0": _CHAINED,
+    "Atan2Backward0": _MASKED,
+    "VarMeanBackward0": {},
+    "StdMeanBackward0": {},
+}
+"""Nodes whose formulas write to what they have made themselves, with the ops that are in place there
+(``FunctionsManual.cpp``, ``derivatives.yaml``); or that do not, where a sum looks like one of the engine's."""
+
+
+class Accumulation:
+    """Chooses between an op and its in-place twin in backward."""
+
+    def __init__(self) -> None:
+        self.alone = (0, 0, 0)
+        """How many hold a gradient, and its storage, when only the engine's buffer does; found by the self-test."""
+        self.seen: list[tuple[int, int, int]] | None = None
+        """The same of every sum, in order, while the self-test listens."""
+        self._zeros: weakref.ref[torch.UntypedStorage] | None = None
+        self._node = ("", -1)
+        self._made: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        """What the running node has made, if it is one of those of :data:`_IN_FORMULA`."""
+
+    def choose(self, func: Any, args: Sequence[Any]) -> Any:
+        """``func``, or what a GPU would run in its place."""
+        if torch.is_grad_enabled():
+            return func
+        node = running_node()
+        if node[0] in _IN_FORMULA:
+            if node != self._node:
+                self._node = node
+                self._made.clear()
+            made = self._made_here(args[0]) if args else False
+            if made and func is aten.add.Tensor and self._made_here(args[1]):
+                return func
+            if made and func in _IN_FORMULA[node[0]] and _same(args):
+                return _IN_FORMULA[node[0]][func]
+        if func is aten.add.Tensor:
+            return aten.add_.Tensor if self._sums_in_place(args) else func
+        if func in _IN_PLACE and self._zeros is not None and self._zeros() is args[0].untyped_storage():
+            return _IN_PLACE[func]
+        return func
+
+    def after(self, func: Any, result: Any) -> None:
+        """``func`` gave ``result``: fresh zeros may be written to."""
+        if self._node[0] and isinstance(result, FakeTensor) and running_node() == self._node:
+            self._made.add(result.untyped_storage())
+        if func in _ZEROS and isinstance(result, FakeTensor):
+            self._zeros = weakref.ref(result.untyped_storage())
+
+    def _made_here(self, value: Any) -> bool:
+        return isinstance(value, FakeTensor) and value.untyped_storage() in self._made
+
+    def _sums_in_place(self, args: Sequence[Any]) -> bool:
+        """As ``can_accumulate_inplace`` in torch's ``input_buffer.cpp`` decides for plain tensors."""
+        if not _called_by_engine() or len(args) != 2:
+            return False
+        old, new = args
+        if not (isinstance(old, FakeTensor) and isinstance(new, FakeTensor)):
+            return False
+        found = holders(old)
+        if self.seen is not None:
+            self.seen.append(found)
+        if old.shape != new.shape or old.dtype != new.dtype or not _dense(old):
+            return False
+        return all(now <= alone for now, alone in zip(found, self.alone, strict=True))
+
+
+def _same(args: Sequence[Any]) -> bool:
+    """Whether an op of these arguments has a result like the first of them."""
+    first, *rest = args
+    tensors = [other for other in rest if isinstance(other, torch.Tensor)]
+    return all(
+        torch.broadcast_shapes(first.shape, other.shape) == first.shape
+        and torch.promote_types(first.dtype, other.dtype) == first.dtype
+        for other in tensors
+    )
+
+
+def _called_by_engine() -> bool:
+    """Whether no Python code between here and the engine asked for the op: a Function's own backward, a hook."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+        frame = frame.f_back
+    return frame is not None and frame.f_code is ENGINE_CALLER
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` fills its memory without gaps or overlaps."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
 
 _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
@@ -78,6 +271,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.additions = InPlaceAdditions(PRODUCT, device.assume)
         self.extras = Extras(device)
         self.work = Work()
+        self._finds = Found(self._found, device.gpu)
         self.everything = device.label == "cpu"
         """Whether tensors on the CPU are simulated too."""
         self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
@@ -98,7 +292,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.answers: dict[Any, Callable[..., Any]] = {}
         """By op: what runs in its place, whatever it is given."""
         self.special: dict[Any, Callable[..., Any]] = {
-            **Reading(self).answers,
+            **ValueReads(self).answers,
             aten._amp_foreach_non_finite_check_and_unscale_.default: self._check_finite,
             aten._amp_update_scale_.default: self._update_scale,
             aten.is_pinned.default: lambda func, args, kwargs: False,
@@ -320,7 +514,7 @@ class SimulatedMode(SharedFakeTensorMode):
         if func in DISTINCT and (result := self._of_known_size(func, args, kwargs)) is not None:
             return result
         with without_autocast():  # which has had its say, and is not asked of the parts
-            result = KERNELS[func](self._found, *args, **kwargs)
+            result = KERNELS[func](self._finds, *args, **kwargs)
         if result is NotImplemented:
             return self.run(func, args, kwargs)
         self.extras.after(func, args, kwargs, result)

@@ -1,23 +1,484 @@
-"""Ops for which torch has no answer without values or a GPU, and which are simple enough to give one here.
+"""Ops for which torch has no answer without values or a GPU, or says the result of what a GPU runs as several ops.
 
-Each makes the tensors that the CUDA kernel makes, in its order; what is made gets memory like any other tensor.
+Each runs on fake tensors what PyTorch's host code runs on CUDA tensors, and makes the tensors that the CUDA kernel
+makes, in its order: all that is made on the way gets memory for as long as it lives there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ampmem.simulator.composites import COMPOSITES
+from ampmem.allocator.gpus import GpuSpec
+from ampmem.simulator.scratch import reductions
 from ampmem.simulator.where import stop
 
 aten = torch.ops.aten
 
-Found = Callable[[str, Tensor, int], int]
-"""How many of so many elements of a tensor an op of this name finds: what is known, or as ``--assume`` says."""
+_MEAN, _SUM = 1, 2
+"""Members of ``at::Reduction``."""
+
+
+def _reduced(loss: Tensor, reduction: int) -> Tensor:
+    """``apply_loss_reduction`` (``Loss.cpp``)."""
+    if reduction == _MEAN:
+        return loss.mean()
+    return loss.sum() if reduction == _SUM else loss
+
+
+def _shrunk(loss: Tensor, reduction: int) -> Tensor:
+    """A loss that keeps the memory of all elements when it becomes their mean or sum (``resize_`` frees nothing)."""
+    if reduction in (_MEAN, _SUM):
+        reduced = _reduced(loss, reduction)
+        loss.resize_(reduced.shape).copy_(reduced)
+    return loss
+
+
+def _bce_with_logits(
+    found: Any,
+    source: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> Tensor:
+    """``binary_cross_entropy_with_logits`` (``Loss.cpp``)."""
+    log_sigmoid = aten.log_sigmoid_forward.default(source)[0]
+    if pos_weight is not None:
+        log_sigmoid.mul_((pos_weight - 1).mul(target).add_(1))
+    loss = (1 - target).mul_(source).sub_(log_sigmoid)
+    if weight is not None:
+        loss.mul_(weight)
+    return _reduced(loss, reduction)
+
+
+def _bce(found: Any, source: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = _MEAN) -> Tensor:
+    """``binary_cross_entropy_out_cuda`` (``cuda/Loss.cu``)."""
+    loss = torch.empty_like(source)
+    if weight is not None:
+        loss.mul_(weight)
+    return _shrunk(loss, reduction)
+
+
+def _soft_margin(found: Any, source: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    """``soft_margin_loss_out`` (``Loss.cpp``)."""
+    loss = source.neg()
+    return _shrunk(loss.mul_(target).exp_().log1p_(), reduction)
+
+
+def _soft_margin_backward(found: Any, grad: Tensor, source: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """``soft_margin_loss_backward_out`` (``Loss.cpp``)."""
+    negative = target.neg()
+    product = negative * source
+    z = product.exp()
+    del negative, product
+    return torch.mul(target, z).mul_(-1).div_(z).mul_(grad)
+
+
+def _multi_margin(
+    found: Any,
+    source: Tensor,
+    target: Tensor,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> Tensor:
+    """``multi_margin_loss_cuda_out`` (``cuda/MultiMarginLoss.cu``)."""
+    rows = source.dim() > 1
+    loss = source.new_empty((source.shape[0],) if rows and reduction not in (_MEAN, _SUM) else ())
+    if rows and reduction in (_MEAN, _SUM):
+        each = source.new_empty((source.shape[0],))
+        torch.sum(each, 0, out=loss)
+    return loss
+
+
+def _multi_margin_backward(found: Any, grad: Tensor, source: Tensor, *_: Any, **__: Any) -> Tensor:
+    return source.new_empty(source.shape)
+
+
+def _multilabel_margin(found: Any, source: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """``multilabel_margin_loss_forward_out_cuda_template`` (``cuda/MultiLabelMarginCriterion.cu``)."""
+    rows = source.dim() > 1
+    is_target = source.new_empty(target.shape)
+    if not rows or reduction not in (_MEAN, _SUM):
+        return source.new_empty((source.shape[0],) if rows else ()), is_target
+    each = source.new_empty((source.shape[0],))
+    loss = source.new_empty(())
+    torch.sum(each, 0, out=loss)
+    return loss, is_target
+
+
+def _multilabel_margin_backward(found: Any, grad: Tensor, source: Tensor, *_: Any, **__: Any) -> Tensor:
+    return source.new_empty(source.shape)
+
+
+def _logsumexp(found: Any, source: Tensor, dim: Sequence[int] | int, keepdim: bool = False) -> Any:
+    """``logsumexp_out_impl`` (``ReduceOps.cpp``)."""
+    if not source.numel():
+        return NotImplemented
+    if not (source.is_floating_point() or source.is_complex()):
+        source = source.to(torch.get_default_dtype())
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    maxima = source.amax(dims, True)
+    size = maxima.abs()
+    infinite = size == math.inf
+    maxima.masked_fill_(infinite, 0)
+    del size, infinite
+    less = source - maxima
+    result = less.exp_().sum(dims, keepdim)
+    del less
+    return result.log_().add_(maxima if keepdim else maxima.view(result.shape))
+
+
+def _count_nonzero(found: Any, source: Tensor, dim: Any = None) -> Any:
+    """``count_nonzero_cuda`` (``TensorAdvancedIndexing.cpp``)."""
+    if source.is_complex():
+        return NotImplemented
+    there = source != 0
+    return there.sum() if dim is None else there.sum(dim)
+
+
+def _lstm_cell(
+    found: Any,
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> Any:
+    """``_thnn_fused_lstm_cell_cuda`` (``cuda/RNN.cu``); torch's meta kernel asks for biases."""
+    workspace = input_gates.new_empty(input_gates.shape)
+    return cx.new_empty(cx.shape), cx.new_empty(cx.shape), workspace
+
+
+def _multinomial(
+    found: Any, source: Tensor, samples: int, replacement: bool = False, *, generator: Any = None
+) -> Tensor:
+    """``multinomial_out`` (``Distributions.cpp``) and ``multinomial_with_replacement_kernel_impl``."""
+    result = source.new_empty((*source.shape[:-1], samples), dtype=torch.int64)
+    if replacement and samples > 1:
+        kept = [source.new_empty(source.shape) for _ in range(3)]
+        del kept
+        return result
+    least, most = source.aminmax()
+    valid = (most < math.inf) & (least >= 0)
+    both = valid & (source.sum(-1) == 0).any()
+    quotient = torch.empty_like(source)
+    if samples == 1:
+        torch.argmax(quotient, -1, True, out=result)
+    else:
+        torch.topk(quotient, samples, out=(source.new_empty(result.shape), result))
+    del valid, both
+    return result
+
+
+def _median(found: Any, source: Tensor) -> Any:
+    """``median_impl`` (``cuda/Sorting.cpp``)."""
+    if not source.numel():
+        return NotImplemented
+    ordered = source.flatten().sort()[0]
+    nan = ordered[-1].isnan() if source.is_floating_point() else None
+    result = source.new_empty(())
+    del ordered, nan
+    return result
+
+
+def _pool_3d_backward(found: Any, grad: Tensor, source: Tensor, *_: Any) -> Tensor:
+    """``fractional_max_pool3d_backward_out_cuda_template``."""
+    return source.new_zeros(source.shape)
+
+
+def _cudnn_grid_sampler(found: Any, source: Tensor, grid: Tensor) -> Tensor:
+    """``cudnn_grid_sampler_forward`` (``cudnn/GridSampler.cpp``)."""
+    return source.new_empty((source.shape[0], source.shape[1], *grid.shape[1:3]))
+
+
+def _cudnn_grid_sampler_backward(found: Any, source: Tensor, grid: Tensor, grad: Tensor) -> Any:
+    return source.new_empty(source.shape), grid.new_empty(grid.shape)
+
+
+def _no_cudnn_ctc(found: Any, *_: Any, **__: Any) -> bool:
+    """cuDNN's loss is for targets on the CPU, whose lengths are known; PyTorch's own is taken here."""
+    return False
+
+
+def _ctc(
+    found: Any,
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Any:
+    """``ctc_loss_gpu_template`` (``cuda/LossCTC.cu``)."""
+    batched = log_probs.dim() > 2
+    batch = log_probs.shape[1] if batched else 1
+    numbers = _ctc_numbers(log_probs, batch)
+    alpha = log_probs.new_empty((batch, log_probs.shape[0], 2 * max(target_lengths, default=0) + 1))
+    del numbers
+    return log_probs.new_empty((batch,) if batched else ()), alpha
+
+
+def _ctc_backward(found: Any, grad: Tensor, log_probs: Tensor, *rest: Any, **__: Any) -> Tensor:
+    """``ctc_loss_backward_gpu_template`` (``cuda/LossCTC.cu``)."""
+    alpha = rest[4]
+    numbers = _ctc_numbers(log_probs, alpha.shape[0])
+    beta = log_probs.new_empty(alpha.shape)
+    gradient = torch.full_like(log_probs, -math.inf)
+    del beta, numbers
+    return gradient
+
+
+def _ctc_numbers(log_probs: Tensor, batch: int) -> list[Tensor]:
+    """Both lengths of each sequence, and where its targets begin."""
+    return [log_probs.new_empty((batch,), dtype=torch.int64) for _ in range(3)]
+
+
+def _dist(found: Any, source: Tensor, other: Tensor, p: Any = 2) -> Any:
+    """``dist`` (``ReduceOps.cpp``)."""
+    return torch.norm(source - other, p)
+
+
+def _euclidean_dist(found: Any, source: Tensor, other: Tensor) -> Any:
+    """``_euclidean_dist`` (``Distance.cpp``): ``cdist`` of many rows, by a matrix product."""
+    if source.shape[:-2] != other.shape[:-2]:
+        return NotImplemented
+    norm = source.pow(2).sum(-1, True)
+    ones = torch.ones_like(norm)
+    other_norm = other.pow(2).sum(-1, True)
+    other_ones = torch.ones_like(other_norm)
+    first = torch.cat((source.mul(-2), norm, ones), -1)
+    del norm, ones
+    second = torch.cat((other, other_ones, other_norm), -1)
+    del other_norm, other_ones
+    return first.matmul(second.mT).clamp_min_(0).sqrt_()
+
+
+def _isinf(found: Any, source: Tensor) -> Any:
+    """``isinf`` (``TensorCompare.cpp``)."""
+    if not source.is_floating_point():
+        return NotImplemented
+    return source.abs() == math.inf
+
+
+def _batch_norm_with_update(found: Any, source: Tensor, weight: Tensor | None, *rest: Any) -> Any:
+    """``_batch_norm_with_update_cuda`` (``cuda/Normalization.cu``), by cuDNN or PyTorch's own kernels."""
+    result = torch.empty_like(source)
+    kind = torch.float32 if source.dtype in (torch.float16, torch.bfloat16) else source.dtype
+    mean, inverse = (source.new_empty((source.shape[1],), dtype=kind) for _ in range(2))
+    return result, mean, inverse, source.new_empty((0,), dtype=torch.uint8)
+
+
+def _bernoulli(found: Any, source: Tensor, *, generator: Any = None) -> Tensor:
+    """``bernoulli`` (``Distributions.cpp``): of 16 bits the probabilities are made FP32 (``bernoulli_tensor_cuda``)."""
+    result = torch.empty_like(source)
+    if source.dtype in (torch.float16, torch.bfloat16):
+        source.to(torch.float32)
+    return result
+
+
+def affine_grid(found: Any, theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+    """``affine_grid_generator`` (``AffineGridGenerator.cpp``)."""
+    points, grid = _points(theta, size, align_corners)
+    shape = (*grid.shape[:-1], len(size) - 2)
+    return grid.view(len(theta), points, -1).bmm(theta.transpose(1, 2)).view(shape)
+
+
+def _affine_grid_backward(found: Any, grad: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+    points, grid = _points(grad, size, align_corners)
+    flat = grid.view(len(grad), points, -1).transpose(1, 2).bmm(grad.reshape(len(grad), points, -1))
+    return flat.transpose(1, 2)
+
+
+def _points(like: Tensor, size: Sequence[int], align_corners: bool) -> tuple[int, Tensor]:
+    """How many points each grid has, and their coordinates with a 1 behind (``make_base_grid_4D``, ``_5D``)."""
+    batch, _, *extents = size
+    grid = like.new_empty((batch, *extents, len(extents) + 1))
+    for place, extent in enumerate(reversed(extents)):
+        _spread(like, extent, align_corners, grid.select(-1, place))
+    return math.prod(extents), grid
+
+
+def _spread(like: Tensor, extent: int, align_corners: bool, coordinate: Tensor) -> None:
+    """``linspace_from_neg_one``, copied to its coordinate."""
+    if extent <= 1:
+        return
+    spread = like.new_empty((extent,))
+    if not align_corners:
+        spread = spread * (extent - 1) / extent
+
+
+def _trilinear(
+    found: Any,
+    first: Tensor,
+    second: Tensor,
+    third: Tensor,
+    expand_first: Sequence[int],
+    expand_second: Sequence[int],
+    expand_third: Sequence[int],
+    summed: Sequence[int],
+    unrolled: int = 1,
+) -> Any:
+    """``_trilinear`` (``Linear.cpp``), which runs one product after the other for each index of one dimension."""
+    given = [first, second, third]
+    for place, expanded in enumerate((expand_first, expand_second, expand_third)):
+        for dim in sorted(expanded):
+            given[place] = given[place].unsqueeze(dim)
+    if not all(each.numel() for each in given):
+        return NotImplemented
+    whole = torch.broadcast_shapes(*(each.shape for each in given))
+    early = [dim for dim in summed if dim != unrolled and given[2].shape[dim] == 1 and dim in expand_third]
+    late = [dim for dim in summed if dim != unrolled and dim not in early]
+    result = first.new_zeros([1 if dim in summed else length for dim, length in enumerate(whole)])
+    expansions = (expand_first, expand_second, expand_third)
+    for index in range(whole[unrolled]):
+        parts = [
+            each if unrolled in expanded else each.narrow(unrolled, index, 1)
+            for each, expanded in zip(given, expansions, strict=True)
+        ]
+        product = _product_of_two(parts[0], parts[1], early)
+        product = _product_of_two(product, parts[2], late)
+        (result if unrolled in summed else result.narrow(unrolled, index, 1)).add_(product)
+    return result.squeeze(tuple(summed)) if summed else result
+
+
+def _product_of_two(left: Tensor, right: Tensor, summed: Sequence[int]) -> Tensor:
+    """``sumproduct_pair`` (``Linear.cpp``), which keeps the dimensions that it sums over."""
+    if not summed:
+        return left * right
+    both: list[int] = []
+    of_left: list[int] = []
+    of_right: list[int] = []
+    for dim in range(left.dim()):
+        wide_left, wide_right = left.shape[dim] != 1, right.shape[dim] != 1
+        if dim in summed:
+            if wide_left and not wide_right:
+                left = left.sum(dim, True)
+            elif wide_right and not wide_left:
+                right = right.sum(dim, True)
+        elif wide_left and wide_right:
+            both.append(dim)
+        else:
+            (of_left if wide_left else of_right).append(dim)
+    size = [math.prod(left.shape[dim] for dim in dims) for dims in (both, of_left, summed)]
+    columns = math.prod(right.shape[dim] for dim in of_right)
+    order = [*both, *of_left, *summed, *of_right]
+    shape = [*(left.shape[dim] for dim in (*both, *of_left)), *(1 for _ in summed), *(right.shape[d] for d in of_right)]
+    rows = left.permute(order).reshape(size)
+    turned = right.permute([*both, *summed, *of_right, *of_left]).reshape(size[0], size[2], columns)
+    product = rows.bmm(turned).view(shape)
+    return product.permute([order.index(dim) for dim in range(left.dim())])
+
+
+def _encoder_layer(
+    found: Any,
+    source: Tensor,
+    width: int,
+    heads: int,
+    weight: Tensor,
+    bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    gelu: bool,
+    norm_first: bool,
+    epsilon: float,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    second_weight: Tensor,
+    second_bias: Tensor,
+    up_weight: Tensor,
+    up_bias: Tensor,
+    down_weight: Tensor,
+    down_bias: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+) -> Any:
+    """``transformer_encoder_layer_forward`` (``transformers/transformer.cpp``), without a mask.
+
+    With one, attention is another.
+    """
+    if mask is not None:
+        return NotImplemented
+
+    def norm(tensor: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return aten.native_layer_norm.default(tensor, [width], weight, bias, epsilon)[0]  # type: ignore[no-any-return]
+
+    def attention(tensor: Tensor) -> Tensor:
+        projected = torch.nn.functional.linear(tensor, weight, bias)
+        query, key, value = (each.view(*each.shape[:2], heads, -1).transpose(1, 2) for each in projected.chunk(3, -1))
+        attended = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        del projected, query, key, value
+        attended = attended.transpose(1, 2).reshape(*tensor.shape[:2], width)
+        return torch.nn.functional.linear(attended, out_weight, out_bias)
+
+    def feed_forward(tensor: Tensor) -> Tensor:
+        flat = tensor.reshape(-1, width)
+        inner = aten._addmm_activation.default(up_bias, flat, up_weight.t(), use_gelu=gelu)
+        return torch.nn.functional.linear(inner.view(*tensor.shape[:-1], -1), down_weight, down_bias)
+
+    result = attention(norm(source, norm_weight, norm_bias) if norm_first else source).add_(source)
+    if not norm_first:
+        result = norm(result, norm_weight, norm_bias)
+    before = result
+    result = feed_forward(norm(result, second_weight, second_bias) if norm_first else result).add_(before)
+    return result if norm_first else norm(result, second_weight, second_bias)
+
+
+COMPOSITES: dict[Any, Any] = {
+    aten.bernoulli.default: _bernoulli,
+    aten.affine_grid_generator.default: affine_grid,
+    aten.affine_grid_generator_backward.default: _affine_grid_backward,
+    aten._trilinear.default: _trilinear,
+    aten._transformer_encoder_layer_fwd.default: _encoder_layer,
+    aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+    aten.binary_cross_entropy.default: _bce,
+    aten.soft_margin_loss.default: _soft_margin,
+    aten.soft_margin_loss_backward.default: _soft_margin_backward,
+    aten.multi_margin_loss.default: _multi_margin,
+    aten.multi_margin_loss_backward.default: _multi_margin_backward,
+    aten.multilabel_margin_loss_forward.default: _multilabel_margin,
+    aten.multilabel_margin_loss_backward.default: _multilabel_margin_backward,
+    aten.logsumexp.default: _logsumexp,
+    aten.dist.default: _dist,
+    aten.isinf.default: _isinf,
+    aten._euclidean_dist.default: _euclidean_dist,
+    aten.count_nonzero.default: _count_nonzero,
+    aten.count_nonzero.dim_IntList: _count_nonzero,
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    aten.multinomial.default: _multinomial,
+    aten.median.default: _median,
+    aten.fractional_max_pool3d_backward.default: _pool_3d_backward,
+    aten.cudnn_grid_sampler.default: _cudnn_grid_sampler,
+    aten.cudnn_grid_sampler_backward.default: _cudnn_grid_sampler_backward,
+    aten._use_cudnn_ctc_loss.default: _no_cudnn_ctc,
+    aten._use_cudnn_ctc_loss.Tensor: _no_cudnn_ctc,
+    **{
+        getattr(aten._use_miopen_ctc_loss, overload): _no_cudnn_ctc
+        for overload in (aten._use_miopen_ctc_loss.overloads() if hasattr(aten, "_use_miopen_ctc_loss") else ())
+    },
+    aten._ctc_loss.default: _ctc,
+    aten._ctc_loss_backward.default: _ctc_backward,
+    aten._batch_norm_with_update.default: _batch_norm_with_update,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an op finds in a tensor; ``gpu`` is the GPU on which it looks."""
+
+    count: Callable[[str, Tensor, int], int]
+    gpu: GpuSpec
+
+    def __call__(self, op: str, tensor: Tensor, elements: int) -> int:
+        """How many of so many elements an op of this name finds: what is known, or as ``--assume`` says."""
+        return self.count(op, tensor, elements)
 
 
 class OpAnswer(Protocol):
@@ -79,9 +540,25 @@ def _sort(found: Found, tensor: Tensor, *, stable: bool | None = None, dim: int 
 
 
 def _nonzero(found: Found, tensor: Tensor) -> Tensor:
-    """Column by column, as the CUDA kernel leaves it."""
-    count = found("nonzero", tensor, tensor.numel())
-    return tensor.new_empty_strided((count, tensor.dim()), (1, max(count, 1)), dtype=torch.int64)
+    return places(tensor, lambda: found("nonzero", tensor, tensor.numel()), found.gpu)
+
+
+def places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
+    """``nonzero_cuda_out_impl`` (``cuda/Nonzero.cu``), whose result is column by column; the CPU has it so, too.
+
+    ``find`` says how many elements there are, once they are counted.
+    """
+    pieces = reductions.nonzero(tensor.numel(), gpu) if tensor.device.type == "cuda" else []
+    source = tensor.contiguous() if pieces else tensor
+    counts = source.new_empty((len(pieces),), dtype=torch.int32)
+    for summed, _ in pieces:
+        source.new_empty((summed,), dtype=torch.uint8)
+    count = find()
+    result = tensor.new_empty_strided((count, tensor.dim()), (1, max(count, 1)), dtype=torch.int64)
+    for _, selected in pieces if tensor.dim() else ():
+        source.new_empty((selected,), dtype=torch.uint8)
+    del counts, source
+    return result
 
 
 def _masked_select(found: Found, tensor: Tensor, mask: Tensor) -> Tensor:

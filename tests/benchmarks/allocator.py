@@ -12,7 +12,7 @@ import numpy as np
 
 from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.settings import MIB, Settings, parse_settings
-from ampmem.allocator.trace import CallTrace, Operation, run, trace_of
+from ampmem.allocator.trace import CallTrace, Operation, make_calls, trace_of
 
 STEPS = 20
 LAYERS = 48
@@ -73,7 +73,7 @@ def measure(trace: CallTrace, settings: Settings) -> float:
     for _ in range(ROUNDS):
         allocator = DeviceCachingAllocator(settings, total_memory=80 << 30)
         began = time.process_time()
-        result = run(trace, allocator)
+        result = make_calls(trace, allocator)
         best = min(best, time.process_time() - began)
         if result.out_of_memory is not None:
             raise AssertionError(str(result.out_of_memory))

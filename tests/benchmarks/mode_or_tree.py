@@ -29,8 +29,7 @@ from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.forward import ForwardMode
 from ampmem.recorder.models.models import Models

@@ -3,7 +3,7 @@
     python tests/benchmarks/overhead.py [--only cpu/gpt/3]... [--rounds N] [--json FILE] [--write]
     python tests/benchmarks/overhead.py --gpu [--only gpt-amp/20]... [--rounds N]
     python tests/benchmarks/overhead.py --parts [--only emulated/gpt/20]... [--rounds N]
-    python tests/benchmarks/overhead.py --long EVENTS
+    python tests/benchmarks/overhead.py --long EVENTS [--at-once]
 
 The first measures small models on the CPU, with this Python's torch, and on PyTorch's own CUDA build on the emulated
 CUDA runtime (tests/emulated/emulation.py --install makes it), where kernels cost nothing: what recording adds where a
@@ -16,7 +16,8 @@ again what FILE has. --write puts the tables into docs/benchmarks.md, with what 
 README.md.
 
 --gpu measures wall-clock time on the GPU of this Python's torch, with the device waited for. --parts says where
-ampmem's time goes, --long what one step of so many allocator events costs.
+ampmem's time goes, --long what one step of so many allocator events costs, or with --at-once
+one backward.
 """
 
 from __future__ import annotations
@@ -212,6 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--gpu", action="store_true", help="measure wall-clock time on this Python's GPU instead")
     parser.add_argument("--parts", action="store_true", help="print where ampmem's time goes instead")
     parser.add_argument("--long", type=int, metavar="EVENTS", help="record one step of so many events instead")
+    parser.add_argument("--at-once", action="store_true", help="with --long, one backward of so many events")
     options = parser.parse_args(arguments)
     every = keys(["gpu"] if options.gpu else ["cpu", "emulated"])
     wanted = [key for key in every if not options.only or any(text in key for text in options.only)]
@@ -223,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"--write needs {PROGRAMS[0]}/{min(STEPS)} on the CPU and on the emulated runtime, at least")
     if options.long is not None:
         wanted, more = [f"{'gpu' if options.gpu else 'emulated'}/gpt/3"], ("--long", str(options.long))
+        more += ("--at-once",) if options.at_once else ()
     elif options.parts:
         more = ("--parts", "--rounds", str(options.rounds))
     else:

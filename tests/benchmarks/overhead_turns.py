@@ -1,6 +1,7 @@
 """What overhead.py measures, in a process of its own: programs on one device, in turns.
 
-    python tests/benchmarks/overhead_turns.py cpu|emulated|gpu PROGRAM/STEPS... [--rounds N] [--parts | --long N]
+    python tests/benchmarks/overhead_turns.py cpu|emulated|gpu PROGRAM/STEPS...
+                                               [--rounds N] [--parts | --long N [--at-once]]
 
 overhead.py starts it, ``emulated`` on PyTorch's own CUDA build (tests/emulated/run.py). Without ``--parts`` and
 ``--long`` it prints one line of JSON for each PROGRAM/STEPS, such as gpt/20.
@@ -397,26 +398,37 @@ def print_parts(device: str, program: str, steps: int, rounds: int) -> None:
     )
 
 
-def print_long(device: str, program: str, events: int) -> None:
-    """Print what recording one step of about ``events`` entries of the allocator's trace costs."""
+def print_long(device: str, program: str, events: int, at_once: bool) -> None:
+    """Print what recording one step of about ``events`` entries of the allocator's trace costs.
+
+    They are those of all batches, or of one backward of the sum of all losses where that is to be at once.
+    """
     training = Training(program, device)
     with ARMS["ampmem"](training):
         training.run(1)
     torch.cuda.memory._record_memory_history("all", context=None)
-    training.backward()
-    (trace, *_) = torch.cuda.memory._snapshot()["device_traces"]
+    loss = training.loss()
+    forward = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    loss.backward()  # type: ignore[no-untyped-call]
+    del loss
+    entries = len(torch.cuda.memory._snapshot()["device_traces"][0]) - (forward if at_once else 0)
     torch.cuda.memory._record_memory_history(None)
-    batches = max(1, events // len(trace))
+    training.optimizer.zero_grad()
+    batches = max(1, events // entries)
     times = []
     for arm in ("plain", "ampmem"):
         before, start = getrusage(RUSAGE_SELF).ru_maxrss, process_time()
         with ARMS[arm](training):
-            for _ in range(batches):
-                training.backward()
+            if at_once:
+                torch.stack([training.loss() for _ in range(batches)]).sum().backward()
+            else:
+                for _ in range(batches):
+                    training.backward()
             training.update()
         times.append((process_time() - start, (getrusage(RUSAGE_SELF).ru_maxrss - before) / 1024))
     (plain_s, _), (own_s, own_mib) = times
-    print(f"one step of {batches} batches, about {batches * len(trace):,} entries of the trace:")
+    what = "one backward" if at_once else "one step"
+    print(f"{what} of {batches} batches, about {batches * entries:,} entries of the trace:")
     print(f"plain {plain_s:.1f} CPU s; ampmem {own_s:.1f} CPU s, and {own_mib:.0f} MiB more at the most")
 
 
@@ -428,6 +440,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, metavar="N")
     parser.add_argument("--parts", action="store_true")
     parser.add_argument("--long", type=int, metavar="EVENTS")
+    parser.add_argument("--at-once", action="store_true")
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"{options.device} needs a CUDA device")
@@ -437,7 +450,7 @@ def main() -> None:
         steps.setdefault(program, []).append(int(count))
     for program, counts in steps.items():
         if options.long is not None:
-            print_long(options.device, program, options.long)
+            print_long(options.device, program, options.long, options.at_once)
             continue
         if options.parts:
             for count in counts:

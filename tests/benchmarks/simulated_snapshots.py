@@ -27,7 +27,7 @@ from ampmem.allocator.gpus import GPUS, find_gpu
 from ampmem.allocator.settings import MIB
 from ampmem.allocator.snapshot import ALLOC, read_snapshot
 from ampmem.events import Action, Recording, SegmentAction
-from ampmem.importer.unpickle import load
+from ampmem.importer.unpickle import load_plain
 from ampmem.recording import read
 from ampmem.vocabulary import SourceKind
 
@@ -114,7 +114,7 @@ def compared(name: str, real: Run, simulated: Run) -> Row:
 
 def of_snapshot(path: Path) -> Run:
     """What the snapshot's trace comes to when it is replayed."""
-    snapshot = read_snapshot(load(path))
+    snapshot = read_snapshot(load_plain(path))
     played = replay(snapshot)
     return Run(
         sizes=[event.size for event in snapshot.events if event.action == ALLOC],

@@ -10,7 +10,7 @@ from failures import OUT_OF_MEMORY, late_zero_grad
 from pages import Open, Written, written
 from story import long_run
 
-from ampmem.allocator.oom import pack
+from ampmem.allocator.oom import pack_segments
 from ampmem.analysis.findings.base import remedies
 from ampmem.analysis.summary import summary_of
 from ampmem.events import OomRecord, Phase, Recording
@@ -40,7 +40,7 @@ def failed_run() -> Recording:
         op="aten::mm",
         module="layers.39.linear",
         stack="train.py:20 main\nmodel.py:7 Net.forward<script>",
-        segments=pack(()),
+        segments=pack_segments(()),
     )
     last = replace(recording.steps[-1], finished=False, loss=None)
     run = replace(recording.run, source=SourceKind.CUDA, device_type="cuda")

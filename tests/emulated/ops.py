@@ -20,6 +20,7 @@ new or gone; --write puts what differs now in its place, and its table into docs
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gzip
 import json
 import os
@@ -150,8 +151,9 @@ def emulated_events() -> Callable[[], Iterable[tuple[bool, int]]]:
     def take() -> Iterable[tuple[bool, int]]:
         trace = torch.cuda.memory._snapshot()["device_traces"][0] if torch.cuda.is_initialized() else []
         torch.cuda.memory._record_memory_history(enabled=None)
-        if trace:
-            torch.cuda.empty_cache()  # fresh memory is zero: ops that read a count find none, not what was there before
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+            forget_values()
         torch.cuda.memory._record_memory_history(**ask)
         events = [entry for entry in trace if entry["action"] in ("alloc", "free_requested")]
         return [(entry["action"] == "alloc", entry["size"]) for entry in events]
@@ -159,15 +161,29 @@ def emulated_events() -> Callable[[], Iterable[tuple[bool, int]]]:
     return take
 
 
+def forget_values() -> None:
+    """Make free memory zero, as fresh memory is: ops that read a count find none, not what was there before."""
+    import run
+    import torch
+
+    if run.MARK not in os.environ:
+        return  # a GPU's memory is not the host's to write, and its kernels count
+    for segment in torch.cuda.memory._snapshot()["segments"]:
+        for block in segment["blocks"]:
+            if block["state"] == "inactive":
+                ctypes.memset(block["address"], 0, block["size"])
+
+
 def simulated_events(gpu: str) -> Callable[[], Iterable[tuple[bool, int]]]:
-    """The same of a simulated device, which is there from now on."""
+    """The same of a simulated device, which is there from now on; as on the emulated one, nothing differs from 0."""
     from ampmem.allocator.gpus import find_gpu
     from ampmem.events import Action
-    from ampmem.simulator.device import Event
+    from ampmem.simulator.assumed import Assumed
+    from ampmem.simulator.device import DeviceEvent
     from ampmem.simulator.start import Simulation
 
-    events: list[Event] = []
-    simulation = Simulation(find_gpu(gpu))
+    events: list[DeviceEvent] = []
+    simulation = Simulation(find_gpu(gpu), assumed=Assumed(fractions={"nonzero": 0.0}))
     simulation.device.recorder = events.append
 
     def take() -> Iterable[tuple[bool, int]]:

@@ -24,7 +24,7 @@ from ampmem.analysis.findings.precision import amp_saves
 from ampmem.analysis.summary import summary_of
 from ampmem.events import Fact
 from ampmem.names import CASTS_COMPILED
-from ampmem.reporters.text.details import EVERYTHING
+from ampmem.reporters.base import EVERYTHING
 from ampmem.reporters.text.table import render
 
 clean_start = measure.clean_start

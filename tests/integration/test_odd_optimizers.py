@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import ampmem
-from ampmem.recorder.facts import misses
+from ampmem.recorder.facts import log
 
 pytestmark = pytest.mark.usefixtures("alone")
 alone = arms.alone
@@ -83,8 +83,8 @@ def test_an_optimizer_that_cannot_be_asked_is_left_out_with_a_note(kind: type[Ne
         train(model, optimizer)
         train(model, optimizer)
     assert wrapper.inner is optimizer
-    (missed,) = misses.seen
-    misses.seen.clear()
+    (missed,) = log.seen
+    log.seen.clear()
     summary = prof.summary()
     assert missed.startswith(("AttributeError at guests.py", "RuntimeError at guests.py"))
     assert len(summary.steps) == 2

@@ -20,7 +20,7 @@ from ampmem.allocator.gpus import find_gpu
 from ampmem.errors import ModelElsewhere, NothingRecorded, UsageError
 from ampmem.events import Action, Phase
 from ampmem.recording import read
-from ampmem.simulator.device import Event
+from ampmem.simulator.device import DeviceEvent
 from ampmem.simulator.start import Simulation
 from ampmem.simulator.where import NotSimulated
 
@@ -466,7 +466,7 @@ def test_an_op_allocates_what_pytorchs_cuda_build_does(
         inputs = [torch.zeros(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True) for shape in shapes]
         made: list[int] = []
 
-        def note(event: Event) -> None:
+        def note(event: DeviceEvent) -> None:
             if event.action == Action.ALLOC:
                 made.append(event.bytes)
 

@@ -14,7 +14,7 @@ from ampmem.allocator.gpus import find_gpu
 from ampmem.analysis.estimate import Fit, prediction_of
 from ampmem.names import CUDNN_TRIALS
 from ampmem.simulator import extras
-from ampmem.simulator.scratch.measured import SCHEMA, read
+from ampmem.simulator.scratch.convolutions import SCHEMA, read_table
 from ampmem.simulator.start import Simulation
 
 pytestmark = pytest.mark.slow
@@ -83,7 +83,7 @@ def test_a_measured_workspace_is_taken_as_it_is(tmp_path: Path, monkeypatch: pyt
     machine = {"gpu": GPU.name, "torch": torch.__version__, "cudnn": 91002}
     path = tmp_path / "table.json"
     path.write_text(json.dumps({"schema": SCHEMA, "machine": machine, "rows": [row]}), encoding="utf-8")
-    table = read(path)
+    table = read_table(path)
     monkeypatch.setattr(extras, "table_for", lambda gpu: table)
     started = Simulation(GPU)
     try:

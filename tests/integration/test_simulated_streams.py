@@ -13,7 +13,7 @@ from ampmem.analysis.layers import address_map
 from ampmem.analysis.summary import summarize
 from ampmem.events import Action
 from ampmem.recording import read
-from ampmem.simulator.communication.nccl import Communicator, Use, most
+from ampmem.simulator.communication.nccl import Communicator, Connections, most
 
 SCRIPT = """
 import torch
@@ -151,7 +151,11 @@ def test_fsdp_gathers_and_reduces_on_streams_of_its_own_and_each_group_has_a_com
 
     prediction = recording.prediction
     assert prediction is not None and prediction.libraries == {"NCCL's buffers": 3 * 2 * MIB}
-    groups = {"shard": (8, 8, 1, Use.RING), "replicate": (2, 1, 2, Use.TREE), "send": (2, 2, 1, Use.SEND)}
+    groups = {
+        "shard": (8, 8, 1, Connections.RING),
+        "replicate": (2, 1, 2, Connections.TREE),
+        "send": (2, 2, 1, Connections.SEND),
+    }
     most_of_all = sum(
         most(Communicator(ranks=ranks, local=local, nodes=nodes, uses=frozenset({use})), (9, 0), {})
         for ranks, local, nodes, use in groups.values()

@@ -16,7 +16,7 @@ import ampmem
 from ampmem.errors import UsageError
 from ampmem.integrations.training import FewStepsCallback
 from ampmem.patching import in_place
-from ampmem.recorder.process.active import active
+from ampmem.recorder.process import active
 from ampmem.recorder.sources.cpu import FLAG
 from ampmem.recorder.sources.torch_flags import torch_flag
 from ampmem.recording.watched import Why, read_watched

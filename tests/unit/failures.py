@@ -8,7 +8,7 @@ from dataclasses import replace
 from build import RUN, Story
 
 from ampmem.allocator.blocks import SnapshotBlock, SnapshotSegment
-from ampmem.allocator.oom import pack
+from ampmem.allocator.oom import pack_segments
 from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.vocabulary import SourceKind
@@ -43,7 +43,7 @@ def oom_at(time_ns: int, alive: Sequence[int], *, step: int = 0, **changes: obje
         op="aten::mm",
         module="layers.1",
         stack="/v/site-packages/tool.py:1 run\ntrain.py:9 main\n/v/torch/nn/functional.py:3 linear",
-        segments=pack((segment,)),
+        segments=pack_segments((segment,)),
     )
     return replace(record, **changes)  # type: ignore[arg-type]
 

@@ -21,8 +21,8 @@ from ampmem.analysis.comparison import Entry, compare, entry_of
 from ampmem.analysis.ranks.merge import merge_all
 from ampmem.analysis.summary import summarize
 from ampmem.events import Fact, Phase, Recording
+from ampmem.reporters.base import EVERYTHING, NOTHING
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING, NOTHING
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.reporters.text.table import render

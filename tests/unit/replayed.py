@@ -186,11 +186,11 @@ class _Player:
             elif event.action == FREE_REQUESTED:
                 after = events[number + 1] if number + 1 < len(events) else None
                 if after is None or after.action != FREE_COMPLETED or after.address != event.address:
-                    self._allocator.await_events(self._live[event.address])
+                    self._await_events(self._live[event.address])
             elif event.action == FREE_COMPLETED:
                 block = self._live.pop(event.address)
                 if block.state == AWAITING:
-                    self._allocator.finish_free(block)
+                    self._finish(block)
                 else:
                     self._allocator.free(block)
             elif event.action == Call.SEGMENT_FREE and before != Call.SEGMENT_FREE:
@@ -208,6 +208,24 @@ class _Player:
         }
         modelled = {address: block.size for address, block in self._live.items()}
         return len(dict(recorded.items() ^ modelled.items()))
+
+    def _await_events(self, block: Block) -> None:
+        """Free ``block``, whose memory other streams use until :meth:`_finish`."""
+        self._allocator.counters.allocations -= 1
+        self._allocator.counters.allocated -= block.size
+        self._allocator._streams.await_events(self._allocator, block)
+
+    def _finish(self, block: Block) -> None:
+        """Free one waiting block now, whatever it waits for: the device is known to have come that far."""
+        streams = self._allocator._streams
+        streams.uses.pop(block, None)
+        streams._event_count.pop(block, None)
+        for stream, queue in streams._queues.items():
+            while block in queue:
+                if queue.index(block) < streams._finished.get(stream, 0):
+                    streams._finished[stream] -= 1
+                queue.remove(block)
+        streams._free(self._allocator, block)
 
     def _malloc(self, number: int, event: SnapshotEvent) -> None:
         block = self._allocator.malloc(event.size, event.stream)

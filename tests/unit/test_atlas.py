@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from ampmem.analysis.activations import ActivationGroup, ActivationPart
+
 REPORTS = Path(__file__).resolve().parents[2] / "reports"
 pytestmark = pytest.mark.skipif(not REPORTS.is_dir(), reason="no checkout: the reports are missing")
 if REPORTS.is_dir():
     sys.path.insert(0, str(REPORTS))
     import atlas_document
     import atlas_page
+    import atlas_points
     import atlas_search
     import atlas_summary
     import make_atlas
@@ -155,6 +158,15 @@ def test_the_paragraph_counts_halves_little_and_costs() -> None:
     assert "no point yet" in atlas_summary.paragraph([], ABOUT)
 
 
+def test_the_paragraph_says_what_checkpointing_changes() -> None:
+    points = points_of("BERT base", 1000, 700) + points_of("GPT-2", 1000, 800)
+    assert "checkpointing and" not in atlas_summary.paragraph(points, ABOUT)
+    recomputed = [point | {"checkpointing": True} for point in points_of("BERT base", 1000, 900)]
+    assert atlas_summary.paragraph(points + recomputed, ABOUT).endswith(
+        " The median saving at the largest batch is 25 % without activation checkpointing and 10 % with it (1 setting)."
+    )
+
+
 def test_the_break_even_in_words() -> None:
     def said(fp32: int, amp: int) -> str:
         (saving,) = atlas_summary.savings_of(points_of("GPT-2", fp32, amp), "amp")
@@ -162,6 +174,28 @@ def test_the_break_even_in_words() -> None:
 
     assert said(1000, 900) == "saves at every batch size"
     assert said(1000, 1000) == "saves at no batch size"
+
+
+def test_what_stays_in_fp32_is_named_largest_first_without_what_is_small() -> None:
+    point = {"activations": 1000, "in_fp32": {"norms": 204, "the loss": 100, "softmax": 99, "gelu": 90, "views": 9}}
+    assert atlas_page.in_fp32_of(point) == "norms 20 %, the loss 10 %, softmax 10 %"
+    assert atlas_page.in_fp32_of({"activations": 1000, "in_fp32": {"views": 9}}) == "nothing"
+    assert atlas_page.in_fp32_of({"activations": 1000}) is None
+
+
+def test_the_activations_of_a_run_that_are_fp32_are_counted() -> None:
+    parts = [("aten::native_layer_norm", "float32", 64), ("aten::rms_norm", "float32", 32), ("aten::mm", "bfloat16", 8)]
+    groups = [
+        ActivationGroup(
+            kind=op,
+            dtype=dtype,
+            tensors=1,
+            bytes=size,
+            parts=(ActivationPart(saved_for=op, made_by=None, module=None, tensors=1, bytes=size),),
+        )
+        for op, dtype, size in parts
+    ]
+    assert atlas_points.kept_in_fp32(groups) == {"norms": 96}
 
 
 def test_the_page_is_whole_and_loads_nothing() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampmem.results import ResultsWriter, Values, difference
+from ampmem.results import ResultsWriter, Values, results_difference
 
 
 def written(path: Path, *results: tuple[str, Values]) -> Path:
@@ -24,7 +24,7 @@ GRADIENT = ("gradient 0 0", np.array([[1.0, -4.0], [np.nan, np.inf]], dtype=np.f
 
 
 def test_equal_results_are_counted(tmp_path: Path) -> None:
-    found = difference(
+    found = results_difference(
         written(tmp_path / "a", LOSS, GRADIENT, GRADIENT), written(tmp_path / "b", *[LOSS, *2 * [GRADIENT]])
     )
     assert (found.losses, found.gradients, found.equal, found.same_kind) == (1, 2, True, True)
@@ -43,13 +43,13 @@ def test_equal_results_are_counted(tmp_path: Path) -> None:
 )
 def test_the_largest_difference_is_found(tmp_path: Path, other: list[list[float]], apart: float) -> None:
     changed = ("gradient 0 0", np.array(other, dtype=np.float32))
-    found = difference(written(tmp_path / "a", LOSS, GRADIENT), written(tmp_path / "b", LOSS, changed))
+    found = results_difference(written(tmp_path / "a", LOSS, GRADIENT), written(tmp_path / "b", LOSS, changed))
     assert not found.equal and found.same_kind
     assert (found.loss_difference, found.gradient_difference) == (0, apart)
 
 
 def test_the_sign_of_zero_is_a_bit(tmp_path: Path) -> None:
-    found = difference(
+    found = results_difference(
         written(tmp_path / "a", ("loss", np.array(0.0))), written(tmp_path / "b", ("loss", np.array(-0.0)))
     )
     assert not found.equal and found.loss_difference == 0
@@ -59,5 +59,5 @@ def test_the_sign_of_zero_is_a_bit(tmp_path: Path) -> None:
     "other", [(LOSS,), (LOSS, GRADIENT, LOSS), (GRADIENT, LOSS), (LOSS, ("gradient 0 0", np.zeros(4)))]
 )
 def test_other_results_are_not_compared(tmp_path: Path, other: tuple[tuple[str, Values], ...]) -> None:
-    found = difference(written(tmp_path / "a", LOSS, GRADIENT), written(tmp_path / "b", *other))
+    found = results_difference(written(tmp_path / "a", LOSS, GRADIENT), written(tmp_path / "b", *other))
     assert not found.equal and not found.same_kind

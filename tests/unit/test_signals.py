@@ -14,7 +14,7 @@ import pytest
 
 from ampmem.own_code import RECORDING_CODE
 from ampmem.patching import PASSED_OVER
-from ampmem.signals import SIGNALS, is_ours, opened
+from ampmem.signals import SIGNALS, is_ours, let_in
 
 
 class Timeout(Exception):
@@ -117,7 +117,7 @@ def test_where_ampmem_cleans_up_after_a_handler_it_comes_out() -> None:
             raise
 
     said: list[str] = []
-    outer = ours(lambda: opened(start)())
+    outer = ours(lambda: let_in(start)())
     with pytest.raises(Timeout):
         outer()
     assert said[-1] == "cleaned up"
@@ -207,7 +207,7 @@ def test_in_a_forked_child_nothing_waits_that_the_parent_was_sent() -> None:
         forks()
         raise AssertionError("not reached")
 
-    import ampmem.recorder.process.active  # noqa: F401  # which is told of forks
+    import ampmem.recorder.process  # noqa: F401  # which is told of forks
 
     told: list[bool] = []
     with pytest.raises(Timeout):

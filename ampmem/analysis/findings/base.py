@@ -339,14 +339,14 @@ class TrainingRun:
             for place, size in zip(places[order], sizes[order], strict=True)
         )
 
-    def copied_parameters(self, sizes: Column, limit: int = 3) -> tuple[str, ...]:
-        """The parameters with the most of ``sizes`` (bytes, one per cast copy), in words, with those bytes."""
+    def copied_parameters(self, sizes: Column) -> tuple[str, ...]:
+        """The three parameters with the most of ``sizes`` (bytes, one per cast copy), in words, with those bytes."""
         totals: dict[str, int] = {}
         for parameter, size in zip(self.analysis.ledger.parameter.tolist(), sizes.tolist(), strict=True):
             if size:
                 totals[self.text(parameter)] = totals.get(self.text(parameter), 0) + size
         ordered = sorted(totals.items(), key=lambda item: (-item[1], item[0]))
-        return tuple(f"{name}: {format_bytes(size)}" for name, size in ordered[:limit])
+        return tuple(f"{name}: {format_bytes(size)}" for name, size in ordered[:3])
 
     def live(self, category: Category, position: int) -> int:
         """Live bytes of ``category`` at ``position``."""

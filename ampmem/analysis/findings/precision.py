@@ -83,12 +83,15 @@ class _Kind:
 
 _SOFTMAX = "softmax"
 _MATMULS = ("aten::bmm", "aten::baddbmm")
+_GATHERS = ("aten::gather", "aten::index", "aten::take")
+"""What makes a bias for each pair of positions out of learned ones, as relative positions do: a kernel that is given
+such a bias keeps it for backward."""
 IN_CHUNKS = f"compute the loss in {_CHUNKS} chunks, each under torch.utils.checkpoint (chunks alone save nothing)"
 _FLOAT32 = "autocast itself runs {op} in float32, so a {low} input changes nothing"
 _RECOMPUTE = "torch.utils.checkpoint around the function that calls it recomputes these bytes in backward"
 
 # autocast's own lists: https://docs.pytorch.org/docs/stable/amp.html#autocast-op-reference. On CUDA and XPU rms_norm
-# is in the float32 list since torch 2.12 (pytorch/pytorch#174824), layer_norm has always been.
+# is in the float32 list since torch 2.12 (pytorch/pytorch#174824), layer_norm and group_norm have always been.
 _KINDS = (
     _Kind(
         words=("log_softmax", "cross_entropy", "nll_loss"),
@@ -104,9 +107,9 @@ _KINDS = (
         saves=(1, 1),
     ),
     _Kind(
-        words=("layer_norm", "rms_norm"),
-        text="norms keep a float32 input. On a GPU autocast itself runs layer_norm, and since torch 2.12 rms_norm, in "
-        "float32. In low precision a norm keeps half: x = x.to({low}){place}, and with "
+        words=("layer_norm", "group_norm", "rms_norm"),
+        text="norms keep a float32 input. On a GPU autocast itself runs layer_norm and group_norm, and since torch "
+        "2.12 rms_norm, in float32. In low precision a norm keeps half: x = x.to({low}){place}, and with "
         "torch.autocast(x.device.type, enabled=False): norm(x), if the norm's weight has that type too",
     ),
     _Kind(
@@ -120,6 +123,8 @@ _KINDS = (
 _NO_ATTENTION = _Kind(words=(), text=f"{_FLOAT32}; {_RECOMPUTE}")
 _ON_CPU = " (the CPU's kernels take neither dropout nor a learned bias)"
 _DIMENSIONS = 4
+_TOKENS_AND_CLASSES = 2
+"""The dimensions of a language model's logits where the loss takes them."""
 _FOUR = ", with q, k and v of four dimensions (batch, heads, length, width): its kernels take no others"
 _OTHER = _Kind(words=(), text="find out where the input of {op} becomes float32; where {low} will do, cast it there")
 _STATISTICS = "batch_norm"
@@ -160,7 +165,7 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
         change=_text(run, kind, each[0][0], shapes),
         evidence=(
             *(f"kept for {op}: {share}" for op, share in each[:4]),
-            *(_fused_loss(run) if kind is _KINDS[0] else ()),
+            *(_fused_loss(run, shapes) if kind is _KINDS[0] else ()),
         ),
         off_peak=None
         if kind.saves is None or not _has_a_kernel(run, kind, by_op, shapes)
@@ -224,7 +229,7 @@ def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shape
     """
     if _SOFTMAX not in kind.words:
         return True
-    if any(len(shape) != _DIMENSIONS for shape in shapes):
+    if any(len(shape) != _DIMENSIONS for shape in shapes) or _gathers(run, by_op):
         return False
     return not _on_cpu(run, kind) or not (_drops(run) or _adds(run, by_op, shapes) or _learns(run, shapes))
 
@@ -233,11 +238,21 @@ def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ..
     """Whether something is added to what is as large as the weights of attention; it may be learned, or a mask."""
     lifetimes, tensors = run.analysis.lifetimes, run.analysis.tensors
     texts = run.recording.texts
-    weights = np.unique(np.concatenate([sizes[sizes > 0] for sizes in by_op.values()]))
     adds, in_place = (np.array([text == op for text in texts])[lifetimes.op] for op in ("aten::add", "aten::add_"))
     same = np.array([shape_of(text) in shapes for text in texts])[tensors.shape] & (tensors.shape != 0)
-    large = np.isin(lifetimes.bytes, np.concatenate([weights, weights // 2]))
-    return bool(((adds & same) | (in_place & large)).any())
+    return bool(((adds & same) | (in_place & _as_large(run, by_op))).any())
+
+
+def _gathers(run: TrainingRun, by_op: dict[str, Column]) -> bool:
+    """Whether something as large as the weights of attention is gathered, as a learned bias is."""
+    gathered = np.array([text in _GATHERS for text in run.recording.texts])[run.analysis.lifetimes.op]
+    return bool((gathered & _as_large(run, by_op)).any())
+
+
+def _as_large(run: TrainingRun, by_op: dict[str, Column]) -> Mask:
+    """The allocations that are as large as what ``by_op`` has, in its type or in 16 bit."""
+    weights = np.unique(np.concatenate([sizes[sizes > 0] for sizes in by_op.values()]))
+    return np.isin(run.analysis.lifetimes.bytes, np.concatenate([weights, weights // 2]))
 
 
 def _learns(run: TrainingRun, shapes: list[tuple[int, ...]]) -> bool:
@@ -268,7 +283,9 @@ def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]])
     return text.format(op=op, low=f"torch.{run.recording.arm.dtype}", place=place)
 
 
-def _fused_loss(run: TrainingRun) -> tuple[str, ...]:
+def _fused_loss(run: TrainingRun, shapes: list[tuple[int, ...]]) -> tuple[str, ...]:
+    if any(len(shape) > _TOKENS_AND_CLASSES for shape in shapes):  # as of pictures, whose logits no linear layer makes
+        return ()
     major, minor, *_ = (*run.recording.run.torch.split("."), "0", "0")
     known = major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= _FUSED_LOSS_SINCE
     return ("instead of chunks, this torch has F.linear_cross_entropy, which keeps no logits",) if known else ()
@@ -287,7 +304,7 @@ _LOW_PRECISION_ATTENTION = ("aten::_scaled_dot_product_flash_attention", "aten::
 _CUDNN_RECURRENT = "cudnn_rnn"
 """In the names of ops whose workspace has values of the layers' own type alone, and a bit for each that may be dropped.
 
-Half as many bytes in float16 as in float32 in all calls that were measured: ``simulator/scratch/recurrent.py``."""
+Half as many bytes in float16 as in float32 in all calls that were measured: ``simulator/torch_cuda/recurrent.py``."""
 
 IN_EVALUATION = (
     "the peak is in evaluation, where nothing is kept for backward, so larger training batches do not make AMP pay "

@@ -161,7 +161,7 @@ def stage_of(mesh: Sequence[MeshAxis], stages: Sequence[int] = ()) -> int | None
     return next((axis.coordinate for axis in mesh if axis.name in _PIPELINE), None)
 
 
-def groups_of(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[RankGroup, ...]:
+def rank_groups(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[RankGroup, ...]:
     """The groups of those that are compared."""
     return (*_by_stage(ranks), *_by_axis(ranks))
 
@@ -224,7 +224,7 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
         reserved=spread_of(reserved) if reserved and len(reserved) == len(peaks) else None,
         worst=worst_of(peaks),
         imbalance=None if spread is None or not spread.median else spread.max / spread.median - 1,
-        groups=groups_of(peaks),
+        groups=rank_groups(peaks),
         alike=alike(peaks),
         unsound=tuple(summary.rank for _, _, summary in read if summary.conservation.breach is not None),
         launches=_launches(runs),

@@ -130,7 +130,7 @@ _ONLY_ON_A_GPU = "FSDP needs a non-CPU accelerator device"
 """What torch's FullyShardedDataParallel says where there is none."""
 
 
-def check(session: Session, target: Target) -> None:
+def check_recorded(session: Session, target: Target) -> None:
     """Raise :class:`NothingRecorded`, and remove the recording, when there is nothing in it."""
     try:
         session.check()
@@ -199,7 +199,7 @@ def _stopped(stopper: Stopper) -> str:
     return f"; the script {caught} and went on to its end"
 
 
-def kept(session: Session, path: Path, stopper: Stopper, *, later: bool = False) -> str:
+def kept_of_failed(session: Session, path: Path, stopper: Stopper, *, later: bool = False) -> str:
     """What is left of a script that failed; removes a recording of nothing.
 
     ``later`` says that memory ran out after the recorded steps.
@@ -270,7 +270,7 @@ def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -
     return bool(ooms)
 
 
-def show(recording: Path, named: Path, audience: Audience) -> None:
+def show_tables(recording: Path, named: Path, audience: Audience) -> None:
     """Show the tables of ``recording``, which is ``named`` so on the command line."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.layout import layout_for

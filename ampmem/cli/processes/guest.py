@@ -186,7 +186,7 @@ def usage_error(failure: BaseException | None) -> str:
     return "" if failure.__context__ is None else failure_of(failure.__context__).message
 
 
-def in_words(trouble: BaseException) -> str:
+def failure_in_words(trouble: BaseException) -> str:
     """What kept ampmem from its work, where the exit code is the script's."""
     if isinstance(trouble, AmpmemError):
         return str(trouble)

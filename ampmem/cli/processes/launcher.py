@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from ampmem.cli.options import ScriptOptions
 from ampmem.cli.processes.children import profile_arguments
 from ampmem.cli.processes.guest import end_as, run_plainly
-from ampmem.cli.processes.plan import Plan, left, names_in
+from ampmem.cli.processes.plan import Plan, names_in, ranks_left
 from ampmem.cli.processes.starting import worker_command
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.output import Terminal
@@ -106,7 +106,7 @@ def launch_ranks(plan: Plan) -> NoReturn:
         failure = run_plainly(target, (*given.options, "--no-python", *worker))
         files = names_in(Path(names.name))
     if plan.report_to is None:
-        for line in left(files):
+        for line in ranks_left(files):
             Terminal(sys.stderr).say(line)
     if failure is None and not any(file.exists() for file in files) and plan.times_into is None:
         raise NothingRecorded("no process of the script left a recording")

@@ -103,7 +103,7 @@ def _near(path: Path) -> Path:
     return path
 
 
-def left(names: Sequence[Path]) -> list[str]:
+def ranks_left(names: Sequence[Path]) -> list[str]:
     """What is left of the ranks that recorded to ``names``, and how to look at it."""
     there = [name for name in names if name.exists()]
     lines = [f"{name} is not there: that rank left no recording" for name in names if name not in there]

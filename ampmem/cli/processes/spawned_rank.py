@@ -136,7 +136,7 @@ class SpawnedRank:
     def _say(self, session: Session, audience: Audience, failure: BaseException | None) -> None:
         path = self._path
         if failure is not None:
-            audience.complain(afterwards.kept(session, path, self._stopper))
+            audience.complain(afterwards.kept_of_failed(session, path, self._stopper))
             return
         session.check()
         stopper = None if self._crew.plan.run_to_end else self._stopper

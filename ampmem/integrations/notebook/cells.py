@@ -303,7 +303,7 @@ class Needed:
     missing: tuple[str, ...]
 
 
-def needed(code: str, before: Mapping[int, str], known: Collection[str]) -> Needed:
+def cells_needed(code: str, before: Mapping[int, str], known: Collection[str]) -> Needed:
     """Which of the cells ``before`` (code by number, in order) bind what ``code`` reads, or what these cells read.
 
     It is every cell that binds such a name and not only the last, whose code may be in a branch that is not taken, or
@@ -381,7 +381,7 @@ __import__({module!r}, fromlist=["run_cells"]).run_cells({cells!r}, {failed!r}, 
 """
 
 
-def script_of(code: str, name: str, before: Mapping[int, str], reached: Path, failed: Collection[int] = ()) -> str:
+def script_of_cell(code: str, name: str, before: Mapping[int, str], reached: Path, failed: Collection[int] = ()) -> str:
     """The script that stands for the cell ``name``: the cells ``before`` it, without their magics, then its ``code``.
 
     Of the cells that ``failed`` in the notebook, it runs what there is to run. Into the file ``reached`` it writes how
@@ -421,7 +421,7 @@ def run_cells(cells: Mapping[str, str], failed: Collection[str], reached: str) -
 
 def _steps() -> int:
     """How many steps have ended so far."""
-    from ampmem.recorder.process.active import active
+    from ampmem.recorder.process import active
     from ampmem.recorder.session import Session
 
     session = active()

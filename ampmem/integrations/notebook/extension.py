@@ -9,7 +9,7 @@ from typing import Any
 
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.integrations.notebook.recorded import CellOptions, Notebook, RecordedCell, compare_cell, help_text, parse
-from ampmem.integrations.notebook.shell import Shell, display, usage_error
+from ampmem.integrations.notebook.shell import Shell, display, shell_error
 from ampmem.output import Bundle
 
 MAGIC = "ampmem"
@@ -82,14 +82,14 @@ class Extension:
         try:
             self._line(parse(line))
         except AmpmemError as error:
-            raise usage_error(str(error)) from None
+            raise shell_error(str(error)) from None
 
     def cell_magic(self, line: str, code: str) -> None:
         """Record the steps of this cell, or compare it in every precision; ``%%ampmem --help`` says how."""
         try:
             self._compare(parse(line), code)  # only a comparison comes here, unless it is wrong
         except AmpmemError as error:
-            raise usage_error(str(error)) from None
+            raise shell_error(str(error)) from None
 
     def _line(self, options: CellOptions) -> None:
         if options.help:

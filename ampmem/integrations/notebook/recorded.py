@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.integrations.notebook.cells import needed, script_of, untold
+from ampmem.integrations.notebook.cells import cells_needed, script_of_cell, untold
 from ampmem.integrations.notebook.shell import display
 from ampmem.output import Bundle, check_output, printable, sized
 from ampmem.recorder.marker import FORMS
@@ -279,7 +279,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
         reached = Path(folder) / "reached"
         try:
             chosen = _chosen(options, code, notebook)
-            script = script_of(
+            script = script_of_cell(
                 code, name, {number: notebook.before[number] for number in chosen}, reached, notebook.failed
             )
         except SyntaxError as error:
@@ -312,7 +312,7 @@ def _chosen(options: CellOptions, code: str, notebook: Notebook) -> tuple[int, .
             raise UsageError(f"%%ampmem: --cells: there is no In [{unknown[0]}]")
         return options.cells
     known = [name for name in notebook.known if name not in _OF_IPYTHON and not name.startswith("_")]
-    found = needed(code, notebook.before, known)
+    found = cells_needed(code, notebook.before, known)
     if found.missing:
         raise UsageError(
             f"%%ampmem --compare runs the cell in fresh processes, and no cell's code binds "

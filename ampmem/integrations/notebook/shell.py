@@ -39,7 +39,7 @@ class Shell(Protocol):
         """The Python that a cell with magics stands for."""
 
 
-def usage_error(message: str) -> Exception:
+def shell_error(message: str) -> Exception:
     """What IPython shows as one line, without a traceback."""
     from IPython.core.error import UsageError
 

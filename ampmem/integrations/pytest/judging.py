@@ -28,8 +28,7 @@ from ampmem.integrations.pytest.limits import NO_LIMITS, Limits
 from ampmem.output import open_output
 from ampmem.reporters.text.check import render_check
 from ampmem.reporters.text.layout import NARROWEST, WIDEST, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT
-from ampmem.reporters.text.words import signed
+from ampmem.reporters.text.plain_text import ABSENT, signed
 from ampmem.units import format_peak
 
 if TYPE_CHECKING:
@@ -235,7 +234,7 @@ class Judgement:
     failure: str = ""
 
 
-def judge(
+def judge_blocks(
     test: str, file: str, recorder: Recorder, baselines: Baselines | None, width: int, *, failed: bool = False
 ) -> list[Judgement]:
     """Each block that ``recorder`` has of the ``test`` in ``file``, in order; messages have so many columns.

@@ -225,10 +225,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 def _judged(item: pytest.Item, *, failed: bool = False) -> list[Judgement]:
     """What came of the blocks. A test that ``failed`` by itself may have made less: its baseline is left alone."""
-    from ampmem.integrations.pytest.judging import judge
+    from ampmem.integrations.pytest.judging import judge_blocks
 
     baselines, width = None if failed else item.config.stash[_baselines], _width(item.config)
-    return judge(item.nodeid, str(item.path), item.stash[_recorder], baselines, width, failed=failed)
+    return judge_blocks(item.nodeid, str(item.path), item.stash[_recorder], baselines, width, failed=failed)
 
 
 def _width(config: pytest.Config) -> int:

@@ -14,22 +14,21 @@ from ampmem.events import Fact
 from ampmem.names import FUNCTIONAL, INPUT
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.facts.guests import gradient_of, is_tensor
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.misses import Misses
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Misses, Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import (
     BACKWARD,
     below_functorch,
+    forget_gradient_hooks,
+    gradient_hooks,
     in_backward,
     makes_graph,
     of_functorch,
     tracked_below,
     without_dispatch,
 )
-from ampmem.recorder.torch_private.tensors import forget_gradient_hooks, gradient_hooks
 
 
 class GradientHooks:

@@ -13,12 +13,11 @@ import torch
 
 from ampmem.events import Fact
 from ampmem.patching import Undo, patch
+from ampmem.recorder.facts.addresses import parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.parts import parts_of
 from ampmem.recorder.models.models import Models
-from ampmem.recorder.torch_private.general import CLEAR_CACHE
-from ampmem.recorder.torch_private.tensors import is_view, use_count
+from ampmem.recorder.torch_private.general import CLEAR_CACHE, is_view, use_count
 
 
 class CastHooks:

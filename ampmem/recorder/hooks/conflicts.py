@@ -10,12 +10,11 @@ from typing import Any, TypeAlias
 import torch
 
 from ampmem.patching import Undo, patch
-from ampmem.recorder.facts.misses import Misses
+from ampmem.recorder.facts.log import Misses
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.sources.window import OTHER_PROFILER, prepared_elsewhere
 from ampmem.recorder.torch_private.cuda import HISTORY
-from ampmem.recorder.torch_private.general import PREPARE
-from ampmem.recorder.torch_private.tensors import SWAP
+from ampmem.recorder.torch_private.general import PREPARE, SWAP
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 LetGo: TypeAlias = Callable[[Tensors], Undo]

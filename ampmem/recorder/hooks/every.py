@@ -7,14 +7,11 @@ from functools import partial
 
 from ampmem.names import CASTS_COMPILED
 from ampmem.patching import Undo
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.hooks import children, data
+from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.hooks import boundaries, children
 from ampmem.recorder.hooks.backward import BackwardHooks
-from ampmem.recorder.hooks.calls import Calls
-from ampmem.recorder.hooks.communication.collectives import CollectiveHooks
-from ampmem.recorder.hooks.communication.data_parallel import DataParallelHooks
-from ampmem.recorder.hooks.communication.every import CommunicationHooks
+from ampmem.recorder.hooks.boundaries import Calls
+from ampmem.recorder.hooks.communication import CollectiveHooks, CommunicationHooks, DataParallelHooks
 from ampmem.recorder.hooks.conflicts import LetGo, let_go_of_swapped, make_way_for_history, make_way_for_profilers
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, UnseenByCompiled, quiet_compiled_modules
@@ -71,7 +68,10 @@ class Hooks:
         """Those that say when steps end, which may not be recorded, and what is made before a recording."""
         if self.calls is not None:
             self.early.append(self.calls.install)
-        self.others: list[Callable[[], Undo]] = [partial(data.install, listener, log.misses), communication.install]
+        self.others: list[Callable[[], Undo]] = [
+            partial(boundaries.install_data, listener, log.misses),
+            communication.install,
+        ]
         """Those that only matter while there is a recording."""
         if source.uses_profiler:
             self.others.append(partial(make_way_for_profilers, listener))

@@ -18,22 +18,23 @@ from torch.optim import Optimizer
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
 from ampmem.patching import Undo, added, hook, patch
+from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, states_of
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.parts import PLAIN
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot, parameter_record
-from ampmem.recorder.models.twins import chosen_from, is_master, partition_of, twins_of
+from ampmem.recorder.models.optimizers import chosen_from, is_master, partition_of, twins_of
 from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.torch_private.general import SCALER_STEP, found_inf, scale_of
-from ampmem.recorder.torch_private.optimizers import (
+from ampmem.recorder.torch_private.general import (
     OPTIMIZER_INIT,
+    SCALER_STEP,
+    found_inf,
     fused_or_foreach,
     on_step_after,
     on_step_before,
     running_steps,
+    scale_of,
 )
 
 _Names: TypeAlias = dict[int, list[tuple[int, int]]]

@@ -9,21 +9,21 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ampmem.recorder.facts.parts import PLAIN
+from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.torch_private.general import CHILDREN, PARAMETERS, TRACED
 
 _attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict__"].__get__
 """A module's own dictionary, whatever its class makes of ``__dict__``."""
 
 
-def named(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
+def named_tensors(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
     """The parameters or the buffers of ``module`` itself, by name; those of lazy modules may not be made yet."""
     return {key: tensor for key, tensor in _own(module, kind).items() if tensor is not None}
 
 
-def held(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
+def held_tensors(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
     """Those of them that are made: others have neither shape nor memory."""
-    return {key: tensor for key, tensor in named(module, kind).items() if not is_lazy(tensor)}
+    return {key: tensor for key, tensor in named_tensors(module, kind).items() if not is_lazy(tensor)}
 
 
 def held_as(module: nn.Module, kind: str, key: str) -> torch.Tensor | None:
@@ -56,7 +56,7 @@ def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """The parameters below ``root`` that there are, each once: those of lazy modules come with their first forward."""
     seen: set[int] = set()
     for path, module in tree(root, ""):
-        for key, parameter in held(module, PARAMETERS).items():
+        for key, parameter in held_tensors(module, PARAMETERS).items():
             if id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield f"{path}.{key}" if path else key, parameter  # type: ignore[misc]

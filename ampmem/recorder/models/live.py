@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module as Module
 from torch.optim import Optimizer as Optimizer
 
-from ampmem.recorder.torch_private.optimizers import never_made
+from ampmem.recorder.torch_private.general import never_made
 
 
 def live_modules() -> list[Module]:

@@ -15,16 +15,14 @@ import torch
 from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.parts import PLAIN, bytes_of, dtype_of, elements_of, parts_of
-from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named, named_parameters, tree
+from ampmem.recorder.facts.addresses import PLAIN, bytes_of, dtype_of, elements_of, parts_of
+from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named_parameters, named_tensors, tree
 from ampmem.recorder.models.live import dictionaries_with, live_modules
-from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
-from ampmem.recorder.torch_private.sharded import (
+from ampmem.recorder.torch_private.distributed import (
     flat_wholes,
+    fsdp_groups,
     fully_sharded,
-    groups_of,
     is_offloaded,
     is_part_of_whole,
     padding_of,
@@ -32,7 +30,7 @@ from ampmem.recorder.torch_private.sharded import (
     shard_of,
     stand_ins,
 )
-from ampmem.recorder.torch_private.tensors import base_of
+from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS, base_of
 
 
 class Sharded:
@@ -49,7 +47,7 @@ class Sharded:
         if not fully_sharded():
             return
         for module in modules:
-            for group in groups_of(module):
+            for group in fsdp_groups(module):
                 for param in params_of(group):
                     self.add(param)
                 yield group
@@ -168,7 +166,7 @@ class Slot:
         return None if module is None else held_as(module, kind, self.key)
 
 
-class Places:
+class TensorPlaces:
     """Which named tensor lies where: one storage may hold several."""
 
     def __init__(self, log: Log) -> None:
@@ -224,9 +222,9 @@ class Models:
         """Whether something was added to a module since the last :meth:`refresh`."""
         self.generation = 0
         """How often everything was named."""
-        self.parameters_at = Places(log)
+        self.parameters_at = TensorPlaces(log)
         """Text ids of the parameters' names, as of the last :meth:`note`."""
-        self.buffers_at = Places(log)
+        self.buffers_at = TensorPlaces(log)
         """The same of the buffers."""
         self.widths: dict[int, int] = {}
         """Bytes per element of each parameter in the newest forward with gradients on, by the text id of its name."""
@@ -440,7 +438,7 @@ class Models:
             if part_of_model:
                 self._parts.add(id(module))
             for kind, slots in ((PARAMETERS, self._parameters), (BUFFERS, self._buffers)):
-                for key, tensor in named(module, kind).items():
+                for key, tensor in named_tensors(module, kind).items():
                     if id(tensor) in seen:
                         continue
                     seen.add(id(tensor))

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from ampmem.own_code import OWN_FOLDERS, RUNNER
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Texts
 
 _HIDDEN = tuple(
     str(Path("torch", *parts))

@@ -17,9 +17,8 @@ from ampmem.events import (
     PredictionRecord,
     SegmentColumns,
 )
-from ampmem.recorder.facts.addresses import Addresses, Blocks
-from ampmem.recorder.facts.log import Log, See
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.addresses import Addresses, AliveBlocks
+from ampmem.recorder.facts.log import Log, See, Texts
 from ampmem.vocabulary import Mark, SourceKind
 
 
@@ -138,7 +137,7 @@ class Source(Protocol):
     def abandon(self) -> None:
         """Record no more in this process, a child that was forked; the recording goes on in its parent."""
 
-    def blocks(self) -> Blocks | None:
+    def blocks(self) -> AliveBlocks | None:
         """What is alive, by the last events; ``None`` where that is not known."""
 
 

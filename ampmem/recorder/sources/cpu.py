@@ -18,7 +18,7 @@ import torch
 
 from ampmem.events import Column
 from ampmem.patching import Undo, added
-from ampmem.recorder.facts.addresses import Blocks, RealAddresses
+from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import See
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.ledger import NOTHING, Ledger, Profiled
@@ -129,7 +129,7 @@ class ProfilerSource:
             undo.callback(install())
             return undo.pop_all().close
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> AliveBlocks:
         """What is alive, by the last events."""
         return self._ledger.blocks()
 

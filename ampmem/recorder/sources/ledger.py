@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Column
-from ampmem.recorder.facts.addresses import Blocks
+from ampmem.recorder.facts.addresses import AliveBlocks
 from ampmem.recorder.sources.base import RawEvents
-from ampmem.recorder.sources.storages import Died, Seen, Storages
+from ampmem.recorder.sources.storages import Died, SeenStorage, Storages
 
 
 def fates(events: Iterable[tuple[int, int]], blocks: Mapping[int, int]) -> tuple[list[int], set[int]]:
@@ -110,7 +110,7 @@ class Mappings:
     def __contains__(self, address: int) -> bool:
         return address in self._mappings
 
-    def expect(self, seen: Iterable[Seen]) -> None:
+    def expect(self, seen: Iterable[SeenStorage]) -> None:
         """These storages were seen since the last call: some may lie in mappings that are still to be added."""
         inside = [storage for mapping in self._mappings.values() for storage in mapping.storages]
         self._seen = dict(inside) | {each.address: each.bytes for each in seen}
@@ -215,11 +215,11 @@ class Ledger:
         now = time_ns()
         self._pending = [(now, address, size) for address, size in blocks.items()]
 
-    def blocks(self) -> Blocks:
+    def blocks(self) -> AliveBlocks:
         """What is alive."""
         alive = self._blocks | self._foreign
         unseen = {address: size for address, size in alive.items() if not self._storages.alive(address)}
-        return Blocks(unseen, sum(alive.values()))
+        return AliveBlocks(unseen, sum(alive.values()))
 
     def settle(self, events: Profiled, ops: dict[str, int]) -> RawEvents:
         """The ``events``, which came since the last call, and what happened beside them, in order.
@@ -233,13 +233,13 @@ class Ledger:
             self._add_foreign(time, address, size, Action.BASELINE)
         self._pending = []
         self._mappings.expect(seen := self._storages.take_seen())
-        beside: list[Seen | Died] = sorted([*seen, *self._storages.take_died()], reverse=True)
+        beside: list[SeenStorage | Died] = sorted([*seen, *self._storages.take_died()], reverse=True)
         self._settle_events(events, beside)
         while beside:
             self._beside(beside.pop())
         return rows.events(events, tuple(ops))
 
-    def _settle_events(self, events: Profiled, beside: list[Seen | Died]) -> None:
+    def _settle_events(self, events: Profiled, beside: list[SeenStorage | Died]) -> None:
         """Go through the ``events``, and through those ``beside`` them up to the last of them.
 
         Most events change the total by their own bytes, at an address that says the same: :meth:`_Rows.events` makes
@@ -361,9 +361,9 @@ class Ledger:
         for part, part_size in self._mappings.add(address, size):
             self._add_foreign(time, part, part_size, Action.ALLOC, self._mapping)
 
-    def _beside(self, what: Seen | Died) -> None:
+    def _beside(self, what: SeenStorage | Died) -> None:
         """A storage was seen, or died."""
-        if isinstance(what, Seen):
+        if isinstance(what, SeenStorage):
             self._saw(what)
             return
         time, address = what
@@ -372,7 +372,7 @@ class Ledger:
         elif self._is_whole(address):
             self._free_foreign(time, address)
 
-    def _saw(self, seen: Seen) -> None:
+    def _saw(self, seen: SeenStorage) -> None:
         """A hook has seen a storage: if its block is not known, it is now."""
         time, address, size, resizable, kept = seen
         if address in self._blocks or address in self._foreign:

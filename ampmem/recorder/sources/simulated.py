@@ -10,7 +10,7 @@ import numpy as np
 
 from ampmem.allocator.blocks import DEFAULT_POOL, DriverCall
 from ampmem.allocator.gpus import READINGS, GpuSpec
-from ampmem.allocator.oom import OutOfMemory, pack
+from ampmem.allocator.oom import OutOfMemory, pack_segments
 from ampmem.allocator.segments import RESERVING, SegmentLog, extent_of_call, extents_of
 from ampmem.errors import UsageError
 from ampmem.events import (
@@ -24,10 +24,9 @@ from ampmem.events import (
     SegmentColumns,
 )
 from ampmem.names import not_modelled
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.sources.base import Place, RawEvents
-from ampmem.simulator.device import Event, SimulatedDevice
+from ampmem.simulator.device import DeviceEvent, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.general import running_node
 from ampmem.simulator.where import take_stops
@@ -63,7 +62,7 @@ class SimulatedSource:
         self._locate: Callable[[], Place] | None = None
         self._log: Log | None = None
         self._texts = Texts()
-        self._events: list[Event] = []
+        self._events: list[DeviceEvent] = []
         self._segments = SegmentLog()
         self._first_step = True
         """Whether no step has ended so far, and none passed before."""
@@ -100,7 +99,7 @@ class SimulatedSource:
         self._first_step = not self._device.live()
         for address, (size, block, stream) in self._device.live().items():
             total += size
-            self._events.append(Event(now, Action.BASELINE, address, size, block, total, "", -1, stream))
+            self._events.append(DeviceEvent(now, Action.BASELINE, address, size, block, total, "", -1, stream))
         self._segments.begin(now, extents_of(self._device.segments()))
         self._device.allocator.driver.observer = self._reserve
         self._device.recorder = self._record
@@ -197,7 +196,7 @@ class SimulatedSource:
         """What the run comes to on the simulated GPU, by now."""
         return self._device.prediction()
 
-    def _record(self, event: Event) -> None:
+    def _record(self, event: DeviceEvent) -> None:
         self._events.append(event)
         step = NO_STEP if self._log is None else self._log.step
         if event.action == Action.ALLOC and step != NO_STEP:
@@ -263,12 +262,12 @@ class SimulatedSource:
             op=place.op or running_node()[0],
             module=place.module,
             stack=place.stack,
-            segments=pack(self._device.segments()),
+            segments=pack_segments(self._device.segments()),
             limit=report.allowed,
         )
 
 
-def _raw(events: list[Event], segments: SegmentColumns) -> RawEvents:
+def _raw(events: list[DeviceEvent], segments: SegmentColumns) -> RawEvents:
     names: dict[str, int] = {"": 0}
     op = [names.setdefault(event.node, len(names)) for event in events]
     rows = [(e.time_ns, e.action, e.address, e.bytes, e.block_bytes, e.allocated, e.sequence, e.stream) for e in events]

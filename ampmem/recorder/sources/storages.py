@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-from ampmem.recorder.facts.parts import PLAIN
+from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.torch_private.general import without_functions
 
 
-class Seen(NamedTuple):
+class SeenStorage(NamedTuple):
     """A storage that a hook has seen; ``resizable`` where torch's allocator handed its memory out."""
 
     time_ns: int
@@ -46,7 +46,7 @@ class Storages:
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._places: dict[int, int] = {}
         """``id`` of each storage to where it was seen last: one may be emptied, and filled again elsewhere."""
-        self._seen: list[Seen] = []
+        self._seen: list[SeenStorage] = []
         self._died: list[Died] = []
 
     def add(self, tensors: Iterable[torch.Tensor], kept: Iterable[torch.Tensor] = ()) -> None:
@@ -69,7 +69,7 @@ class Storages:
         address = storage.data_ptr()
         self._left(storage, address)
         if address and storage.nbytes():
-            self._seen.append(Seen(time_ns(), address, storage.nbytes(), storage.resizable(), kept))
+            self._seen.append(SeenStorage(time_ns(), address, storage.nbytes(), storage.resizable(), kept))
             self._watch(storage)
 
     def _was_seen(self, storage: torch.UntypedStorage) -> bool:
@@ -84,7 +84,7 @@ class Storages:
         storage = None if known is None else known()
         return storage is not None and storage.data_ptr() == address
 
-    def take_seen(self) -> list[Seen]:
+    def take_seen(self) -> list[SeenStorage]:
         """What was seen since the last call, in order."""
         seen, self._seen = self._seen, []
         return seen

@@ -27,15 +27,19 @@ from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.steering.parallel import ArgumentChange, parallel_changes
 from ampmem.recorder.torch_private.entries import Place
-from ampmem.recorder.torch_private.general import in_backward, is_compiled_in_place, on_module_before
-from ampmem.recorder.torch_private.optimizers import (
+from ampmem.recorder.torch_private.general import (
     FUSED_INITS,
     OPTIMIZER_INIT,
     ZERO_GRADS,
+    in_backward,
+    is_compiled_in_place,
+    is_wrapper,
+    on_module_before,
     on_step_after,
     on_step_before,
+    top_saved_hooks,
+    version_of,
 )
-from ampmem.recorder.torch_private.tensors import is_wrapper, top_saved_hooks, version_of
 from ampmem.vocabulary import Forced
 
 _CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped in another file

@@ -38,12 +38,12 @@ from ampmem.recorder.torch_private.general import (
     never_compiled,
     on_module_after,
     on_module_before,
+    on_step_before,
     region_says,
-    say,
+    say_region,
     scaler_device,
     scaler_enabled,
 )
-from ampmem.recorder.torch_private.optimizers import on_step_before
 from ampmem.vocabulary import Arm
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
@@ -266,11 +266,11 @@ class Steering:
             if scripts and self._on_thread() and not in_backward():
                 self._give_way(region, code)
             said = region_says(region)
-            say(region, self._steered(region, scripts=scripts, replayed=replayed))
+            say_region(region, self._steered(region, scripts=scripts, replayed=replayed))
             try:
                 result = original(region)
             finally:
-                say(region, said)
+                say_region(region, said)
             self._regions.open.append(_Open(region=region, scripts=scripts))
             return result
 

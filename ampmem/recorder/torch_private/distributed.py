@@ -1,13 +1,21 @@
-"""What recording takes of torch.distributed that torch does not promise, or patches; as in ``general.py``."""
+"""What recording takes of torch.distributed that torch does not promise, or patches; as in ``general.py``.
+
+Of sharded training that is FSDP2's parameters and groups, the flat parameters of FSDP1, and DTensor's collectives. None
+of it is imported before the script has done so. :func:`fully_sharded` and :func:`functional` say whether it has.
+Versions differ: what one of them lacks is left out, and a note says what is not seen then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from torch import distributed
+import torch
+from torch import distributed, nn
 
-from ampmem.recorder.torch_private.entries import Place, optional, patched
+from ampmem.recorder.torch_private.entries import Place, Use, at, attribute, optional, patched
 
 # -- ranks and their places -------------------------------------------------------------------------
 
@@ -87,3 +95,264 @@ def _collective(name: str) -> Place:
 
 RECEIVES: tuple[Place, ...] = (_collective("recv"), _collective("recv_anysource"))
 COLLECTIVES: tuple[Place, ...] = (*RECEIVES, *map(_collective, ("send", "allreduce", "broadcast")))
+
+
+_PACKAGE = "torch.distributed.fsdp._fully_shard"
+_GROUP = f"{_PACKAGE}._fsdp_param_group.FSDPParamGroup"
+_PARAM = f"{_PACKAGE}._fsdp_param.FSDPParam"
+_FUNCTIONAL = "torch.distributed._functional_collectives"
+_DTENSOR = "torch.distributed.tensor"
+_NOT_SEEN = "memory of FSDP2's communication counts as other memory"
+_NO_SHARDS = "a parameter that FSDP2 has made whole may be taken for another one"
+
+
+def fully_sharded() -> bool:
+    """Whether the script has imported FSDP2."""
+    return f"{_PACKAGE}._fsdp_param_group" in sys.modules
+
+
+def functional() -> bool:
+    """Whether the script has imported the collectives that return what they fill, as DTensor does."""
+    return _FUNCTIONAL in sys.modules
+
+
+UNSHARD, WAIT, RESHARD, POST_BACKWARD = (
+    attribute(_GROUP, name, why, without=_NOT_SEEN, use=Use.SHARDED)
+    for name, why in (
+        ("unshard", "what an all-gather fills"),
+        ("wait_for_unshard", "the whole parameters"),
+        ("reshard", "that they are given up"),
+        ("post_backward", "the gradients of the whole parameters"),
+    )
+)
+REDUCE = attribute(
+    f"{_PACKAGE}._fsdp_param_group", "foreach_reduce", "what is reduced", without=_NOT_SEEN, use=Use.SHARDED
+)
+INPUTS = attribute(
+    f"{_PACKAGE}._fsdp_collectives",
+    "_get_param_all_gather_inputs",
+    "what an all-gather is given where that is no shard itself",
+    without=_NOT_SEEN,
+    use=Use.SHARDED,
+)
+
+
+def _with_attributes_of(owner: str, *methods: str) -> SimpleNamespace:
+    """An object with all names that those methods set on theirs, and that the class says its objects have."""
+    kind = at(owner)
+    named = {name for method in methods for name in vars(kind)[method].__code__.co_names} | set(kind.__annotations__)
+    # What is in the class and cannot be had from it cannot be had from its objects either.
+    return SimpleNamespace(**{name: None for name in named if name not in vars(kind) or hasattr(kind, name)})
+
+
+def _of_group(name: str, why: str) -> str:
+    return attribute(
+        _GROUP, name, why, without=_NOT_SEEN, use=Use.SHARDED, example=lambda: _with_attributes_of(_GROUP, "__init__")
+    )
+
+
+def _of_param(name: str, why: str, without: str = _NO_SHARDS) -> str:
+    methods = ("__init__", "_init_sharded_param", "_init_extensions", "init_unsharded_param")
+    return attribute(
+        _PARAM, name, why, without=without, use=Use.SHARDED, example=lambda: _with_attributes_of(_PARAM, *methods)
+    )
+
+
+_PARAMS = _of_group("fsdp_params", "the parameters that are gathered together")
+_MODULES = _of_group("modules", "whose they are")
+_PENDING = _of_group("_all_gather_result", "what an all-gather fills")
+_SHARD = _of_param("sharded_param", "the shard, which the optimizer has")
+_WHOLE = _of_param("_unsharded_param", "the whole parameter, which modules have while they run")
+_OUTPUTS = _of_param("all_gather_outputs", "its memory", _NOT_SEEN)
+_INNER = _of_param("_unsharded_inner_tensors", "its memory, of a quantized one", _NOT_SEEN)
+_PADDED = _of_param("padded_sharded_param_size", "the padding of a shard", "padding of shards is not told")
+_SIZE = _of_param("sharded_size", "the padding of a shard", "padding of shards is not told")
+_OFFLOADED = _of_param("offload_to_cpu", "which shards wait on the CPU", "offloaded shards count as not recorded")
+_PARTLY_WHOLE = ("_sharded_post_forward_param_data", "_sharded_post_forward_param")
+_FLAT = "torch.distributed.fsdp._flat_param"
+_NO_WHOLE = "of FSDP1's parameters only this rank's elements are known"
+_FLAT_SIZE, _FLAT_SHAPES, _FLAT_PARAMS = (
+    attribute(
+        f"{_FLAT}.FlatParameter",
+        name,
+        why,
+        without=_NO_WHOLE,
+        use=Use.SHARDED,
+        example=lambda: _with_attributes_of(f"{_FLAT}.FlatParameter"),
+    )
+    for name, why in (
+        ("_unpadded_unsharded_size", "how many elements a flat parameter of FSDP1 has on all ranks together"),
+        ("_shapes", "the same of the parameters in it"),
+        ("_params", "the parameters in it that modules keep (use_orig_params)"),
+    )
+)
+_ACCUMULATED = "unsharded_accumulated_grad"
+"""Where a version of torch has these; others have no such memory."""
+
+_STATE = attribute(
+    f"{_PACKAGE}._fully_shard.FSDPModule",
+    "_get_fsdp_state",
+    "which parameters FSDP2 shards",
+    without=_NO_SHARDS,
+    use=Use.SHARDED,
+)
+_GROUPS = ("_fsdp_param_groups", "_fsdp_param_group")
+"""Of a state: several since 2.12, one before."""
+
+
+def places(name: str) -> list[Place]:
+    """Where one of the names above is patched; nowhere where this torch lacks it."""
+    module = "_fsdp_collectives" if name == INPUTS else "_fsdp_param_group"
+    owner = at(_GROUP) if name in (UNSHARD, WAIT, RESHARD, POST_BACKWARD) else at(f"{_PACKAGE}.{module}")
+    return [(owner, name)] if name in vars(owner) else []
+
+
+def fsdp_groups(module: nn.Module) -> list[Any]:
+    """The groups of parameters that FSDP2 has made of ``module``; none where it has not."""
+    if not isinstance(module, at(f"{_PACKAGE}._fully_shard").FSDPModule):
+        return []
+    state = getattr(module, _STATE)()
+    several, one = (getattr(state, name, None) for name in _GROUPS)
+    return list(several) if several is not None else [one] if one is not None else []
+
+
+def params_of(group: Any) -> list[Any]:
+    """FSDP2's own objects for the parameters of ``group``."""
+    return list(getattr(group, _PARAMS, ()))
+
+
+def fsdp_module(group: Any) -> nn.Module | None:
+    """The first module of ``group``."""
+    modules = getattr(group, _MODULES, ())
+    return modules[0] if modules else None
+
+
+def is_gathering(group: Any) -> bool:
+    """Whether an all-gather for ``group`` was started that nobody has waited for yet."""
+    return getattr(group, _PENDING, None) is not None
+
+
+def gathered(group: Any) -> torch.Tensor | None:
+    """What that all-gather fills."""
+    result = getattr(group, _PENDING, None)
+    return result[0] if isinstance(result, tuple) and isinstance(result[0], torch.Tensor) else None
+
+
+def shard_of(param: Any) -> nn.Parameter | None:
+    """The shard, which is the optimizer's."""
+    return getattr(param, _SHARD, None)
+
+
+def stand_ins(param: Any) -> Iterator[torch.Tensor]:
+    """The parameters that modules have in the shard's place while they run."""
+    for name in (_WHOLE, _PARTLY_WHOLE[1]):
+        found = getattr(param, name, None)
+        if found is not None:
+            yield found
+
+
+def whole_of(param: Any) -> nn.Parameter | None:
+    """The whole parameter; ``None`` before it was gathered for the first time."""
+    return getattr(param, _WHOLE, None)
+
+
+def whole_memory(param: Any) -> list[torch.Tensor]:
+    """The tensors with its memory, which are there all the time: their storages are empty in between."""
+    partly = getattr(param, _PARTLY_WHOLE[0], None)
+    more = [] if partly is None else [partly]
+    return [*getattr(param, _OUTPUTS, ()), *getattr(param, _INNER, ()), *more]
+
+
+def whole_gradients(param: Any) -> Iterator[torch.Tensor]:
+    """The gradients of the whole parameter that are there now."""
+    whole = whole_of(param)
+    for gradient in (None if whole is None else whole.grad, getattr(param, _ACCUMULATED, None)):
+        if gradient is not None:
+            yield gradient
+
+
+def padding_of(param: Any) -> int:
+    """So many elements of the shard's memory are no parameter's."""
+    padded, size = getattr(param, _PADDED, None), getattr(param, _SIZE, None)
+    return 0 if padded is None or size is None else int(padded.numel() - size.numel())
+
+
+def flat_wholes(module: nn.Module) -> Iterator[tuple[torch.Tensor, int]]:
+    """Each parameter that FSDP1 shards for ``module``, and its elements on all ranks together; none elsewhere."""
+    handle = vars(module).get("_handle")
+    if handle is None or _FLAT not in sys.modules or not isinstance(handle, at(_FLAT).FlatParamHandle):
+        return
+    flat = handle.flat_param
+    size = getattr(flat, _FLAT_SIZE, None)
+    if size is None or not handle.uses_sharded_strategy:
+        return
+    yield flat, size.numel()
+    shapes = getattr(flat, _FLAT_SHAPES, ())
+    for parameter, shape in zip(getattr(flat, _FLAT_PARAMS, None) or (), shapes, strict=False):
+        yield parameter, shape.numel()
+
+
+def is_offloaded(param: Any) -> bool:
+    """Whether the shard stays on the CPU while no module runs with it (``CPUOffloadPolicy``)."""
+    return bool(getattr(param, _OFFLOADED, False))
+
+
+def is_part_of_whole(tensor: torch.Tensor) -> bool:
+    """Whether other processes have other elements of ``tensor``, which is a DTensor then."""
+    module = sys.modules.get(_DTENSOR)
+    if module is None or not isinstance(tensor, module.DTensor):
+        return False
+    sizes = tensor.device_mesh.shape
+    return any(
+        size > 1 and not placement.is_replicate() and not placement.is_partial()
+        for size, placement in zip(sizes, tensor.placements, strict=True)
+    )
+
+
+_COLLECTIVES: dict[str, tuple[str, ...]] = {
+    "all_gather": ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather"),
+    "reduce_scatter": ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"),
+    "all_reduce": ("all_reduce", "reduce"),
+    "all_to_all": ("all_to_all", "all_to_all_single"),
+    "broadcast": ("broadcast", "scatter"),
+}
+"""Of each part, the functions of ``torch.distributed`` that fill what they are given, where a version has them."""
+
+_RETURNING: dict[str, tuple[str, ...]] = {
+    "all_gather": (
+        "all_gather_tensor",
+        "all_gather_single",
+        "all_gather_into_tensor_coalesced",
+        "all_gather_single_coalesced",
+    ),
+    "reduce_scatter": (
+        "reduce_scatter_tensor",
+        "reduce_scatter_single",
+        "reduce_scatter_tensor_coalesced",
+        "reduce_scatter_single_coalesced",
+    ),
+    "all_reduce": ("all_reduce", "all_reduce_coalesced"),
+    "all_to_all": ("all_to_all_single",),
+    "broadcast": ("broadcast",),
+}
+"""The same of those that return what they have filled, each where a version has it."""
+
+for _part, _names in _RETURNING.items():
+    attribute(_FUNCTIONAL, _names[0], f"{_part} of DTensor's", without=_NOT_SEEN, use=Use.SHARDED)
+
+
+def collectives() -> Iterator[tuple[str, Place]]:
+    """Each function of ``torch.distributed`` that fills what it is given, after the part that it is of."""
+    return _found(torch.distributed, _COLLECTIVES)
+
+
+def returning_collectives() -> Iterator[tuple[str, Place]]:
+    """The same of those that return what they have filled."""
+    return _found(at(_FUNCTIONAL), _RETURNING)
+
+
+def _found(owner: ModuleType, names: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Place]]:
+    for part, functions in names.items():
+        for name in functions:
+            if name in vars(owner):
+                yield part, (owner, name)

@@ -1,33 +1,36 @@
 """Every private name of torch that recording stands on: what for, since when, and what ampmem does without.
 
-Those of a CUDA device are in ``cuda.py``, of torch.distributed in ``distributed.py``, of optimizers in
-``optimizers.py``; nothing else in ``ampmem/recorder`` names one (the simulated device has its own room,
-``simulator/private/``). What is public but patched is here too, since a patch takes it for granted where a name is; and
-so is what registers hooks. Each is looked up when this module is imported, which never
-fails; :func:`~ampmem.recorder.torch_private.entries.probe` says before a recording what is missing. ``needed`` names
-are refused without, ``optional`` ones say what is lost. To bring ampmem to a new torch: read this folder, run the
-probe, run the tests.
+Those of a CUDA device are in ``cuda.py``, of torch.distributed in ``distributed.py``; nothing else in
+``ampmem/recorder`` names one (the simulated device has its own room, ``simulator/private/``). What is public but
+patched is here too, since a patch takes it for granted where a name is; and so is what registers hooks. Each is looked
+up when this module is imported, which never fails; :func:`~ampmem.recorder.torch_private.entries.probe` says before a
+recording what is missing. ``needed`` names are refused without, ``optional`` ones say what is lost. To bring ampmem to
+a new torch: read this folder, run the probe, run the tests.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import sys
-from collections.abc import Callable
-from operator import attrgetter
-from types import SimpleNamespace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from operator import attrgetter, methodcaller
+from pathlib import Path
+from types import FrameType, FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from ampmem.patching import passed_over
+from ampmem.recorder.torch_private.entries import ENTRIES, NOTHING, attribute, needed, optional, patched
 from ampmem.recorder.torch_private.entries import Place as Place
 from ampmem.recorder.torch_private.entries import Use as Use
-from ampmem.recorder.torch_private.entries import attribute, needed, optional, patched
 from ampmem.recorder.torch_private.entries import probe as probe
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
@@ -387,7 +390,7 @@ region_says: Callable[[Any], tuple[bool, torch.dtype, bool]] = attrgetter(*_SAYS
 """Whether a region is enabled, its dtype, and whether it caches."""
 
 
-def say(region: Any, values: tuple[bool, torch.dtype, bool]) -> None:
+def say_region(region: Any, values: tuple[bool, torch.dtype, bool]) -> None:
     """Have ``region`` say ``values``, as :func:`region_says` gives them."""
     for name, value in zip(_SAYS, values, strict=True):
         setattr(region, name, value)
@@ -442,3 +445,236 @@ def never_compiled(function: _FunctionT) -> _FunctionT:
         skip = _actions.SKIP
         _exec_strategy(function.__code__, _exec_strategies(skip, skip))
     return function
+
+
+OPTIMIZER_INIT: Place = patched("torch.optim.Optimizer", "__init__", "that an optimizer is made")
+FUSED_INITS: tuple[Place, ...] = tuple(
+    (kind, "__init__") for kind in (torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+)
+"""Where each optimizer that can run its update fused is made."""
+ZERO_GRADS: tuple[Place, ...] = ((Optimizer, "zero_grad"), (nn.Module, "zero_grad"))
+"""By what a script zeroes gradients."""
+on_step_before, on_step_after = (
+    needed("torch.optim.optimizer", f"register_optimizer_step_{when}_hook", "when an optimizer updates")
+    for when in ("pre", "post")
+)
+
+
+def _by_device(parameters: list[torch.Tensor], differentiable: bool, use_fused: bool) -> tuple[bool, bool]:
+    """torch's documented rule: foreach where all parameters are plain tensors on a GPU."""
+    plain = (torch.Tensor, nn.Parameter)
+    return False, not differentiable and all(type(each) in plain and each.is_cuda for each in parameters)
+
+
+fused_or_foreach: Callable[..., tuple[bool, bool]] = optional(
+    "torch.optim.optimizer",
+    "_default_to_fused_or_foreach",
+    "how an optimizer runs its update that was not told",
+    without="whether an optimizer runs foreach is concluded from where its parameters are",
+    otherwise=_by_device,
+)
+
+
+def running_steps() -> Counter[int]:
+    """``id`` of each optimizer whose ``step`` is on the Python stack, and how often it is.
+
+    Reads a local variable of torch's own: the function ``wrapper`` in ``torch/optim/optimizer.py``, which runs every
+    optimizer's ``step`` and calls the hooks, has the optimizer as ``self`` (2.11 and newer). Nothing else knows of a
+    step that raised. Where torch names it otherwise, an optimizer whose step raised is taken for one that runs on.
+    """
+    running: Counter[int] = Counter()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename == torch_optimizer.__file__ and frame.f_code.co_name == "wrapper":
+            running[id(frame.f_locals.get("self"))] += 1
+        frame = frame.f_back
+    return running
+
+
+def _patching() -> object:
+    return SimpleNamespace(**dict.fromkeys(Optimizer._patch_step_function.__code__.co_names))
+
+
+_HOOKED = attribute(
+    "torch.optim.Optimizer._patch_step_function",
+    "hooked",
+    "which classes of torch's have made an optimizer, so that nobody looks for those of the others",
+    without="a recording takes a little longer to start",
+    example=_patching,
+)
+
+
+def never_made(kind: type[Optimizer]) -> bool:
+    """Whether ``kind``, a class of torch's own, has made no optimizer yet; ``False`` where that cannot be told.
+
+    With the first one torch wraps the ``step`` of its class, and marks what it puts there. A ``step`` that somebody
+    else has put there since has no mark, and says nothing.
+    """
+    step = kind.step
+    return _MARKS and _is_of_torch(step) and not hasattr(step, _HOOKED)
+
+
+def _is_of_torch(function: object) -> bool:
+    """Whether its code is torch's, and that of what it wraps: a name can be taken over from what was replaced."""
+    while type(function) is FunctionType and function.__code__.co_filename.startswith(_FOLDER):
+        if not hasattr(function, "__wrapped__"):
+            return True
+        function = function.__wrapped__
+    return False
+
+
+_FOLDER = str(Path(torch.__file__).parent) + os.sep
+_MARKS = not any(entry.name == _HOOKED and entry.find() is NOTHING for entry in ENTRIES)
+
+
+_WRAPPED = "what wraps other tensors, such as DTensor, is in no category"
+is_wrapper: Callable[[torch.Tensor], bool] = optional(
+    "torch.utils._python_dispatch",
+    "is_traceable_wrapper_subclass",
+    "tensors that wrap others, such as DTensor",
+    without=_WRAPPED,
+    otherwise=lambda _: False,
+)
+COPY = needed("torch.ops.aten.copy_", "default", "the op by which parameters get into a flat buffer")
+PRODUCT = needed("torch.ops.aten._unsafe_view", "default", "the last op of a matrix product of many dimensions")
+_LAYOUT: Any = torch.Tensor.layout
+layout_of: Callable[[torch.Tensor], torch.layout] = _LAYOUT.__get__
+"""Torch's own, whatever the class of a tensor makes of it."""
+
+
+def wrapped_names(tensor: torch.Tensor) -> Sequence[str]:
+    """The attributes of the wrapper ``tensor`` that hold the tensors in it."""
+    names: Sequence[str] = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+    return names
+
+
+_SPARSE = "indices and values of sparse tensors are in no category"
+_INDICES, _VALUES = (
+    attribute("torch.Tensor", name, "the memory of a sparse tensor that is not coalesced", without=_SPARSE)
+    for name in ("_indices", "_values")
+)
+_COMPRESSED = {
+    torch.sparse_coo: (_INDICES, _VALUES),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The indices and values of a sparse tensor; none of a layout that shows none."""
+    with without_dispatch(), torch.no_grad():  # the script's own modes count only what the script does
+        return [getattr(tensor, name)() for name in _COMPRESSED.get(tensor.layout, ())]
+
+
+# -- one tensor --------------------------------------------------------------------------------------
+
+version_of: Callable[[torch.Tensor], int] = attrgetter(
+    attribute("torch.Tensor", "_version", "whether a saved tensor was overwritten")
+)
+is_view: Callable[[torch.Tensor], bool] = methodcaller(
+    attribute("torch.Tensor", "_is_view", "casts of views, which autocast does not cache")
+)
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter(
+    attribute("torch.Tensor", "_base", "which tensors lie in a parameter's memory")
+)
+use_count: Callable[[torch.Tensor], int] = methodcaller(
+    attribute("torch.Tensor", "_use_count", "whether autocast's cache holds a copy")
+)
+
+SWAP: Place = patched(
+    "torch.utils",
+    "swap_tensors",
+    "that two tensors are swapped, which nobody may refer to then",
+    without="a script that swaps tensors may fail",
+)
+
+_GRADIENT_HOOKS = attribute(
+    "torch.Tensor",
+    "_post_accumulate_grad_hooks",
+    "the hooks on a parameter, which are gone with ours",
+    without="an empty list of hooks may stay at parameters after the recording",
+)
+
+
+def gradient_hooks(parameter: torch.Tensor) -> Any:
+    """The hooks that ``parameter`` has for its gradient; ``None`` where it never had any."""
+    return getattr(parameter, _GRADIENT_HOOKS, None)
+
+
+def forget_gradient_hooks(parameter: torch.Tensor) -> None:
+    """``parameter`` has no hooks: let it be as if it never had any."""
+    if gradient_hooks(parameter) is not None:
+        setattr(parameter, _GRADIENT_HOOKS, None)
+
+
+# -- what autograd saves ----------------------------------------------------------------------------
+
+
+def _made_node() -> Any:
+    return torch.ones((), device="cpu", requires_grad=True).exp().grad_fn
+
+
+node_number: Callable[[Any], int] = methodcaller(
+    attribute("torch.autograd.graph.Node", "_sequence_nr", "which op made a node", example=_made_node)
+)
+attribute("torch.autograd.graph.Node", "_raw_saved_result", "which tensors a node saves", example=_made_node)
+
+
+def saved_names(kind: type) -> tuple[str, ...]:
+    """The attributes of a node of this class that are tensors that it saved, or tuples of such."""
+    names = (name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw"))
+    return tuple(name for name in names if hasattr(kind, name))
+
+
+push_saved_hooks: Callable[..., None] = needed(
+    "torch._C._autograd", "_push_saved_tensors_default_hooks", "to hear of every tensor that autograd saves"
+)
+pop_saved_hooks: Callable[[], None] = needed(
+    "torch._C._autograd", "_pop_saved_tensors_default_hooks", "to hear no more of them"
+)
+top_saved_hooks: Callable[[bool], tuple[Any, Any] | None] = needed(
+    "torch._C._autograd", "_top_saved_tensors_default_hooks", "to pop no hooks but our own"
+)
+saved_hooks_refused: Callable[[], str | None] = needed(
+    "torch._C._autograd",
+    "_saved_tensors_hooks_get_disabled_error_message",
+    "torch.func, which refuses to run under hooks",
+)
+DISABLE_SAVED_HOOKS: Place = patched(
+    "torch._C._autograd",
+    "_saved_tensors_hooks_disable",
+    "torch.func, compiled or not, which calls it and finds no hooks in place then",
+)
+ENABLE_SAVED_HOOKS: Place = patched(
+    "torch._C._autograd", "_saved_tensors_hooks_enable", "the end of what refuses to run under hooks"
+)
+_UNNAMED = "what a Function saves is in the recording only where ops saved it, too"
+SAVES: Place = patched(
+    "torch.autograd.function.FunctionCtx", "save_for_backward", "that a Function saves tensors", without=_UNNAMED
+)
+HOOKS_ON_SAVED: Place = patched(
+    "torch._C._autograd.SavedTensor",
+    "register_hooks",
+    "hooks of the script's on what one node saved",
+    without="hooks that the script puts on what one node saved may be called once more",
+)
+_FUNCTION = "torch._C._FunctionBase"
+_TO_SAVE = attribute(_FUNCTION, "to_save", "whether a Function's forward still runs", without=_UNNAMED)
+_SAVED = attribute(_FUNCTION, "saved_tensors", "what a Function has saved", without=_UNNAMED)
+
+
+def to_save(function: Any) -> Any:
+    """What ``function`` is going to save when its forward is over; ``None`` afterwards."""
+    return _own(_TO_SAVE).__get__(function)
+
+
+def saved_by(function: Any) -> tuple[torch.Tensor | None, ...]:
+    """What ``function`` has saved, past what its class may say."""
+    saved: tuple[torch.Tensor | None, ...] = _own(_SAVED).__get__(function)
+    return saved
+
+
+def _own(name: str) -> Any:
+    return getattr(torch.autograd.Function, name)

@@ -45,7 +45,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
+class UnservedRequest:
     """A request that could not be served, in bytes, and the blocks that were in use then.
 
     ``blocks`` has each address with its size, and ``lines`` each with the line of the script that allocated it, where
@@ -67,7 +67,7 @@ class Gauge(ABC):
     """Whether the peak is the largest of the instants at which it is asked for."""
 
     @abstractmethod
-    def install(self, short: Callable[[Shortage], None]) -> Undo:
+    def install(self, short: Callable[[UnservedRequest], None]) -> Undo:
         """Begin; ``short`` is told of each request that could not be served. Returns what undoes it."""
 
     @abstractmethod
@@ -108,7 +108,7 @@ class CpuGauge(Gauge):
         self._total: ctypes.c_size_t | None = None
         self._before = self._most = 0
 
-    def install(self, short: Callable[[Shortage], None]) -> Undo:
+    def install(self, short: Callable[[UnservedRequest], None]) -> Undo:
         self._before = sum({each.data_ptr(): each.nbytes() for each in map(_storage, live_tensors()) if each}.values())
         undo, why = count_all_threads()
         if why is None:
@@ -177,9 +177,9 @@ class SimulatedGauge(Gauge):
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
-        self._short: Callable[[Shortage], None] = lambda _: None
+        self._short: Callable[[UnservedRequest], None] = lambda _: None
 
-    def install(self, short: Callable[[Shortage], None]) -> Undo:
+    def install(self, short: Callable[[UnservedRequest], None]) -> Undo:
         self._short = short
         self.resume()
         return self.pause
@@ -205,7 +205,7 @@ class SimulatedGauge(Gauge):
     def _failed(self, failure: OutOfMemory) -> None:
         blocks = {address: size for address, (_, size, _) in self._device.live().items()}
         self._short(
-            Shortage(
+            UnservedRequest(
                 asked=failure.report.asked,
                 free=failure.report.device_free,
                 total=failure.report.device_total,
@@ -228,14 +228,14 @@ class CudaGauge(Gauge):
         self._device: int | None = None
         self._on = self._wanted = self._ring = False
         self._keep = stacks
-        self._short: Callable[[Shortage], None] = lambda _: None
+        self._short: Callable[[UnservedRequest], None] = lambda _: None
         self._lines: dict[int, str] = {}
         self._peaks: dict[int, dict[tuple[str, str], int]] = {}
         """By device, what each peak was when we reset it: since the script's own reset, or the process's start."""
         self._stats = torch_private.memory_stats()
         self._reset = torch_private.reset_peaks()
 
-    def install(self, short: Callable[[Shortage], None]) -> Undo:
+    def install(self, short: Callable[[UnservedRequest], None]) -> Undo:
         self._short = short
         self._wanted = True
         with ExitStack() as undo:
@@ -351,7 +351,7 @@ class CudaGauge(Gauge):
         snapshot = self._api.snapshot()
         blocks, lines = self._in_use(snapshot, device)
         self._short(
-            Shortage(
+            UnservedRequest(
                 asked=int(last_failure(snapshot, device).get("size", segment)),
                 free=free,
                 total=total,

@@ -1,4 +1,7 @@
-"""Keeps a whole run: a row for each step, a few steps in full now and then, and what there was when memory ran out."""
+"""Keeps a whole run: a row for each step, a few steps in full now and then, and what there was when memory ran out.
+
+Between full recordings those hooks of a session that cost little follow the script's steps and phases.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,120 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import time_ns
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.events import Phase, PlaceRecord
 from ampmem.failure import FailureRecord, failure_of
 from ampmem.growth import LEAST_STEPS, growth_of
 from ampmem.own_code import script_line
+from ampmem.patching import hook
 from ampmem.recorder.models.holders import names_of_holders
-from ampmem.recorder.models.live import collection_paused, live_tensors
+from ampmem.recorder.models.live import collection_paused, live_at_start, live_tensors
 from ampmem.recorder.options import Options
-from ampmem.recorder.process.active import active, check_none, claim, release
+from ampmem.recorder.process import active, become_active, check_none, release
 from ampmem.recorder.session import Session
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.choose import records_cuda
+from ampmem.recorder.sources.cuda.late import LateNumber
 from ampmem.recorder.sources.cuda.oom import is_out_of_memory
 from ampmem.recorder.sources.simulated import SimulatedSource
-from ampmem.recorder.watch.gauges import CpuGauge, CudaGauge, Gauge, Shortage, SimulatedGauge
-from ampmem.recorder.watch.light import LightSession
-from ampmem.recording.watched import Ending, Grown, Held, Row, WatchedFile, WatchedHeader, Why
+from ampmem.recorder.torch_private.general import in_backward, on_step_before, tree_leaves
+from ampmem.recorder.watch.gauges import CpuGauge, CudaGauge, Gauge, SimulatedGauge, UnservedRequest
+from ampmem.recording.watched import Ending, GrownRecord, HeldRecord, Row, WatchedFile, WatchedHeader, Why
 from ampmem.signals import SIGNALS
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.version import __version__
 from ampmem.vocabulary import SourceKind
+
+_SHAPES = 3
+"""So many tensors of a batch are named."""
+
+
+class Passing(Protocol):
+    """What is told of the script as it goes by."""
+
+    def entered(self, phase: Phase) -> None:
+        """The script is in another phase."""
+
+    def fed(self, module: nn.Module, batch: str, size: int) -> None:
+        """An outermost ``module`` is fed what ``batch`` says, of ``size`` elements."""
+
+    def step_ended(self, number: int) -> None:
+        """A step has ended."""
+
+
+class LightSession(Session):
+    """A session that only times steps, in which ``passing`` is told what comes by.
+
+    ``look`` is called at the end of each module's forward, where the peak is the largest of what is seen then.
+    """
+
+    def __init__(
+        self, options: Options, passing: Passing, *, source: Source | None, look: Callable[[], object] | None
+    ) -> None:
+        super().__init__(replace(options, timed=True, skip=0, steps=None), source=source)
+        self._passing = passing
+        self._look = look
+
+    def _install(self) -> None:
+        super()._install()
+        if self.options.baseline:
+            for optimizer in live_at_start(tensors=False)[0]:
+                self.add_optimizer(optimizer)
+        self.skim()
+        self.at_end(hook(on_step_before, self._update_begins))
+
+    def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not in_backward():  # else it is computed again
+            self._passing.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
+            self._passing.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
+        super().skimmed(module, args)
+
+    def skimmed_over(self) -> None:
+        if not in_backward():
+            self._passing.entered(Phase.BETWEEN)
+        super().skimmed_over()
+
+    def backward_started(self, loss: float | LateNumber | None) -> None:
+        self._passing.entered(Phase.BACKWARD)
+        super().backward_started(loss)
+
+    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
+        self._passing.entered(Phase.BETWEEN)
+        super().backward_ended(raised=raised, differentiable=differentiable)
+
+    def _update_begins(self, optimizer: Optimizer, *_: object) -> None:
+        if self.on_thread() and not in_backward():
+            self._passing.entered(Phase.OPTIMIZER)
+
+    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
+        super().updated(optimizer, skipped=skipped)  # whose step may end with that, in this phase
+        if not in_backward():
+            self._passing.entered(Phase.BETWEEN)
+
+    def _end_step(self, ended_ns: int | None) -> None:
+        self.outcome.steps += 1
+        self._passing.step_ended(self.outcome.number - 1)
+
+
+def _batch(args: tuple[Any, ...], kwargs: Any) -> tuple[str, int]:
+    """The shapes and dtypes of the first tensors, ``8x512 int64``, and the elements of all."""
+    given = (*args, *(kwargs or {}).values())
+    if any(isinstance(each, dict | list | tuple) for each in given):
+        given = tuple(tree_leaves(given))
+    tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
+    said = [
+        f"{'x'.join(map(str, tensor.shape)) or 'scalar'} {str(tensor.dtype).removeprefix('torch.')}"
+        for tensor in tensors[:_SHAPES]
+    ]
+    more = f" and {len(tensors) - _SHAPES} more" if len(tensors) > _SHAPES else ""
+    return ", ".join(said) + more, sum(tensor.numel() for tensor in tensors)
+
 
 FULL_STEPS = 3
 """So many steps are recorded in full at a time."""
@@ -121,7 +213,7 @@ class GrowthLook:
         self.step = step
         self._there = {id(each): weakref.ref(each) for each in _others()}
 
-    def end(self, step: int, line_of: Callable[[int], str]) -> Grown:
+    def end(self, step: int, line_of: Callable[[int], str]) -> GrownRecord:
         """The second look, at the end of ``step``; ``line_of`` says which line has allocated what is at an address."""
         fresh = [each for each in _others() if (known := self._there.get(id(each))) is None or known() is not each]
         fresh.sort(key=lambda each: -each.nbytes)
@@ -131,10 +223,10 @@ class GrowthLook:
             line = line_of(tensor.untyped_storage().data_ptr() if tensor.device.type == "cuda" else 0)
             by_holder.setdefault(_called(name, line), []).append(tensor.nbytes)
         ordered = sorted(by_holder.items(), key=lambda each: -sum(each[1]))[:_LINES]
-        held = [Held(what=what, bytes=sum(sizes), count=len(sizes)) for what, sizes in ordered if what]
+        held = [HeldRecord(what=what, bytes=sum(sizes), count=len(sizes)) for what, sizes in ordered if what]
         steps = step - self.step
         often = [each for each in held if 2 * each.count >= steps]  # a batch is there after each step, and grows not
-        return Grown(step=step, steps=steps, held=tuple(often or held))
+        return GrownRecord(step=step, steps=steps, held=tuple(often or held))
 
 
 _LOOKED_AT = 1000
@@ -404,7 +496,7 @@ class Watcher:
             self._full = full
         finally:
             if self._full is None:
-                claim(self._light)
+                become_active(self._light)
                 self._gauge.resume()
 
     def _end_full(self, folder: Path, failure: BaseException | None) -> None:
@@ -415,7 +507,7 @@ class Watcher:
             full.close(failure)
         finally:
             if active() is None:
-                claim(self._light)
+                become_active(self._light)
             self._gauge.resume()
         recorded = full.outcome.recorded
         path = folder / "full.ampmem"
@@ -470,7 +562,7 @@ class Watcher:
             sampled=self._gauge.sampled,
         )
 
-    def _short(self, shortage: Shortage) -> None:
+    def _short(self, shortage: UnservedRequest) -> None:
         """A request could not be served; the script does not know yet."""
         with collection_paused():
             self._shortage = Ending(
@@ -487,23 +579,23 @@ class Watcher:
                 held=self._held(shortage.blocks, shortage.lines),
             )
 
-    def _held(self, blocks: Mapping[int, int], lines: Mapping[int, str]) -> tuple[Held, ...]:
+    def _held(self, blocks: Mapping[int, int], lines: Mapping[int, str]) -> tuple[HeldRecord, ...]:
         """What the ``blocks`` are: by identity first, the rest by the line that allocated them."""
         left, found = dict(blocks), []
         for what, tensors in self._known():
             addresses = {address for each in tensors if (address := self._light.log.storage_address(each))}
             sizes = [left.pop(address) for address in addresses if address in left]
             if sizes:
-                found.append(Held(what=what, bytes=sum(sizes), count=len(sizes)))
+                found.append(HeldRecord(what=what, bytes=sum(sizes), count=len(sizes)))
         by_line: dict[str, list[int]] = {}
         for address, size in left.items():
             by_line.setdefault(lines.get(address, ""), []).append(size)
         ordered = sorted(by_line.items(), key=lambda each: -sum(each[1]))
         named = [(line, sizes) for line, sizes in ordered if line][:_LINES]
         rest = [size for line, sizes in ordered if (line, sizes) not in named for size in sizes]
-        found += [Held(what=line, bytes=sum(sizes), count=len(sizes), line=True) for line, sizes in named]
+        found += [HeldRecord(what=line, bytes=sum(sizes), count=len(sizes), line=True) for line, sizes in named]
         if rest:
-            found.append(Held(what="everything else", bytes=sum(rest), count=len(rest)))
+            found.append(HeldRecord(what="everything else", bytes=sum(rest), count=len(rest)))
         return tuple(found)
 
     def _known(self) -> list[tuple[str, list[torch.Tensor]]]:

@@ -17,7 +17,7 @@ from ampmem.analysis.budgets.budget import GROWTH
 from ampmem.analysis.budgets.check import Broken, CheckResult, Judged
 from ampmem.analysis.difference.changes import Fold, GroupChange, WhichRun, changes_between, folded
 from ampmem.output import printable
-from ampmem.reporters.text.check import MOVED, answer, explained, instants, limit_row, noteworthy, remarks
+from ampmem.reporters.text.check import MOVED, answer, explained, instants_compared, limit_row, noteworthy, remarks
 from ampmem.reporters.text.difference import what
 from ampmem.reporters.text.plain_text import ABSENT
 from ampmem.units import format_bytes
@@ -90,8 +90,8 @@ def _limit(judged: Judged) -> str:
 
 def _places(broken: Broken, workspace: Path) -> Iterator[str]:
     """Where it is, as in a terminal, with more rows."""
-    if instants(broken):
-        yield from (_text(instants(broken)), "")
+    if instants_compared(broken):
+        yield from (_text(instants_compared(broken)), "")
     if broken.held:
         yield from ("| bytes | category | what | line |", "|--:|---|---|---|")
         yield from _rows(_held(broken), lambda fold: _row(fold, workspace, [fold.after]))

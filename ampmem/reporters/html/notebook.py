@@ -18,7 +18,7 @@ from ampmem.errors import AmpmemError
 from ampmem.events import Recording
 from ampmem.output import Bundle, one_line
 from ampmem.reporters.html.palette import FILLS, label
-from ampmem.reporters.html.safety import MAX_PROSE, filled, visible
+from ampmem.reporters.html.safety import MAX_PROSE, filled_template, visible
 from ampmem.reporters.html.write import page_of
 from ampmem.reporters.text.answer import capital, in_phase, wording
 from ampmem.reporters.text.check import answer, remarks, render_check
@@ -27,7 +27,7 @@ from ampmem.reporters.text.difference import CHANGES, headline, render_differenc
 from ampmem.reporters.text.difference import remarks as remarks_on
 from ampmem.reporters.text.layout import PLAIN
 from ampmem.reporters.text.memory import breakdown_rows
-from ampmem.reporters.text.plain_text import ABSENT, per_parameter
+from ampmem.reporters.text.plain_text import ABSENT, AT_MARK, IN_SHORT, per_parameter, signed
 from ampmem.reporters.text.ranks import absences, doubts, ranks_wording, render_ranks
 from ampmem.reporters.text.run import (
     arm_in_words,
@@ -39,7 +39,6 @@ from ampmem.reporters.text.run import (
     warnings,
 )
 from ampmem.reporters.text.table import render as render_summary
-from ampmem.reporters.text.words import AT_MARK, IN_SHORT, signed
 from ampmem.units import format_bytes, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
@@ -94,7 +93,7 @@ def html_of(card: Card) -> str:
         ],
         remarks=[Remark(text=visible(remark.text, MAX_PROSE), lead=remark.lead) for remark in card.remarks],
     )
-    return filled("card.html", card=shown)
+    return filled_template("card.html", card=shown)
 
 
 def summary_card(summary: Summary) -> Card:
@@ -327,5 +326,5 @@ def frame(recordings: Sequence[Path], title: str) -> str | None:
 
     Raises what reading and summing up a recording raises.
     """
-    framed = filled("frame.html", page=page_of(recordings, STREAM_ROOM), title=title, height=HEIGHT)
+    framed = filled_template("frame.html", page=page_of(recordings, STREAM_ROOM), title=title, height=HEIGHT)
     return framed if len(framed.encode()) <= MOST else None

@@ -24,14 +24,13 @@ from pathlib import Path
 from ampmem.analysis.jsonable import NOT_IN_JSON, plain
 from ampmem.analysis.timeline.categories import PRECISION_COPIES
 from ampmem.reporters.html import plotlyjs
-from ampmem.reporters.html.changes import ChangesView
-from ampmem.reporters.html.comparison import ComparisonView
+from ampmem.reporters.html.comparison import ChangesView, ComparisonView
 from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
 from ampmem.reporters.html.ranks import JobView
 from ampmem.reporters.html.run import RunView
-from ampmem.reporters.html.safety import FOLDER, filled, json_for_script, script_source_hash, visible
+from ampmem.reporters.html.safety import FOLDER, filled_template, json_for_script, script_source_hash, visible
 from ampmem.reporters.html.verdict import VerdictView
-from ampmem.reporters.text.words import IN_SHORT
+from ampmem.reporters.text.plain_text import IN_SHORT
 from ampmem.version import __version__
 from ampmem.vocabulary import AUTOCAST_ARMS
 
@@ -221,7 +220,9 @@ def render(view: PageView) -> str:
 
 def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:
     """The page that ``template`` gives with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it."""
-    return filled(template, title=visible(title), data_json=json_for_script(plain(data)), **_files(entry), **more)
+    return filled_template(
+        template, title=visible(title), data_json=json_for_script(plain(data)), **_files(entry), **more
+    )
 
 
 @cache

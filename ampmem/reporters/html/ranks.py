@@ -37,8 +37,17 @@ from ampmem.reporters.html.verdict import (
     unchanged,
 )
 from ampmem.reporters.text.answer import capital, in_phase
-from ampmem.reporters.text.ranks import absences, doubts, group_name, heading, named, numbers, place, ranks_wording
-from ampmem.reporters.text.words import signed
+from ampmem.reporters.text.plain_text import signed
+from ampmem.reporters.text.ranks import (
+    absences,
+    doubts,
+    group_name,
+    heading,
+    numbers,
+    place,
+    ranks_named,
+    ranks_wording,
+)
 from ampmem.units import format_bytes, format_count, format_peak, peaks_apart
 
 MAX_ROWS = 64
@@ -190,7 +199,9 @@ class _Table:
         several = len(self._ranks.alike) > 1
         worst = several and self._ranks.worst is not None and self._ranks.worst.rank in alike.ranks
         failed = [rank.rank for rank in those if rank.failure is not None or rank.out_of_memory is not None]
-        ended = "" if not failed else "failed later" if len(failed) == len(those) else f"{named(failed)} failed later"
+        ended = (
+            "" if not failed else "failed later" if len(failed) == len(those) else f"{ranks_named(failed)} failed later"
+        )
         return "; ".join(filter(None, ("the worst" if worst else "", place(those), _alike_in_words(alike), ended)))
 
     def _absent(self) -> Iterable[RankRow]:
@@ -203,7 +214,7 @@ class _Table:
         worst = self._ranks.rank(group.peak.worst)
         least, most = format_peak(group.peak.min), format_peak(group.peak.max)
         sizes = f"; peaks {least} to {most}" if group.peak.spread else ""
-        detail = visible(f"{named(group.ranks)}{sizes}")
+        detail = visible(f"{ranks_named(group.ranks)}{sizes}")
         return self._row(worst, visible(group_name(group)), (worst.rank,), detail)
 
     def _row(self, rank: Rank, name: str, ranks: Sequence[int], detail: str) -> RankRow:
@@ -211,7 +222,7 @@ class _Table:
         return RankRow(
             label=name,
             detail=detail,
-            href="" if shown is None else page_of(self._pages[shown]),
+            href="" if shown is None else address_of(self._pages[shown]),
             shown="" if shown is None else f"The page of rank {shown}",
             pieces=() if rank.peak is None else stacked(rank.peak.categories, self._whole),
             cells=tuple(self._cells(rank)),
@@ -239,7 +250,7 @@ class _Table:
         return max((self._ranks.rank(number) for number in alike.ranks), key=lambda rank: (_bytes(rank), -rank.rank))
 
 
-def page_of(run: str) -> str:
+def address_of(run: str) -> str:
     """The address, on this page, of the run with that label; the page's script knows it."""
     return f"#one-rank&{urlencode({'run': visible(run)})}"
 

@@ -30,7 +30,7 @@ def visible(text: str, limit: int = MAX_TEXT) -> str:
     return bounded if bounded.isprintable() else _cut("".join(map(_spelled, bounded)), limit)
 
 
-def distinct(texts: Iterable[str]) -> list[str]:
+def distinct_texts(texts: Iterable[str]) -> list[str]:
     """Each of ``texts`` as :func:`visible` shows it, with a number where two that differ would look the same."""
     owner: dict[str, str] = {}
     numbers: dict[str, int] = {}
@@ -77,7 +77,7 @@ def script_source_hash(source: str) -> str:
 FOLDER = Path(__file__).parent / "templates"
 
 
-def filled(name: str, /, **values: object) -> str:
+def filled_template(name: str, /, **values: object) -> str:
     """The template ``name`` with ``values``; one that it needs and does not get is an error."""
     return _environment().get_template(name).render(**values)
 

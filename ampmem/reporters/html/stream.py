@@ -19,7 +19,7 @@ from ampmem.analysis.ops import result_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
 from ampmem.events import Column, SegmentAction
-from ampmem.reporters.html.safety import distinct, visible
+from ampmem.reporters.html.safety import distinct_texts, visible
 from ampmem.units import format_count
 
 LEVEL = 5
@@ -192,8 +192,8 @@ def tables_of(kinds: Kinds, texts: Sequence[str]) -> Tables:
     lines = [[line for line in texts[index].split("\n") if line] for index in stacks]
     indices = [[frames.setdefault(line, len(frames)) for line in lines_of_one] for lines_of_one in lines]
     return Tables(
-        texts=distinct(texts[index] for index in used),
-        frames=distinct(frames),
+        texts=distinct_texts(texts[index] for index in used),
+        frames=distinct_texts(frames),
         stacks=indices,
         shapes=[texts[index] for index in shapes],
         name=name,

@@ -14,7 +14,7 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.reporters.html.palette import FILLS, Fill, label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.text.answer import Wording, capital, listed, when, wording
-from ampmem.reporters.text.words import signed
+from ampmem.reporters.text.plain_text import signed
 from ampmem.units import format_apart, format_bytes, peaks_apart
 
 _HATCHES = {"/": "slashes", ".": "dots"}

@@ -20,10 +20,10 @@ from ampmem.reporters.text.watched import (
     HELD_COLUMNS,
     PHASES,
     full_row,
-    heading,
     held_rows,
     shortage_lines,
     summary_lines,
+    watched_heading,
 )
 from ampmem.units import format_bytes
 from ampmem.version import __version__
@@ -125,7 +125,7 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
     return WatchedView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
-        title=heading(found),
+        title=watched_heading(found),
         lines=tuple(summary_lines(found)),
         curves=_curves(shown),
         bands=tuple(map(_band, found.full)),

@@ -18,8 +18,13 @@ from ampmem.analysis.ranks.ranks import Rank, Ranks
 from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
-from ampmem.reporters.html.changes import changes_view, difference_verdict
-from ampmem.reporters.html.comparison import ComparisonView, comparison_view, difference_headline
+from ampmem.reporters.html.comparison import (
+    ComparisonView,
+    changes_view,
+    comparison_view,
+    difference_headline,
+    difference_verdict,
+)
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render
 from ampmem.reporters.html.progress import PageProgress
 from ampmem.reporters.html.ranks import job_view, ranks_verdict_view

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ampmem.analysis.advise import AdviceDocument, AdvisedRun, ProvenResults
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
-from ampmem.reporters.text.words import size_beside
+from ampmem.reporters.text.plain_text import ABSENT, size_beside, wrapped
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import Device
 
@@ -80,7 +79,7 @@ def _on_rank(run: AdvisedRun) -> str:
 
 def proof_lines(found: AdviceDocument) -> list[str]:
     """Each change that was compared with what it is to equal, and what came of it."""
-    return [f"{run.change}: {said_of(run.proof)}" for run in found.runs if run.proof is not None]
+    return [f"{run.change}: {proof_in_words(run.proof)}" for run in found.runs if run.proof is not None]
 
 
 def headline(found: AdviceDocument) -> str:
@@ -123,7 +122,7 @@ def ranks_line(found: AdviceDocument) -> str:
     )
 
 
-def said_of(proof: ProvenResults) -> str:
+def proof_in_words(proof: ProvenResults) -> str:
     """What the proof has shown, in one sentence."""
     if proof.equal is None:
         return f"not compared: {proof.failure}"

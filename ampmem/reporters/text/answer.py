@@ -11,8 +11,7 @@ from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.summary import PLACES, Peak, PeakPlace, WholePeak
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.layout import Layout
-from ampmem.reporters.text.plain_text import wrapped
-from ampmem.reporters.text.words import signed, times
+from ampmem.reporters.text.plain_text import signed, times, wrapped
 from ampmem.units import format_bytes, format_close, format_count, format_peak, peaks_apart, peaks_close
 
 
@@ -400,8 +399,8 @@ def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
     rest = [part for part in parts if part not in shown]
     while rest and (len(rest) == 1 or not shown or sum(size for _, size in rest) > shown[-1][1]):
         shown.append(rest.pop(0))
-    words = [f"{share(size, whole)} {name(category)}" for category, size in shown]
-    return ", ".join([*words, *([f"{share(sum(size for _, size in rest), whole)} all else"] if rest else [])])
+    words = [f"{portion(size, whole)} {name(category)}" for category, size in shown]
+    return ", ".join([*words, *([f"{portion(sum(size for _, size in rest), whole)} all else"] if rest else [])])
 
 
 def _help(found: Composition) -> tuple[str, ...]:
@@ -443,7 +442,7 @@ def percent_of(difference: float) -> str:
     return f"{'-' if difference < 0 else '+'}{text} %"
 
 
-def share(part: int, whole: int) -> str:
+def portion(part: int, whole: int) -> str:
     """How much of ``whole`` bytes ``part`` is: ``54 %``; a part never reads as all, or as none."""
     percent = 100 * part / whole
     if percent < 1:

@@ -13,8 +13,7 @@ from ampmem.analysis.difference.difference import Condition
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.difference import changes_table, elsewhere, what
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
-from ampmem.reporters.text.plain_text import ABSENT, shorten, wrapped
-from ampmem.reporters.text.words import signed
+from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
 from ampmem.units import format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 5
@@ -201,7 +200,7 @@ def explained(result: CheckResult) -> Iterator[Explained]:
             yield Explained(broken=broken, caption=caption, is_new=True)
 
 
-def instants(broken: Broken) -> str:
+def instants_compared(broken: Broken) -> str:
     """The two instants that are compared, where they are not the same one; empty otherwise."""
     if broken.moment_before is None or broken.moment_after is None:
         return ""
@@ -222,7 +221,7 @@ def _details(result: CheckResult, layout: Layout) -> Iterator[str]:
 def _grown(broken: Broken, caption: str, layout: Layout) -> str:
     """What grew, and the stack of the largest."""
     title = [layout.strong(line) for line in wrapped(caption, layout.width)]
-    title += wrapped(instants(broken), layout.width) if instants(broken) else []
+    title += wrapped(instants_compared(broken), layout.width) if instants_compared(broken) else []
     if not broken.grouped:
         return "\n".join([*title, "", _by_module(broken.grew, layout)])
     rows = []

@@ -11,13 +11,25 @@ from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Breakdown
 from ampmem.names import is_warning
+from ampmem.reporters.base import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.answer import Wording, wording, wording_lines
-from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.estimate import fit_in_short
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side, words
 from ampmem.reporters.text.memory import indented
-from ampmem.reporters.text.out_of_memory import in_short
-from ampmem.reporters.text.plain_text import ABSENT, per_parameter, shorten, wrapped
+from ampmem.reporters.text.out_of_memory import request_in_short
+from ampmem.reporters.text.plain_text import (
+    ABSENT,
+    AT_MARK,
+    per_parameter,
+    percent,
+    share,
+    short,
+    shorten,
+    signed,
+    size_cells,
+    times,
+    wrapped,
+)
 from ampmem.reporters.text.run import (
     conserved,
     describe_arm,
@@ -29,8 +41,7 @@ from ampmem.reporters.text.run import (
     render_next,
     render_warnings,
 )
-from ampmem.reporters.text.static_model import in_words, judgement, not_explained, tensors_of
-from ampmem.reporters.text.words import AT_MARK, percent, share, short, signed, size_cells, times
+from ampmem.reporters.text.static_model import judgement, not_explained, recipe_in_words, tensors_in_words
 from ampmem.units import format_bytes, format_duration, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
@@ -215,7 +226,7 @@ def render_static_models(entries: Sequence[Entry], layout: Layout = PLAIN) -> st
     lines = [layout.strong(line) for line in wrapped(_CAPTION, layout.width)] if judged else []
     for label, summary in judged:
         if summary.static_recipe is not None:
-            lines += wrapped(f"{shorten(label, 40)}: {in_words(summary.static_recipe)}", layout.width)
+            lines += wrapped(f"{shorten(label, 40)}: {recipe_in_words(summary.static_recipe)}", layout.width)
     for label, summary in lost:
         lines += wrapped(f"{shorten(label, 40)}: {judgement(summary)}", layout.width)
     if not judged:
@@ -264,7 +275,7 @@ def _reasons(judged: Sequence[tuple[str, Summary]], layout: Layout) -> str:
             if row.mark not in _SHOWN or row.component == TOTAL:
                 continue
             for term in row.terms:
-                of = tensors_of(term, min(_RULE_NAME, layout.width - 4))
+                of = tensors_in_words(term, min(_RULE_NAME, layout.width - 4))
                 reason = f"{row.component} {AT_MARK[row.mark]}: {term.why}" + (f" ({of})" if of else "")
                 reasons.setdefault(reason, {}).setdefault(term.bytes, []).append(shorten(label, _RULE_LABEL))
             if not row.explained:
@@ -327,7 +338,7 @@ def _troubles(comparison: Comparison, layout: Layout) -> str:
         elif entry.summary is None:
             lines += wrapped(f"{_label(entry)}: nothing was recorded", layout.width)
         if entry.summary is not None and entry.summary.out_of_memory is not None:
-            text = f"{_label(entry)} ran out of memory in {in_short(entry.summary.out_of_memory)}"
+            text = f"{_label(entry)} ran out of memory in {request_in_short(entry.summary.out_of_memory)}"
             lines += wrapped(text, layout.width)
     for remark in comparison.remarks:
         lines += wrapped(f"note: {remark}", layout.width)

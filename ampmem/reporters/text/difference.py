@@ -13,9 +13,8 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.names import shape_text
 from ampmem.reporters.text.answer import capital, in_phase, listed, name
 from ampmem.reporters.text.layout import Layout, number, table, table_lines, words
-from ampmem.reporters.text.plain_text import ABSENT, shorten, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
 from ampmem.reporters.text.plain_text import columns as columns_of
-from ampmem.reporters.text.words import signed
 from ampmem.units import format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 10

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ampmem.analysis.estimate import Fit, Prediction, Terms
 from ampmem.names import CUDNN_TRIALS, is_warning, not_modelled
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import wrapped
-from ampmem.reporters.text.words import between, size_beside
+from ampmem.reporters.text.plain_text import between, size_beside, wrapped
 from ampmem.units import format_bytes, format_peak
 
 _LAYERS = ("rounding", "allocated", "cached", "reserved", "outside", "total")

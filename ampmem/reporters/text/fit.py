@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from ampmem.analysis.fit import BASELINE, ArmFit, BreakEven, FitResult, Remaining, SavingVerdict
 from ampmem.names import is_warning, said_in
 from ampmem.reporters.text.layout import PLAIN, Layout, number, side_by_side
-from ampmem.reporters.text.plain_text import ABSENT, wrapped
-from ampmem.reporters.text.words import signed, size_beside
+from ampmem.reporters.text.plain_text import ABSENT, signed, size_beside, wrapped
 from ampmem.units import format_alike, format_apart, format_bytes, format_count, parse_bytes
 from ampmem.vocabulary import Arm
 
@@ -108,7 +107,7 @@ def remarks(fit: FitResult) -> list[str]:
     return [*found, *(note for note in fit.notes if not is_warning(note))]
 
 
-def left(remaining: Remaining) -> str:
+def what_follows(remaining: Remaining) -> str:
     """``; left: fp32 between 48 and 64, amp above 8``: what follows on what has been done; empty at the end."""
     searched = [f"{arm} {_bounds(fits, too_large)}" for arm, (fits, too_large) in remaining.searched.items()]
     if searched:

@@ -17,10 +17,9 @@ from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Br
 from ampmem.analysis.timeline.timeline import ByPart
 from ampmem.names import casts_compiled, layers, layers_named, natural, of_all_layers, shape_text
 from ampmem.reporters.text.layout import Column, Layout, number, table, table_lines, words
-from ampmem.reporters.text.plain_text import ABSENT, per_parameter, shorten, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, per_parameter, share, shorten, signed, size_cells, wrapped
 from ampmem.reporters.text.plain_text import columns as columns_of
 from ampmem.reporters.text.run import counted
-from ampmem.reporters.text.words import share, signed, size_cells
 from ampmem.units import format_bytes, format_count, format_peak
 from ampmem.vocabulary import SourceKind
 

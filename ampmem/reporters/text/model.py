@@ -18,8 +18,7 @@ from ampmem.analysis.static_model.recipes import (
 )
 from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, table_lines, words
-from ampmem.reporters.text.plain_text import per_parameter, shorten
-from ampmem.reporters.text.words import AT_MARK
+from ampmem.reporters.text.plain_text import AT_MARK, per_parameter, shorten
 from ampmem.units import format_bytes, format_count
 
 _NAME = 12

@@ -131,7 +131,7 @@ def headline(oom: FailedRequest) -> str:
     return f"out of memory in {oom.where}: {end}{others}"
 
 
-def in_short(oom: FailedRequest) -> str:
+def request_in_short(oom: FailedRequest) -> str:
     """Where, who asked for how much, and what there was: one sentence that a verb comes before."""
     by, frames = asked_by(oom), user_frames(oom.stack)
     who = "".join([f" by {by}" if by else "", f" at {frames[-1]}" if frames else ""])

@@ -34,6 +34,7 @@ from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import NOT_ENDED, is_warning, layers_named, of_all_layers, said_in
 from ampmem.recording import rank_of, rank_pattern
+from ampmem.reporters.base import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.answer import (
     Wording,
     capital,
@@ -46,7 +47,6 @@ from ampmem.reporters.text.answer import (
     wording_lines,
 )
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, narrowest, number, side_by_side, table, words
 from ampmem.reporters.text.plain_text import ABSENT, wrapped
 from ampmem.reporters.text.run import arm_in_words, keyed, render_next, warning_lines
@@ -67,7 +67,7 @@ def numbers(ranks: Sequence[int]) -> str:
     )
 
 
-def named(ranks: Sequence[int]) -> str:
+def ranks_named(ranks: Sequence[int]) -> str:
     """``rank 3``, ``ranks 0-6``."""
     return f"rank{'' if len(ranks) == 1 else 's'} {numbers(ranks)}"
 
@@ -105,7 +105,7 @@ def ranks_wording(ranks: Ranks) -> Wording:
     if ranks.unsound:
         return Wording(
             headline="No verdict",
-            why=f"the sums of {named(ranks.unsound)} are not the allocator's own, see the warning",
+            why=f"the sums of {ranks_named(ranks.unsound)} are not the allocator's own, see the warning",
         )
     if ranks.launches:
         return Wording(headline="No verdict on one job", why="these are ranks of several launches, see the warning")
@@ -113,7 +113,7 @@ def ranks_wording(ranks: Ranks) -> Wording:
     short = [rank for rank in ranks.ranks if rank.out_of_memory is not None]
     if short:
         first = max(short, key=lambda rank: rank.out_of_memory or 0)
-        more = f", as did {named([rank.rank for rank in short if rank is not first])}" if len(short) > 1 else ""
+        more = f", as did {ranks_named([rank.rank for rank in short if rank is not first])}" if len(short) > 1 else ""
         headline = (
             f"Rank {first.rank} of {ranks.job.world_size} ran out of memory at {format_bytes(first.out_of_memory)}"
         )
@@ -159,7 +159,7 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
     if excess.bytes < NO_DIFFERENCE * worst.bytes:
         mine, others = peaks_close(worst.bytes, least)
         others = f"{format_bytes(excess.bytes)} less" if mine == others else others
-        sizes = f"{mine} on {named(alike.ranks)} and {others} on {other}"
+        sizes = f"{mine} on {ranks_named(alike.ranks)} and {others} on {other}"
         headline = f"The ranks hardly differ at their peaks, {_when(ranks)}: {sizes}"
         return Wording(headline=headline, more=_and_why(worst, excess))
     one = len(alike.ranks) == 1
@@ -533,15 +533,15 @@ def doubts(ranks: Ranks) -> Iterator[str]:
     if ranks.launches:
         yield (
             f"these are ranks of {len(ranks.launches)} launches of the script: "
-            f"{'; '.join(named(those) for those in ranks.launches)}. What one has more than another need not be due to "
-            "its place in the job"
+            f"{'; '.join(ranks_named(those) for those in ranks.launches)}. What one has more than another need not be "
+            "due to its place in the job"
         )
     yield from _killed(ranks)
     if ranks.unsound:
         worst = max(ranks.rank(number).residual_bytes or 0 for number in ranks.unsound)
         yield (
-            f"{named(ranks.unsound)}: the sums are not the allocator's own, by up to {format_bytes(worst)}. Some of "
-            "the memory below has a wrong name, or none."
+            f"{ranks_named(ranks.unsound)}: the sums are not the allocator's own, by up to {format_bytes(worst)}. Some "
+            "of the memory below has a wrong name, or none."
         )
     for note, whose in _notes(ranks):
         if is_warning(note):
@@ -559,7 +559,7 @@ def _killed(ranks: Ranks) -> Iterator[str]:
         one = len(those) == 1
         was, whose = ("was", "its machine") if one else ("were", "their machines")
         recording = "its recording was" if one else "their recordings were"
-        yield f"{named(those)} {was} killed, or {whose} went away, {when}: {recording} not ended"
+        yield f"{ranks_named(those)} {was} killed, or {whose} went away, {when}: {recording} not ended"
 
 
 def absences(ranks: Ranks) -> Iterator[str]:
@@ -590,11 +590,12 @@ def _behind(ranks: Ranks) -> Iterator[str]:
             by_step.setdefault(last[rank.rank], []).append(rank.rank)
     got_on = [number for number, step in last.items() if step == furthest]
     for step, those in sorted(by_step.items()):
-        yield f"{named(those)} recorded no step after step {step}; {named(got_on)} went on to step {furthest}"
+        later = f"{ranks_named(got_on)} went on to step {furthest}"
+        yield f"{ranks_named(those)} recorded no step after step {step}; {later}"
 
 
 def _not_given(why: Absence, those: Sequence[MissingRank]) -> str:
-    who = named([each.rank for each in those])
+    who = ranks_named([each.rank for each in those])
     verb = "has" if len(those) == 1 else "have"
     if why is Absence.NO_FILE:
         return f"{who} {verb} no file"
@@ -631,7 +632,7 @@ def _job(job: Job, layout: Layout) -> str:
 def _render_foot(ranks: Ranks) -> Iterator[str]:
     known = [rank.rank for rank in ranks.ranks if rank.residual_bytes == 0 and rank.rank not in ranks.unsound]
     if known:
-        yield f"conservation: the sums of {named(known)} are the allocator's own at every event"
+        yield f"conservation: the sums of {ranks_named(known)} are the allocator's own at every event"
     for note, whose in _notes(ranks):
         if not is_warning(note):
             yield f"note ({whose}): {note}"
@@ -650,7 +651,7 @@ def _notes(ranks: Ranks) -> list[tuple[str, str]]:
 
 def _once(variants: dict[str, list[int]]) -> tuple[str, str]:
     note, first = next(iter(variants.items()))
-    whose = named([rank for those in variants.values() for rank in those])
+    whose = ranks_named([rank for those in variants.values() for rank in those])
     return note, whose if len(variants) == 1 else f"{whose}; the figures are those of rank {first[0]}"
 
 
@@ -691,7 +692,7 @@ def render_jobs(
 
 def jobs_wording(jobs: Jobs, comparison: Comparison) -> Wording:
     """The verdict on the worst ranks; none where the sums of any rank are not the allocator's own."""
-    unsound = [f"{named(job.unsound)} of {heading(job)}" for job in jobs.jobs if job.unsound]
+    unsound = [f"{ranks_named(job.unsound)} of {heading(job)}" for job in jobs.jobs if job.unsound]
     if unsound:
         return Wording(headline="No verdict", why=f"the sums of {listed(unsound)} are not the allocator's own")
     mixed = [heading(job) for job in jobs.jobs if job.launches]

@@ -9,8 +9,7 @@ from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticR
 from ampmem.analysis.summary import Summary
 from ampmem.names import layers, layers_named
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
-from ampmem.reporters.text.plain_text import shorten, wrapped
-from ampmem.reporters.text.words import AT_MARK, share, signed, size_cells, trimmed
+from ampmem.reporters.text.plain_text import AT_MARK, share, shorten, signed, size_cells, trimmed, wrapped
 from ampmem.units import format_count
 from ampmem.vocabulary import STEP_MARKS
 
@@ -28,7 +27,7 @@ def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
     if recipe.peak_bytes_per_param != recipe.bytes_per_param:
         size += f", {trimmed(recipe.peak_bytes_per_param)} while the casts live"
     size += per_rank(summary)
-    head = wrapped(f"static memory, rule of thumb for {in_words(recipe)}: {size}", layout.width)
+    head = wrapped(f"static memory, rule of thumb for {recipe_in_words(recipe)}: {size}", layout.width)
     judged = "\n".join(wrapped(judgement(summary), layout.width))
     parts = ["\n".join(map(layout.strong, head))]
     if not summary.static_model:
@@ -60,7 +59,7 @@ def no_recipe(summary: Summary) -> str:
     return f"static memory: no rule of thumb, as {what} not known"
 
 
-def in_words(recipe: StaticRecipe) -> str:
+def recipe_in_words(recipe: StaticRecipe) -> str:
     """The recipe, with what its optimizers are; inference has none."""
     return ", with ".join(filter(None, (recipe.title, " and ".join(recipe.optimizer))))
 
@@ -107,11 +106,11 @@ def _left_over(row: StaticComponent) -> str:
 
 def _term(row: StaticComponent, term: Term, layout: Layout) -> str:
     rule = f"; {share(abs(term.bytes), row.model_bytes)} of the rule" if row.model_bytes else ""
-    of = tensors_of(term, min(_NAME_WIDTH, layout.width - 4))
+    of = tensors_in_words(term, min(_NAME_WIDTH, layout.width - 4))
     return f"{signed(term.bytes)} {term.why}" + (f" ({of}{rule})" if of else "")
 
 
-def tensors_of(term: Term, width: int) -> str:
+def tensors_in_words(term: Term, width: int) -> str:
     """How many tensors a term is about, and the names of the largest: ``wte.weight, h.*.weight (2) and 10 more``.
 
     Each name has at most ``width`` characters.

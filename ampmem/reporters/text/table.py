@@ -8,9 +8,8 @@ from ampmem.analysis.answer import verdict_of_one
 from ampmem.analysis.findings.base import told_elsewhere
 from ampmem.analysis.summary import PeakPlace, Step, Summary
 from ampmem.names import RAN_ON_PREDICTED
-from ampmem.reporters.base import Report
+from ampmem.reporters.base import EVERYTHING, NOTHING, Detail, Report
 from ampmem.reporters.text.answer import place_of, verdict_lines, why_it_does_not_fit
-from ampmem.reporters.text.details import EVERYTHING, NOTHING, Detail
 from ampmem.reporters.text.estimate import headline, other_notes, render_prediction
 from ampmem.reporters.text.layout import PLAIN, Layout
 from ampmem.reporters.text.memory import (

@@ -33,7 +33,7 @@ SAMPLED = (
 def render(found: WatchedSummary, layout: Layout = PLAIN) -> str:
     """All that is known of the run."""
     parts = [
-        layout.heading(heading(found)),
+        layout.heading(watched_heading(found)),
         "\n".join(line for text in summary_lines(found) for line in wrapped(text, layout.width)),
     ]
     if found.shortage is not None:
@@ -47,7 +47,7 @@ def render(found: WatchedSummary, layout: Layout = PLAIN) -> str:
     return "\n\n".join(parts)
 
 
-def heading(found: WatchedSummary) -> str:
+def watched_heading(found: WatchedSummary) -> str:
     """What was watched: the command, and the device."""
     run = found.run
     script = " ".join((run.script, *run.arguments))
@@ -198,7 +198,7 @@ def full_row(part: FullPart, every: int) -> list[str]:
     return [str(part.number), WHY[part.why].format(every=every), f"{part.first} to {part.last}", peak, most or ABSENT]
 
 
-def render_ranks(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
+def render_watched_ranks(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
     """Watched runs side by side, such as the ranks of a job: the highest peak of each, and which rose first."""
     columns = [words("file", least=20), number("rank"), number("steps"), number("highest\npeak"), number("in step")]
     columns += [number("allocated\nat the end"), words("grows"), words("state")]

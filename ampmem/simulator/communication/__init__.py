@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from ampmem.simulator.communication import data_parallel, elsewhere, pipeline, process_group, sharded
-from ampmem.simulator.communication.collectives import Collectives
-from ampmem.simulator.communication.communicators import Communicators
-from ampmem.simulator.communication.objects import Objects
+from ampmem.simulator.communication import collectives, parallel
+from ampmem.simulator.communication.collectives import Collectives, Objects
+from ampmem.simulator.communication.nccl import Communicators
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import communication as private
 from ampmem.simulator.world import World
@@ -20,11 +19,8 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     with ExitStack() as undo:
         undo.callback(private.install(world, cuda=mode.device_model.label == "cuda"))
         private.done(())  # or the first collective would find that it cannot be made
-        undo.callback(process_group.install(world, mode.device_model))
+        undo.callback(collectives.install(world, mode.device_model))
         undo.callback(Objects(mode.device_model, communicators).install())
         undo.callback(Collectives(mode, communicators).install())
-        undo.callback(data_parallel.install(mode))
-        undo.callback(sharded.install(mode))
-        undo.callback(pipeline.install(mode))
-        undo.callback(elsewhere.install(world, mode.device_model))
+        undo.callback(parallel.install(mode, world))
         return undo.pop_all().close

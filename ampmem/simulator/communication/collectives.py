@@ -1,9 +1,15 @@
-"""What a collective does on paper: each peer has what this rank has, and it is over at once."""
+"""``torch.distributed`` with nobody behind it: its process groups, collectives of tensors, and those of objects.
+
+On paper each peer has what this rank has, and every collective is over at once. Objects torch would send as bytes
+through the device, which has no values here.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import pickle
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,10 +19,125 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from ampmem.patching import added, replace_all
-from ampmem.simulator.communication.communicators import Communicators
+from ampmem.simulator.communication.nccl import Communicators, Connections
+from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.communication import ALL_GATHERS, FUNCTIONAL, REDUCE_SCATTERS, WAITS, done
+from ampmem.simulator.private.communication import (
+    ALL_GATHERS,
+    FAKE,
+    FUNCTIONAL,
+    REDUCE_SCATTERS,
+    WAITS,
+    FakeStore,
+    done,
+)
 from ampmem.simulator.private.general import FakeTensor
+from ampmem.simulator.where import stop
+from ampmem.simulator.world import World
+
+_NCCL = (2, 27, 5)
+"""What scripts are told that compare it with the oldest that they can use."""
+_DEFAULT = "cpu:gloo,cuda:nccl"
+"""What torch takes where a script names no backend."""
+_NO_GROUP = (
+    "the script created no process group, so only one process was simulated. Start it with torchrun, or call "
+    "init_process_group"
+)
+
+
+def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
+    """Let the script make process groups of ``world``; returns what undoes it, and ends those that are left."""
+    distributed = torch.distributed
+    owners = (distributed, distributed.distributed_c10d)
+    named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+    patches = {
+        "init_process_group": _start(world, named, device),
+        "new_group": _group(named),
+        "get_backend": _backend(named),
+    }
+    with ExitStack() as undo:
+        undo.callback(_end)
+        if world.size > 1:
+            device.warn(_NO_GROUP)  # until there is one
+        undo.callback(replace_all(owners, patches))
+        undo.callback(replace_all((distributed,), {"is_nccl_available": lambda: True}))
+        undo.callback(replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL}))
+        # which has them by name, and starts the default group where the script has not
+        meshes = {name: patches[name] for name in ("init_process_group", "new_group")}
+        undo.callback(replace_all((distributed.device_mesh,), meshes))
+        return undo.pop_all().close
+
+
+def _start(world: World, named: weakref.WeakKeyDictionary[Any, str], device: SimulatedDevice) -> Callable[..., None]:
+    distributed = torch.distributed
+    original = distributed.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        if world_size not in (-1, world.size):
+            raise stop(
+                f"the script starts a process group of {world_size} ranks, and {world.size} are simulated; "
+                f"say --world-size {world_size}, or have it read WORLD_SIZE"
+            )
+        if rank not in (-1, world.rank):
+            raise stop(
+                f"the script starts as rank {rank}, and rank {world.rank} is simulated; say --rank {rank}, or have it "
+                "read RANK"
+            )
+        original(FAKE, store=FakeStore(), world_size=world.size, rank=world.rank)
+        device.retract(_NO_GROUP)
+        named[distributed.group.WORLD] = str(backend or _DEFAULT)
+
+    return init_process_group
+
+
+def _group(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., Any]:
+    original = torch.distributed.new_group
+
+    @functools.wraps(original)
+    def new_group(
+        ranks: Any = None,
+        timeout: Any = None,
+        backend: Any = None,
+        pg_options: Any = None,
+        use_local_synchronization: bool = False,
+        group_desc: Any = None,
+        device_id: Any = None,
+        **how: Any,
+    ) -> Any:
+        made = original(ranks, group_desc=group_desc, **how)
+        if isinstance(made, torch.distributed.ProcessGroup):
+            named[made] = str(backend or named.get(torch.distributed.group.WORLD, _DEFAULT))
+        return made
+
+    return new_group
+
+
+def _backend(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., str]:
+    """What the script has asked for: it may go on by it."""
+    original = torch.distributed.get_backend
+
+    @functools.wraps(original)
+    def get_backend(group: Any = None) -> str:
+        found = original(group)
+        name = named.get(group or torch.distributed.group.WORLD, "nccl")
+        return torch.distributed.Backend("nccl" if "nccl" in name else name) if found == FAKE else found
+
+    return get_backend
+
+
+def _end() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
 
 c10d = torch.ops.c10d
 
@@ -244,3 +365,120 @@ def _tensors(value: Any) -> Any:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from _tensors(item)
+
+
+_SIZE = 8
+"""Bytes of a number that says how long a pickled object is."""
+
+
+class Objects:
+    """Each peer has an object like this rank's."""
+
+    def __init__(self, device: SimulatedDevice, communicators: Communicators) -> None:
+        self._device = device
+        self._communicators = communicators
+
+    def install(self) -> Callable[[], None]:
+        """Take the place of torch's; returns what undoes it."""
+        names = (
+            "all_gather_object",
+            "gather_object",
+            "broadcast_object_list",
+            "scatter_object_list",
+            "send_object_list",
+            "recv_object_list",
+            "monitored_barrier",
+        )
+        return replace_all((dist, dist.distributed_c10d), {name: getattr(self, name) for name in names})
+
+    def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
+        """As torch's."""
+        if _outside(group):
+            return
+        count = dist.get_world_size(group)
+        data = pickle.dumps(obj)
+        self._through_the_device("all_gather_object", group, [len(data), _SIZE, _SIZE * count, len(data) * count])
+        for i in range(count):
+            object_list[i] = pickle.loads(data)
+
+    def gather_object(
+        self, obj: Any, object_gather_list: list[Any] | None = None, dst: Any = None, group: Any = None, **where: Any
+    ) -> None:
+        """As torch's."""
+        if _outside(group):
+            return
+        here = dist.get_rank() == _peer(dst, where.get("group_dst"), group)
+        count = dist.get_world_size(group)
+        data = pickle.dumps(obj)
+        sizes = [len(data), _SIZE, _SIZE * count]
+        self._through_the_device("gather_object", group, [*sizes, len(data) * count] if here else sizes)
+        if here and object_gather_list is not None:
+            for i in range(count):
+                object_gather_list[i] = pickle.loads(data)
+
+    def broadcast_object_list(
+        self, object_list: Sequence[Any], src: Any = None, group: Any = None, device: Any = None, **where: Any
+    ) -> None:
+        """As torch's; a rank that receives has the objects that it offers already."""
+        if _outside(group):
+            return
+        source = _peer(src, where.get("group_src"), group)
+        if dist.get_rank() != source:
+            self._device.assume(
+                f"assumed: what rank {source} broadcasts as Python objects is what rank {dist.get_rank()} had there"
+            )
+        sizes = [len(pickle.dumps(item)) for item in object_list]
+        self._through_the_device("broadcast_object_list", group, [*sizes, _SIZE * len(sizes), sum(sizes)], device)
+
+    def scatter_object_list(
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: Sequence[Any] | None = None,
+        src: Any = None,
+        group: Any = None,
+        **where: Any,
+    ) -> None:
+        """As torch's. A rank that only receives cannot know what."""
+        if _outside(group):
+            return
+        source = _peer(src, where.get("group_src"), group)
+        if dist.get_rank() != source or scatter_object_input_list is None:
+            raise stop(
+                f"what rank {source} scatters is not known to rank {dist.get_rank()}, which is simulated alone; say "
+                f"--rank {source}"
+            )
+        scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank(group)]
+
+    def send_object_list(self, object_list: Sequence[Any], *_: Any, **__: Any) -> None:
+        """Nobody is there to receive it."""
+
+    def recv_object_list(self, object_list: list[Any], src: Any = None, *_: Any, **__: Any) -> int:
+        """What this rank offers is what it gets."""
+        self._device.assume("assumed: Python objects that were received are what this rank had in their place")
+        return 0 if src is None else int(src)
+
+    def monitored_barrier(self, *_: Any, **__: Any) -> None:
+        """Everybody is there."""
+
+    def _through_the_device(self, name: str, group: Any, sizes: Sequence[int], device: Any = None) -> None:
+        """NCCL sends bytes from the device and to it."""
+        on_device = (
+            dist.get_backend(group) == dist.Backend.NCCL if device is None else torch.device(device).type != "cpu"
+        )
+        if on_device:
+            self._communicators.note(group or dist.group.WORLD, Connections.RING)
+            self._device.scratch(f"torch.distributed.{name}", [size for size in sizes if size])
+
+
+def _outside(group: Any) -> bool:
+    return bool(dist.get_rank(group) < 0)
+
+
+def _peer(number: Any, in_group: Any, group: Any) -> int:
+    """The global rank that the script names."""
+    group = group or dist.group.WORLD
+    if in_group is not None:
+        return int(dist.get_global_rank(group, in_group))
+    if number is not None:
+        return int(number)
+    return int(dist.get_global_rank(group, 0))

@@ -1,20 +1,30 @@
-"""What NCCL keeps on the GPU for itself: its buffers and tables, outside of the caching allocator.
+"""Which of NCCL's communicators there would be, and what each keeps on the GPU, outside of the caching allocator.
 
 How much depends on how the GPUs are connected, which nobody can know without them. So it is an interval for each
 communicator: at least one piece of memory, with all buffers on the host; at most what the connections that its
 collectives may use take on as many channels as are assumed. Names in parentheses are of NCCL 2.30.7. No GPU run has
-shown the sums. What others have seen: an all-to-all among the 8 GPUs of an H100 machine made buffers of 10 MiB and of
-2 MiB, on 32 channels to each GPU, 3.28 GB together (https://github.com/NVIDIA/nccl/issues/1685); the formula for those
+shown the sums. What others have seen: an all-to-all among the 8 GPUs of an H100 machine made buffers of 10 MiB and of 2
+MiB, on 32 channels to each GPU, 3.28 GB together (https://github.com/NVIDIA/nccl/issues/1685); the formula for those
 says 3.22 GB.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
+
+import torch.distributed as dist
 
 from ampmem.allocator.settings import KIB, MIB, round_up
+from ampmem.simulator.device import SimulatedDevice
+from ampmem.simulator.private.communication import group_named
+from ampmem.simulator.private.general import schema_of
+from ampmem.simulator.world import GPUS_PER_NODE, here
+from ampmem.units import format_bytes
 
 WITHIN, ACROSS, ALONE = 32, 16, 8
 """The most channels that are assumed: of a communicator within a machine, across machines, and with one rank on each.
@@ -45,7 +55,7 @@ _NVLS_SINCE = (9, 0)
 _NVLS_CHUNK = 128 * KIB
 
 
-class Use(Enum):
+class Connections(Enum):
     """Which connections a collective may need; NCCL makes them at its first use (``NCCL_RUNTIME_CONNECT``)."""
 
     RING = "all_gather, reduce_scatter, broadcast, reduce"
@@ -61,7 +71,7 @@ class Communicator:
     ranks: int
     local: int
     nodes: int
-    uses: frozenset[Use]
+    uses: frozenset[Connections]
 
 
 def least() -> int:
@@ -73,12 +83,12 @@ def most(communicator: Communicator, capability: tuple[int, int] | None, environ
     """Bytes that a communicator is taken to keep at most, with the ``NCCL_*`` variables of ``environment``."""
     channels = _channels(communicator, environment)
     found = (_TABLES * channels + _OF_COMMUNICATOR) * _PIECE
-    if communicator.uses & {Use.RING, Use.TREE}:
+    if communicator.uses & {Connections.RING, Connections.TREE}:
         found += channels * min(_local_pairs(communicator), communicator.local - 1) * _local_buffers(environment)
         found += _network_pairs(communicator, channels) * _network_buffers(environment)
         if communicator.local > 1:
             found += _multicast(communicator, capability, environment)
-    if communicator.uses & {Use.ALL_TO_ALL, Use.SEND}:
+    if communicator.uses & {Connections.ALL_TO_ALL, Connections.SEND}:
         found += _sends(communicator, channels, environment)
     return found
 
@@ -89,7 +99,7 @@ def _local_pairs(communicator: Communicator) -> int:
     A ring receives from one and sends to one; a tree, which is a chain within a machine, has one neighbour on each
     side and does both with each.
     """
-    return 3 if Use.TREE in communicator.uses else 1
+    return 3 if Connections.TREE in communicator.uses else 1
 
 
 def _network_pairs(communicator: Communicator, channels: int) -> int:
@@ -100,8 +110,8 @@ def _network_pairs(communicator: Communicator, channels: int) -> int:
     """
     if communicator.nodes < 2:
         return 0
-    pairs = 4 if Use.TREE in communicator.uses else 1
-    if communicator.local == 1 and Use.RING in communicator.uses:
+    pairs = 4 if Connections.TREE in communicator.uses else 1
+    if communicator.local == 1 and Connections.RING in communicator.uses:
         pairs += 2 * (communicator.ranks - 1).bit_length()
     return -(-channels // communicator.local) * min(pairs, communicator.ranks - 1)
 
@@ -113,7 +123,7 @@ def _sends(communicator: Communicator, channels: int, environment: Mapping[str, 
     """
     channels = min(channels, _number(environment, "NCCL_MAX_P2P_NCHANNELS", _LIMIT))
     channels = 1 << (channels - 1).bit_length()  # (ncclTopoComputeP2pChannels)
-    peers = communicator.local if Use.ALL_TO_ALL in communicator.uses else communicator.local - 1
+    peers = communicator.local if Connections.ALL_TO_ALL in communicator.uses else communicator.local - 1
     found = channels * peers * _local_buffers(environment)
     if communicator.nodes > 1:
         chunk = _number(environment, "NCCL_P2P_NET_CHUNKSIZE", _NETWORK_CHUNK)
@@ -166,3 +176,86 @@ def _number(environment: Mapping[str, str], name: str, usual: int) -> int:
     """A variable that is a positive number, else what NCCL takes without it."""
     text = environment.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else usual
+
+
+NCCL = "NCCL's buffers"
+"""What is kept outside of the allocator."""
+_ASSUMED = (
+    f"assumed: {NCCL}, outside of the allocator, take from {format_bytes(least())} for each communicator, up to: "
+    f"what its collectives need on {WITHIN} channels within a machine and {ACROSS} across machines, with the "
+    "sizes that the NCCL_* variables say; no GPU run has shown it"
+)
+
+_USES = {
+    "all_reduce": Connections.TREE,
+    "all_reduce_": Connections.TREE,
+    "all_reduce_coalesced": Connections.TREE,
+    "all_reduce_coalesced_": Connections.TREE,
+    "all_to_all_single": Connections.ALL_TO_ALL,
+    "allreduce_": Connections.TREE,
+    "allreduce_coalesced_": Connections.TREE,
+    "barrier": Connections.TREE,
+    "alltoall_": Connections.ALL_TO_ALL,
+    "alltoall_base_": Connections.ALL_TO_ALL,
+    "gather_": Connections.ALL_TO_ALL,
+    "scatter_": Connections.ALL_TO_ALL,
+    "send": Connections.SEND,
+    "recv_": Connections.SEND,
+    "recv_any_source_": Connections.SEND,
+}
+"""By the op's name; all others need a ring."""
+
+
+class Communicators:
+    """Follows the process groups of backend ``nccl``: each has a communicator from its first collective on.
+
+    A send has one of its own for the two ranks, as where ``torch.distributed`` is not asked for several at once.
+    """
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+        self._uses: dict[tuple[str, tuple[int, ...]], frozenset[Connections]] = {}
+
+    def used(self, func: Any, args: Sequence[Any]) -> None:
+        """The op ``func`` of ``c10d`` ran on the device."""
+        use, at = _use_of(func)
+        peer = args[at + 1] if use is Connections.SEND else None
+        self.note(dist.ProcessGroup.unbox(args[at]), use, peer if isinstance(peer, int) else None)
+
+    def used_by_name(self, func: Any, args: Sequence[Any]) -> None:
+        """The op ``func`` of ``_c10d_functional`` ran on the device, which names its process group."""
+        use, at = _use_of(func)
+        group = args[at]
+        self.note(group_named(group) if isinstance(group, str) else group, use)
+
+    def note(self, group: Any, use: Connections, peer: int | None = None) -> None:
+        """``group`` needs connections for ``use``; with the rank ``peer`` of it alone, where one is given."""
+        if self._device.label != "cuda" or dist.get_backend(group) != dist.Backend.NCCL:
+            return
+        ranks = tuple(dist.get_process_group_ranks(group))
+        if peer is not None and peer < len(ranks):
+            ranks = tuple(sorted({here().rank, ranks[peer]}))
+        known = self._uses.get((group.group_name, ranks), frozenset())
+        if use not in known:
+            self._uses[group.group_name, ranks] = known | {use}
+            self._tell()
+
+    def _tell(self) -> None:
+        found = [_communicator(ranks, uses) for (_, ranks), uses in self._uses.items()]
+        capability = self._device.gpu.compute_capability
+        at_most = sum(most(each, capability, os.environ) for each in found)
+        self._device.hold_outside(NCCL, least() * len(found), at_most)
+        self._device.assume(_ASSUMED)
+
+
+@functools.cache
+def _use_of(func: Any) -> tuple[Connections, int]:
+    """What ``func`` needs connections for, and which of its arguments is the process group."""
+    schema = schema_of(func)
+    at = [argument.name in ("process_group", "group_name") for argument in schema.arguments].index(True)
+    return _USES.get(schema.name.rpartition("::")[2], Connections.RING), at
+
+
+def _communicator(ranks: tuple[int, ...], uses: frozenset[Connections]) -> Communicator:
+    nodes = [rank // GPUS_PER_NODE for rank in ranks]
+    return Communicator(ranks=len(ranks), local=nodes.count(here().node), nodes=len(set(nodes)), uses=uses)

@@ -1,6 +1,6 @@
 """Every private part of torch that the simulated device stands on: why it is needed, and since when it is so.
 
-:func:`ampmem.simulator.selftest.check` tries all of it before a run; without any of it nothing is simulated.
+:func:`ampmem.simulator.start.self_test` tries all of it before a run; without any of it nothing is simulated.
 Recording on the CPU or on a GPU never comes here. :func:`_answer_yes` is the part to be careful with.
 """
 
@@ -13,11 +13,14 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
@@ -25,6 +28,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException as Dynamic
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch._subclasses.fake_tensor import UnsupportedOperatorException as UnsupportedOperatorException
+from torch.autograd import forward_ad
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import _disable_current_modes
@@ -317,7 +321,7 @@ def keep_names_in_torchscript() -> Callable[[], None]:
     """Let TorchScript take what stands in for a function of torch for that function; returns what undoes it.
 
     TorchScript knows torch's own functions by their identity, in a table that it makes when it first compiles something
-    (since 1.0). So :func:`load` has it made before anything is replaced, and here the replacements are added.
+    (since 1.0). So :func:`load_compilers` has it made before anything is replaced, and here the replacements are added.
     """
     table = torch.jit._builtins._get_builtin_table()
     names = {id(new): table[id(former)] for former, new in replaced() if id(former) in table and id(new) not in table}
@@ -409,3 +413,198 @@ ACCELERATOR_SETTINGS = (torch._C, "_accelerator_setAllocatorSettings", "_acceler
 """What takes the place of that one since 2.10, and what says which settings are in force."""
 RECORD_HISTORY, SNAPSHOT, DUMP_SNAPSHOT = "_record_memory_history", "_snapshot", "_dump_snapshot"
 """Memory snapshots, as scripts write them, in ``torch.cuda.memory``. A name that is missing is left alone."""
+
+
+PRODUCT = torch.ops.aten._unsafe_view.default
+"""The last op of a matrix product of more than two dimensions. Since 0.4."""
+
+
+KERNELS_OF_CUDA = ("aten::_fused_rms_norm", "aten::silu_backward", "aten::mish_backward")
+"""The ops that CUDA has a kernel of its own for, although they could be run as several ops: from 2.11 to 2.15."""
+
+
+@functools.cache
+def is_composite(func: Any, device: str = "cuda") -> bool:
+    """Whether ``func`` is run as several ops on a device of that type too. The question can be asked since 1.10."""
+    if not isinstance(func, torch._ops.OpOverload) or not _has_kernel(func.name(), "CompositeImplicitAutograd"):
+        return False
+    return func.name() not in KERNELS_OF_CUDA if device == "cuda" else not _has_kernel(func.name(), device.upper())
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def kernels_of_cuda() -> Callable[[], None]:
+    """Let autograd see that CUDA has kernels for :data:`KERNELS_OF_CUDA`, in builds without; returns what undoes it.
+
+    Without a kernel autograd differentiates the parts of an op, and keeps what each of them needs. The kernels that
+    are put in place never run: the mode is above them. ``Library`` is there since 1.8, ``_destroy`` since 2.1.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for name in KERNELS_OF_CUDA:
+        if not _has_kernel(name, "CUDA"):
+            library.impl(name.removeprefix("aten::"), _never, "CUDA")
+    return added("torch.library", "kernels of CUDA", library._destroy)
+
+
+def _never(*_: Any) -> Any:
+    raise RuntimeError("unreachable")
+
+
+@functools.cache
+def is_higher_order(func: Any) -> bool:
+    """Whether ``func`` takes functions, as flex attention does. Since 2.0."""
+    return isinstance(func, torch._ops.HigherOrderOperator)
+
+
+@functools.cache
+def unwraps_itself(kind: type) -> bool:
+    """Whether tensors of class ``kind`` stand for others, on which they run ops: DTensor and the like.
+
+    The protocol by which they name those is there since 2.1.
+    """
+    return hasattr(kind, "__tensor_flatten__")
+
+
+def schema_of(func: Any) -> Any:
+    """The schema of an op. Since 2.11 or before."""
+    return func._schema
+
+
+def give_back(library: torch.library.Library) -> Callable[[], None]:
+    """What takes out of torch what ``library`` has put in place of its kernels. Since 2.11 or before."""
+    return library._destroy
+
+
+def name_nodes(function: type[torch.autograd.Function], name: str) -> None:
+    """Let the nodes of autograd that ``function`` makes be called ``name``. Since 2.11 or before."""
+    function._backward_cls.__name__ = name
+
+
+def has_forward_gradients() -> bool:
+    """Whether tensors may carry forward gradients now. Since 2.11 or before."""
+    return forward_ad._current_level >= 0
+
+
+storage_key: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""The address of a storage's C++ object, which no other has while it lives. Since 2.11 or before."""
+
+
+@functools.cache
+def arguments_written(func: Any) -> tuple[tuple[int, str], ...]:
+    """Place and name of each argument that the op ``func`` writes to. Aliases in schemas since 1.10.
+
+    All of ops that are not torch's own, whose schemas may not tell; the statistics of batch norm, of which some of
+    torch's own do not.
+    """
+    if is_higher_order(func):
+        return ()
+    own = func.namespace in _OWN
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if not own or _is_written(argument) or argument.name.startswith("running_")
+    )
+
+
+_OWN = ("aten", "prims", "prim")
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)
+
+
+@functools.cache
+def is_computed(func: Any) -> bool:
+    """Whether the op ``func``, one of torch's own, makes its result of its arguments alone. Tags since 2.0."""
+    name = str(func.overloadpacket.__name__)
+    return (
+        func.namespace == "aten"
+        and not arguments_written(func)
+        and torch.Tag.nondeterministic_seeded not in func.tags
+        and not name.removeprefix("new_").startswith(("empty", "resize"))
+    )
+
+
+@functools.cache
+def has_size_of_data(func: Any) -> bool:
+    """Whether the size of what the op ``func`` returns depends on the values that it is given. Tags since 2.0."""
+    return torch.Tag.dynamic_output_shape in getattr(func, "tags", ())  # ops that take functions have none
+
+
+CALL = "_call_impl"
+"""What runs a module, hooks included; of classes ``torch.compile`` compiles it. Since 2.2."""
+
+
+def load_compilers() -> None:
+    """Import what keeps torch's functions by their identity: later it would keep what stands in for them.
+
+    That is dynamo, which optimizers import too, the functions that make tensors under ``with torch.device(...)``
+    (since 2.0), and TorchScript's table of what it need not compile (since 1.0).
+    """
+    import_module("torch._dynamo")
+    torch.utils._device._device_constructors()
+    torch.jit._builtins._get_builtin_table()
+
+
+def on_call(called: Callable[[str], object]) -> Callable[[], None]:
+    """Let ``called`` be called where code would be compiled, which then runs as it is; returns what undoes it.
+
+    It is given the name of the backend that would compile it, empty where that is not known.
+
+    Dynamo asks a function of its own, since 2.6, what to do whenever compiled code is called: here the answer is
+    "nothing".
+    """
+    from torch._dynamo import eval_frame
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        def callback_from_stance(callback: Any) -> Any:
+            if callback in (None, False):  # nothing was to be compiled
+                return original(callback)
+            backend = eval_frame.innermost_backend(callback)
+            called(str(getattr(backend, "compiler_name", getattr(backend, "__name__", "of dynamo"))))
+            return None
+
+        return callback_from_stance
+
+    return patch(eval_frame, "_callback_from_stance", wrap)
+
+
+def run_uncompiled(called: Callable[[str], object]) -> Callable[[], None]:
+    """Let code that is compiled run as it is, and ``called`` be called each time; returns what undoes it.
+
+    The stance "force_eager" is torch's own word for it, since 2.6: with any other, code that is to be compiled whole
+    and is not is an error. So a script can set no other.
+    """
+    former: Any = torch._dynamo.set_stance
+
+    class set_stance(former):  # type: ignore[misc]
+        def __init__(self, stance: str = "default", **_: Any) -> None:
+            super().__init__("force_eager")
+
+    with ExitStack() as undo:
+        undo.callback(on_call(called))
+        eager = former("force_eager")
+        undo.callback(added("torch.compiler", "set_stance", functools.partial(eager.__exit__, None, None, None)))
+        undo.callback(replace_all((torch._dynamo, torch._dynamo.decorators), {"set_stance": set_stance}))
+        return undo.pop_all().close
+
+
+FLATTEN = (nn.RNNBase, "flatten_parameters")
+"""The method that packs the parameters into one buffer. Since 0.1."""
+COPIED = (nn.RNNBase, "__setstate__")
+"""What runs when a module is copied. Since 0.1."""
+
+
+def flat_weights(module: nn.RNNBase) -> tuple[list[Any], int]:
+    """The parameters that cuDNN is given, in its order, and how many there are to be. Since 1.4."""
+    return module._flat_weights, len(module._flat_weights_names)
+
+
+def replace_layers(names: tuple[str, ...], stands_in: Callable[[str, Any], Any]) -> Callable[[], None]:
+    """Put ``stands_in(name, original)`` where modules call the layers; returns what undoes it.
+
+    That is ``torch._VF``, since 1.0: ``names`` are those of its functions.
+    """
+    return replace_all((torch._VF,), {name: stands_in(name, getattr(torch._VF, name)) for name in names})

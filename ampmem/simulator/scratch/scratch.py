@@ -12,9 +12,8 @@ from torch.torch_version import TorchVersion
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import round_up
-from ampmem.simulator.private.general import in_backward
-from ampmem.simulator.private.ops import schema_of
-from ampmem.simulator.scratch import sorts
+from ampmem.simulator.private.general import in_backward, schema_of
+from ampmem.simulator.scratch import reductions
 from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, power_of_2, scratch
 
 aten = torch.ops.aten
@@ -247,11 +246,15 @@ def _embedding_sums(
     """The sorted indices, then sums of every :data:`_PARTIAL_ROWS` rows (``EmbeddingBackwardKernel.cu``)."""
     count, item = indices.numel(), indices.dtype.itemsize
     each = count * item
-    sort = sorts.radix_sort(count, item, item, gpu, bits=sorts.bits_of(rows))
+    sort = reductions.radix_sort(count, item, item, gpu, bits=reductions.bits_of(rows))
     segments = min(count, rows)
     partials = count // _PARTIAL_ROWS + segments
     sums = partials * gradient.shape[-1] * _accumulated_in(gradient.dtype)
-    of_all, of_segments, unique = sorts.scan(count, item), sorts.scan(segments, item), sorts.unique(count)
+    of_all, of_segments, unique = (
+        reductions.scan(count, item),
+        reductions.scan(segments, item),
+        reductions.unique(count),
+    )
     counted = (each, of_all, -of_all, of_all, -of_all) if by_frequency else ()
     found = (each, _LONG, each, unique, -unique, -each)
     numbers = (segments * item, segments * item, of_segments, -of_segments, _LONG, partials * item)
@@ -461,8 +464,8 @@ def _index_put(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
         return []
     size, slices = count * _LONG, _slice_size(target, args[1])
     largest = sum((length - 1) * stride for length, stride in zip(target.shape, target.stride(), strict=True))
-    bits = sorts.bits_of(largest // max(slices, 1))
-    ends = (size,) * 4, sorts.radix_sort(count, _LONG, _LONG, gpu, bits=bits)
+    bits = reductions.bits_of(largest // max(slices, 1))
+    ends = (size,) * 4, reductions.radix_sort(count, _LONG, _LONG, gpu, bits=bits)
     checks: Sizes = []
     if not in_backward():
         each = [_LONG, _LONG, 1, 1] if _LIMITS_FIRST else [_LONG, 1, _LONG, 1]
@@ -484,8 +487,8 @@ def _sort(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
         return []
     dim = args[1] if len(args) > 1 else -1
     length, item = source.shape[dim], source.dtype.itemsize
-    sets = sorts.sort(length, source.numel() // length, item, gpu)
-    if length <= sorts.SMALL_SORT or source.stride(dim) == 1:
+    sets = reductions.sort(length, source.numel() // length, item, gpu)
+    if length <= reductions.SMALL_SORT or source.stride(dim) == 1:
         return sets
     copies = (source.numel() * item, source.numel() * item, source.numel() * _LONG)
     return [(*copies, *sets[0]), *sets[1:]]
@@ -499,10 +502,10 @@ def _topk(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     dim = args[2] if len(args) > 2 else -1
     length, item = source.shape[dim], source.dtype.itemsize
     rows = source.numel() // length
-    sets = sorts.topk(length, rows, item, gpu)
-    if (len(args) < 5 or args[4]) and found > sorts.SMALL_SORT:
+    sets = reductions.topk(length, rows, item, gpu)
+    if (len(args) < 5 or args[4]) and found > reductions.SMALL_SORT:
         kept = (found * rows * _LONG, found * rows * item)
-        sets += [(*kept, *sizes) for sizes in sorts.sort(found, rows, item, gpu)]
+        sets += [(*kept, *sizes) for sizes in reductions.sort(found, rows, item, gpu)]
     return sets
 
 
@@ -512,11 +515,11 @@ def _running(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     item = first.dtype.itemsize
     cast = source.numel() * item if first.dtype != source.dtype else 0
     alone = source.dim() and source.numel() == source.shape[args[1]] and item in (4, _LONG)
-    return [(cast, sorts.scan(source.numel(), item) if alone and source.numel() else 0)]
+    return [(cast, reductions.scan(source.numel(), item) if alone and source.numel() else 0)]
 
 
 def _randperm(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    return sorts.randperm(result.numel(), result.dtype.itemsize, gpu)
+    return reductions.randperm(result.numel(), result.dtype.itemsize, gpu)
 
 
 def _scatter_mean(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
@@ -533,8 +536,9 @@ def _index_mean(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Size
 
 def _masked_scatter(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
     """How many elements come before each (``launch_masked_scatter_kernel``)."""
-    count = result.numel()
-    return [(count * _LONG, sorts.scan(count, _LONG))] if count else []
+    count, mask = result.numel(), args[1]
+    mask_copy = 0 if mask.is_contiguous() and mask.shape == result.shape else count
+    return [(count * _LONG, mask_copy, reductions.scan(count, _LONG))] if count else []
 
 
 def _scalar_base(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:

@@ -19,7 +19,7 @@ from torch.torch_version import TorchVersion
 from ampmem.patching import added
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.ops import give_back
+from ampmem.simulator.private.general import give_back
 
 aten = torch.ops.aten
 

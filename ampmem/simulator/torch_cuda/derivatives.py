@@ -1,6 +1,8 @@
-"""The gradients of ``prod`` and ``cumprod`` as torch computes them of CUDA tensors.
+"""Ops whose nodes of autograd are not torch's own on a simulated device.
 
-Of subclasses of tensors, as fake tensors are, torch takes another formula, which needs up to three times the memory.
+The gradients of ``prod`` and ``cumprod`` are computed as of CUDA tensors: of subclasses of tensors, as fake tensors
+are, torch takes another formula, which needs up to three times the memory. ``affine_grid`` multiplies matrices inside,
+below its node, and autocast casts them there; a dispatch mode is told of the whole op alone, and not of autocast.
 """
 
 from __future__ import annotations
@@ -12,12 +14,10 @@ import torch
 from torch import Tensor
 from torch.library import Library, get_kernel
 
-from ampmem.allocator.gpus import GpuSpec
 from ampmem.patching import added
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.general import FakeTensor
-from ampmem.simulator.private.ops import give_back, has_forward_gradients, name_nodes
-from ampmem.simulator.scratch import sorts
+from ampmem.simulator.ops import affine_grid, places
+from ampmem.simulator.private.general import FakeTensor, give_back, has_forward_gradients, name_nodes
 
 aten = torch.ops.aten
 
@@ -26,7 +26,7 @@ _NO_ZEROS = "assumed: nothing that prod or cumprod multiplies is 0; for 0 their 
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
-    """Take the place of the ops that have these gradients; returns what gives them back.
+    """Take the place of these ops; returns what gives them back.
 
     ``cumprod`` calls an op for its gradient. The gradient of ``prod`` is computed inside its node of autograd, so the
     simulation gives ``prod`` another node of the same name.
@@ -37,6 +37,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
     library.impl(
         "prod.dim_int", _with_node(_of_dim(mode), "aten::prod.dim_int", "ProdBackward1"), _KEY, with_keyset=True
     )
+    library.impl("affine_grid_generator", _affine_grid(), _KEY, with_keyset=True)
     return added("torch.library", "derivatives", give_back(library))
 
 
@@ -72,21 +73,11 @@ def _reversed_cumsum(tensor: Tensor, dim: int) -> Tensor:
 def _whole(mode: SimulatedMode) -> Callable[..., Tensor]:
     def gradient(grad: Tensor, source: Tensor, result: Tensor) -> Tensor:
         """``prod_backward`` (``FunctionsManual.cpp``), which looks for the places of the zeros."""
-        _look_for_places(source == 0, mode.device_model.gpu)
+        places(source == 0, lambda: 0, mode.device_model.gpu)
         _take_for_granted(mode)
         return grad * (result / source).conj()
 
     return gradient
-
-
-def _look_for_places(is_zero: Tensor, gpu: GpuSpec) -> None:
-    """``nonzero`` that finds nothing (``nonzero_cuda_out_impl``)."""
-    is_zero = is_zero.contiguous()
-    pieces = sorts.nonzero(is_zero.numel(), gpu)
-    counts = is_zero.new_empty((len(pieces),), dtype=torch.int32)
-    for size in (*(summed for summed, _ in pieces), *(selected for _, selected in pieces)):
-        is_zero.new_empty((size,), dtype=torch.uint8)
-    del counts
 
 
 def _of_dim(mode: SimulatedMode) -> Callable[..., Tensor]:
@@ -131,3 +122,27 @@ def _with_node(gradient: Callable[..., Tensor], op: str, name: str) -> Callable[
         return kernel.call_boxed(keys, source, *how, dtype=dtype)
 
     return prod
+
+
+def _affine_grid() -> Callable[..., Tensor]:
+    kernel: Any = get_kernel("aten::affine_grid_generator", _KEY)
+
+    class Node(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, theta: Tensor, size: Any, align_corners: bool) -> Tensor:
+            ctx.how = size, align_corners
+            return affine_grid(None, theta, size, align_corners)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            return aten.affine_grid_generator_backward.default(grad, *ctx.how), None, None
+
+    name_nodes(Node, "AffineGridGeneratorBackward0")
+
+    def affine_grid_generator(keys: Any, theta: Tensor, size: Any, align_corners: bool) -> Tensor:
+        """The op's parts where autocast is on, which says to each of them what it says to it on a GPU."""
+        if torch.is_autocast_enabled("cuda") and isinstance(theta, FakeTensor) and not has_forward_gradients():
+            return Node.apply(theta, size, align_corners)  # type: ignore[no-any-return, no-untyped-call]
+        return kernel.call_boxed(keys, theta, size, align_corners)  # type: ignore[no-any-return]
+
+    return affine_grid_generator

@@ -1,25 +1,29 @@
-"""What a script may do with tensors that have no values: print, convert, save and load them, draw them at random."""
+"""What a script may do with tensors that have no values: print, convert, save and load them, draw them at random.
+
+Libraries ask whether a tensor is fake, to see whether they are traced: a tensor on the simulated device is not.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from ampmem.own_code import script_line
-from ampmem.patching import put_in, replace_all
+from ampmem.own_code import OWN_FOLDERS, is_torch, script_line
+from ampmem.patching import added, put_in, replace_all
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import general
-from ampmem.simulator.private.general import FakeTensor, tree_leaves, tree_map, without_modes
-from ampmem.simulator.torch_cuda import traced
+from ampmem.simulator.private.general import FAKE_TENSOR_MODULES, FakeTensor, tree_leaves, tree_map, without_modes
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import check_index, here
 
@@ -56,7 +60,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(replace_all((torch,), {"ctc_loss": _ctc_loss(mode)}))
         undo.callback(replace_all((torch.nn.functional,), {"one_hot": _one_hot()}))
         undo.callback(_generators())
-        undo.callback(traced.install())
+        undo.callback(_hide_fakes())
         undo.callback(replace_all((torch.nn.parallel.comm,), {"scatter": _scatter}))
         return undo.pop_all().close
 
@@ -348,3 +352,43 @@ def _location(map_location: Any, storage: Any, location: str) -> Any:
     if isinstance(map_location, dict):
         return str(map_location.get(location, location))
     return location if map_location is None else str(map_location)
+
+
+class _Kind(type(FakeTensor)):  # type: ignore[misc]
+    """What makes ``isinstance`` say no to tensors that are only simulated."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, FakeTensor) and not isinstance(instance.fake_mode, SimulatedMode)
+
+
+class _Traced(FakeTensor, metaclass=_Kind):
+    """``FakeTensor`` as a library finds it: those of somebody who traces it."""
+
+
+class _Module(ModuleType):
+    """A module of torch that gives torch, and us, the class itself."""
+
+    @property
+    def FakeTensor(self) -> Any:
+        """By who asks: with the plain class, a library leaves out what depends on values, as if it were exported."""
+        asking: FrameType = sys._getframe(1)
+        file = asking.f_code.co_filename
+        return FakeTensor if is_torch(file) or file.startswith(OWN_FOLDERS) else _Traced
+
+
+def _hide_fakes() -> Callable[[], None]:
+    """Let libraries see what they would see on a GPU; returns what undoes it."""
+    with ExitStack() as undo:
+        for module in FAKE_TENSOR_MODULES:
+            undo.callback(added(module.__name__, "FakeTensor", _changed(module)))
+        return undo.pop_all().close
+
+
+def _changed(module: ModuleType) -> Callable[[], None]:
+    former = module.__class__
+    module.__class__ = _Module
+
+    def put_back() -> None:
+        module.__class__ = former
+
+    return put_back

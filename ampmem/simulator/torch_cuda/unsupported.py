@@ -1,16 +1,22 @@
-"""What a simulated GPU cannot do: each stops with the script's line, and with what to do instead."""
+"""What a simulated GPU cannot do, which stops with the script's line and with what to do instead; ``torch.compile``.
+
+What ``torch.compile`` compiles stops, or runs as it is where that is asked.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from ampmem.patching import replace_all
-from ampmem.simulator.private.general import COMPILED_AT_RUN_TIME, FakeTensor
+from ampmem.patching import passed_over, replace_all
+from ampmem.simulator.assumed import Assumed
+from ampmem.simulator.device import SimulatedDevice
+from ampmem.simulator.private.general import CALL, COMPILED_AT_RUN_TIME, FakeTensor, on_call, run_uncompiled
 from ampmem.simulator.where import stop
 
 _GRAPHS = (
@@ -25,10 +31,14 @@ _DISTRIBUTED = (
 )
 
 
-def install(*, alone: bool) -> Callable[[], None]:
-    """Put what stops in place; returns what undoes it. ``alone`` when there are no other ranks, not even on paper."""
+def install(device: SimulatedDevice, assumed: Assumed, *, alone: bool) -> Callable[[], None]:
+    """Put in place what stops; returns what undoes it.
+
+    ``alone`` when there are no other ranks, not even on paper. Compiled code may be ``assumed`` to run as it is.
+    """
     cuda, distributed = torch.cuda, torch.distributed
     with ExitStack() as undo:
+        undo.callback(_install_compiled(device, assumed))
         graphs = ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle")
         undo.callback(replace_all((cuda, cuda.graphs), _each_stops(cuda, graphs, _GRAPHS)))
         pools = ("MemPool", "use_mem_pool")
@@ -86,3 +96,79 @@ def _stops(why: str, original: Any) -> Any:
         return functools.wraps(original)(stopped)
     body = {"__new__": stopped, "__doc__": original.__doc__, "__module__": original.__module__}
     return type(original)(original.__name__, (original,), body | {"__qualname__": original.__qualname__})
+
+
+_STOPS = (
+    "what compiled code allocates is decided by {}; {} runs it uncompiled, or leave torch.compile out to see what the "
+    "plain run needs"
+)
+_INDUCTOR = "the kernels that torch.compile makes for a GPU, and there is none"
+_OTHER = 'the backend "{}", which does not run on a simulated GPU'
+_DEFAULT = "inductor"
+_UNCOMPILED = (
+    "compiled code, which ran uncompiled, as {} says; a compiled run has other numbers, and keeps "
+    "less as a rule, since pointwise operations are fused and some results computed again in backward"
+)
+
+
+def _install_compiled(device: SimulatedDevice, assumed: Assumed) -> Callable[[], None]:
+    """Put in place what becomes of compiled code; returns what undoes it."""
+    advice = assumed.advice("compile=eager")
+    with ExitStack() as undo:
+        if assumed.uncompiled:
+            uncompiled = _UNCOMPILED.format(advice)
+            undo.callback(run_uncompiled(lambda _: device.leave_out(uncompiled)))
+            undo.callback(replace_all((torch,), {"compile": _without_inductor(torch.compile)}))
+        else:
+            undo.callback(on_call(lambda backend: _refuse(backend, advice)))
+            undo.callback(replace_all((torch,), {"compile": _stopping(torch.compile, advice)}))
+        return undo.pop_all().close
+
+
+def _refuse(backend: Any, advice: str) -> NoReturn:
+    """``backend`` is its name or the function that it is; ``None`` is torch's own."""
+    name = str(getattr(backend, "__name__", backend or _DEFAULT))
+    raise stop(_STOPS.format(_INDUCTOR if _DEFAULT in name else _OTHER.format(name), advice))
+
+
+def _without_inductor(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Torch's own, which wraps what it is given as ever (``_orig_mod``); what would make kernels is not even loaded."""
+
+    @functools.wraps(original)
+    def compile(model: Any = None, **options: Any) -> Any:  # as it is called, by name too
+        if torch.compile is compile:
+            options |= {"backend": "eager", "mode": None, "options": None}
+        return original(model, **options)
+
+    return compile
+
+
+def _stopping(original: Callable[..., Any], advice: str) -> Callable[..., Any]:
+    """A module stops when it is compiled, a function when it is called: libraries compile many that nobody uses."""
+
+    @functools.wraps(original)
+    def compile(model: Any = None, **options: Any) -> Any:
+        if model is None:
+            return functools.partial(compile, **options)
+        if options.get("disable") or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+            return model
+        if isinstance(model, torch.nn.Module):
+            _refuse(options.get("backend"), advice)
+        if isinstance(model, type):  # torch compiles its calls, and gives it back
+            name = CALL if issubclass(model, torch.nn.Module) else "__call__"
+            setattr(model, name, when_called(getattr(model, name), {}))
+            return model
+        return when_called(model, options)
+
+    def when_called(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+        compiled = functools.cache(lambda: original(function, **options))
+
+        @functools.wraps(function)
+        def stopped(*args: Any, **kwargs: Any) -> Any:
+            if torch.compile is compile:
+                _refuse(options.get("backend"), advice)
+            return compiled()(*args, **kwargs)  # the simulation has ended
+
+        return passed_over(stopped)
+
+    return compile

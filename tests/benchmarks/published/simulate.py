@@ -30,7 +30,7 @@ import torch
 
 from ampmem.allocator.gpus import find_gpu
 from ampmem.events import Action
-from ampmem.simulator.device import Event, SimulatedDevice
+from ampmem.simulator.device import DeviceEvent, SimulatedDevice
 from ampmem.simulator.memory.peaks import Peaks
 from ampmem.simulator.start import Simulation
 from ampmem.simulator.world import World
@@ -62,7 +62,7 @@ class Watched:
         device._highest.most_allocated = 0
         self.sizes.clear()
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: DeviceEvent) -> None:
         if event.action == Action.ALLOC:
             self.sizes.append(event.bytes)
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ampmem.allocator.snapshot import ALLOC, read_snapshot
-from ampmem.importer.unpickle import load
+from ampmem.importer.unpickle import load_plain
 from published.runs import PublishedRun, Sequence, Simulated
 
 
@@ -22,7 +22,7 @@ def compared_with_snapshot(run: PublishedRun, simulated: Simulated) -> Sequence 
     path = snapshot_of(run)
     if path is None:
         return None
-    real = [event.size for event in read_snapshot(load(path)).events if event.action == ALLOC]
+    real = [event.size for event in read_snapshot(load_plain(path)).events if event.action == ALLOC]
     return compared(real, list(simulated.sizes))
 
 

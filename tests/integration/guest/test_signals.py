@@ -22,9 +22,8 @@ import ampmem
 from ampmem.own_code import RECORDING_CODE
 from ampmem.patching import in_place
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.hooks.forward import ForwardMode
+from ampmem.recorder.hooks.forward import ForwardMode, SavedByNodes
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
-from ampmem.recorder.hooks.saved import SavedByNodes
 from ampmem.recorder.session import Session
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.sources.storages import Storages

@@ -14,7 +14,7 @@ import ampmem
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.analysis.timeline.categories import Category
-from ampmem.recorder.hooks.communication.data_parallel import MADE_BEFORE
+from ampmem.recorder.hooks.communication import MADE_BEFORE
 
 pytestmark = pytest.mark.slow
 RANKS = (0, 1)

@@ -27,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ampmem.allocator.gpus import find_gpu
 from ampmem.events import Action
 from ampmem.patching import in_place
-from ampmem.simulator.device import Event
+from ampmem.simulator.device import DeviceEvent
 from ampmem.simulator.start import Simulation
 from ampmem.simulator.world import World
 
@@ -135,7 +135,7 @@ def simulate(case: str, size: int, rank: int) -> dict[str, Any]:
     before = len(in_place())
     simulation = Simulation(find_gpu("h100"), world=World(rank=rank, size=size))
     device = simulation.device
-    events: list[Event] = []
+    events: list[DeviceEvent] = []
     others: set[int] = set()
     started: list[int] = []
     device.recorder = events.append
@@ -155,7 +155,7 @@ def simulate(case: str, size: int, rank: int) -> dict[str, Any]:
     return {"peak": _peak(events, others, started[0]), "shards": shards, "left": len(in_place()) - before}
 
 
-def _peak(events: list[Event], others: set[int], start: int) -> int:
+def _peak(events: list[DeviceEvent], others: set[int], start: int) -> int:
     alive: dict[int, int] = {}
     now = most = 0
     for i, event in enumerate(events):

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ampmem.allocator.gpus import find_gpu
 from ampmem.events import Action
-from ampmem.simulator.device import Event
+from ampmem.simulator.device import DeviceEvent
 from ampmem.simulator.start import Simulation
 from ampmem.simulator.where import take_stops
 from ampmem.simulator.world import World
@@ -41,7 +41,7 @@ def run(rank: int, size: int, code: str) -> list[int] | str:
     """One piece, whose first line is line 1 of :data:`FILE`."""
     found: list[int] = []
 
-    def note(event: Event) -> None:
+    def note(event: DeviceEvent) -> None:
         if event.action == Action.ALLOC:
             found.append(event.bytes)
 

@@ -16,10 +16,10 @@ from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import MIB, Settings, parse_settings
 from ampmem.allocator.snapshot import DeviceSnapshot, NotReplayable, SnapshotEvent, read_snapshot, rebuild
-from ampmem.allocator.trace import Operation, run, trace_of, trace_of_events, what_if
+from ampmem.allocator.trace import Operation, make_calls, trace_of, trace_of_events, what_if
 from ampmem.events import Action, EventColumns, SegmentAction, SegmentColumns
 from ampmem.importer.recording import recording_of
-from ampmem.importer.unpickle import load
+from ampmem.importer.unpickle import load_plain
 
 REAL = {
     # Segments that the driver was asked for within the trace, and the peak reserved bytes.
@@ -46,7 +46,7 @@ def agree(result: Replay) -> bool:
 
 
 def snapshot_of(name: str) -> DeviceSnapshot:
-    return read_snapshot(load(real(name)))
+    return read_snapshot(load_plain(real(name)))
 
 
 @pytest.mark.slow
@@ -402,7 +402,7 @@ def test_a_trace_of_a_recording() -> None:
 
 def test_a_run_says_where_memory_ran_out() -> None:
     trace = trace_of([(Operation.MALLOC, index, 12 * MIB, 0) for index in range(5)])
-    result = run(trace, DeviceCachingAllocator(total_memory=40 * MIB))
+    result = make_calls(trace, DeviceCachingAllocator(total_memory=40 * MIB))
     assert result.events == 3
     assert result.out_of_memory is not None and result.out_of_memory.asked == 12 * MIB
     assert result.statistics.reserved_bytes.peak == 36 * MIB
@@ -421,7 +421,7 @@ def test_a_run_makes_every_kind_of_call() -> None:
         ]
     )
     allocator = DeviceCachingAllocator()
-    result = run(trace, allocator)
+    result = make_calls(trace, allocator)
     assert (result.events, result.out_of_memory) == (len(trace), None)
     assert result.statistics.reserved_bytes.peak == 12 * MIB
     assert [isinstance(call, DriverCall) for call in allocator.driver.calls] == [True, True]

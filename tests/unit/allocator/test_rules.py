@@ -6,7 +6,15 @@ import pytest
 
 from ampmem.allocator.blocks import Call, SnapshotBlock, SnapshotSegment
 from ampmem.allocator.caching import DeviceCachingAllocator
-from ampmem.allocator.oom import Candidates, OutOfMemory, Reason, candidates, largest, pack, unpack
+from ampmem.allocator.oom import (
+    Candidates,
+    OutOfMemory,
+    Reason,
+    candidates,
+    largest_size,
+    pack_segments,
+    unpack_segments,
+)
 from ampmem.allocator.settings import (
     GIB,
     MIB,
@@ -365,7 +373,7 @@ def test_out_of_memory_because_of_max_split_size() -> None:
     # On a GPU a graph that is captured keeps such a block from being released.
     found = Candidates.among(allocator.pools, allocator.large, 0)
     assert found.reason(30 * MIB, 30 * MIB, 0, None) is Reason.OVERSIZE
-    assert largest(found.usable) == 60 * MIB
+    assert largest_size(found.usable) == 60 * MIB
 
 
 def segment(pool: tuple[int, int], *, small: bool, stream: int, free: int) -> SnapshotSegment:
@@ -404,7 +412,7 @@ def test_which_free_blocks_of_segments_may_serve(
     found = candidates(segments, rounded, 3, (0, 0))
     groups = (found.usable, found.other_stream, found.other_pool)
     assert [[block.size for block in group] for group in groups] == [usable, other_stream, other_pool]
-    assert unpack(pack(segments)) == segments
+    assert unpack_segments(pack_segments(segments)) == segments
 
 
 @pytest.mark.parametrize("oldest_first", [False, True])

@@ -10,7 +10,7 @@ import pytest
 from build import gpu_run, small_run
 
 from ampmem.analysis.advise import (
-    Change,
+    AllowedChange,
     Proof,
     Script,
     Trial,
@@ -30,21 +30,21 @@ from ampmem.analysis.advise import (
     next_forced,
     proof_base,
     ranked,
-    refusal,
     step_time,
     to_prove,
+    why_not_run,
     why_unproven,
 )
 from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.suggested import Suggestion
 from ampmem.events import LayersRecord
-from ampmem.reporters.text.advise import headline, ranks_line, refused_lines, render, said_of
+from ampmem.reporters.text.advise import headline, proof_in_words, ranks_line, refused_lines, render
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
 SCRIPT = Script(blocks=Blocks(names=tuple(f"h.{number}" for number in range(12))), optimizers=("AdamW",), updated=148)
-THREE = frozenset({Change.CHECKPOINT, Change.FOREACH, Change.FUSED})
+THREE = frozenset({AllowedChange.CHECKPOINT, AllowedChange.FOREACH, AllowedChange.FUSED})
 FUSED, FOREACH = Forced(fused=True), Forced(foreach=False)
 
 
@@ -72,7 +72,7 @@ def ran(forced: Forced, total: int, per_block: int = 10, loss: int = 0) -> Trial
 def search(
     budget: int | None,
     total: int = 1000,
-    allowed: frozenset[Change] = THREE,
+    allowed: frozenset[AllowedChange] = THREE,
     script: Script = SCRIPT,
     per_block: int = 10,
     loss: int = 0,
@@ -82,7 +82,7 @@ def search(
     forced: Forced | None = NOTHING_FORCED
     while forced is not None:
         assert forced not in trials
-        failure = "torch does not" if "fused" in refused and forced.fused else refusal(forced, script)
+        failure = "torch does not" if "fused" in refused and forced.fused else why_not_run(forced, script)
         trials[forced] = Trial(memory=None, failure=failure) if failure else ran(forced, total, per_block, loss)
         forced = next_forced(trials, script, allowed, budget)
     return trials
@@ -125,7 +125,7 @@ def test_without_need_the_one_that_allocates_least_is_first() -> None:
 
 
 def test_what_is_not_allowed_or_is_refused_is_not_run() -> None:
-    assert set(search(100, allowed=frozenset({Change.FOREACH}))) == {NOTHING_FORCED, FOREACH}
+    assert set(search(100, allowed=frozenset({AllowedChange.FOREACH}))) == {NOTHING_FORCED, FOREACH}
     assert set(search(1000)) == {NOTHING_FORCED, FUSED, FOREACH, checkpointed(12)}
     trials = search(10, fused="refused")
     assert [forced for forced in trials if forced.fused] == [FUSED]
@@ -228,7 +228,7 @@ def test_what_was_proven_is_said_and_fits_the_schema() -> None:
     }
     found = advice(search(84), SCRIPT, 84, title="train.py", steps=2, gpu="h100", total=1000, proofs=proofs)
     jsonschema.Draft202012Validator(advise_schema()).validate(json.loads(found.to_json()))
-    lines = {run.change: said_of(run.proof) for run in found.runs if run.proof is not None}
+    lines = {run.change: proof_in_words(run.proof) for run in found.runs if run.proof is not None}
     assert lines == {
         "checkpoint 12 of 12 blocks, fused=True": "not compared: it is too large",
         "fused=True": "3 losses and 9 gradients differ from those of foreach=True: losses have equal values, gradients "
@@ -239,7 +239,7 @@ def test_what_was_proven_is_said_and_fits_the_schema() -> None:
     assert "losses and gradients of three steps on the CPU" in render(found)
 
 
-EVERY = frozenset(Change)
+EVERY = frozenset(AllowedChange)
 LOADED = replace(SCRIPT, batch=8)
 OFFLOAD = Forced(offload=True)
 SETTING, BFLOAT16, HALF = Forced(allocator="expandable_segments:True"), Forced(bfloat16=True), Forced(batch_size=4)
@@ -265,7 +265,7 @@ def test_changes_of_the_results_are_the_last_resort() -> None:
 
 
 FREED = Forced(free_gradients=True)
-WITH_GRADIENTS = frozenset({Change.CHECKPOINT, Change.GRADIENTS})
+WITH_GRADIENTS = frozenset({AllowedChange.CHECKPOINT, AllowedChange.GRADIENTS})
 
 
 def test_gradients_that_are_alive_in_forward_are_freed_in_combinations() -> None:
@@ -283,7 +283,7 @@ SMALL, UNCACHED = Forced(workspace=":16:8"), Forced(no_cache=True)
 
 
 def test_workspaces_and_the_cache_are_tried_where_they_are_seen() -> None:
-    allowed = frozenset({Change.CHECKPOINT, Change.CACHE, Change.WORKSPACE})
+    allowed = frozenset({AllowedChange.CHECKPOINT, AllowedChange.CACHE, AllowedChange.WORKSPACE})
     seen = replace(SCRIPT, workspaces=True, cached_casts=True)
     assert ranked(search(198, allowed=allowed, script=seen), 198)[0] in (SMALL, UNCACHED)
     best = ranked(search(76, allowed=allowed, script=seen), 76)[0]
@@ -293,13 +293,14 @@ def test_workspaces_and_the_cache_are_tried_where_they_are_seen() -> None:
     assert cost_of(SMALL, seen, Trial(memory=None)) == "matrix products may take slower kernels"
     assert code_of(UNCACHED, seen) == ("torch.autocast(..., cache_enabled=False)",)
     assert (
-        refusal(SMALL, replace(seen, device=Device.CPU)) == "it sets cuBLAS's workspaces, which the CPU does not have"
+        why_not_run(SMALL, replace(seen, device=Device.CPU))
+        == "it sets cuBLAS's workspaces, which the CPU does not have"
     )
     assert incomparable(SMALL) == "a CPU does not have cuBLAS"
 
 
 CHUNKS = Forced(loss_chunks=8)
-WITH_LOSS = frozenset({Change.CHECKPOINT, Change.LOSS})
+WITH_LOSS = frozenset({AllowedChange.CHECKPOINT, AllowedChange.LOSS})
 
 
 def test_the_loss_in_chunks_is_added_where_it_makes_blocks_superfluous() -> None:
@@ -321,7 +322,7 @@ def test_a_loss_that_allocates_less_and_reserves_more_is_tried_with_the_setting_
 
     whole = checkpointed(12)
     trials = {NOTHING_FORCED: needs(90, 95), whole: needs(80, 90), CHUNKS: needs(70, 97), SETTING: needs(90, 92)}
-    allowed = WITH_LOSS | {Change.ALLOCATOR}
+    allowed = WITH_LOSS | {AllowedChange.ALLOCATOR}
     both = replace(whole, loss_chunks=8)
     assert next_forced(trials, SCRIPT, allowed, 10) == both
     trials[both] = needs(60, 80)
@@ -333,7 +334,7 @@ def test_a_loss_that_allocates_less_and_reserves_more_is_tried_with_the_setting_
 
 def test_a_script_without_a_cross_entropy_has_no_chunks() -> None:
     script = replace(SCRIPT, no_loss="no F.cross_entropy was seen")
-    assert refusal(CHUNKS, script) == script.no_loss and refusal(CHUNKS, SCRIPT) is None
+    assert why_not_run(CHUNKS, script) == script.no_loss and why_not_run(CHUNKS, SCRIPT) is None
     assert [each for each in search(150, allowed=WITH_LOSS, script=script) if each.loss_chunks] == [CHUNKS]
 
 
@@ -388,11 +389,11 @@ def test_unequal_blocks_are_listed_and_suggestions_are_said_to_be_computed() -> 
 
 
 def test_offloading_comes_after_all_that_does_without() -> None:
-    trials = search(190, allowed=frozenset({Change.CHECKPOINT, Change.OFFLOAD}))
+    trials = search(190, allowed=frozenset({AllowedChange.CHECKPOINT, AllowedChange.OFFLOAD}))
     order = ranked(trials, 190)
     assert order[0] == checkpointed(2) and OFFLOAD in order
     assert meets(trials[OFFLOAD], 190) and order.index(OFFLOAD) > order.index(checkpointed(12))
-    assert ranked(search(190, allowed=frozenset({Change.OFFLOAD})), 190)[0] == OFFLOAD
+    assert ranked(search(190, allowed=frozenset({AllowedChange.OFFLOAD})), 190)[0] == OFFLOAD
     moved = Trial(memory=None, moved_bytes=3 << 30)
     assert cost_of(OFFLOAD, SCRIPT, moved) == "3.0 GiB move between GPU and CPU in a step"
     assert code_of(OFFLOAD, SCRIPT)[0].startswith("with torch.autograd.graph.save_on_cpu():")
@@ -400,10 +401,10 @@ def test_offloading_comes_after_all_that_does_without() -> None:
 
 
 def test_where_one_is_enough_alone_nothing_is_added_to_it() -> None:
-    trials = search(175, allowed=frozenset({Change.PRECISION, Change.BATCH}), script=LOADED)
+    trials = search(175, allowed=frozenset({AllowedChange.PRECISION, AllowedChange.BATCH}), script=LOADED)
     assert set(trials) == {NOTHING_FORCED, BFLOAT16, HALF}
     assert ranked(trials, 175)[0] == BFLOAT16
-    trials = search(175, allowed=EVERY - {Change.OFFLOAD}, script=LOADED, per_block=1)
+    trials = search(175, allowed=EVERY - {AllowedChange.OFFLOAD}, script=LOADED, per_block=1)
     assert ranked(trials, 175)[0] == BFLOAT16
     assert not any(each.bfloat16 and each.checkpoint for each in trials)
     trials = search(None, allowed=EVERY, script=LOADED)
@@ -419,8 +420,12 @@ def test_refused_settings_are_in_no_combination() -> None:
     assert [trials[each].failure for each in trials if each.batch_size is not None] == [
         "no DataLoader was seen to make the script's batches"
     ]
-    assert refusal(Forced(batch_size=1), replace(SCRIPT, batch=1)) == "a batch has one sample"
-    idle = [each for each in search(10, allowed=frozenset({Change.ALLOCATOR, Change.CHECKPOINT})) if each.allocator]
+    assert why_not_run(Forced(batch_size=1), replace(SCRIPT, batch=1)) == "a batch has one sample"
+    idle = [
+        each
+        for each in search(10, allowed=frozenset({AllowedChange.ALLOCATOR, AllowedChange.CHECKPOINT}))
+        if each.allocator
+    ]
     assert idle == [SETTING, Forced(checkpoint=checkpointed(12).checkpoint, allocator=SETTING.allocator)]
 
 
@@ -445,7 +450,7 @@ def test_settings_have_words_costs_and_code() -> None:
 
 
 def test_what_only_reserves_less_is_said_to() -> None:
-    trials = search(190, allowed=frozenset({Change.ALLOCATOR}))
+    trials = search(190, allowed=frozenset({AllowedChange.ALLOCATOR}))
     found = advice(trials, SCRIPT, 190, title="train.py", steps=2, gpu="h100", total=1000)
     run = next(run for run in found.runs if run.options)
     assert (run.saved_bytes, run.saved_reserved_bytes) == (0, 1)
@@ -467,7 +472,7 @@ def test_changes_alone_are_run_at_the_same_time() -> None:
 @pytest.mark.parametrize("budget", [None, 1000, 150, 84, 10])
 @pytest.mark.parametrize("allowed", [EVERY, WITH_LOSS])
 def test_no_more_runs_are_made_than_are_said_to_be_left(
-    budget: int | None, loss: int, allowed: frozenset[Change]
+    budget: int | None, loss: int, allowed: frozenset[AllowedChange]
 ) -> None:
     made = search(budget, allowed=allowed, script=LOADED, loss=loss)
     trials: dict[Forced, Trial] = {}
@@ -489,9 +494,9 @@ def test_on_the_cpu_what_makes_no_sense_is_refused_with_a_reason() -> None:
         (OFFLOAD, "in the CPU's memory already"),
         (FOREACH, "only where the script says so"),
     ):
-        assert reason in (refusal(forced, cpu) or "")
-        assert refusal(forced, replace(cpu, device=Device.CUDA)) is None
-    assert refusal(FUSED, cpu) is None
+        assert reason in (why_not_run(forced, cpu) or "")
+        assert why_not_run(forced, replace(cpu, device=Device.CUDA)) is None
+    assert why_not_run(FUSED, cpu) is None
     assert proof_base(FUSED, cpu) == NOTHING_FORCED
     assert why_unproven({NOTHING_FORCED: Trial(memory=None)}, cpu) is None
     assert code_of(Forced(bfloat16=True), cpu)[0].startswith("with torch.autocast('cpu', dtype=torch.bfloat16):")
@@ -600,7 +605,7 @@ def test_the_table_names_the_worst_rank_and_which_were_run() -> None:
     jsonschema.validate(json.loads(found.to_json()), advise_schema())
 
 
-EVERY = frozenset(Change)
+EVERY = frozenset(AllowedChange)
 
 
 def test_changes_of_how_ranks_train_are_tried_where_there_are_ranks() -> None:
@@ -613,7 +618,7 @@ def test_changes_of_how_ranks_train_are_tried_where_there_are_ranks() -> None:
 
 def test_resharding_is_combined_with_no_prefetch_which_saves_nothing_alone() -> None:
     script = replace(SCRIPT, sharded=True, blocks=None)
-    allowed = frozenset({Change.RESHARD, Change.PREFETCH, Change.POLICY})
+    allowed = frozenset({AllowedChange.RESHARD, AllowedChange.PREFETCH, AllowedChange.POLICY})
     assert ranked(search(166, allowed=allowed, script=script), 166)[0] == Forced(reshard=True)
     both = Forced(reshard=True, no_prefetch=True)
     trials = search(154, allowed=allowed, script=script)
@@ -623,10 +628,10 @@ def test_resharding_is_combined_with_no_prefetch_which_saves_nothing_alone() -> 
 
 def test_a_policy_and_autocast_are_not_combined() -> None:
     script = replace(SCRIPT, sharded=True, blocks=None)
-    trials = search(10, allowed=frozenset({Change.POLICY, Change.PRECISION}), script=script)
+    trials = search(10, allowed=frozenset({AllowedChange.POLICY, AllowedChange.PRECISION}), script=script)
     assert not any(forced.policy and forced.bfloat16 for forced in trials)
     refused = replace(script, no_precision="the script uses autocast already, to bfloat16")
-    assert refusal(Forced(policy=True), refused) == refused.no_precision
+    assert why_not_run(Forced(policy=True), refused) == refused.no_precision
 
 
 def test_changes_of_ranks_are_named_and_written() -> None:

@@ -9,20 +9,21 @@ import pytest
 from build import ARM, RUN, Story
 
 from ampmem.allocator.blocks import SnapshotSegment
-from ampmem.allocator.oom import pack
+from ampmem.allocator.oom import pack_segments
 from ampmem.analysis.answer import Effect, Verdict, judged_findings, shared_findings, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Entry, compare, entry_of
+from ampmem.analysis.estimate import Prediction, prediction_of
 from ampmem.analysis.findings.base import Finding, Section
 from ampmem.analysis.timeline.categories import Category
-from ampmem.events import ArmRecord, Fact, OomRecord, Phase, Recording
+from ampmem.events import ArmRecord, Fact, OomRecord, Phase, PredictionRecord, Recording, TermsRecord
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.reporters.html.comparison import comparison_view
 from ampmem.reporters.html.verdict import verdict_view
-from ampmem.reporters.text.answer import percent_of, share, wording
+from ampmem.reporters.text.answer import percent_of, portion, wording
 from ampmem.reporters.text.compare import render_figures
 from ampmem.reporters.text.layout import PLAIN
 from ampmem.reporters.text.memory import render_peak
-from ampmem.reporters.text.words import percent
+from ampmem.reporters.text.plain_text import percent
 
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
 NO_CACHE = replace(ARM, name="amp-nocache", cache=False)
@@ -225,9 +226,9 @@ def test_percentages_are_written_out() -> None:
 def test_no_difference_reads_as_none_only_where_it_is_none() -> None:
     assert percent_of(-0.26) == "-26 %"
     assert percent_of(0.0004) == "+0.04 %"
-    assert share(1, 100_000) == "<1 %"
-    assert share(99_999, 100_000) == "99 %"
-    assert share(7, 7) == "100 %"
+    assert portion(1, 100_000) == "<1 %"
+    assert portion(99_999, 100_000) == "99 %"
+    assert portion(7, 7) == "100 %"
 
 
 def test_a_failed_run_and_one_of_nothing() -> None:
@@ -262,7 +263,7 @@ def test_a_baseline_that_ran_out_of_memory_is_no_baseline() -> None:
         op="aten::mm",
         module="",
         stack="",
-        segments=pack((segment,)),
+        segments=pack_segments((segment,)),
     )
     failure = FailureRecord(kind=FailureKind.RAISED, error="torch.OutOfMemoryError", message="CUDA out of memory")
     short = replace(
@@ -341,6 +342,40 @@ def test_the_largest_saving_is_that_of_a_finding_about_the_peak() -> None:
     told = (finding("large", 900, None), finding("small", 10, 10), finding("most", 20, 20))
     found = verdict_of_one(replace(summary, findings=told))
     assert wording(found).text.endswith("Largest saving found, 20 B: mend most (most).")
+
+
+def prediction_with(free: int) -> Prediction:
+    """What is predicted for a GPU of 100 bytes of which ``free`` stay free."""
+    terms = TermsRecord(tensors=100 - free, workspaces={}, scratch={}, rounding=0, cached=0)
+    return prediction_of(
+        PredictionRecord(
+            total=100,
+            outside=0,
+            allocated=terms,
+            reserved=terms,
+            highest_allocated=100 - free,
+            highest_reserved=100 - free,
+            bounds={},
+            unmodelled=(),
+            ran_out=False,
+        )
+    )
+
+
+@pytest.mark.parametrize(("free", "told"), [(None, "cache"), (50, "cache"), (51, "peak")])
+def test_reserved_memory_is_the_largest_saving_only_where_half_of_the_device_is_taken(
+    free: int | None, told: str
+) -> None:
+    summary = entry_of(SAVES[1]).summary
+    assert summary is not None
+    cache, peak = (
+        replace(summary.findings[0], code=code, change="", off_peak=off_peak, off_reserved=off_reserved)
+        for code, off_peak, off_reserved in (("cache", None, 30), ("peak", 20, None))
+    )
+    prediction = None if free is None else prediction_with(free)
+    composition = verdict_of_one(replace(summary, findings=(cache, peak), prediction=prediction)).compositions[0]
+    assert composition is not None and composition.saving is not None
+    assert composition.saving.code == told
 
 
 def codes(*recordings: Recording) -> dict[str, list[str]]:

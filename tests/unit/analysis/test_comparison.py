@@ -19,8 +19,8 @@ from ampmem.cli.show import show
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import PredictionRecord, Recording, TermsRecord
 from ampmem.failure import failure_of
+from ampmem.reporters.base import EVERYTHING, Detail
 from ampmem.reporters.text.compare import render
-from ampmem.reporters.text.details import EVERYTHING, Detail
 from ampmem.reporters.text.layout import Layout
 from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.vocabulary import Mark

@@ -20,8 +20,7 @@ from ampmem.analysis.findings.precision import IN_EVALUATION, fp32_activations
 from ampmem.analysis.summary import summarize
 from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
 from ampmem.names import shape_text
-from ampmem.reporters.base import Report
-from ampmem.reporters.text.details import Detail
+from ampmem.reporters.base import Detail, Report
 from ampmem.reporters.text.run import change_of
 from ampmem.reporters.text.table import TableReporter
 from ampmem.vocabulary import SourceKind
@@ -502,6 +501,20 @@ def test_the_fused_loss_is_named_where_this_torch_has_it(version: str, known: bo
     assert any("F.linear_cross_entropy" in line for line in found.evidence) == known
 
 
+@pytest.mark.parametrize(("shape", "known"), [((50, 25), True), ((2, 25, 5, 5), False)])
+def test_the_fused_loss_is_not_named_for_the_classes_of_pixels(shape: tuple[int, ...], known: bool) -> None:
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.alloc(0x2000, 5000)
+    story.fact(Fact.SAVED, 0x2000, "aten::_log_softmax", dtype="float32", shape=shape_text(shape))
+    story.enter(Phase.BACKWARD)
+    story.end()
+    found = told(story.recording(run=replace(RUN, torch="2.13.0")))["fp32-activations"]
+    assert any("F.linear_cross_entropy" in line for line in found.evidence) == known
+
+
 def test_backward_in_autocast_without_copies_of_the_cache_has_no_size() -> None:
     recording = run(Story()).recording()
     inside = replace(recording, steps=tuple(replace(step, autocast_in_backward=True) for step in recording.steps))
@@ -747,6 +760,7 @@ def test_batches_that_were_loaded_before_the_recording_make_room_for_others(befo
     ("op", "word", "off_peak"),
     [
         ("aten::native_layer_norm", "norms", None),
+        ("aten::native_group_norm", "norms", None),
         ("aten::_log_softmax", "each under torch.utils.checkpoint", 4375),
         ("aten::nll_loss_forward", "each under torch.utils.checkpoint", 4375),
         ("aten::_softmax", "autocast itself runs aten::_softmax in float32", None),
@@ -878,6 +892,7 @@ SCORES = (2, 4, 16, 16)
         ("cpu", SCORES, "aten::add_", (64, 4), False),
         ("cpu", SCORES, "", (4, 16, 16), False),
         ("cuda", SCORES, "aten::add", (4, 16, 16), True),
+        ("cuda", SCORES, "aten::gather", (64, 4), False),
     ],
 )
 def test_attention_has_a_number_only_where_a_kernel_takes_it(

@@ -20,9 +20,9 @@ from ampmem.analysis.summary import PeakPlace, Summary, summarize, summary_of, s
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import OTHER_THREADS, Fact, Phase, PredictionRecord, Recording, TermsRecord
+from ampmem.reporters.base import Detail
 from ampmem.reporters.text.check import render_check
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import Detail
 from ampmem.reporters.text.difference import render_difference
 from ampmem.reporters.text.layout import PLAIN
 from ampmem.reporters.text.table import render

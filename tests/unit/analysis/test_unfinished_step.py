@@ -21,10 +21,10 @@ from ampmem.errors import NothingRecorded
 from ampmem.events import ArmRecord, Fact, Phase, Recording
 from ampmem.recorder.sources.cuda.oom import ended_with
 from ampmem.recording import read
+from ampmem.reporters.base import EVERYTHING
 from ampmem.reporters.html.notebook import html_of, summary_card
 from ampmem.reporters.html.run import run_view, said_of
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING
 from ampmem.reporters.text.plain_text import WIDTH
 from ampmem.reporters.text.table import render
 

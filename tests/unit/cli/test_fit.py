@@ -37,7 +37,7 @@ from ampmem.cli.fit import fit, varied_arguments
 from ampmem.cli.main import run
 from ampmem.errors import RecordingError, UsageError
 from ampmem.reporters.html.fit_page import fit_view
-from ampmem.reporters.text.fit import left, of_whole, render
+from ampmem.reporters.text.fit import of_whole, render, what_follows
 
 OUTSIDE = 512
 TOTAL = 100_000
@@ -477,10 +477,10 @@ def test_what_is_left_is_said_as_far_as_it_is_known() -> None:
     points: dict[str, dict[int, Memory | None]] = {arm: {} for arm in arms}
     said: list[str] = []
     while following := wanted(points, vary(8, 128), total=TOTAL, curve=3):
-        said.append(left(remaining(points, vary(8, 128), total=TOTAL, curve=3)))
+        said.append(what_follows(remaining(points, vary(8, 128), total=TOTAL, curve=3)))
         arm, value = following[0]
         points[arm][value] = memory(arms[arm](value))
-    assert left(remaining(points, vary(8, 128), total=TOTAL, curve=3)) == ""
+    assert what_follows(remaining(points, vary(8, 128), total=TOTAL, curve=3)) == ""
     assert said[:3] == [
         "; left: fp32 not run yet, amp not run yet",
         "; left: fp32 above 8, amp not run yet",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from build import RUN, small_run, write
 
-from ampmem.cli.processes.plan import beside, claim_rank, left, names_in, place_rank, tell_name
+from ampmem.cli.processes.plan import beside, claim_rank, names_in, place_rank, ranks_left, tell_name
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
 from ampmem.recorder.ranks.environment import Launched
@@ -109,7 +109,7 @@ def test_what_is_left_is_said_in_order(
         tell_name(told, path)
         if number != 1:
             record(path, number, "a")
-    assert left(names_in(told)) == [
+    assert ranks_left(names_in(told)) == [
         "train.rank1-of-3.ampmem is not there: that rank left no recording",
         "2 of 3 ranks: ampmem show train.rank*-of-3.ampmem",
     ]

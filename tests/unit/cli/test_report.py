@@ -10,7 +10,7 @@ from build import small_run, write
 from command_line import ampmem_here, refused
 from page_reader import page_data
 
-from ampmem.cli.report import beside
+from ampmem.cli.report import page_beside
 from ampmem.units import format_bytes
 
 
@@ -28,7 +28,7 @@ from ampmem.units import format_bytes
     ],
 )
 def test_the_page_lies_beside_the_first_recording(files: list[str], page: str) -> None:
-    assert beside([Path(file) for file in files]) == Path(page)
+    assert page_beside([Path(file) for file in files]) == Path(page)
 
 
 def test_the_page_is_named_with_its_size_and_not_replaced(tmp_path: Path) -> None:

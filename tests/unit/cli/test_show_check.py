@@ -14,8 +14,8 @@ from command_line import ampmem_here
 from ampmem.analysis.comparison import compare, entry_of
 from ampmem.analysis.summary import summarize
 from ampmem.events import Fact, OptimizerRecord, Phase, Recording
+from ampmem.reporters.base import EVERYTHING
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING
 from ampmem.reporters.text.table import render
 
 FP32 = replace(ARM, name="fp32", dtype=None, cache=None)

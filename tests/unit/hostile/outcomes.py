@@ -25,7 +25,7 @@ from ampmem.analysis.summary import Summary, summary_of, summary_schema
 from ampmem.cli.show import what_ifs
 from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
 from ampmem.recording import read
-from ampmem.reporters.base import Report
+from ampmem.reporters.base import EVERYTHING, Report
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.perfetto import write_perfetto
 from ampmem.reporters.export.snapshot import write_snapshot
@@ -35,7 +35,6 @@ from ampmem.reporters.html.run import run_view
 from ampmem.reporters.html.verdict import verdict_view
 from ampmem.reporters.html.write import STREAM_LIMIT
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING
 from ampmem.reporters.text.table import TableReporter
 
 SECONDS = 10.0

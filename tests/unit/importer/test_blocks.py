@@ -13,7 +13,7 @@ from ampmem.allocator.snapshot import read_snapshot
 from ampmem.analysis.analyse import analyse
 from ampmem.importer.recording import recording_of
 from ampmem.importer.replay import block_sizes
-from ampmem.importer.unpickle import load
+from ampmem.importer.unpickle import load_plain
 
 START = 1 << 40
 
@@ -54,7 +54,7 @@ def test_a_trace_that_contradicts_its_segments_has_no_sizes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lm_small_ctx200_fp32_3steps", "lm_medium_ctx128_fp32_step", "resnet50_fp32_3steps"])
 def test_the_peak_of_a_real_trace_is_that_of_its_blocks(name: str) -> None:
-    snapshot = read_snapshot(load(real(name)))
+    snapshot = read_snapshot(load_plain(real(name)))
     analysis = analyse(recording_of(snapshot, name))
     alive = analysis.lifetimes.block_bytes
     births, deaths = analysis.lifetimes.born, analysis.lifetimes.died

@@ -42,7 +42,7 @@ from ampmem.events import Fact, Phase
 from ampmem.importer.infer import CUBLAS_WORKSPACE, LARGE_CUBLAS_WORKSPACE
 from ampmem.importer.trace import CallSite, Purpose, StackReading, read_stack
 from ampmem.names import LEFT_OVER
-from ampmem.reporters.text.details import Detail
+from ampmem.reporters.base import Detail
 from ampmem.reporters.text.run import (
     describe_allocator,
     describe_optimizers,

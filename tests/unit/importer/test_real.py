@@ -17,7 +17,7 @@ from ampmem.analysis.summary import summarize, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.events import Action, Fact
 from ampmem.importer.recording import import_snapshot, recording_of
-from ampmem.importer.unpickle import load
+from ampmem.importer.unpickle import load_plain
 from ampmem.vocabulary import Arm, SourceKind
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ NAMES = (
 @cache
 def analysis_of(name: str) -> Analysis:
     path = real(name)
-    return analyse(recording_of(read_snapshot(load(path)), path.name))
+    return analyse(recording_of(read_snapshot(load_plain(path)), path.name))
 
 
 def language_model(width: int, layers: int, inner: int, vocabulary: int = 10_000) -> int:
@@ -197,7 +197,7 @@ def without_cpp_frames(data: Any) -> Any:
 @pytest.mark.parametrize(("name", "copies"), COPIES.items())
 def test_without_cpp_frames_the_same_is_found(name: str, copies: int) -> None:
     """But for workspaces of cuBLAS from before the trace and of cuDNN, which only C++ frames tell."""
-    snapshot = read_snapshot(without_cpp_frames(load(real(name))))
+    snapshot = read_snapshot(without_cpp_frames(load_plain(real(name))))
     summary, known = summarize(recording_of(snapshot, name)), summary_of(analysis_of(name))
     assert (summary.casts.copies, summary.casts.bytes) == (copies, known.casts.bytes)
     assert summary.conservation.residual_bytes == 0

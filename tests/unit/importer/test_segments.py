@@ -15,7 +15,7 @@ from ampmem.analysis.layers import AllocatorLayers, address_map, segments_at
 from ampmem.analysis.summary import summarize
 from ampmem.events import SegmentAction
 from ampmem.importer.recording import recording_of
-from ampmem.importer.unpickle import load
+from ampmem.importer.unpickle import load_plain
 
 REPLAYED = (
     "course_no_time",
@@ -36,7 +36,7 @@ def layers_in(analysis: Analysis) -> AllocatorLayers:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPLAYED)
 def test_what_was_reserved_is_what_the_replay_finds(name: str) -> None:
-    snapshot = read_snapshot(load(real(name)))
+    snapshot = read_snapshot(load_plain(real(name)))
     analysis = analyse(recording_of(snapshot, name))
     layers = layers_in(analysis)
     assert layers.level.max() == replay(snapshot).recorded_peak_reserved
@@ -49,7 +49,7 @@ def test_what_was_reserved_is_what_the_replay_finds(name: str) -> None:
 
 
 def test_segments_that_do_not_fit_the_trace_are_not_made_up() -> None:
-    recording = recording_of(read_snapshot(load(real("old_no_free_requested"))), "old")
+    recording = recording_of(read_snapshot(load_plain(real("old_no_free_requested"))), "old")
     assert len(recording.segments) == 0
     assert any("what the allocator had reserved is not known" in note for note in recording.notes)
     summary = summarize(recording)

@@ -19,7 +19,7 @@ from snapshots import dump
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.importer import unpickle
-from ampmem.importer.unpickle import Refused, load, loads
+from ampmem.importer.unpickle import Refused, load_plain, loads
 
 HEAD = b"\x80\x04"
 PLAIN = st.recursive(
@@ -242,18 +242,18 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytes
     path = dump(tmp_path / "large.pickle", list(range(1000)))
     monkeypatch.setattr(unpickle, "MAX_FILE_BYTES", 100)
     with pytest.raises(UsageError, match="larger than 100 B"):
-        load(path)
+        load_plain(path)
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
-        load(tmp_path / "gone")
+        load_plain(tmp_path / "gone")
     with pytest.raises(UsageError, match="is not a file"):
-        load(tmp_path)
+        load_plain(tmp_path)
 
 
 def test_the_message_names_the_file_and_the_opcode(tmp_path: Path) -> None:
     path = tmp_path / "odd.pickle"
     path.write_bytes(HEAD + b"cos\nsystem\n.")
     with pytest.raises(RecordingError, match=r"odd\.pickle .*opcode 0x63 at byte 2"):
-        load(path)
+        load_plain(path)

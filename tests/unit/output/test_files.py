@@ -18,7 +18,7 @@ from ampmem.output import (
     open_output,
     remove,
     remove_empty,
-    replaced,
+    replaced_file,
     say_written,
     sized,
 )
@@ -69,11 +69,11 @@ def test_an_output_that_cannot_be_written_is_a_usage_error(tmp_path: Path, name:
 def test_what_is_made_under_another_name_replaces_the_file_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     path.write_text("old")
-    with replaced(path, force=True) as half_written:
+    with replaced_file(path, force=True) as half_written:
         half_written.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
-    with pytest.raises(KeyError), replaced(path, force=True) as half_written:
+    with pytest.raises(KeyError), replaced_file(path, force=True) as half_written:
         half_written.write_text("half")
         raise KeyError
     assert path.read_text() == "new"
@@ -91,7 +91,7 @@ def test_the_file_behind_a_link_is_replaced_and_not_the_link(tmp_path: Path) -> 
 
 
 def test_no_other_file_takes_the_place_of_a_device() -> None:
-    with pytest.raises(UsageError, match="it is not a file"), replaced(Path("/dev/null"), force=True):
+    with pytest.raises(UsageError, match="it is not a file"), replaced_file(Path("/dev/null"), force=True):
         pytest.fail("opened")
 
 

@@ -18,7 +18,7 @@ from cuda_model import ModelCuda
 from ready_python import ready_python
 
 import ampmem
-from ampmem.allocator.oom import OutOfMemory, Reason, candidates, pack, unpack
+from ampmem.allocator.oom import OutOfMemory, Reason, candidates, pack_segments, unpack_segments
 from ampmem.allocator.settings import MIB
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.findings.base import TrainingRun
@@ -218,7 +218,7 @@ def out_of_memory_run(**changes: object) -> Recording:
         op="aten::mm",
         module="layers.0",
         stack="train.py:9 main\nnet.py:3 forward",
-        segments=pack(gpu.allocator.snapshot()),
+        segments=pack_segments(gpu.allocator.snapshot()),
     )
     return replace(story.recording(), ooms=(replace(oom, **changes),))  # type: ignore[arg-type]
 
@@ -256,7 +256,7 @@ def test_segments_keep_their_blocks_through_the_text() -> None:
     gpu.allocator.record_stream(first, 4)
     gpu.free(first)
     segments = gpu.allocator.snapshot()
-    assert unpack(pack(segments)) == segments
+    assert unpack_segments(pack_segments(segments)) == segments
     free = candidates(segments, 512, 3, (0, 0))
     assert [block.size for block in free.usable] == [2 * MIB - 1024]
     assert [block.size for block in free.other_pool] == [17 * MIB]

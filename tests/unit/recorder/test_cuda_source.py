@@ -21,21 +21,28 @@ from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, SegmentAction
 from ampmem.names import is_warning
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import ELSEWHERE, Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import ELSEWHERE, Log, Texts
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
 from ampmem.recorder.sources.cuda import nodes as cuda_nodes
 from ampmem.recorder.sources.cuda import source as cuda
-from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks
 from ampmem.recorder.sources.cuda.device import TorchCuda
-from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Ran, Seen, _Walk, nodes_of
-from ampmem.recorder.sources.cuda.source import CudaSource, Peaks
-from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, StackTexts, Stamps, read_trace, timed
+from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Ran, SeenNodes, _Walk, nodes_of
+from ampmem.recorder.sources.cuda.source import CudaSource, TracePeaks
+from ampmem.recorder.sources.cuda.trace import (
+    NO_BLOCKS,
+    Counted,
+    MarkCount,
+    SeenBlocks,
+    StackTexts,
+    Stamps,
+    read_trace,
+    timed,
+)
 from ampmem.recorder.sources.window import MARKER
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import next_node
-from ampmem.recorder.writing.writer import Joiner
+from ampmem.recorder.writing import Joiner
 
 
 @pytest.fixture
@@ -670,7 +677,7 @@ def test_nodes_run_innermost_first_and_hand_their_number_on() -> None:
 
 def test_nodes_of_other_devices_threads_name_nothing_on_this_one() -> None:
     spans = (Ran(10, 40, "here", 4, 2), Ran(30, 60, "there", 5, 3), Ran(70, 80, "of the recorded thread", 6, 1))
-    seen = Seen(spans, devices={2: {0}, 3: {1}})
+    seen = SeenNodes(spans, devices={2: {0}, 3: {1}})
     names = {device: [seen.nodes(device).name_at(when) for when in (15, 35, 50, 75)] for device in (0, 1)}
     assert names[0] == ["here", "here", "", "of the recorded thread"]
     assert names[1] == ["", "there", "there", "of the recorded thread"]
@@ -894,7 +901,7 @@ def test_a_script_that_resets_the_peaks_does_not_make_other_devices_smaller(cloc
 
 
 def test_a_peak_that_was_reset_before_anybody_asked_is_in_the_trace(gpu: ModelCuda, clock: Clock) -> None:
-    peaks = Peaks(gpu, Settings())
+    peaks = TracePeaks(gpu, Settings())
     gpu.recording = True
     kept = gpu.malloc(30 * MIB - 512)
     gpu.free(gpu.malloc(8 * MIB))

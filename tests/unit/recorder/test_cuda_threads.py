@@ -17,10 +17,9 @@ from ampmem.analysis.timeline.lifetimes import pair
 from ampmem.events import Action, LayersRecord, SegmentColumns
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.cuda import source as cuda
-from ampmem.recorder.sources.cuda.events import History
+from ampmem.recorder.sources.cuda.events import Chain, History
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder
 from ampmem.recorder.sources.cuda.source import CudaSource
-from ampmem.recorder.sources.cuda.states import Chain
 
 _FREE = st.tuples(st.just("free"), st.integers(0, 1000), st.just(0))
 _MALLOC = st.tuples(st.just("malloc"), st.integers(1, 24 * MIB), st.integers(0, 2))

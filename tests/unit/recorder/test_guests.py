@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from ampmem.recorder.facts import misses
+from ampmem.recorder.facts import log
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor
-from ampmem.recorder.facts.misses import Misses
-from ampmem.recorder.models.anatomy import children, has_parameters, held, named_parameters, tree
+from ampmem.recorder.facts.log import Misses
+from ampmem.recorder.models.anatomy import children, has_parameters, held_tensors, named_parameters, tree
 from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
 
 
@@ -64,14 +64,14 @@ def test_a_tree_of_modules_is_as_torch_has_it() -> None:
     assert list(tree(model, "root")) == list(model.named_modules(prefix="root"))
     assert named(model) == [name for name, _ in model.named_parameters()]
     assert children(model).keys() == {"a", "b"}
-    assert held(model["b"][1], BUFFERS).keys() == {"running_mean", "running_var", "num_batches_tracked"}
+    assert held_tensors(model["b"][1], BUFFERS).keys() == {"running_mean", "running_var", "num_batches_tracked"}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_modules_that_torch_made_otherwise() -> None:
     lazy, layer = nn.LazyLinear(3), nn.Linear(2, 2)
     assert has_parameters(lazy)
-    assert held(lazy, PARAMETERS) == {}
+    assert held_tensors(lazy, PARAMETERS) == {}
     for compiled in (torch.jit.script(layer), torch.jit.trace(layer, torch.ones(1, 2))):
         (weight, bias) = (parameter for _, parameter in named_parameters(compiled))
         assert weight is layer.weight
@@ -85,7 +85,7 @@ def test_modules_that_torch_made_otherwise() -> None:
 def expected() -> Iterator[None]:
     """The test is about misses."""
     yield
-    misses.seen.clear()
+    log.seen.clear()
 
 
 @pytest.mark.usefixtures("expected")
@@ -101,10 +101,10 @@ def test_what_fails_in_a_hook_is_noted_once_and_does_not_come_out() -> None:
     assert guarded(2) == 0.5
     assert [guarded(0), guarded(0)] == [None, None]
     (note,) = said
-    assert "ZeroDivisionError at misses.py" in note
+    assert "ZeroDivisionError at log.py" in note
     assert "test_guests.py" in note
     assert missed.why().startswith(" (ZeroDivisionError")
-    assert misses.seen
+    assert log.seen
 
 
 def test_what_stops_the_script_comes_out() -> None:

@@ -10,9 +10,8 @@ from torch import nn
 
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.models.holders import Holders, names_of_holders
+from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.models.holders import HolderLog, names_of_holders
 from ampmem.recorder.models.models import Models
 
 
@@ -94,7 +93,7 @@ def test_modules_that_did_not_run_are_looked_for_where_parameters_are_unknown() 
     models.add(model)
     log.take_facts()
     idle = copy.deepcopy(model)
-    Holders(log, texts).note_rest(models, [], None)
+    HolderLog(log, texts).note_rest(models, [], None)
     facts = log.take_facts()
     copies = [row for row, fact in enumerate(facts.fact) if fact == Fact.PARAMETER_COPY]
     found = {texts.value(facts.name[row]) for row in copies if facts.address[row] == idle.weight.data_ptr()}

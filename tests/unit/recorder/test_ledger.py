@@ -11,7 +11,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action  # noqa: E402
-from ampmem.recorder.facts.addresses import Blocks  # noqa: E402
+from ampmem.recorder.facts.addresses import AliveBlocks  # noqa: E402
 from ampmem.recorder.sources.base import RawEvents  # noqa: E402
 from ampmem.recorder.sources.ledger import (  # noqa: E402
     ELSEWHERE,
@@ -21,7 +21,7 @@ from ampmem.recorder.sources.ledger import (  # noqa: E402
     proven_dead,
     told_by_size,
 )
-from ampmem.recorder.sources.storages import Died, Seen, Storages  # noqa: E402
+from ampmem.recorder.sources.storages import Died, SeenStorage, Storages  # noqa: E402
 
 
 class Tensors(Storages):
@@ -32,7 +32,7 @@ class Tensors(Storages):
         self.now = 0
 
     def saw(self, address: int, size: int, *, resizable: bool = True, kept: bool = True) -> None:
-        self._seen.append(Seen(self.now, address, size, resizable, kept))
+        self._seen.append(SeenStorage(self.now, address, size, resizable, kept))
 
     def lost(self, address: int) -> None:
         self._died.append(Died(self.now, address))
@@ -213,7 +213,7 @@ def test_what_is_alive_is_what_was_there_before_and_what_came() -> None:
     own, gone = process.allocate(100), process.allocate(7)
     process.free(gone)
     process.settle()
-    assert process.ledger.blocks() == Blocks({0x5000000: 50, own: 100}, 150)
+    assert process.ledger.blocks() == AliveBlocks({0x5000000: 50, own: 100}, 150)
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -9,9 +9,8 @@ from torch.utils.data import DataLoader
 
 from ampmem.events import Phase
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.hooks import data
+from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.hooks import boundaries
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks
@@ -97,7 +96,7 @@ def test_one_step_as_the_hooks_report_it() -> None:
         BackwardHooks(listener, log.misses),
         OptimizerHooks(listener, log, models, texts, update),
     ]
-    undo = [*(each.install() for each in hooks), data.install(listener, log.misses)]
+    undo = [*(each.install() for each in hooks), boundaries.install_data(listener, log.misses)]
     try:
         model = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False))
         torch.nn.init.ones_(model[0].weight)

@@ -6,8 +6,7 @@ import pytest
 from torch import nn
 
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models import models as models_module
 from ampmem.recorder.models.models import Models
 

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
-from ampmem.recorder.facts.parts import bytes_of, dtype_of, elements_of, parts_of  # noqa: E402
+from ampmem.recorder.facts.addresses import bytes_of, dtype_of, elements_of, parts_of  # noqa: E402
 
 
 def test_a_tensor_is_its_own_part() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ampmem.patching import in_place
-from ampmem.recorder.results import Results
+from ampmem.recorder.comparable import Results
 
 
 def kept(path: Path) -> list[tuple[str, list[float]]]:

@@ -12,9 +12,8 @@ from torch.autograd import Function
 
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.hooks.saved import SavedByNodes
+from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.hooks.forward import SavedByNodes
 
 
 class Doubled(Function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Texts
 from ampmem.recorder.models.stacks import Stacks
 
 

@@ -14,13 +14,7 @@ torch = pytest.importorskip("torch")
 
 import ampmem  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
-from ampmem.recorder.torch_private import (  # noqa: E402  # the entries of all of them are damaged
-    cuda,
-    distributed,  # noqa: F401
-    general,
-    optimizers,
-    sharded,  # noqa: F401
-)
+from ampmem.recorder.torch_private import cuda, general  # noqa: E402
 from ampmem.recorder.torch_private import entries as torch_entries  # noqa: E402
 from ampmem.recorder.torch_private.entries import ENTRIES, PrivateName, Use, probe  # noqa: E402
 from ampmem.recording import read  # noqa: E402
@@ -94,7 +88,7 @@ for number, (owner, name, device, arm, sharded) in enumerate(json.loads(sys.argv
         code = None
         try:
             sys.argv[1:] = ["profile", "--quiet", "--device", device, "--arm", arm]
-            sys.argv += ["-o", f"{number}.ampmem", "sharded.py" if sharded else "train.py"]
+            sys.argv += ["-o", f"{number}.ampmem", "distributed.py" if sharded else "train.py"]
             main()
         except SystemExit as error:
             code = error.code
@@ -113,7 +107,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what ``ampmem profile`` said and left without each of the entries, by their numbers."""
     folder = tmp_path_factory.mktemp("damaged")
     (folder / "train.py").write_text(TRAINING)
-    (folder / "sharded.py").write_text(SHARDED + TRAINING)
+    (folder / "distributed.py").write_text(SHARDED + TRAINING)
     damages = [
         (
             entry.owner,
@@ -259,9 +253,9 @@ def test_cuda_without_its_private_parts(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_foreach_is_concluded_from_where_the_parameters_are() -> None:
     parameters = [torch.nn.Parameter(torch.ones(2))]
-    assert optimizers._by_device(parameters, False, use_fused=False) == (False, False)
-    expected = optimizers.fused_or_foreach(parameters, False, use_fused=False)
-    assert optimizers._by_device(parameters, False, use_fused=False) == tuple(expected)
+    assert general._by_device(parameters, False, use_fused=False) == (False, False)
+    expected = general.fused_or_foreach(parameters, False, use_fused=False)
+    assert general._by_device(parameters, False, use_fused=False) == tuple(expected)
 
 
 def test_no_loss_is_read_where_a_tensor_of_functorch_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:

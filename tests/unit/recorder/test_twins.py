@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ampmem.recorder.models.twins import chosen_from, is_master, partition_of, twins_of  # noqa: E402
+from ampmem.recorder.models.optimizers import chosen_from, is_master, partition_of, twins_of  # noqa: E402
 
 
 def parameters(*sizes: int) -> list[torch.Tensor]:

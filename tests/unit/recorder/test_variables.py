@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
-from ampmem.recorder.models.variables import Variables
+from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.models.holders import Variables
 
 
 class Looks:

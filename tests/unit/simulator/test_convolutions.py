@@ -16,8 +16,17 @@ import torch
 from snapshots import real
 
 from ampmem.allocator.gpus import GPUS
-from ampmem.simulator.scratch.convolutions import DATA, FORWARD, WEIGHT, Convolution, convolution_of, memory_format
-from ampmem.simulator.scratch.measured import SCHEMA, read, table_for
+from ampmem.simulator.scratch.convolutions import (
+    DATA,
+    FORWARD,
+    SCHEMA,
+    WEIGHT,
+    Convolution,
+    convolution_of,
+    memory_format,
+    read_table,
+    table_for,
+)
 
 MIB = 1 << 20
 aten = torch.ops.aten
@@ -295,7 +304,7 @@ def test_the_table_of_an_h200_is_there() -> None:
 
 def test_only_what_was_measured_is_known(tmp_path: Path) -> None:
     failed = row(**{"pass": DATA, "error": "out of memory"})
-    found = read(write(tmp_path, "table.json", row(), failed))
+    found = read_table(write(tmp_path, "table.json", row(), failed))
     assert found.of(PLAIN, DATA, benchmark=False) is found.of(PLAIN, FORWARD, benchmark=True) is None
     other = convolution((9, 64, 28, 28), (32, 64, 3, 3), (9, 32, 28, 28))
     oblong = convolution((8, 64, 28, 14), (32, 64, 3, 3), (8, 32, 28, 14))
@@ -304,4 +313,4 @@ def test_only_what_was_measured_is_known(tmp_path: Path) -> None:
 
 def test_a_table_of_another_schema_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a table of schema"):
-        read(write(tmp_path, "table.json", schema="other/1"))
+        read_table(write(tmp_path, "table.json", schema="other/1"))

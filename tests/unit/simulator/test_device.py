@@ -29,8 +29,8 @@ from ampmem.errors import UsageError  # noqa: E402
 from ampmem.events import Action, TermsRecord  # noqa: E402
 from ampmem.recorder.sources import choose as choose_source  # noqa: E402
 from ampmem.recorder.sources.choose import meant_device  # noqa: E402
-from ampmem.simulator.device import Event, SimulatedDevice  # noqa: E402
-from ampmem.simulator.selftest import refusal  # noqa: E402
+from ampmem.simulator.device import DeviceEvent, SimulatedDevice  # noqa: E402
+from ampmem.simulator.start import refusal  # noqa: E402
 from ampmem.simulator.torch_cuda import attention  # noqa: E402
 from ampmem.simulator.torch_cuda.attention import AttentionKernel, choose  # noqa: E402
 from ampmem.simulator.where import NotSimulated, take_stops  # noqa: E402
@@ -43,7 +43,7 @@ def device(gpu: str = "a100-80") -> SimulatedDevice:
 
 def test_a_storage_has_a_block_until_it_dies() -> None:
     simulated = device()
-    events: list[Event] = []
+    events: list[DeviceEvent] = []
     simulated.recorder = events.append
     tensor = torch.empty(1000, device="meta")
     simulated.born(tensor.untyped_storage())
@@ -108,7 +108,7 @@ def test_settings_that_cannot_be_modelled_stop_at_the_first_request(variable: st
 
 def test_storages_may_die_on_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated = device()
-    events: list[Event] = []
+    events: list[DeviceEvent] = []
     failed: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", failed.append)
     simulated.recorder = events.append

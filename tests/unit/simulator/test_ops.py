@@ -19,7 +19,7 @@ from torch.torch_version import TorchVersion  # noqa: E402
 
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.events import Action  # noqa: E402
-from ampmem.simulator.device import Event  # noqa: E402
+from ampmem.simulator.device import DeviceEvent  # noqa: E402
 from ampmem.simulator.start import Simulation  # noqa: E402
 from ampmem.simulator.where import NotSimulated  # noqa: E402
 
@@ -41,13 +41,18 @@ def plain(*shape: int) -> Any:
     return torch.zeros(shape, device="cuda")
 
 
+def moved(*shape: int) -> Any:
+    """Zeros that the simulation knows to be zero."""
+    return torch.zeros(shape, dtype=torch.int32).cuda()
+
+
 def whole(*shape: int) -> Any:
     return torch.zeros(shape, dtype=torch.int64, device="cuda")
 
 
 def made(simulation: Simulation, run: Callable[[], Any]) -> tuple[list[int], int, Any]:
     """The sizes of what ``run`` allocates, in order, their highest sum, and what it returns."""
-    events: list[Event] = []
+    events: list[DeviceEvent] = []
     simulation.device.recorder = events.append
     try:
         result = run()
@@ -104,6 +109,17 @@ FORWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], list
         [256_000, 512_000, 2303],
         770_303,
     ),
+    "masked_scatter by a row": (
+        lambda x, m, s: x.masked_scatter(m, s),
+        lambda: (rand(64, 1000), plain(1000).bool(), rand(64_000)),
+        [256_000, 512_000, 64_000, 2303],
+        834_303,
+    ),
+    "nonzero": (torch.nonzero, lambda: (moved(5000),), [4, 17_663, 1023], 17_667),
+    "nonzero, few": (torch.nonzero, lambda: (moved(10),), [4, 1, 1023], 1027),
+    "nonzero, not contiguous": (torch.nonzero, lambda: (moved(100, 70)[:, ::2],), [14_000, 4, 1, 1023], 15_027),
+    "nonzero of a number": (torch.nonzero, lambda: (moved(),), [4, 1], 5),
+    "index by a mask": (lambda x, m: x[m], lambda: (rand(5000), moved(5000).bool()), [4, 17_663, 1023], 17_667),
     "sort, short rows": (lambda x: x.sort()[0], lambda: (rand(8, 1000),), [32_000, 64_000, 8000], 104_000),
     "sort, long rows": (
         lambda x: x.sort()[0],
@@ -270,6 +286,26 @@ def test_backward(simulation: Simulation, name: str) -> None:
     result = function(*arguments())
     gradient = torch.ones_like(result)
     assert made(simulation, lambda: result.backward(gradient))[:2] == (sizes, peak)
+
+
+def test_affine_grid_under_autocast(simulation: Simulation) -> None:
+    """Autocast casts the matrix product inside in forward, and is off in backward."""
+    theta = rand(4, 2, 3)
+    with torch.autocast("cuda", torch.bfloat16):
+        sizes, peak, grid = made(simulation, lambda: F.affine_grid(theta, [4, 3, 64, 64], align_corners=False))
+    assert (sizes, peak) == ([196_608, *[256] * 6, 48, 98_304, 65_536], 360_496)
+    assert (grid.dtype, grid.grad_fn.name()) == (torch.bfloat16, "AffineGridGeneratorBackward0")
+    gradient = torch.ones_like(grid)
+    sizes, _, _ = made(simulation, lambda: grid.backward(gradient))
+    assert sizes == [98_304, *[128] * 6, 48, 96, 96]
+    assert theta.grad.dtype == torch.float32
+
+
+def test_nonzero_makes_its_result_between_counting_and_looking(simulation: Simulation) -> None:
+    """What 5,000 elements that are all found take: the count, its scratch, the places, and the scratch of these."""
+    sizes, peak, found = made(simulation, torch.ones(5000, dtype=torch.int32).cuda().nonzero)
+    assert found.shape == (5000, 1)
+    assert (sizes, peak) == ([4, 17_663, 40_000, 1023], 4 + 40_000 + 1023)
 
 
 def test_products_have_the_nodes_and_the_higher_gradients_of_torch(simulation: Simulation) -> None:

@@ -9,7 +9,7 @@ import pytest
 from snapshots import real
 
 from ampmem.allocator.gpus import find_gpu
-from ampmem.importer.unpickle import load
+from ampmem.importer.unpickle import load_plain
 from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, scratch
 
 SUM = ReductionKernel(element=4, item=4)
@@ -89,7 +89,7 @@ def test_what_32_bits_cannot_index_is_done_in_halves() -> None:
 
 def trace() -> Iterator[tuple[str, int]]:
     """The op and the size of every allocation of a reduction on an H100 (its cuBLAS workspaces are 32 MiB)."""
-    data: Any = load(real("lm2700m_ctx128_fp32_step"))
+    data: Any = load_plain(real("lm2700m_ctx128_fp32_step"))
     for event in next(events for events in data["device_traces"] if events):
         names = [frame["name"] for frame in event.get("frames", [])]
         if event["action"] == "alloc" and any("gpu_reduce_kernel" in name for name in names):

@@ -12,7 +12,8 @@ from torch.torch_version import TorchVersion  # noqa: E402
 
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import KIB, MIB  # noqa: E402
-from ampmem.simulator.scratch import sorts, workspaces  # noqa: E402
+from ampmem.simulator import extras  # noqa: E402
+from ampmem.simulator.scratch import reductions  # noqa: E402
 from ampmem.simulator.scratch.scratch import (  # noqa: E402
     SORTS,
     course_of,
@@ -311,30 +312,30 @@ def test_what_has_no_formula_is_named() -> None:
     ],
 )
 def test_the_workspace_of_cublas(capability: tuple[int, int] | None, size: int) -> None:
-    assert workspaces.cublas(capability, {}) == size
-    assert workspaces.cublas(capability, {"CUBLAS_WORKSPACE_CONFIG": "nonsense"}) == size
-    assert workspaces.cublas(capability, {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}) == 8_519_680
-    assert workspaces.cublas(capability, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}) == 128 * KIB
+    assert extras.cublas(capability, {}) == size
+    assert extras.cublas(capability, {"CUBLAS_WORKSPACE_CONFIG": "nonsense"}) == size
+    assert extras.cublas(capability, {"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"}) == 8_519_680
+    assert extras.cublas(capability, {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}) == 128 * KIB
 
 
 def test_cublaslt_has_its_own_when_asked_and_before_torch_2_12() -> None:
     large = {"CUBLASLT_WORKSPACE_SIZE": "4096"}
     for version in ("2.12.1", "2.13.0", "2.14.1"):
-        assert workspaces.kept({}, version)
-        assert workspaces.cublaslt({}, version) == workspaces.cublaslt(large, version) == 0
+        assert extras.keeps_workspace({}, version)
+        assert extras.cublaslt({}, version) == extras.cublaslt(large, version) == 0
         apart = {"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
-        assert workspaces.cublaslt(apart, version) == MIB
-        assert workspaces.cublaslt(apart | large, version) == 4 * MIB
-    assert workspaces.cublaslt({}, "2.11.0") == MIB
-    assert workspaces.cublaslt({"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}, "2.11.0") == 0
+        assert extras.cublaslt(apart, version) == MIB
+        assert extras.cublaslt(apart | large, version) == 4 * MIB
+    assert extras.cublaslt({}, "2.11.0") == MIB
+    assert extras.cublaslt({"TORCH_CUBLASLT_UNIFIED_WORKSPACE": "1"}, "2.11.0") == 0
 
 
 def test_from_torch_2_15_on_each_call_has_its_workspace() -> None:
-    assert not workspaces.kept({}, "2.15.0+cu132")
-    assert workspaces.cublaslt({}, "2.15.0+cu132") == MIB
+    assert not extras.keeps_workspace({}, "2.15.0+cu132")
+    assert extras.cublaslt({}, "2.15.0+cu132") == MIB
     cached = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
-    assert workspaces.kept(cached, "2.15.0")
-    assert workspaces.cublaslt(cached, "2.15.0") == 0
+    assert extras.keeps_workspace(cached, "2.15.0")
+    assert extras.cublaslt(cached, "2.15.0") == 0
 
 
 @pytest.mark.parametrize(
@@ -354,13 +355,13 @@ def test_which_products_go_through_cublaslt(
     bias: tuple[int, ...], inner: int, columns: int, dtype: torch.dtype, by_lt: bool
 ) -> None:
     made = [torch.empty(shape, dtype=dtype, device="meta") for shape in (bias, (64, inner), (inner, columns))]
-    assert workspaces.takes_lt(made) is by_lt
-    assert not workspaces.takes_lt(made, beta=0.5)
+    assert extras.takes_lt(made) is by_lt
+    assert not extras.takes_lt(made, beta=0.5)
 
 
 def test_fsdp2_packs_the_arguments_of_its_copies() -> None:
     """The sizes are those of PyTorch's CUDA build: a GPT's block of width 256, over 8 ranks."""
-    from ampmem.simulator.communication.sharded import of_chunks, of_split
+    from ampmem.simulator.communication.parallel import of_chunks, of_split
 
     shapes = [(256,), (256,), (768, 256), (768,), (256, 256), (256,), (256,), (256,), (1024, 256), (1024,)]
     shapes += [(256, 1024), (256,)]
@@ -386,14 +387,14 @@ def test_fsdp2_packs_the_arguments_of_its_copies() -> None:
 )
 def test_a_radix_sort(count: int, key: int, value: int, bits: int, size: int) -> None:
     """As CUB says on an A100, under the emulated runtime."""
-    assert sorts.radix_sort(count, key, value, find_gpu("a100-80"), bits=bits) == size
+    assert reductions.radix_sort(count, key, value, find_gpu("a100-80"), bits=bits) == size
 
 
 @pytest.mark.parametrize("gpu", ["h200", "b200"])
 def test_a_radix_sort_of_small_keys_since_hopper(gpu: str) -> None:
     """As on an H200 (two bytes), and under the emulated runtime as an H200 and a B200 (both)."""
-    assert sorts.radix_sort(200_000, 2, 8, find_gpu(gpu)) == 2_041_599
-    assert sorts.radix_sort(200_000, 1, 8, find_gpu(gpu)) == 61_951
+    assert reductions.radix_sort(200_000, 2, 8, find_gpu(gpu)) == 2_041_599
+    assert reductions.radix_sort(200_000, 1, 8, find_gpu(gpu)) == 61_951
 
 
 @pytest.mark.parametrize(
@@ -412,13 +413,13 @@ def test_a_radix_sort_of_small_keys_since_hopper(gpu: str) -> None:
 )
 def test_a_search_for_what_is_not_0(gpu: str, count: int, sizes: tuple[int, int]) -> None:
     """As CUB says under the emulated runtime as these GPUs."""
-    assert sorts.nonzero(count, find_gpu(gpu)) == [sizes]
+    assert reductions.nonzero(count, find_gpu(gpu)) == [sizes]
 
 
 @pytest.mark.parametrize(("gpu", "size"), [("b200", 91_903), ("l40s", 500_991), ("t4", 500_991)])
 def test_what_a_block_searches_depends_on_the_gpu(gpu: str, size: int) -> None:
     """As CUB says under the emulated runtime as GPUs of compute capability 10.0, 8.6 and 7.5."""
-    assert sorts.nonzero(40_000_000, find_gpu(gpu))[0][1] == size
+    assert reductions.nonzero(40_000_000, find_gpu(gpu))[0][1] == size
 
 
 def test_masks_have_their_scratch_as_indices() -> None:

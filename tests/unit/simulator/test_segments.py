@@ -14,7 +14,7 @@ from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import MIB, Settings  # noqa: E402
 from ampmem.events import Action, SegmentAction  # noqa: E402
 from ampmem.recorder.sources.simulated import SimulatedSource  # noqa: E402
-from ampmem.simulator.device import Event, SimulatedDevice  # noqa: E402
+from ampmem.simulator.device import DeviceEvent, SimulatedDevice  # noqa: E402
 
 CALLS = st.lists(
     st.one_of(
@@ -68,7 +68,7 @@ def count(device: SimulatedDevice, counted: list[int]) -> None:
     tell = device.recorder
     assert tell is not None
 
-    def told(event: Event) -> None:
+    def told(event: DeviceEvent) -> None:
         assert event.action in (Action.ALLOC, Action.FREE)
         counted.append(device.allocator.counters.reserved)
         tell(event)

@@ -61,6 +61,6 @@ def number_of(tensor: torch.Tensor) -> float | LateNumber | None:
     return None
 
 
-def settled(number: float | LateNumber | None) -> float | None:
+def settled_number(number: float | LateNumber | None) -> float | None:
     """``number``, where it is there."""
     return number.value() if isinstance(number, LateNumber) else number

@@ -16,7 +16,7 @@ import torch
 
 from ampmem.events import Column
 from ampmem.recorder.facts.log import ELSEWHERE
-from ampmem.recorder.sources.cuda.blocks import NO_BLOCKS, SeenBlocks
+from ampmem.recorder.sources.cuda.trace import NO_BLOCKS, SeenBlocks
 from ampmem.recorder.sources.torch_flags import counting_begins
 from ampmem.recorder.sources.window import COLLECTIVES, MARKER, MARKERS, ProfileLost, Span, Window, shift_between
 from ampmem.recorder.torch_private.general import ALLOCATION, OP_FIELDS, enter_scope, exit_scope
@@ -44,7 +44,7 @@ class Nodes:
         return np.where(running, self.op[place], 0), np.where(running, self.sequence[place], -1)
 
 
-class Seen:
+class SeenNodes:
     """What the profiler saw of a window: the nodes that ran, each on its thread, and the devices' blocks."""
 
     def __init__(
@@ -105,22 +105,22 @@ class NodeRecorder:
         scope, self._scope = self._scope, None
         exit_scope(scope)
 
-    def take(self, *, go_on: bool) -> Seen:
+    def take(self, *, go_on: bool) -> SeenNodes:
         """What was seen since the last call, or since :meth:`start`."""
         if not self.running:
-            return Seen()
+            return SeenNodes()
         self._left()
         try:
             result, marks = self._window.close()
         except ProfileLost:
-            return Seen()
+            return SeenNodes()
         if go_on:
             self.start()
         walk = _Walk(result.experimental_event_tree())
         if len(walk.markers) < 2 * MARKERS:  # without them there is no telling when the nodes ran
-            return Seen()
+            return SeenNodes()
         shift = shift_between(walk.markers, marks)
-        return Seen(walk.spans, walk.blocks(shift), walk.devices, shift)
+        return SeenNodes(walk.spans, walk.blocks(shift), walk.devices, shift)
 
 
 _WHOLE = "ampmem::window"

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ampmem.allocator.oom import pack
+from ampmem.allocator.oom import pack_segments
 from ampmem.events import NO_STEP, OomRecord
 from ampmem.recorder.sources.base import Place
 from ampmem.recorder.sources.cuda.device import CudaApi
-from ampmem.recorder.sources.cuda.events import OOM, segments_of
+from ampmem.recorder.sources.cuda.events import OOM, device_segments
 
 KEPT = 8
 """How many failures of a step are kept, the last ones: scripts retry with smaller batches, and die of the last."""
@@ -53,7 +53,7 @@ class OomKeeper:
                 op=place.op,
                 module=place.module,
                 stack=place.stack,
-                segments=pack(segments_of(snapshot, device)),
+                segments=pack_segments(device_segments(snapshot, device)),
                 limit=total if total < whole else None,
             )
         )

@@ -31,23 +31,21 @@ from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log
-from ampmem.recorder.facts.texts import Texts
+from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.live import collection_paused
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, joined
-from ampmem.recorder.sources.cuda.blocks import SeenBlocks
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import History, Level, Settled
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
-from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, Stamps
+from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, SeenBlocks, Stamps
 from ampmem.recorder.sources.window import check_free, install
 from ampmem.recorder.torch_private.general import in_backward
 from ampmem.units import format_count
 from ampmem.vocabulary import Mark, SourceKind
 
 
-class Peaks:
+class TracePeaks:
     """The largest sum of blocks that each device has had by now.
 
     ``torch.cuda.reset_peak_memory_stats`` takes the allocator's own peak down to what is there; the trace has it.
@@ -135,7 +133,7 @@ class CudaSource:
         self._asked = text_of_environment(os.environ)[1]
         """The allocator's settings in the environment, before the script may have changed them."""
         self._history = History(self._settings())
-        self._peaks = Peaks(self._api, self._settings())
+        self._peaks = TracePeaks(self._api, self._settings())
         self._stamps = Stamps()
         self._nodes = NodeRecorder()
         self._tag: Callable[[str], None] | None = None
@@ -334,7 +332,7 @@ class CudaSource:
         if asked and self._api.settings_in_force() == self._asked:  # nobody has changed them by a call
             self._api.set_settings(asked)
         self._history = History(self._settings())
-        self._peaks = Peaks(self._api, self._settings())
+        self._peaks = TracePeaks(self._api, self._settings())
 
     def _follow_nodes(self) -> None:
         try:

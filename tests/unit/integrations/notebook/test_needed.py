@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.integrations.notebook.cells import Needed, needed, untold
+from ampmem.integrations.notebook.cells import Needed, cells_needed, untold
 
 CELLS = {
     1: "import torch\nfrom torch import nn",
@@ -22,14 +22,14 @@ KNOWN = {"torch", "nn", "train", "model", "wrap", "i", "step", "batch"}
 
 def cells_for(code: str, *before: str) -> tuple[int, ...]:
     """The numbers of the cells ``before``, from 1 on, that ``code`` needs."""
-    return needed(code, dict(enumerate(before, 1)), KNOWN).cells
+    return cells_needed(code, dict(enumerate(before, 1)), KNOWN).cells
 
 
 def test_every_cell_that_binds_a_name_is_needed_and_those_that_they_need() -> None:
-    assert needed("nn.ReLU()", CELLS, KNOWN) == Needed(cells=(1,), missing=())
-    assert needed("model", {1: CELLS[1], 3: CELLS[3]}, KNOWN) == Needed(cells=(1, 3), missing=())
-    assert needed("model", CELLS, KNOWN) == Needed(cells=(1, 3, 4, 5), missing=())
-    assert needed("train()", CELLS, KNOWN) == Needed(cells=(1, 2, 3, 4, 5, 7), missing=())
+    assert cells_needed("nn.ReLU()", CELLS, KNOWN) == Needed(cells=(1,), missing=())
+    assert cells_needed("model", {1: CELLS[1], 3: CELLS[3]}, KNOWN) == Needed(cells=(1, 3), missing=())
+    assert cells_needed("model", CELLS, KNOWN) == Needed(cells=(1, 3, 4, 5), missing=())
+    assert cells_needed("train()", CELLS, KNOWN) == Needed(cells=(1, 2, 3, 4, 5, 7), missing=())
 
 
 TRAIN = "batch = 8\ndef train():\n    return torch.randn(batch, model)"
@@ -66,7 +66,7 @@ def test_what_the_cell_itself_binds_first_needs_no_other() -> None:
 
 
 def test_what_is_only_used_or_changed_in_place_is_not_run_and_said() -> None:
-    chosen = needed("train()", CELLS, KNOWN).cells
+    chosen = cells_needed("train()", CELLS, KNOWN).cells
     assert untold("train()", CELLS, chosen) == {6: ("train",), 9: ("model",)}
     assert untold("torch", CELLS, (1,)) == {}
 
@@ -77,19 +77,19 @@ def test_what_nobody_can_tell_is_said_of_cells_that_run_too() -> None:
         2: "exec('batch = 9')",
         3: "setattr(batch, 'x', 1)",
     }
-    assert needed("batch", before, KNOWN).cells == (1,)
+    assert cells_needed("batch", before, KNOWN).cells == (1,)
     assert untold("batch", before, (1,)) == {1: ("%env",), 2: ("exec",), 3: ("batch",)}
 
 
 def test_a_name_that_no_cell_binds_is_missing_unless_a_cell_imports_everything() -> None:
-    assert needed("data", CELLS, {*KNOWN, "data"}) == Needed(cells=(), missing=("data",))
-    assert needed("data", {1: "from tools import *"}, {"data"}) == Needed(cells=(1,), missing=())
+    assert cells_needed("data", CELLS, {*KNOWN, "data"}) == Needed(cells=(), missing=("data",))
+    assert cells_needed("data", {1: "from tools import *"}, {"data"}) == Needed(cells=(1,), missing=())
 
 
 def test_a_name_that_there_is_not_is_the_scripts_own_error() -> None:
-    assert needed("undefined", CELLS, KNOWN) == Needed(cells=(), missing=())
+    assert cells_needed("undefined", CELLS, KNOWN) == Needed(cells=(), missing=())
 
 
 def test_a_cell_that_is_no_python_is_refused() -> None:
     with pytest.raises(SyntaxError):
-        needed("this is no python", CELLS, KNOWN)
+        cells_needed("this is no python", CELLS, KNOWN)

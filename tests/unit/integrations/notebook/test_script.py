@@ -10,7 +10,7 @@ from ready_python import ready_python
 
 import ampmem
 from ampmem.errors import UsageError
-from ampmem.integrations.notebook.cells import script_of
+from ampmem.integrations.notebook.cells import script_of_cell
 from ampmem.integrations.notebook.recorded import _check_steps, _once
 
 
@@ -26,7 +26,7 @@ def test_cells_run_in_order_and_errors_name_the_cells_own_line(tmp_path: Path) -
         2: "x = 1\nget_ipython().run_line_magic('env', 'A')\ndef f():\n    return 1 / (x - 2)",
         3: "x = 2\n1 / 0\nx = 3",
     }
-    ended = ran(tmp_path, script_of("display(x)\nf()", "In [7]", before, tmp_path / "reached", failed={3}))
+    ended = ran(tmp_path, script_of_cell("display(x)\nf()", "In [7]", before, tmp_path / "reached", failed={3}))
     assert ended.stdout == "2\n"
     assert 'File "In [7]", line 3, in <module>\n    f()\n' in ended.stderr
     assert 'File "In [2]", line 4, in f\n    return 1 / (x - 2)\n' in ended.stderr
@@ -34,7 +34,7 @@ def test_cells_run_in_order_and_errors_name_the_cells_own_line(tmp_path: Path) -
 
 
 def test_a_cell_that_did_not_fail_must_not_fail_here(tmp_path: Path) -> None:
-    ended = ran(tmp_path, script_of("print(1)", "In [7]", {3: "1 / 0"}, tmp_path / "reached"))
+    ended = ran(tmp_path, script_of_cell("print(1)", "In [7]", {3: "1 / 0"}, tmp_path / "reached"))
     assert ended.returncode == 1
     assert ended.stdout == ""
     assert not (tmp_path / "reached").exists()
@@ -42,9 +42,9 @@ def test_a_cell_that_did_not_fail_must_not_fail_here(tmp_path: Path) -> None:
 
 def test_what_no_script_can_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="which has no magics"):
-        script_of("get_ipython().system('ls')", "In [1]", {}, tmp_path)
+        script_of_cell("get_ipython().system('ls')", "In [1]", {}, tmp_path)
     with pytest.raises(SyntaxError):
-        script_of("await x", "In [1]", {}, tmp_path)
+        script_of_cell("await x", "In [1]", {}, tmp_path)
 
 
 def test_steps_of_the_cells_before_are_not_taken_for_the_cells(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from ampmem.cli.export import FORMATS
 from ampmem.errors import UsageError
 from ampmem.events import Phase, Recording
 from ampmem.importer.recording import recording_of
-from ampmem.importer.unpickle import load
+from ampmem.importer.unpickle import load_plain
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.perfetto import field, key, message, varints, width_of, write_perfetto
 from ampmem.reporters.export.snapshot import Item, Once, PickleWriter, write_snapshot
@@ -79,7 +79,7 @@ def test_a_snapshot_is_plain_data_in_opcodes_that_the_viewer_knows(tmp_path: Pat
     data = as_snapshot(tmp_path)
     raw = (tmp_path / "out.pickle").read_bytes()
     assert {opcode.name for opcode, _, _ in pickletools.genops(raw)} <= VIEWER
-    assert load(tmp_path / "out.pickle") == data
+    assert load_plain(tmp_path / "out.pickle") == data
 
 
 def test_a_snapshot_has_every_event_with_its_category(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from build import ARM, Story
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.summary import summary_of
 from ampmem.events import Fact, Phase
-from ampmem.reporters.html.activations import MAX_MODULES, ActivationsView, PrecisionBar, activations_view
+from ampmem.reporters.html.run import MAX_MODULES, ActivationsView, PrecisionBar, activations_view
 
 BLOCKS = 3
 NORM, GELU, LOSS, MASK = 100, 40, 900, 7

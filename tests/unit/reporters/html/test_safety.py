@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.reporters.html.palette import category_views
-from ampmem.reporters.html.safety import MAX_TEXT, distinct, json_for_script, visible
+from ampmem.reporters.html.safety import MAX_TEXT, distinct_texts, json_for_script, visible
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\u2028\x1b[2J\ud800"
 
@@ -50,13 +50,13 @@ def test_invisible_characters_are_spelled_out() -> None:
 @given(st.lists(st.text(alphabet="ab\u202e\\u2", max_size=6), unique=True, max_size=30), st.integers(0, 2))
 def test_texts_that_differ_look_different(texts: list[str], long: int) -> None:
     texts = [long * 300 * "x" + text for text in texts]
-    shown = distinct(texts)
+    shown = distinct_texts(texts)
     assert len(set(shown)) == len(texts)
     assert all(len(text) <= MAX_TEXT for text in shown)
 
 
 def test_very_many_texts_that_look_the_same_are_numbered_at_once() -> None:
-    shown = distinct("x" * 500 + str(number) for number in range(20_000))
+    shown = distinct_texts("x" * 500 + str(number) for number in range(20_000))
     assert len(set(shown)) == 20_000
     assert shown[0].endswith("x…")
     assert shown[-1].endswith("… (20000)")

@@ -11,7 +11,7 @@ from build import ARM, RUN, Story
 from ampmem.analysis.answer import Verdict, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Entry, compare, entry_of
 from ampmem.events import ArmRecord, Fact, Phase, Recording
-from ampmem.reporters.html.safety import filled
+from ampmem.reporters.html.safety import filled_template
 from ampmem.reporters.html.verdict import VerdictView, verdict_view
 
 FP32 = ArmRecord(name="fp32", dtype=None, cache=None, scaler=False)
@@ -106,14 +106,14 @@ def test_a_recording_of_nothing_has_no_bar() -> None:
 def test_names_are_text() -> None:
     hostile = "<img src=x onerror=alert(1)>\u202e"
     recordings = [replace(entry_of(recording), label=f"{hostile}{i}") for i, recording in enumerate(THREE)]
-    html = filled("verdict.html", verdict=verdict_view(verdict_of(compare(recordings))))
+    html = filled_template("verdict.html", verdict=verdict_view(verdict_of(compare(recordings))))
     assert "<img" not in html
     assert "\u202e" not in html
     assert "&lt;img src=x onerror=alert(1)&gt;\\u202e0" in html
 
 
 def test_it_is_whole_without_a_script(view: VerdictView) -> None:
-    html = filled("verdict.html", verdict=view)
+    html = filled_template("verdict.html", verdict=view)
     assert "<script" not in html
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
     for said in ("Mixed precision takes the peak from 19.5 to 15.6 KiB, -20 %, not to half.", "the same as amp"):

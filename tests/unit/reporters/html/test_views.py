@@ -22,12 +22,12 @@ from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES
 from ampmem.events import ArmRecord, Phase, Recording
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import NO_TIMES
+from ampmem.reporters.base import EVERYTHING, Detail
 from ampmem.reporters.html import page
 from ampmem.reporters.html.comparison import comparison_view, difference_headline
 from ampmem.reporters.html.run import RunEvents, Said, headlines, run_view, said_of
 from ampmem.reporters.html.safety import FOLDER
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING, Detail
 from ampmem.reporters.text.memory import breakdown_rows
 from ampmem.reporters.text.static_model import render_static_model
 from ampmem.reporters.text.table import render

@@ -19,7 +19,7 @@ from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import NOT_ENDED
 from ampmem.reporters.text.answer import made_of
 from ampmem.reporters.text.layout import Layout, columns_of
-from ampmem.reporters.text.ranks import absences, doubts, named, numbers, ranks_wording, render_jobs, render_ranks
+from ampmem.reporters.text.ranks import absences, doubts, numbers, ranks_named, ranks_wording, render_jobs, render_ranks
 from ampmem.vocabulary import SourceKind
 
 
@@ -54,7 +54,7 @@ def test_ranks_are_counted_in_runs() -> None:
         "0-2",
         "0-2, 5, 7, 8",
     ]
-    assert (named((3,)), named((1, 2))) == ("rank 3", "ranks 1, 2")
+    assert (ranks_named((3,)), ranks_named((1, 2))) == ("rank 3", "ranks 1, 2")
 
 
 def test_equal_ranks_need_the_same() -> None:

@@ -18,8 +18,8 @@ from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.events import Fact, Phase
 from ampmem.names import NO_TIMES
 from ampmem.recording import read
+from ampmem.reporters.base import EVERYTHING, Detail
 from ampmem.reporters.text.compare import render_static_models
-from ampmem.reporters.text.details import EVERYTHING, Detail
 from ampmem.reporters.text.memory import MODULES
 from ampmem.reporters.text.plain_text import WIDTH, per_parameter, shorten
 from ampmem.reporters.text.static_model import render_static_model

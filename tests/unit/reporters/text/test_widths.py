@@ -24,9 +24,9 @@ from ampmem.analysis.soundness import measure
 from ampmem.analysis.static_model.recipes import PRECISIONS, recipe
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Fact, Phase, PredictionRecord, Recording, TermsRecord
+from ampmem.reporters.base import EVERYTHING
 from ampmem.reporters.text.check import render_check, render_checks
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING
 from ampmem.reporters.text.difference import render_difference
 from ampmem.reporters.text.fit import render as render_fit
 from ampmem.reporters.text.layout import NARROWEST, WIDEST, Layout, number, table, table_lines, words

@@ -24,8 +24,8 @@ from ampmem.analysis.comparison import compare, distinct, entry_of
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Fact, Phase
 from ampmem.output import Terminal
+from ampmem.reporters.base import EVERYTHING
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.details import EVERYTHING
 from ampmem.reporters.text.layout import (
     NARROWEST,
     PLAIN,

@@ -1,21 +1,36 @@
-"""Keeps the losses and gradients of a script for a comparison with another run; no part of a recording needs them."""
+"""What makes runs of a script comparable: their seed, and the losses and gradients that are kept of each."""
 
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ampmem.patching import Undo, hook, patch
-from ampmem.recorder.torch_private.general import BACKWARD, in_backward
-from ampmem.recorder.torch_private.optimizers import on_step_before
+from ampmem.recorder.torch_private.general import BACKWARD, in_backward, on_step_before
 from ampmem.results import GRADIENT, LOSS, ResultsWriter, Values
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the random numbers of Python, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def seed_anew() -> None:
+    """Seed them from what the operating system has, as they are in a process that has just started."""
+    random.seed()
+    np.random.seed()
+    torch.default_generator.seed()
 
 
 class Results:

@@ -1,0 +1,539 @@
+"""All hooks of communication: those that are there from the start, and those of what the script imports later.
+
+Collectives, whoever calls them: what they are given and what they fill, which memory is for receiving, and what a
+thread of the group may free. ``DistributedDataParallel``: the buckets in which its reducer lays gradients side by side,
+and what it broadcasts. FSDP2: what it gathers, the whole parameters and their gradients, and what it reduces.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from time import time_ns
+from typing import Any, NamedTuple
+
+import torch
+
+from ampmem.events import Fact
+from ampmem.patching import Undo, patch
+from ampmem.recorder.facts.addresses import parts_of
+from ampmem.recorder.facts.guests import is_tensor
+from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.steering.arms import ArmSeen
+from ampmem.recorder.torch_private.distributed import (
+    BROADCASTS,
+    COLLECTIVES,
+    INPUTS,
+    POST_BACKWARD,
+    REBUILD_BUCKETS,
+    RECEIVES,
+    REDUCE,
+    REDUCER_INIT,
+    RESHARD,
+    STATIC_GRAPH,
+    UNSHARD,
+    WAIT,
+    collectives,
+    fsdp_module,
+    fully_sharded,
+    functional,
+    gathered,
+    is_gathering,
+    params_of,
+    places,
+    returning_collectives,
+    shard_of,
+    whole_gradients,
+    whole_memory,
+    whole_of,
+)
+from ampmem.recorder.torch_private.entries import Place, Use, probe
+from ampmem.recorder.torch_private.general import TorchDispatchMode, schema_of, tree_leaves, without_functions
+from ampmem.vocabulary import Communication
+
+
+class CollectiveHooks:
+    """Looks at the tensors that are handed to process groups."""
+
+    def __init__(self, listener: Listener, log: Log, texts: Texts) -> None:
+        self._listener = listener
+        self._log = log
+        self._receives = texts.id(Communication.RECEIVE_BUFFERS)
+        self._look = log.misses.guarded(self._note)
+
+    def install(self) -> Undo:
+        """Wrap every collective of a process group; returns what undoes it."""
+        with ExitStack() as undo:
+            for place in COLLECTIVES:
+                undo.callback(patch(*place, functools.partial(self._wrap, receives=place in RECEIVES)))
+            return undo.pop_all().close
+
+    def _wrap(self, original: Callable[..., Any], *, receives: bool) -> Callable[..., Any]:
+        look = self._look
+
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            look(receives, args, kwargs)
+            return original(*args, **kwargs)
+
+        return run
+
+    def _note(self, receives: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or not self._listener.recording:
+            return
+        for leaf in tree_leaves((args, kwargs)):
+            if is_tensor(leaf):
+                self._log.follow(leaf)
+                if receives and self._listener.on_thread():
+                    self._log.about(Fact.COMMUNICATION, leaf, self._receives)
+
+
+class Made(NamedTuple):
+    """When and where an op made a tensor with memory of its own, which dies as it would without ampmem."""
+
+    time_ns: int
+    address: int
+    bytes: int
+    elements: int
+    floating: bool
+
+
+class Allocations(TorchDispatchMode):
+    """Notes each tensor that an op makes while it is on; to ``follow`` it, since another thread may free it."""
+
+    def __init__(self, log: Log, *, follow: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._log = log
+        self._follow = follow
+        self.made: list[Made] = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in ForwardMode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs) if kwargs else func(*args)
+        try:
+            with without_functions():
+                self._note(func, result)
+        except Exception as error:
+            self._log.missed(error)
+        return result
+
+    def _note(self, func: Any, result: Any) -> None:
+        schema = schema_of(func)
+        if schema is None or any(value.alias_info is not None for value in schema.returns):
+            return  # a view, or what was there before
+        now = time_ns()
+        for tensor in result if isinstance(result, (tuple, list)) else (result,):
+            if is_tensor(tensor) and (address := self._log.storage_address(tensor)):
+                if self._follow:
+                    self._log.follow(tensor)
+                size = torch.Tensor.untyped_storage(tensor).nbytes()
+                self.made.append(Made(now, address, size, tensor.numel(), tensor.is_floating_point()))
+
+
+MADE_BEFORE = (
+    "DistributedDataParallel was made before the recording began: the buckets that it had for gradients then count as "
+    "other memory, and on the CPU they are in no sum"
+)
+NOT_TOLD = "DDP's buckets could not be identified (unexpected layout); they count as other memory"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reducer:
+    """What is known of one: ``elements`` of its gradients that are not sparse, and the memory where they are to go.
+
+    ``noted`` says that the latter is in the recording.
+    """
+
+    elements: int | None
+    blocks: list[Made] = field(default_factory=list)
+    noted: bool = False
+
+
+class DataParallelHooks:
+    """Logs the memory that DistributedDataParallel has for communication, and follows it before a recording, too."""
+
+    def __init__(self, listener: Listener, log: Log, texts: Texts) -> None:
+        self._listener = listener
+        self._log = log
+        self._text = texts.id
+        self._reducers: weakref.WeakKeyDictionary[Any, _Reducer] = weakref.WeakKeyDictionary()
+        guarded = log.misses.guarded
+        self._look_at_new, self._look_at_rebuilt = guarded(self._new), guarded(self._asked_to_rebuild)
+        self._look_at_static, self._look_at_broadcast = guarded(self._static), guarded(self._broadcast)
+
+    def install(self) -> Undo:
+        """Wrap the reducer's two functions and the broadcast; returns what undoes it."""
+        with ExitStack() as undo:
+            undo.callback(patch(*REDUCER_INIT, self._wrap_init))
+            undo.callback(patch(*REBUILD_BUCKETS, self._wrap_rebuild))
+            undo.callback(patch(*STATIC_GRAPH, self._wrap_static))
+            for place in BROADCASTS:
+                undo.callback(patch(*place, self._wrap_broadcast))
+            return undo.pop_all().close
+
+    def blocks(self) -> dict[int, int]:
+        """Address and bytes of what reducers have now."""
+        return {made.address: made.bytes for known in self._reducers.values() for made in known.blocks}
+
+    def _wrap_init(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def __init__(reducer: Any, *args: Any, **kwargs: Any) -> None:
+            _, made = self._watched(original, reducer, *args, **kwargs)
+            if made is not None:
+                self._look_at_new(reducer, made, *args, **kwargs)
+
+        return __init__
+
+    def _wrap_rebuild(self, original: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        @functools.wraps(original)
+        def _rebuild_buckets(reducer: Any) -> bool:
+            rebuilt, made = self._watched(original, reducer)
+            if made is not None:
+                self._look_at_rebuilt(reducer, made if rebuilt else None)
+            return bool(rebuilt)
+
+        return _rebuild_buckets
+
+    def _wrap_static(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        @functools.wraps(original)
+        def _set_static_graph(reducer: Any) -> None:
+            _, made = self._watched(original, reducer)
+            if made is not None:
+                self._look_at_static(reducer, made)
+
+        return _set_static_graph
+
+    def _wrap_broadcast(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def broadcast(*args: Any, **kwargs: Any) -> Any:
+            result, made = self._watched(original, *args, **kwargs)
+            if made is not None:
+                self._look_at_broadcast(made)
+            return result
+
+        return broadcast
+
+    def _watched(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[Made] | None]:
+        """What ``original`` returns, and what it allocates; ``None`` where nobody looks."""
+        if torch.compiler.is_compiling() or not self._listener.on_thread():
+            return original(*args, **kwargs), None
+        with Allocations(self._log, follow=self._listener.recording) as seen:
+            return original(*args, **kwargs), seen.made
+
+    def _new(
+        self,
+        reducer: Any,
+        made: list[Made],
+        params: Sequence[torch.Tensor],
+        bucket_indices: Iterable[Iterable[int]],
+        per_bucket_size_limits: object = None,
+        process_group: object = None,
+        expect_sparse_gradients: Sequence[bool] = (),
+        *_: object,
+        **__: object,
+    ) -> None:
+        """``reducer`` was made with these arguments; the integers say which parameters a step has used."""
+        sparse = {index for index, expected in enumerate(expect_sparse_gradients) if expected}
+        dense = [params[index].numel() for bucket in bucket_indices for index in bucket if index not in sparse]
+        known = self._reducers[reducer] = _Reducer(elements=sum(dense))
+        self._take(known, made)
+
+    def _asked_to_rebuild(self, reducer: Any, made: list[Made] | None) -> None:
+        """A forward begins; ``made`` is what the reducer allocated, where it has made its buckets anew."""
+        known = self._reducers.get(reducer)
+        if known is None:
+            known = self._reducers[reducer] = _Reducer(elements=None)
+            if self._listener.recording:
+                self._listener.remark(MADE_BEFORE)
+        if made is not None:
+            kept = [block for block in known.blocks if not block.floating]
+            self._take(known, kept + [block for block in made if block.floating])
+        elif self._listener.recording and not known.noted:
+            self._log_blocks(known)
+
+    def _static(self, reducer: Any, made: list[Made]) -> None:
+        """Every step of ``reducer`` uses the same parameters, which it has ``made`` room to note."""
+        known = self._reducers.get(reducer)
+        if known is not None:
+            self._take(known, known.blocks + made)
+
+    def _take(self, known: _Reducer, blocks: list[Made]) -> None:
+        """These are the reducer's now."""
+        elements = sum(block.elements for block in blocks if block.floating)
+        if known.elements not in (None, elements):
+            known.blocks = []
+            self._listener.remark(NOT_TOLD)
+            return
+        known.blocks, known.noted = blocks, False
+        if self._listener.recording:
+            self._log_blocks(known)
+
+    def _log_blocks(self, known: _Reducer) -> None:
+        known.noted = True
+        for block in known.blocks:
+            self._log.fact(Fact.COMMUNICATION, block.address, self._text(Communication.REDUCE_BUCKETS))
+
+    def _broadcast(self, made: list[Made]) -> None:
+        if self._listener.recording:
+            for block in made:  # by now it may be no more
+                self._log.fact(Fact.COMMUNICATION, block.address, self._text(Communication.BROADCAST), at=block.time_ns)
+
+
+_POLICY = (
+    "FSDP2 gathers {shard} parameters as {whole} (MixedPrecisionPolicy): modules compute with those, which are in "
+    "communication, and no precision that ampmem can force changes that"
+)
+
+_Look = Callable[..., Any]
+
+
+class ShardingHooks:
+    """Follows the groups of parameters that FSDP2 gathers, gives up and reduces."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        log: Log,
+        models: Models,
+        texts: Texts,
+        arm_seen: ArmSeen,
+    ) -> None:
+        self._listener = listener
+        self._log = log
+        self._models = models
+        self._texts = texts
+        self._arm_seen = arm_seen
+        self._path = 0
+        """Text id of the module whose group is at work."""
+        self._names: dict[int, tuple[int, int]] = {}
+        """By ``id`` of each shard, the text ids of its name and of its module."""
+
+    def install(self) -> Undo:
+        """Patch what FSDP2 does with a group; returns what undoes it."""
+        wrappers: dict[str, tuple[_Look | None, _Look | None]] = {
+            UNSHARD: (self._begins, self._unsharded),
+            WAIT: (self._waits, self._waited),
+            RESHARD: (self._gives_up, self._gave_up),
+            POST_BACKWARD: (self._has_gradients, self._reduced_group),
+            REDUCE: (self._reduces, self._reduced),
+            INPUTS: (None, self._gave_inputs),
+        }
+        with ExitStack() as undo:
+            for name, (before, after) in wrappers.items():
+                for place in places(name):
+                    undo.callback(patch(*place, self._wrapper(before, after)))
+            return undo.pop_all().close
+
+    def look(self) -> None:
+        """A forward begins: name the shards, and note what is whole already."""
+        groups = list(self._models.sharded.look(self._models.modules()))
+        if groups:
+            self._names = {id(each): (slot.name_id, slot.path_id) for slot, each in self._models.parameters()}
+        for group in groups:
+            self._begins(group)
+            self._note_whole(group)
+
+    def _wrapper(self, before: _Look | None, after: _Look | None) -> Callable[[_Look], _Look]:
+        guarded, listener = self._log.misses.guarded, self._listener
+        look_before = None if before is None else guarded(before)
+        look_after = None if after is None else guarded(after)
+
+        def wrap(original: _Look) -> _Look:
+            @functools.wraps(original)
+            def run(*args: Any, **kwargs: Any) -> Any:
+                if not (listener.recording and listener.on_thread()):
+                    return original(*args, **kwargs)
+                seen = None if look_before is None else look_before(*args, **kwargs)
+                result = original(*args, **kwargs)
+                if look_after is not None:
+                    look_after(seen, result, *args)
+                return result
+
+            return run
+
+        return wrap
+
+    def _note(self, part: Communication, tensors: Iterable[Any]) -> None:
+        name = self._texts.id(part.value)
+        for tensor in tensors:
+            if is_tensor(tensor):
+                self._log.about(Fact.COMMUNICATION, tensor, name, self._path)
+
+    def _begins(self, group: Any, *_: Any, **__: Any) -> None:
+        self._path = self._models.known_path_id(fsdp_module(group))
+
+    def _unsharded(self, _: Any, __: Any, group: Any, *___: Any) -> None:
+        self._note(Communication.ALL_GATHER, [gathered(group)])
+
+    def _gave_inputs(self, _: Any, inputs: Any, *__: Any) -> None:
+        self._note(Communication.ALL_GATHER, tree_leaves(inputs))
+
+    def _waits(self, group: Any) -> bool:
+        self._begins(group)
+        return is_gathering(group)
+
+    def _waited(self, was_gathering: bool | None, _: Any, group: Any) -> None:
+        if was_gathering:
+            self._note_whole(group)
+
+    def _note_whole(self, group: Any) -> None:
+        for param in params_of(group):
+            self._models.sharded.add(param)
+            self._note(Communication.UNSHARDED_PARAMETERS, whole_memory(param))
+            shard, whole = shard_of(param), whole_of(param)
+            if shard is not None and whole is not None and shard.dtype != whole.dtype:
+                self._arm_seen.other = True
+                self._log.misses.say(_POLICY.format(whole=_word(whole.dtype), shard=_word(shard.dtype)))
+            name = self._names.get(id(shard))
+            if whole is not None and name is not None:
+                self._models.parameters_at.add(whole, name[0])
+
+    def _gives_up(self, group: Any) -> list[int]:
+        self._begins(group)
+        wholes = [whole for param in params_of(group) if (whole := whole_of(param)) is not None]
+        return [self._log.storage_address(part) for whole in wholes for part in parts_of(whole)]
+
+    def _gave_up(self, addresses: list[int] | None, _: Any, group: Any) -> None:
+        for address in addresses or ():
+            self._models.parameters_at.remove(address)
+        self._note_whole(group)  # what is kept, or partly kept
+
+    def _has_gradients(self, group: Any, *_: Any) -> None:
+        self._begins(group)
+        self._note_gradients(group)
+
+    def _note_gradients(self, group: Any) -> None:
+        for param in params_of(group):
+            self._note(Communication.UNSHARDED_GRADIENTS, whole_gradients(param))
+
+    def _reduces(self, params: Any, gradients: Any, *_: Any, **__: Any) -> None:
+        self._note(Communication.UNSHARDED_GRADIENTS, gradients)
+
+    def _reduced(self, _: Any, result: Any, *__: Any) -> None:
+        self._note(Communication.REDUCE_SCATTER, result)
+
+    def _reduced_group(self, _: Any, __: Any, group: Any, *___: Any) -> None:
+        self._note_gradients(group)  # of micro-batches that are not reduced yet
+        shards = [shard for param in params_of(group) if (shard := shard_of(param)) is not None]
+        gradients = [(self._names.get(id(shard), (0, 0))[0], shard.grad) for shard in shards if shard.grad is not None]
+        if len(gradients) > 1:  # side by side in one storage, which is no single parameter's
+            gradients.insert(0, (0, gradients[0][1]))
+        for name, gradient in gradients:
+            self._log.about(Fact.GRADIENT, gradient, name, self._path)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class FunctionHooks:
+    """Logs the tensors of each collective that the script, or what it uses, starts from Python."""
+
+    def __init__(self, listener: Listener, log: Log, texts: Texts) -> None:
+        self._listener = listener
+        self._texts = texts
+        self._log = log
+
+    def install(self) -> Undo:
+        """Patch the functions of ``torch.distributed``; returns what undoes it."""
+        return self._patched(collectives(), filled=self._arguments)
+
+    def install_returning(self) -> Undo:
+        """Patch those that return what they fill, which DTensor uses; returns what undoes it."""
+        return self._patched(returning_collectives(), filled=self._result)
+
+    def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[..., Any]) -> Undo:
+        with ExitStack() as undo:
+            for part, place in places:
+                undo.callback(patch(*place, functools.partial(self._wrapper, self._texts.id(part), filled)))
+            return undo.pop_all().close
+
+    def _wrapper(self, part: int, filled: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+        look, listener = self._log.misses.guarded(functools.partial(self._look, part, filled)), self._listener
+
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if listener.recording and listener.on_thread():
+                look(result, args, kwargs)
+            return result
+
+        return run
+
+    def _look(self, part: int, filled: Callable[..., Any], result: Any, args: Any, kwargs: Any) -> None:
+        for leaf in tree_leaves(filled(result, args, kwargs)):
+            if is_tensor(leaf):
+                self._log.about(Fact.COLLECTIVE, leaf, part, self._log.module)
+
+    @staticmethod
+    def _arguments(_: Any, args: Any, kwargs: Any) -> Any:
+        return (args, kwargs)
+
+    @staticmethod
+    def _result(result: Any, _: Any, __: Any) -> Any:
+        return result
+
+
+class CommunicationHooks:
+    """Installs each as soon as what it patches is there; says what this torch lacks."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        log: Log,
+        models: Models,
+        texts: Texts,
+        arm_seen: ArmSeen,
+    ) -> None:
+        self._functions = FunctionHooks(listener, log, texts)
+        self._sharding = ShardingHooks(listener, log, models, texts, arm_seen)
+        self._misses = log.misses
+        self._undo: ExitStack | None = None
+        self._called = self._functional = self._sharded = False
+        self._look = log.misses.guarded(self._follow)
+
+    def install(self) -> Undo:
+        """Begin; returns what undoes all, also what is installed later."""
+        self._undo = ExitStack()
+        self._called = self._functional = self._sharded = False
+        self.follow()
+        return self._close
+
+    def follow(self) -> None:
+        """A forward begins: by now the script may be one of several ranks, and have sharded a model."""
+        if self._undo is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            self._look()
+
+    def _follow(self) -> None:
+        assert self._undo is not None
+        if not self._called:
+            self._called = True
+            self._undo.callback(self._functions.install())
+        if not self._functional and functional():
+            self._functional = True
+            self._undo.callback(self._functions.install_returning())
+        if not fully_sharded():
+            return
+        if not self._sharded:
+            self._sharded = True
+            for message in probe(Use.SHARDED):
+                self._misses.say(message)
+            self._undo.callback(self._sharding.install())
+        self._sharding.look()
+
+    def _close(self) -> None:
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo.close()

@@ -1,1 +1,0 @@
-"""How facts and events become a step in the file."""

@@ -1,0 +1,372 @@
+"""What spreads a training over ranks: DDP, FSDP2's copies, pipelines, and what asks other processes.
+
+``DistributedDataParallel`` makes its buckets in C++, which are seen like any tensor. FSDP2's copies between whole
+parameters and their shards are no collectives, but kernels whose arguments take memory: a kernel that copies many
+pieces is told of them by a tensor of integers on the device. Source: ``aten/src/ATen/native/cuda/TensorShape.cu``, of
+which torch 2.14.1 allocates the same on the emulated runtime. Of a pipeline one rank runs its stages, and what comes
+from the others' has the shapes that they would have sent. What waits for other processes, or asks them, is done here
+where that says the same, and stops where not.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from torch import Tensor
+from torch.distributed import rpc
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from ampmem.allocator.gpus import GpuSpec
+from ampmem.own_code import script_line
+from ampmem.patching import added, replace_all
+from ampmem.simulator.device import SimulatedDevice
+from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private.communication import (
+    FP16_COMPRESS,
+    SYMMETRIC,
+    HashStore,
+    around_bookkeeping,
+    backward_shapes,
+    built_in_hooks,
+    checkpoints,
+    forward_shapes,
+    fsdp_copies,
+    hooks_of_cuda_builds,
+    known_inputs,
+    nobody_to_verify,
+    nothing_is_timed,
+    register_hook,
+    stages_meet,
+    stages_vote,
+    symmetric_memory,
+    tracers,
+)
+from ampmem.simulator.private.general import FakeTensor
+from ampmem.simulator.where import stop
+from ampmem.simulator.world import World, check_index
+
+aten = torch.ops.aten
+
+
+def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
+    """Put all of it in place; returns what undoes it."""
+    with ExitStack() as undo:
+        undo.callback(_install_data_parallel(mode))
+        undo.callback(_install_sharded(mode))
+        undo.callback(_install_pipeline(mode))
+        undo.callback(_install_elsewhere(world, mode.device_model))
+        return undo.pop_all().close
+
+
+def _install_data_parallel(mode: SimulatedMode) -> Callable[[], None]:
+    """``DistributedDataParallel`` where nobody answers; returns what undoes it."""
+    with ExitStack() as undo:
+        undo.callback(nobody_to_verify(_verify))
+        undo.callback(nothing_is_timed())
+        undo.callback(_pinned(mode))
+        undo.callback(built_in_hooks(_register))
+        undo.callback(hooks_of_cuda_builds())
+        undo.callback(_on_this_device())
+        if mode.everything:
+            undo.callback(around_bookkeeping(lambda: _real_integers(mode)))
+        return undo.pop_all().close
+
+
+def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
+    """Allocate what ``verify_params_across_processes`` (``reducer.cpp``) does, to compare counts and shapes."""
+    device = parameters[0].device
+    count = torch.tensor([len(parameters)], device=device)
+    counts = [torch.empty_like(count) for _ in range(group.size())]
+    torch.distributed.all_gather(counts, count, group=group)
+    shapes = torch.empty(2 * sum(parameter.dim() for parameter in parameters), dtype=torch.int64)
+    sent = shapes.to(device)
+    torch.distributed.broadcast(sent, group=group, group_src=0)
+    sent.copy_(shapes)  # rank 0 has sent the same: on the others they would count as numbers that nobody knows
+    torch.empty_like(shapes).copy_(sent)
+
+
+def _register(reducer: Any, kind: Any) -> None:
+    """The hooks that are there in C++ too; they allocate the same."""
+    register_hook(reducer, None, fp16_compress_hook if kind == FP16_COMPRESS else allreduce_hook)
+
+
+def _on_this_device() -> Callable[[], None]:
+    """Say that the other GPUs are other ranks', before torch looks for them."""
+    parallel = torch.nn.parallel.DistributedDataParallel
+    original = parallel.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
+        for where in device_ids or ():
+            check_index(where if isinstance(where, int) else torch.device(where).index)
+        original(self, module, device_ids, *args, **kwargs)
+
+    return replace_all((parallel,), {"__init__": init})
+
+
+def _pinned(mode: SimulatedMode) -> Callable[[], None]:
+    """Let tensors claim to be in pinned memory, of which there is none without a driver.
+
+    The reducer copies by way of it which parameters were used, and insists.
+    """
+    pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+
+    def empty(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if not kwargs.get("pin_memory"):
+            return mode.unanswered(func, (), args, kwargs)
+        made = mode.unanswered(func, (), args, {**kwargs, "pin_memory": False})
+        pinned.add(made.untyped_storage())
+        return made
+
+    def is_pinned(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        return args[0].untyped_storage() in pinned
+
+    empties = (aten.empty.memory_format, aten.empty_strided.default)
+    return _answered(mode, dict.fromkeys(empties, empty) | {aten.is_pinned.default: is_pinned})
+
+
+@contextmanager
+def _real_integers(mode: SimulatedMode) -> Iterator[None]:
+    """Where tensors on the CPU are simulated too: the reducer reads and writes its own integers in C++."""
+
+    def make(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if kwargs.get("dtype") != torch.int32:
+            return mode.unanswered(func, (), args, kwargs)
+        made = func(*args, **kwargs)
+        mode.real.add(made.untyped_storage())
+        mode.device_model.born(made.untyped_storage())
+        return made
+
+    undo = _answered(mode, {aten.empty.memory_format: make, aten.zeros.default: make})
+    try:
+        yield
+    finally:
+        undo()
+
+
+def _answered(mode: SimulatedMode, answers: Mapping[Any, Callable[..., Any]]) -> Callable[[], None]:
+    """Answer these ops from now on; returns what puts the answers back that were there."""
+    former = {op: mode.answers.get(op) for op in answers}
+    mode.answers.update(answers)
+
+    def put_back() -> None:
+        for op, answer in former.items():
+            if answer is None:
+                mode.answers.pop(op, None)
+            else:
+                mode.answers[op] = answer
+
+    return added("answers", "DistributedDataParallel", put_back)
+
+
+_LONG = 8
+_THREADS, _BYTES_PER_THREAD = 128, 16
+_BLOCK = _THREADS * _BYTES_PER_THREAD
+
+
+def _install_sharded(mode: SimulatedMode) -> Callable[[], None]:
+    """Count what FSDP2's copies take from now on; returns what undoes it."""
+    gather, scatter = fsdp_copies()
+
+    def split(func: Any, args: Any, kwargs: Any) -> Any:
+        source, sizes, *dim = args
+        if not isinstance(source, FakeTensor):
+            return func(*args, **kwargs)
+        size = of_split(source, sizes, dim[0] if dim else 0, mode.device_model.gpu)
+        return _run(mode, func, args, kwargs, kwargs["out"], size)
+
+    def chunk(func: Any, args: Any, kwargs: Any) -> Any:
+        tensors, dim, count = args
+        out = kwargs["out"]
+        if not isinstance(out, FakeTensor):
+            return func(*args, **kwargs)
+        return _run(mode, func, args, kwargs, [out], of_chunks(tensors, dim, count, out.element_size()))
+
+    mode.answers.update({gather: split, scatter: chunk})
+    return added("answers", "FSDP2", lambda: [mode.answers.pop(op) for op in (gather, scatter)])
+
+
+def _run(mode: SimulatedMode, func: Any, args: Any, kwargs: Any, out: Sequence[Tensor], size: int) -> Any:
+    device = mode.device_model
+    result = mode.run(func, args, kwargs)
+    for tensor in out:
+        mode.forget(tensor.untyped_storage())
+    if device.label == "cuda" and size:
+        device.scratch(str(func), (size,))
+    return result
+
+
+def of_split(source: Tensor, sizes: Sequence[int], dim: int, gpu: GpuSpec) -> int:
+    """Bytes of the arguments of the kernel that splits ``source`` (``split_with_sizes_copy_out_cuda``)."""
+    chunks = math.prod(source.shape[:dim])
+    item = math.prod(source.shape[dim + 1 :]) * source.element_size()
+    pieces = [size * item for size in sizes]
+    most = (gpu.sm_count or 108) * gpu.threads_per_sm // _THREADS * 2
+    factor = max(-(-_blocks(pieces, _BLOCK) * chunks // most), 1)
+    together = min(math.ceil(math.sqrt(factor)), chunks)
+    blocks = _blocks(pieces, _BLOCK * -(-factor // max(together, 1)))
+    return (4 * len(pieces) + 1 + blocks) * _LONG
+
+
+def of_chunks(tensors: Sequence[Tensor], dim: int, count: int, item: int) -> int:
+    """Bytes of the arguments of the kernel that joins chunks of ``tensors`` (``_chunk_cat_out_cuda``); ``item`` is the
+    size of an element of the result.
+    """
+    pieces = [-(-tensor.shape[dim] // count) * math.prod(tensor.shape[dim + 1 :]) * item for tensor in tensors]
+    return (6 * len(pieces) + 2 + _blocks(pieces, _BLOCK)) * _LONG
+
+
+def _blocks(pieces: Sequence[int], size: int) -> int:
+    return sum(-(-piece // size) for piece in pieces)
+
+
+def _install_pipeline(mode: SimulatedMode) -> Callable[[], None]:
+    """Let the stages of a pipeline on other ranks be met on paper; returns what undoes it."""
+    with ExitStack() as undo:
+        undo.callback(stages_meet(_hear, _tell))
+        undo.callback(stages_vote(mode.known.fill))
+        return undo.pop_all().close
+
+
+def _hear(stage: Any, source: int) -> Any:
+    """What stage ``source``, on another rank, has found out of the tensors that it sends to ``stage``."""
+    if source > stage.stage_index:
+        shapes = backward_shapes(stage)
+    else:
+        inputs = known_inputs(stage)
+        if inputs is None:
+            raise stop(
+                f"stage {stage.stage_index} of the pipeline gets its inputs from stage {source}, which runs on another "
+                "rank, and only this one is simulated; give PipelineStage its input_args= (empty tensors of the shapes "
+                "of one microbatch), or simulate rank 0"
+            )
+        shapes = forward_shapes(inputs)
+    data = len(pickle.dumps(shapes))
+    for size, dtype in ((1, torch.int64), (data, torch.uint8)):
+        torch.empty(size, dtype=dtype, device=stage.device)
+    return shapes
+
+
+def _tell(stage: Any, shapes: Any) -> None:
+    """What it takes to send them; nobody is there."""
+    data = torch.empty(len(pickle.dumps(shapes)), dtype=torch.uint8).to(stage.device)
+    torch.cat([torch.tensor([data.numel()]).to(stage.device)])
+
+
+_RPC = (
+    "remote procedure calls need the other processes, and one rank is simulated alone; leave torch.distributed.rpc out"
+)
+_SYMMETRIC = (
+    "symmetric memory is allocated by NVSHMEM or CUDA beside PyTorch's allocator and is not simulated; leave it out to "
+    "see what the run needs with NCCL's collectives"
+)
+_CONSOLIDATE = (
+    "the optimizer state of the other ranks is not there to be gathered; leave consolidate_state_dict out, which "
+    "copies it to the host"
+)
+_LOADED = (
+    "a distributed checkpoint cannot be loaded on a simulated device, which has no values; leave "
+    "torch.distributed.checkpoint.load out"
+)
+_TRACED = (
+    "a pipeline that is traced from the whole model cannot be simulated; give PipelineStage the module of each stage"
+)
+
+
+def _install_elsewhere(world: World, device: SimulatedDevice) -> Callable[[], None]:
+    """Answer, or stop, what asks other processes; returns what undoes it."""
+    with ExitStack() as undo:
+        undo.callback(replace_all((torch.multiprocessing,), _processes(world)))
+        undo.callback(replace_all((dist, dist.distributed_c10d), {"TCPStore": _Store}))
+        undo.callback(replace_all((rpc,), {"init_rpc": _stops(_RPC)}))
+        undo.callback(replace_all((symmetric_memory(),), dict.fromkeys(SYMMETRIC, _stops(_SYMMETRIC))))
+        undo.callback(replace_all((ZeroRedundancyOptimizer,), {"consolidate_state_dict": _stops(_CONSOLIDATE)}))
+        undo.callback(replace_all(tracers(), {"pipeline": _stops(_TRACED)}))
+        undo.callback(replace_all(checkpoints(), _files(device)))
+        return undo.pop_all().close
+
+
+def _stops(why: str) -> Callable[..., Any]:
+    def stopped(*_: Any, **__: Any) -> Any:
+        raise stop(why)
+
+    return stopped
+
+
+def _files(device: SimulatedDevice) -> dict[str, Any]:
+    """Saving asks for no memory of the device's, and there is nothing to save."""
+
+    def save(*_: Any, **__: Any) -> None:
+        where = script_line()
+        device.not_written(f"torch.distributed.checkpoint wrote nothing, since tensors had no values, at {where}")
+
+    def async_save(*_: Any, **__: Any) -> Any:
+        saved: Future[None] = Future()
+        save()
+        saved.set_result(None)
+        return saved
+
+    return {"save": save, "async_save": async_save, "load": _stops(_LOADED)}
+
+
+class _Joined:
+    """The processes that a script has started, which are all over."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, *_: Any, **__: Any) -> bool:
+        """They are."""
+        return True
+
+
+def _processes(world: World) -> dict[str, Any]:
+    """``mp.spawn`` starts one process for each GPU of a machine: here is that of this rank."""
+
+    def spawn(
+        fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
+    ) -> _Joined | None:
+        if nprocs != world.local_size:
+            raise stop(
+                f"the script starts {nprocs} processes, and the machine of rank {world.rank} has {world.local_size} of "
+                f"the {world.size} ranks that are simulated; say --world-size {nprocs}"
+            )
+        fn(world.local_rank, *args)
+        return None if join else _Joined()
+
+    return {"spawn": spawn, "start_processes": spawn}
+
+
+class _Store(HashStore):  # type: ignore[misc]
+    """``TCPStore``, which waits for the other ranks to come."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def get(self, key: str) -> bytes:
+        """What this rank has put there."""
+        self._see(key)
+        found: bytes = super().get(key)
+        return found
+
+    def wait(self, keys: list[str], *_: Any) -> None:
+        """They are there, or never will be."""
+        for key in keys:
+            self._see(key)
+
+    def _see(self, key: str) -> None:
+        if not self.check([key]):
+            raise stop(
+                f"{key!r} is not in the store: another rank would have put it there, and one rank is simulated alone; "
+                "leave it out, or --rank says which rank this is"
+            )
