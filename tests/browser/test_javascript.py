@@ -82,6 +82,7 @@ def packages() -> Path:
     return kept / "node_modules"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["lint", "types"])
 def test_the_modules_pass(script: str, packages: Path, tmp_path: Path) -> None:
     for name in ("package.json", "eslint.config.mjs", "tsconfig.json"):

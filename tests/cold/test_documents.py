@@ -37,6 +37,7 @@ class NotAsItStands:
 
 _BF16 = "minutes on a CPU that has no instructions for bfloat16; the same with the smallest model and no timed runs"
 _TIMES = "most of it is runs to time the steps; README.md's compares train.py with them"
+_SEARCH = "most of it is runs of every change that README.md's advise runs too; here of one kind"
 _OF_CHECKOUT = "made by .ci/run, which installs the wheel"
 EXCEPTIONS: Mapping[str, NotAsItStands] = {
     "python3 -m venv .venv": NotAsItStands(why=_OF_CHECKOUT),
@@ -61,6 +62,22 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
     ),
     "ampmem compare --precision fp32,amp --dtype fp16 -o run train.py": NotAsItStands(
         why=_TIMES, instead="ampmem compare --no-times --precision fp32,amp --dtype fp16 -o run train.py"
+    ),
+    "ampmem advise --gpu h100 --budget 10GiB -m ampmem.workloads.gpt --preset full --device cuda": NotAsItStands(
+        why="minutes; the same with the smallest model",
+        instead="ampmem advise --gpu h100 --budget 10GiB -m ampmem.workloads.gpt --preset tiny --device cuda",
+    ),
+    "ampmem advise --gpu h100 --budget 24GiB train.py": NotAsItStands(
+        why=_SEARCH, instead="ampmem advise --gpu h100 --budget 24GiB --allow checkpoint train.py"
+    ),
+    "ampmem advise --gpu h100 --world-size 8 --budget 24GiB train.py": NotAsItStands(
+        why=_SEARCH, instead="ampmem advise --gpu h100 --world-size 8 --budget 24GiB --allow checkpoint train.py"
+    ),
+    "ampmem advise --device cpu --nproc-per-node 2 train.py": NotAsItStands(
+        why=_SEARCH, instead="ampmem advise --device cpu --nproc-per-node 2 --allow checkpoint train.py"
+    ),
+    "ampmem advise --html advise.html train.py": NotAsItStands(
+        why=_SEARCH, instead="ampmem advise --html advise.html --allow checkpoint train.py"
     ),
     "ampmem check --device sim --gpu h100 train.py": NotAsItStands(
         why="it shows what is said of a misspelled table, and ends with 1",
@@ -90,7 +107,7 @@ MENTIONS: Mapping[str, tuple[str, str]] = {
     "import": ("-o run.ampmem", "snapshot.pickle"),
     "export": ("--format csv -o run.out", "run.ampmem"),
     "watch": ("", "train.py"),
-    "advise": ("--gpu h100", "train.py"),
+    "advise": ("--gpu h100 --allow checkpoint", "train.py"),
     "top": ("", "train-watch.ampmem"),
 }
 """What a reader adds to a command that a sentence names without its files: options before, files behind."""

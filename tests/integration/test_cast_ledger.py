@@ -340,6 +340,7 @@ def out_of_sight(graph: Any, inputs: Any) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seen", [False, True])
 def test_casts_inside_compiled_code(seen: bool) -> None:
     """The backward that is traced while torch.compile makes the graph is none of the step's."""

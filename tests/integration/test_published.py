@@ -229,6 +229,7 @@ def test_a_run_goes_on_with_the_rows_that_are_older_or_missing() -> None:
     assert simulated_when(table["rows"]) == "Figures simulated: 1 on 2026-11-23, 1 earlier, by an earlier ampmem."
 
 
+@pytest.mark.slow
 def test_a_run_on_ranks_is_the_first_of_them_and_keeps_its_simulation(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

@@ -202,6 +202,7 @@ def test_a_script_runs_from_an_interpreter_that_has_imported_nothing(tmp_path: P
     assert "recorded 2 steps" in done.stderr
 
 
+@pytest.mark.slow
 def test_data_parallel_training_makes_no_number_up_on_any_rank(tmp_path: Path) -> None:
     script = MODEL + (
         "torch.distributed.init_process_group('nccl')\n"

@@ -10,6 +10,8 @@ from command_line import refused
 from commands import ampmem
 from field import PROGRAMS, record
 
+pytestmark = pytest.mark.slow
+
 CLASSES = PROGRAMS / "classes_from_data.py"
 COMPILES = PROGRAMS / "tries_to_compile.py"
 SPARSE = PROGRAMS / "sparse_inputs.py"
@@ -98,7 +100,6 @@ def test_an_assumption_of_a_line_that_reads_nothing_is_told_of(tmp_path: Path) -
     assert f"ampmem: warning: --assume for {CLASSES.name}:3 changed nothing" in done.stderr
 
 
-@pytest.mark.slow
 def test_what_fits_is_said_with_the_warning(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(f"import sys\nsys.argv.pop()\n{CLASSES.read_text()}", encoding="utf-8")

@@ -13,6 +13,8 @@ from commands import ampmem, python
 from guest import PROGRAMS, beside
 from ready_python import ready_python
 
+pytestmark = pytest.mark.slow
+
 CANNOT_BE = {
     "frames below": "ampmem's calls lie below the program's: debuggers, faulthandler and inspect.stack() show them. "
     "Python runs nothing in its first thread without what started it below",
@@ -20,7 +22,6 @@ CANNOT_BE = {
 """What is not as without ampmem, and why."""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("target", [["_surroundings.py", "-x"], ["-m", "_surroundings", "--steps", "3"]])
 def test_what_python_sets_is_as_without_ampmem(tmp_path: Path, target: list[str]) -> None:
     plain = python(PROGRAMS, *target, fresh=True)
@@ -32,7 +33,6 @@ def test_what_python_sets_is_as_without_ampmem(tmp_path: Path, target: list[str]
     assert {before.partition(":")[0] for before, after in pairs if before != after} == CANNOT_BE.keys()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["./_surroundings.py", "../programs/_surroundings.py", str(PROGRAMS / "_surroundings.py")]
 )
@@ -52,7 +52,6 @@ def test_a_program_is_called_what_it_was_called(tmp_path: Path, name: str) -> No
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["goes_deep", "warns_its_caller"])
 def test_the_stack_and_its_depth_are_the_programs(tmp_path: Path, name: str) -> None:
     both = beside(tmp_path, name)
@@ -99,7 +98,6 @@ raise ValueError(1)
 RUNPY = re.compile(r"  File \"<frozen runpy>.*\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("what", ["app", "./app", "app.pyz", "-"])
 def test_a_folder_a_zip_file_and_standard_input_run_as_python_runs_them(tmp_path: Path, what: str) -> None:
     app = tmp_path / "app"

@@ -10,6 +10,7 @@ from ready_python import ready_python
 from streams import CASES, CLOSED, FAST, SLOW, Case, run, run_closed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FAST, ids=lambda case: case.name)
 def test_as_without_ampmem(tmp_path: Path, case: Case) -> None:
     assert run(case, tmp_path) == []

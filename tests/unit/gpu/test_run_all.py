@@ -75,6 +75,7 @@ def test_rows_survive_a_line_that_was_cut_off(tmp_path: Path) -> None:
     assert [(row.name, row.outcome) for row in results.read(path)] == [("a", PASSED), ("b", STARTED)]
 
 
+@pytest.mark.slow
 def test_a_test_that_dies_or_hangs_does_not_take_the_others_with_it(tmp_path: Path) -> None:
     file = tmp_path / "test_some.py"
     file.write_text(TESTS)
@@ -91,6 +92,7 @@ def test_a_test_that_dies_or_hangs_does_not_take_the_others_with_it(tmp_path: Pa
     assert outcome.how == "3 failed"
 
 
+@pytest.mark.slow
 def test_tests_that_are_all_skipped_are_not_ok(tmp_path: Path) -> None:
     file = tmp_path / "test_some.py"
     file.write_text("import pytest\n@pytest.mark.skip(reason='no GPU')\ndef test_it(): pass\n")

@@ -106,6 +106,7 @@ for name, damage in json.loads(sys.argv[1]).items():
 """
 
 
+@pytest.mark.slow
 def test_a_torch_without_them_is_refused_in_one_line_and_left_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('it was run')\n")
     missing = MISSING if torch.backends.cuda.is_built() else MISSING | CPU_BUILD
