@@ -16,7 +16,7 @@ _NOISES = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SteadyGrowth:
+class Growth:
     """What is alive grows by ``per_step`` bytes a step from step ``first`` to step ``last``, by ``total`` in all.
 
     ``noise`` is how far a step lies from the line through all of them, as the median of the distances.
@@ -29,7 +29,7 @@ class SteadyGrowth:
     noise: float
 
 
-def growth_of(steps: Sequence[int], alive: Sequence[int]) -> SteadyGrowth | None:
+def growth_of(steps: Sequence[int], alive: Sequence[int]) -> Growth | None:
     """The verdict on the bytes ``alive`` at the ends of ``steps``; ``None`` without evidence of growth.
 
     The first tenth of the steps, and two at least, is left out: optimizers make their state then. The rest is cut into
@@ -52,4 +52,4 @@ def growth_of(steps: Sequence[int], alive: Sequence[int]) -> SteadyGrowth | None
     rise = levels[-1] - levels[0]
     if slope < _LEAST_BYTES or rise < _NOISES * noise:
         return None
-    return SteadyGrowth(first=steps[0], last=steps[-1], per_step=slope, total=alive[-1] - alive[0], noise=noise)
+    return Growth(first=steps[0], last=steps[-1], per_step=slope, total=alive[-1] - alive[0], noise=noise)

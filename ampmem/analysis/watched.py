@@ -16,10 +16,10 @@ from ampmem.analysis.out_of_memory import FailedRequest, batch_varied, gpu_calle
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import Category
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.growth import SteadyGrowth, growth_of
+from ampmem.growth import Growth, growth_of
 from ampmem.output import being_written
 from ampmem.recording import read
-from ampmem.recording.watched import Ending, Full, GrownRecord, HeldRecord, Row, WatchedHeader, WatchedRun, Why, extract
+from ampmem.recording.watched import Ending, Full, Grown, Held, Row, WatchedHeader, WatchedRun, Why, extract
 
 FORMAT = "ampmem.watch/1"
 _USUAL = 200
@@ -92,8 +92,8 @@ class WatchedSummary:
     last: Row | None
     steps_per_second: float | None
     """Of the last steps; ``None`` where there are fewer than two."""
-    growth: SteadyGrowth | None
-    grown: tuple[GrownRecord, ...]
+    growth: Growth | None
+    grown: tuple[Grown, ...]
     """Who holds what has come, as it was looked for once growth was seen."""
     full: tuple[FullPart, ...]
     ending: Ending | None
@@ -249,14 +249,14 @@ def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
         phase=failed.phase,
         line=_line_of("\n".join(failed.stack)),
         held=tuple(
-            HeldRecord(what=category.replace("_", " "), bytes=size, count=0)
+            Held(what=category.replace("_", " "), bytes=size, count=0)
             for category, size in failed.alive.items()
             if size
         ),
     )
 
 
-def _before(held: HeldRecord, full: FullPart | None) -> int | None:
+def _before(held: Held, full: FullPart | None) -> int | None:
     """The same at the peak of the last full recording; ``None`` where that says nothing of it."""
     if full is None or not full.categories:
         return None

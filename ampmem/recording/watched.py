@@ -120,7 +120,7 @@ class Full:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldRecord:
+class Held:
     """What was allocated in one category, by one line of the script, or is held by one holder."""
 
     what: str
@@ -130,12 +130,12 @@ class HeldRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrownRecord:
+class Grown:
     """What came in ``steps`` steps before the end of ``step`` and was alive then, by who holds it."""
 
     step: int
     steps: int
-    held: tuple[HeldRecord, ...]
+    held: tuple[Held, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class Ending:
     phase: str = ""
     batch: str = ""
     line: str = ""
-    held: tuple[HeldRecord, ...] = ()
+    held: tuple[Held, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -166,7 +166,7 @@ class WatchedRun:
     rows: list[Row] = field(default_factory=list)
     full: list[Full] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    grown: list[GrownRecord] = field(default_factory=list)
+    grown: list[Grown] = field(default_factory=list)
     ending: Ending | None = None
     unread: int = 0
 
@@ -239,7 +239,7 @@ class WatchedFile:
         """What a reader has to know."""
         self._append(Kind.NOTE, _text(message))
 
-    def grown(self, grown: GrownRecord) -> None:
+    def grown(self, grown: Grown) -> None:
         """What is alive has grown."""
         self._append(Kind.GROWN, _text(asdict(grown)))
 
@@ -362,7 +362,7 @@ def _take(run: WatchedRun, kind: str, payload: bytes, offset: int) -> None:
         case Kind.NOTE:
             run.notes.append(_checked(json.loads(payload), str))
         case Kind.GROWN:
-            run.grown.append(_with_held(GrownRecord, json.loads(payload)))
+            run.grown.append(_with_held(Grown, json.loads(payload)))
         case Kind.END:
             run.ending = _ending(json.loads(payload))
 
@@ -380,7 +380,7 @@ def _ending(found: dict[str, Any]) -> Ending:
 
 
 def _with_held(kind: type[Any], found: dict[str, Any]) -> Any:
-    return _record(kind, found | {"held": tuple(_record(HeldRecord, each) for each in found["held"])})
+    return _record(kind, found | {"held": tuple(_record(Held, each) for each in found["held"])})
 
 
 _ROW = fields(Row)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampmem.growth import LEAST_STEPS, SteadyGrowth, growth_of
+from ampmem.growth import LEAST_STEPS, Growth, growth_of
 
 MIB = 1 << 20
 
 
-def told(alive: list[int]) -> SteadyGrowth | None:
+def told(alive: list[int]) -> Growth | None:
     return growth_of(range(len(alive)), alive)
 
 

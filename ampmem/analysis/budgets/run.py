@@ -31,7 +31,7 @@ from ampmem.vocabulary import SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class StepGrowth:
     """What is alive at the end of two steps, ``steps`` apart: the first with an update, and the last."""
 
     first: int
@@ -61,7 +61,7 @@ class JudgedRun:
 
     side: Side
     allocated: int | None = None
-    growth: Growth | None = None
+    growth: StepGrowth | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """The recorder's remarks."""
@@ -122,7 +122,7 @@ def _allocated(analysis: Analysis) -> int:
     return max(int(series[first : last + 1].max()) for first, last in spans)
 
 
-def _growth(analysis: Analysis) -> Growth | None:
+def _growth(analysis: Analysis) -> StepGrowth | None:
     """``None`` where fewer than two steps have ended from the first update on."""
     ended = [step for step in analysis.recording.steps if step.finished]
     # What an optimizer keeps comes with its first update: a scaler may have skipped some before.
@@ -133,7 +133,7 @@ def _growth(analysis: Analysis) -> Growth | None:
     ends = [analysis.timeline.position(step.end_ns) for step in (ended[0], ended[-1])]
     before, after = (groups_at(analysis, position) for position in ends)
     first, last = ended[0].index, ended[-1].index
-    return Growth(first=first, last=last, steps=last - first, before=before, after=after)
+    return StepGrowth(first=first, last=last, steps=last - first, before=before, after=after)
 
 
 def _problems(summary: Summary) -> Iterator[str]:
