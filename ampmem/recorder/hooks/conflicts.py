@@ -40,7 +40,7 @@ def make_way_for_profilers(listener: Listener) -> Undo:
 
 
 def make_way_for_history(listener: Listener) -> Undo:
-    """End the recording when the script calls ``_record_memory_history``: PyTorch keeps one history. Returns the undo."""
+    """End the recording when the script calls ``_record_memory_history``: there is one history. Returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

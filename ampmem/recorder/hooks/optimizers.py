@@ -184,7 +184,7 @@ class OptimizerHooks:
             self._updated(optimizer, skipped)
 
     def _note_others(self, optimizer: Optimizer) -> None:
-        """Log the state of optimizers whose ``step`` is never called: SAM has two methods of other names. optimizers."""
+        """Log the state of optimizers whose ``step`` is never called: SAM's have two methods of other names."""
         self._made = [made for made in self._made if made() is not None]
         for reference in self._made:
             other = reference()
