@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ampmem.analysis.activations import PlainGroup, plain_groups
-from ampmem.analysis.comparison import ComparedRun, Comparison
+from ampmem.analysis.comparison import Compared, Comparison
 from ampmem.analysis.findings import SEVERITIES
 from ampmem.analysis.findings.base import Finding
 from ampmem.analysis.jsonable import like
@@ -221,7 +221,7 @@ def verdict_of(comparison: Comparison) -> Verdict:
     )
 
 
-def _compared(column: ComparedRun) -> Composition | None:
+def _compared(column: Compared) -> Composition | None:
     """The composition of the compared step's peak; ``None`` for an empty recording."""
     entry, step = column.entry, column.step
     if entry.summary is None or step is None:
@@ -308,7 +308,7 @@ def index_of(comparison: Comparison, arms: Sequence[Arm]) -> int | None:
     return None
 
 
-def _peak(column: ComparedRun) -> PeakOf | None:
+def _peak(column: Compared) -> PeakOf | None:
     """The peak of the compared step; ``None`` if that step did not end."""
     return None if column.ended_step is None else _peak_of(column.entry.label, column.ended_step.peak)
 
@@ -317,7 +317,7 @@ def _peak_of(label: str, peak: Peak) -> PeakOf:
     return like(PeakOf, peak, label=label)
 
 
-def _changes(full: ComparedRun, low: ComparedRun, mark: Mark) -> tuple[Change, ...]:
+def _changes(full: Compared, low: Compared, mark: Mark) -> tuple[Change, ...]:
     before, after = full.live(mark), low.live(mark)
     if before is None or after is None:
         return ()

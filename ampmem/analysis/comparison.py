@@ -57,7 +57,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedRun:
+class Compared:
     """One recording of a comparison: its compared step, beside the baseline's.
 
     ``None`` means unknown; differences and ratios are to the baseline, and unknown without one.
@@ -117,7 +117,7 @@ class Comparison(Shown):
     their precision.
     """
 
-    columns: tuple[ComparedRun, ...]
+    columns: tuple[Compared, ...]
     baseline: int | None
     """Index of the baseline in ``columns``; ``None`` with :attr:`remarks`, which name the cause of a difference."""
     remarks: tuple[str, ...]
@@ -156,7 +156,7 @@ _AT: Mapping[Mark, Callable[[Step], Breakdown | None]] = {
 }
 
 
-def step_in_words(columns: Iterable[ComparedRun]) -> str:
+def step_in_words(columns: Iterable[Compared]) -> str:
     """The compared step of ``columns`` in words, such as ``step 2``."""
     steps = {column.step.index for column in columns if column.step is not None}
     return f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
@@ -191,7 +191,7 @@ def distinct(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...
 
 
 def compare(entries: Sequence[Entry], *, step: int | None = None) -> Comparison:
-    """Compare ``entries``; ``step`` is the step to compare, by default the one that :class:`ComparedRun` describes."""
+    """Compare ``entries``; ``step`` is the step to compare, by default the one that :class:`Compared` describes."""
     summaries = [entry.summary for entry in entries]
     remarks = _remarks(entries)
     baseline = None if remarks else _baseline(summaries)
@@ -201,12 +201,12 @@ def compare(entries: Sequence[Entry], *, step: int | None = None) -> Comparison:
     return Comparison(columns=columns, baseline=baseline, remarks=remarks)
 
 
-def _column(entry: Entry, step: Step | None, base: Entry | None, base_step: Step | None) -> ComparedRun:
+def _column(entry: Entry, step: Step | None, base: Entry | None, base_step: Step | None) -> Compared:
     """``entry`` and its compared ``step``, beside the baseline's."""
     mine, full = (None if each is None or not each.finished else each.peak.said for each in (step, base_step))
     autocast = entry.summary is not None and entry.summary.arm.name in AUTOCAST_ARMS
     losses = None if base is None else _loss_by_step(base.summary)
-    return ComparedRun(
+    return Compared(
         entry=entry,
         step=step,
         peak_difference=None if mine is None or full is None else mine - full,

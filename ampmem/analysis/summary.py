@@ -124,9 +124,7 @@ class RunPeak(Peak):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsidePeak(Peak):
-    """The peak outside of the recorded steps: before the first (making the model), or ``after`` the last
-    (evaluation).
-    """
+    """The peak outside of the recorded steps: before the first (model creation), or ``after`` the last (evaluation)."""
 
     after: bool
 

@@ -68,7 +68,7 @@ _BESIDE = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grown:
+class GrownGroups:
     """The changes, those that grew most first, and the groups that are alive, largest first.
 
     ``moved`` are changes that are larger at this instant, but most of which the baseline held too, at another instant.
@@ -83,7 +83,7 @@ class Grown:
     grouped: bool = True
 
 
-def grown(run: JudgedRun, baseline: Side | None, key: str) -> Grown:
+def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
     """What grew in the memory limited by ``key``, from ``baseline`` to ``run``; for ``growth`` from step to step."""
     if key == GROWTH:
         return _from_step_to_step(run)
@@ -98,13 +98,13 @@ def grown(run: JudgedRun, baseline: Side | None, key: str) -> Grown:
         instant += f" of tensors alone, without {_BESIDE[key]}{_assumed(run)}"
     held = _held(run.side, categories)
     if baseline is None:
-        return Grown(instant=instant, held=held)
+        return GrownGroups(instant=instant, held=held)
     grouped = baseline.groups is not None and run.side.groups is not None
     if not grouped:
         if not categories:
             instant = "with the most of each category, whenever that was"
         sums = _of_summaries(baseline, run.side, categories)
-        return Grown(instant=instant, changes=_ordered(sums), grouped=False, held=held)
+        return GrownGroups(instant=instant, changes=_ordered(sums), grouped=False, held=held)
     found = [difference(baseline, run.side, category=category) for category in categories or (None,)]
     histories = Histories(baseline, run.side)
     changes: list[GroupChange] = []
@@ -112,7 +112,9 @@ def grown(run: JudgedRun, baseline: Side | None, key: str) -> Grown:
     for change in (change for each in found for change in each.changes):
         told = change.grown < 0 or histories.mosts(change).explain(change)
         (changes if told else moved).append(change)
-    return Grown(instant=instant, changes=_ordered(changes), moved=_ordered(moved), moments=_moments(found), held=held)
+    return GrownGroups(
+        instant=instant, changes=_ordered(changes), moved=_ordered(moved), moments=_moments(found), held=held
+    )
 
 
 def _assumed(run: JudgedRun) -> str:
@@ -156,19 +158,19 @@ def _what(key: str) -> tuple[Category, ...]:
     return (Category(key),) if key in tuple(Category) else ()
 
 
-def _in_a_module(run: JudgedRun, baseline: Side | None, module: str, key: str) -> Grown:
+def _in_a_module(run: JudgedRun, baseline: Side | None, module: str, key: str) -> GrownGroups:
     """What grew in a module, at the instant at which the module is measured."""
     category, after = Category(key), run.side.groups
     instant = _AFTER_BACKWARD if category is Category.GRADIENTS else _AFTER_FORWARD
     held = () if after is None else _largest_first(groups_in_module(after.analysis, category, module))
     if baseline is None:
-        return Grown(instant=instant, held=held)
+        return GrownGroups(instant=instant, held=held)
     if baseline.groups is None or after is None:
         by_module = _by_module(baseline, run.side, category, module)
-        return Grown(instant=instant, changes=_ordered(by_module), grouped=False, held=held)
+        return GrownGroups(instant=instant, changes=_ordered(by_module), grouped=False, held=held)
     renamed = renames_between(baseline, run.side)
     before = groups_in_module(baseline.groups.analysis, category, _before(renamed, module, baseline))
-    return Grown(instant=instant, changes=_ordered(changes_of(match(before, held, renamed))), held=held)
+    return GrownGroups(instant=instant, changes=_ordered(changes_of(match(before, held, renamed))), held=held)
 
 
 def _before(renamed: Sequence[Renamed], module: str, baseline: Side) -> str:
@@ -178,10 +180,10 @@ def _before(renamed: Sequence[Renamed], module: str, baseline: Side) -> str:
     return found[0] if found else module
 
 
-def _from_step_to_step(run: JudgedRun) -> Grown:
+def _from_step_to_step(run: JudgedRun) -> GrownGroups:
     growth = run.growth
     assert growth is not None
-    return Grown(
+    return GrownGroups(
         instant=f"from the end of step {growth.first} to that of step {growth.last}",
         changes=_ordered(changes_between(growth.before, growth.after)),
     )
@@ -479,7 +481,7 @@ def _order(broken: Broken) -> tuple[bool, int]:
     return broken.key != PEAK, broken.limit - broken.after
 
 
-def _broken(judged: Judged, found: Grown) -> Broken:
+def _broken(judged: Judged, found: GrownGroups) -> Broken:
     assert judged.after is not None
     return Broken(
         key=judged.key,

@@ -31,7 +31,7 @@ from ampmem.vocabulary import SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class StepGrowth:
     """The bytes alive at the end of two steps, ``steps`` apart: the first step with an update, and the last step."""
 
     first: int
@@ -61,7 +61,7 @@ class JudgedRun:
 
     side: Side
     allocated: int | None = None
-    growth: Growth | None = None
+    growth: StepGrowth | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """The recorder's notes."""
@@ -122,7 +122,7 @@ def _allocated(analysis: Analysis) -> int:
     return max(int(series[first : last + 1].max()) for first, last in spans)
 
 
-def _growth(analysis: Analysis) -> Growth | None:
+def _growth(analysis: Analysis) -> StepGrowth | None:
     """The growth from step to step; ``None`` if fewer than two steps ended from the first update on."""
     ended = [step for step in analysis.recording.steps if step.finished]
     # Optimizer state comes with the first update, which is not always the first step's: a scaler may skip some.
@@ -133,7 +133,7 @@ def _growth(analysis: Analysis) -> Growth | None:
     ends = [analysis.timeline.position(step.end_ns) for step in (ended[0], ended[-1])]
     before, after = (groups_at(analysis, position) for position in ends)
     first, last = ended[0].index, ended[-1].index
-    return Growth(first=first, last=last, steps=last - first, before=before, after=after)
+    return StepGrowth(first=first, last=last, steps=last - first, before=before, after=after)
 
 
 def _problems(summary: Summary) -> Iterator[str]:
