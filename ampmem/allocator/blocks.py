@@ -1,4 +1,4 @@
-"""What the caching allocator holds: blocks in segments and pools, its counters, and what it has of the driver."""
+"""The caching allocator's data: blocks in segments and pools, its counters, and its memory from the driver."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import TypeAlias
 from ampmem.allocator.settings import SMALL_BUFFER, Settings, round_up
 
 FREE = 0
-"""In its pool; can be handed out, merged and released."""
+"""State of a block in its pool, which can be allocated, merged and released."""
 ALLOCATED = 1
 AWAITING = 2
-"""Freed by its owner, but other streams may still use it (``record_stream``)."""
+"""State of a block that its owner freed while other streams may still use it (``record_stream``)."""
 UNMAPPED = 3
-"""Address space of an expandable segment without memory behind it."""
+"""State of address space of an expandable segment without memory behind it."""
 GONE = 4
-"""Merged into another block, or its segment went back to the device."""
+"""State of a block that was merged into another, or whose segment was returned to the device."""
 
 
 class Segment:
-    """Memory that came from the device in one piece, or the address space of an expandable segment.
+    """Memory from one ``cudaMalloc``, or the address space of an expandable segment.
 
-    ``size`` is that of the address space; ``page_size`` is 0 unless the segment is expandable.
-    ``first`` is its first block; the others follow through ``next``.
+    ``size`` (bytes) is that of the address space; ``page_size`` is 0 unless the segment is expandable. ``first`` is its
+    first block; the others follow through ``next``.
     """
 
     __slots__ = ("address", "first", "free", "page_size", "pool", "size", "stream")
@@ -48,7 +48,7 @@ class Segment:
             block = block.next
 
     def has_memory(self) -> bool:
-        """Whether there is memory behind any of it."""
+        """Whether any part of it has memory behind it."""
         return self.first.state != UNMAPPED or self.first.next is not None
 
 
@@ -61,7 +61,7 @@ class Block:
         self.address = address
         numbers = segment.pool.numbers
         self.place = address if numbers is None else numbers.__next__()
-        """Where it stands among the free blocks of its size."""
+        """Its position among the free blocks of its size."""
         self.size = size
         self.segment = segment
         self.prev = prev
@@ -80,7 +80,7 @@ class Block:
         return self.prev is not None or self.next is not None
 
     def splice_after(self, size: int) -> Block:
-        """Cut all but the first ``size`` bytes off, into a block right behind this one."""
+        """Cut off all but the first ``size`` bytes; returns the block of the rest, right behind this one."""
         rest = Block(self.address + size, self.size - size, self.segment, self, self.next)
         if self.next is not None:
             self.next.prev = rest
@@ -89,7 +89,7 @@ class Block:
         return rest
 
     def absorb_next(self) -> None:
-        """Take the following block over; the caller keeps the pools right."""
+        """Merge the following block into this one; the caller updates the pools."""
         gone = self.next
         assert gone is not None
         self.size += gone.size
@@ -99,9 +99,9 @@ class Block:
         gone.state = GONE
 
     def exchange_places(self, other: Block) -> None:
-        """Stand in the place of ``other``, and it in this one's, unless addresses say where blocks stand.
+        """Exchange the places of this block and ``other`` in the pool's order, unless the order is by address.
 
-        PyTorch cuts a new block off the front of one, and a freed block takes its neighbours over; here the block in
+        PyTorch cuts a new block off the front of a block, and a freed block absorbs its neighbours; here the block in
         front stays the same object in both cases.
         """
         if self.segment.pool.numbers is not None:
@@ -116,10 +116,10 @@ class BlockPool:
     """The free blocks of the small or the large pool (``struct BlockPool``).
 
     PyTorch orders a pool by (stream, size, address); here each stream has a sorted list of its own. Torch 2.12 orders
-    it by (stream, size, number), where ``oldest_first``: blocks are numbered as they are made
-    (``BlockComparatorRegistrationCounter``). Later ones number segments, and then go by address: as addresses rise
-    here, that is the first order.
-    ``unmapped`` holds the unmapped parts of expandable segments per stream, sorted by address.
+    it by (stream, size, number), here ``oldest_first``: blocks are numbered when they are made
+    (``BlockComparatorRegistrationCounter``). Later versions number segments, and then order by address: since addresses
+    rise here, that is the first order. ``unmapped`` holds the unmapped parts of expandable segments per stream, sorted
+    by address.
     """
 
     __slots__ = ("free", "get_free_blocks_call_count", "is_small", "numbers", "unmapped")
@@ -136,41 +136,41 @@ class BlockPool:
         return self.free.setdefault(stream, [])
 
     def blocks(self) -> list[Block]:
-        """All free blocks in PyTorch's order; a copy that may be walked while the pool changes."""
+        """All free blocks in PyTorch's order; a copy, so the pool may change during iteration."""
         return [block for stream in sorted(self.free) for _, _, block in self.free[stream]]
 
     def insert(self, block: Block) -> None:
-        """``insert_into_blocks``."""
+        """Add a free block (``insert_into_blocks``)."""
         block.state = FREE
         block.gc_count_base = self.get_free_blocks_call_count
         insort(block.segment.free, (block.size, block.place, block))
 
     def erase(self, block: Block) -> None:
-        """Take a free block out."""
+        """Remove a free block."""
         free = block.segment.free
         del free[bisect_left(free, (block.size, block.place))]
 
     def insert_unmapped(self, block: Block) -> None:
-        """Put address space without memory in."""
+        """Add address space without memory."""
         block.state = UNMAPPED
         insort(self.unmapped.setdefault(block.segment.stream, []), (block.address, block))
 
     def erase_unmapped(self, block: Block) -> None:
-        """Take address space without memory out."""
+        """Remove address space without memory."""
         unmapped = self.unmapped[block.segment.stream]
         del unmapped[bisect_left(unmapped, (block.address,))]
 
     def gc_count(self, block: Block) -> int:
-        """How often this pool was searched since ``block`` became free."""
+        """Number of searches of this pool since ``block`` became free."""
         return self.get_free_blocks_call_count - block.gc_count_base
 
 
-# The allocator's statistics: counters that the model keeps, and the frozen copy that it gives out.
+# The allocator's statistics: the model's counters, and a frozen copy for callers.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """A statistic now and at its highest."""
+    """A statistic's current value and its peak."""
 
     current: int
     peak: int
@@ -178,11 +178,11 @@ class Stat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """What ``torch.cuda.memory_stats`` says of all pools together; bytes where the name says so.
+    """The values of ``torch.cuda.memory_stats``, all pools together; bytes if the name says so.
 
-    ``allocated`` are blocks in use, ``requested`` the bytes that their owners asked for, ``active`` also has
-    the blocks that wait for other streams, ``reserved`` is what came from the device, ``inactive_split``
-    the free parts of segments that are in use (``struct DeviceStats``, ``c10/core/CachingDeviceAllocator.h``).
+    ``allocated`` counts blocks in use, ``requested`` the bytes that their owners requested, ``active`` also the blocks
+    that wait for other streams, ``reserved`` memory from the device, ``inactive_split`` the free parts of segments in
+    use (``struct DeviceStats``, ``c10/core/CachingDeviceAllocator.h``).
     """
 
     allocated_bytes: Stat
@@ -217,10 +217,10 @@ class Statistics:
 
 
 class Counters:
-    """The running numbers behind :class:`Statistics`.
+    """The counters behind :class:`Statistics`.
 
-    ``active`` is not counted by itself: it is what is allocated and what is awaiting events, and its peak
-    can differ from that of what is allocated only while something is awaiting.
+    ``active`` has no counter: it is the sum of allocated and awaiting bytes, and its peak can differ from the peak of
+    allocated bytes only while blocks are awaiting.
     """
 
     __slots__ = (
@@ -265,7 +265,7 @@ class Counters:
     allocated: int
     allocated_peak: int
     window_most: int
-    """The most that was allocated since whoever looks at a part of the run has set this back."""
+    """Peak of allocated bytes since the reader of a part of the run last reset it."""
     requested: int
     requested_peak: int
     awaiting: int
@@ -293,18 +293,18 @@ class Counters:
     num_device_free: int
 
     def note_active(self) -> None:
-        """Move the peaks of ``active``; called after an allocation while blocks are awaiting events."""
+        """Update the peaks of ``active``; called after an allocation while blocks are awaiting events."""
         self.active_peak = max(self.active_peak, self.allocations + self.awaiting)
         self.active_bytes_peak = max(self.active_bytes_peak, self.allocated + self.awaiting_bytes)
 
     def add_reserved(self, size: int) -> None:
-        """Memory came from the device."""
+        """Count memory from the device."""
         self.num_device_alloc += 1
         self.reserved += size
         self.reserved_peak = max(self.reserved_peak, self.reserved)
 
     def remove_reserved(self, size: int) -> None:
-        """Memory went back to the device."""
+        """Count memory returned to the device."""
         self.num_device_free += 1
         self.reserved -= size
 
@@ -317,12 +317,12 @@ class Counters:
             self.oversize_segments_peak = max(self.oversize_segments_peak, self.oversize_segments)
 
     def add_oversize_allocation(self) -> None:
-        """A block of at least ``max_split_size`` was handed out."""
+        """Count the allocation of a block of at least ``max_split_size``."""
         self.oversize_allocations += 1
         self.oversize_allocations_peak = max(self.oversize_allocations_peak, self.oversize_allocations)
 
     def change_inactive_split(self, count: int, size: int) -> None:
-        """``count`` blocks and ``size`` bytes more (less where negative)."""
+        """Add ``count`` blocks and ``size`` bytes, which may be negative."""
         self.inactive_split += count
         if self.inactive_split > self.inactive_split_peak:
             self.inactive_split_peak = self.inactive_split
@@ -339,7 +339,7 @@ class Counters:
         self.note_active()
 
     def statistics(self) -> Statistics:
-        """A frozen copy."""
+        """A frozen copy of the counters."""
         return Statistics(
             allocated_bytes=Stat(current=self.allocated, peak=self.allocated_peak),
             requested_bytes=Stat(current=self.requested, peak=self.requested_peak),
@@ -362,18 +362,18 @@ class Counters:
         )
 
 
-# What the model asks of the CUDA driver: memory, and addresses for it.
+# The CUDA driver as the model needs it: memory, and addresses for it.
 
 AddressSource: TypeAlias = Callable[[int], int]
-"""Gives the address of the next ``cudaMalloc`` of so many bytes."""
+"""Returns the address of the next ``cudaMalloc`` of this many bytes."""
 
 FIRST_ADDRESS = 0x7F00_0000_0000
 UNLIMITED = 1 << 44
-"""Stands in for the device's memory where none is given: more than any device has."""
+"""Stands for the device's memory in bytes if none is given: more than any device has."""
 
 
 class Call(StrEnum):
-    """What the allocator asked of the driver, in the words of a torch snapshot's trace."""
+    """The allocator's calls to the driver, in the words of a torch snapshot's trace."""
 
     SEGMENT_ALLOC = "segment_alloc"
     SEGMENT_FREE = "segment_free"
@@ -392,12 +392,12 @@ class DriverCall:
 
 
 class Driver:
-    """A device's memory. ``in_use`` counts what the allocator took; ``outside`` what others hold.
+    """A device's memory in bytes. ``in_use`` is the allocator's part; ``outside`` that of others.
 
-    ``calls`` has every successful call, in order; ``observer`` is told each as it is made.
+    ``calls`` has every successful call, in order; ``observer`` is called with each.
 
-    Where the driver puts memory cannot be known, so addresses rise from one call to the next unless an
-    address source says otherwise. They matter only between free blocks of equal size.
+    The driver's addresses cannot be predicted, so they rise from call to call unless an address source is given. They
+    matter only between free blocks of equal size.
     """
 
     __slots__ = ("_next", "_source", "calls", "in_use", "observer", "outside", "total")
@@ -413,11 +413,11 @@ class Driver:
 
     @property
     def free(self) -> int:
-        """Bytes that nobody holds (``cudaMemGetInfo``)."""
+        """Free bytes of the device (``cudaMemGetInfo``)."""
         return self.total - self.outside - self.in_use
 
     def malloc(self, size: int, stream: int) -> int | None:
-        """The address of ``size`` new bytes (``cudaMalloc``), or ``None`` where there are not enough."""
+        """The address of ``size`` new bytes (``cudaMalloc``), or ``None`` if there are not enough."""
         if size > self.free:
             return None
         address = self.reserve_addresses(size) if self._source is None else self._source(size)
@@ -425,19 +425,19 @@ class Driver:
         return address
 
     def map(self, address: int, size: int, stream: int) -> bool:
-        """Put memory behind addresses (``cuMemCreate`` and ``cuMemMap``), or say that there is not enough."""
+        """Map memory to addresses (``cuMemCreate`` and ``cuMemMap``); ``False`` if there is not enough."""
         if size > self.free:
             return False
         self._took(Call.SEGMENT_MAP, address, size, stream)
         return True
 
     def give_back(self, call: Call, address: int, size: int, stream: int) -> None:
-        """``cudaFree`` or ``cuMemUnmap``."""
+        """Return memory to the device (``cudaFree`` or ``cuMemUnmap``)."""
         self.in_use -= size
         self._made(call, address, size, stream)
 
     def reserve_addresses(self, size: int) -> int:
-        """Address space without memory (``cuMemAddressReserve``)."""
+        """Reserve address space without memory (``cuMemAddressReserve``); returns its address."""
         address = self._next
         self._next += round_up(size, SMALL_BUFFER)
         return address
@@ -453,11 +453,11 @@ class Driver:
             self.observer(made)
 
 
-# What the parts of the model share: pools, segments, counters, and the freeing of a block.
+# Shared by the parts of the model: pools, segments, counters, and freeing a block.
 
 
 class State:
-    """The allocator's data: what the parts of the model share."""
+    """The allocator's data, shared by the parts of the model."""
 
     __slots__ = ("counters", "driver", "large", "segments", "settings", "small")
 
@@ -485,7 +485,7 @@ class State:
             del free[bisect_left(free, (before.size, before.place))]
             count = -1
             size = -before.size
-            # Same as Block.absorb_next, which as a call would cost a tenth of the whole model's time.
+            # Block.absorb_next inlined: the call would cost a tenth of the whole model's time.
             before.size += block.size
             before.next = after = block.next
             if after is not None:
@@ -520,19 +520,19 @@ class State:
             yield from segment.blocks()
 
 
-# Segments and blocks as frozen values: in a torch snapshot, and of the model.
+# Segments and blocks as frozen values, from a torch snapshot or from the model.
 
 PoolId: TypeAlias = tuple[int, int]
 
 DEFAULT_POOL: PoolId = (0, 0)
-"""``segment_pool_id`` of what is in no private pool."""
+"""``segment_pool_id`` of segments outside private pools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotBlock:
-    """A block: ``allocated``, or ``awaiting`` other streams, or else free.
+    """A block: ``allocated``, ``awaiting`` other streams, or else free.
 
-    ``requested`` is the block's size where a snapshot does not say.
+    ``requested`` is the block's size if the snapshot does not have it.
     """
 
     address: int
@@ -544,7 +544,7 @@ class SnapshotBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSegment:
-    """A segment; of an expandable one, a range with memory behind it."""
+    """A segment, or a range of an expandable one with memory behind it."""
 
     address: int
     size: int

@@ -1,4 +1,4 @@
-"""The caching allocator itself: ``malloc`` and ``free``, streams, expandable segments, and what it gives back."""
+"""The caching allocator: ``malloc`` and ``free``, streams, expandable segments, and returning memory."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from ampmem.errors import UsageError
 
 
 class StreamUses:
-    """Which streams use which blocks, and the events to wait for (``stream_uses``, ``cuda_events``).
+    """The streams that use each block, and the events to wait for (``stream_uses``, ``cuda_events``).
 
-    The model has no clock: ``complete`` says that the device has come past the events of a stream. As
-    in PyTorch, a block is given back only when the allocator next looks (``process_events``). ``uses`` has
-    the other streams of each block, ``recorded`` how many events each stream was given by now.
+    The model has no clock: ``complete`` says that the device has completed the events of a stream. As in PyTorch, a
+    block is freed only when the allocator next checks (``process_events``). ``uses`` has the other streams of each
+    block, ``recorded`` the number of events recorded on each stream so far.
     """
 
     __slots__ = ("_event_count", "_finished", "_queues", "recorded", "uses")
@@ -55,12 +55,12 @@ class StreamUses:
         self._finished: dict[int, int] = {}
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """``recordStream``; use on the block's own stream needs no event."""
+        """Note a use of ``block`` on ``stream`` (``recordStream``); on the block's own stream it needs no event."""
         if stream != block.segment.stream:
             self.uses.setdefault(block, set()).add(stream)
 
     def delay_free(self, state: State, block: Block) -> bool:
-        """Make a freed block wait for its other streams; ``False`` where it has none."""
+        """Make a freed block wait for its other streams; ``False`` if it has none."""
         if block not in self.uses:
             return False
         self.await_events(state, block)
@@ -69,7 +69,7 @@ class StreamUses:
 
     @staticmethod
     def await_events(state: State, block: Block) -> None:
-        """Count a block as active though its owner has freed it."""
+        """Count a block as active although its owner has freed it."""
         block.state = AWAITING
         counters = state.counters
         counters.awaiting += 1
@@ -78,26 +78,26 @@ class StreamUses:
         counters.awaiting_bytes_peak = max(counters.awaiting_bytes_peak, counters.awaiting_bytes)
 
     def complete(self, stream: int | None) -> None:
-        """The device has finished what was queued on ``stream`` so far, or on every stream."""
+        """Complete all work queued so far on ``stream``, or on every stream."""
         for each in list(self._queues) if stream is None else [stream]:
             self.complete_until(each, self.recorded.get(each, 0))
 
     def complete_until(self, stream: int, events: int) -> None:
-        """The device has come past the first ``events`` of all that ``stream`` was given."""
+        """Complete the first ``events`` events recorded on ``stream``."""
         waiting = len(self._queues.get(stream, ()))
         done = waiting - (self.recorded.get(stream, 0) - events)
         if done > self._finished.get(stream, 0):
             self._finished[stream] = done
 
     def process_events(self, state: State) -> None:
-        """Free what waited only for finished events (``process_events``)."""
+        """Free the blocks whose events are all completed (``process_events``)."""
         for stream in [stream for stream, finished in self._finished.items() if finished]:
             queue = self._queues[stream]
             for _ in range(self._finished.pop(stream)):
                 self._event_done(state, queue.popleft())
 
     def synchronize_and_free_events(self, state: State) -> None:
-        """Wait for every event and free what waited (``synchronize_and_free_events``)."""
+        """Wait for all events and free their blocks (``synchronize_and_free_events``)."""
         state.counters.num_sync_all_streams += 1
         for queue in self._queues.values():
             while queue:
@@ -130,9 +130,9 @@ class StreamUses:
 
 
 def try_allocate_expandable_block(state: State, pool: BlockPool, stream: int, size: int) -> Block | None:
-    """A free mapped block of at least ``size`` bytes, out of its pool, or ``None`` without memory.
+    """A free mapped block of at least ``size`` bytes, removed from its pool, or ``None`` without memory.
 
-    Memory that was mapped before it ran out stays in the pool (``try_allocate_expandable_block``).
+    Memory mapped before it ran out stays in the pool (``try_allocate_expandable_block``).
     """
     block = find_expandable_block(state, pool, stream, size)
     if block.state == UNMAPPED:
@@ -141,7 +141,7 @@ def try_allocate_expandable_block(state: State, pool: BlockPool, stream: int, si
             return None
         block = mapped
     while block.size < size:
-        # What follows is unmapped: find_expandable_block made sure of enough room, and free blocks merge.
+        # The next block is unmapped: find_expandable_block ensured enough room, and free blocks merge.
         unmapped = block.next
         assert unmapped is not None
         mapped = map_block(state, unmapped, min(size - block.size, unmapped.size))
@@ -163,7 +163,7 @@ def find_expandable_block(state: State, pool: BlockPool, stream: int, size: int)
 
 
 def page_size(state: State, pool: BlockPool) -> int:
-    """How much is mapped at a time: as much as a segment of small blocks has otherwise, or of large ones."""
+    """Bytes mapped at a time: the size of a segment of the small or the large pool."""
     return SMALL_BUFFER if pool.is_small else state.settings.large_segment_size
 
 
@@ -176,7 +176,7 @@ def _has_available_address_space(block: Block | None, size: int) -> bool:
 
 
 def _new_segment(state: State, pool: BlockPool, stream: int) -> Block:
-    """Address space for 1 1/8 of the device, nothing mapped (``struct ExpandableSegment``)."""
+    """Address space of 1 1/8 of the device's memory, nothing mapped (``struct ExpandableSegment``)."""
     page = page_size(state, pool)
     size = round_up(state.driver.total + state.driver.total // 8, page)
     segment = Segment(state.driver.reserve_addresses(size), size, pool, stream, page)
@@ -188,7 +188,7 @@ def _new_segment(state: State, pool: BlockPool, stream: int) -> Block:
 def map_block(state: State, block: Block, size: int) -> Block | None:
     """Map the pages of an unmapped block that cover its first ``size`` bytes (``map_block``).
 
-    Gives the free block that they end up in, which is in its pool, or ``None`` without memory.
+    Returns the free block that contains them, which is in its pool, or ``None`` without memory.
     """
     segment = block.segment
     pool = segment.pool
@@ -219,7 +219,7 @@ def _merge_into_pool(pool: BlockPool, block: Block) -> Block:
 
 
 def unmap_block(state: State, block: Block) -> None:
-    """Return the pages that lie wholly in a free block (``unmap_block``)."""
+    """Return the pages that are wholly inside a free block (``unmap_block``)."""
     segment = block.segment
     pool = segment.pool
     begin = segment.address + round_up(block.offset, segment.page_size)
@@ -256,16 +256,16 @@ def _merge_unmapped(pool: BlockPool, block: Block) -> None:
 
 
 def _release_expandable_segment(state: State, segment: Segment) -> None:
-    """Forget a segment without memory (``release_expandable_segment``)."""
+    """Remove a segment without memory (``release_expandable_segment``)."""
     segment.pool.erase_unmapped(segment.first)
     del state.segments[segment.address]
 
 
-# Giving memory back to the device: all that is free, just enough, or what has been free for long.
+# Returning memory to the device: all free memory, just enough, or what has been free for long.
 
 
 def release_block(state: State, block: Block) -> None:
-    """Return a segment that is one free block (``release_block``)."""
+    """Return a segment that consists of one free block (``release_block``)."""
     segment = block.segment
     segment.pool.erase(block)
     block.state = GONE
@@ -291,7 +291,7 @@ def release_blocks(state: State, pool: BlockPool) -> None:
 
 
 def release_cached_blocks(state: State, streams: StreamUses) -> None:
-    """Return all that is free (``release_cached_blocks``): what ``torch.cuda.empty_cache`` does."""
+    """Return all free memory (``release_cached_blocks``), as ``torch.cuda.empty_cache`` does."""
     streams.synchronize_and_free_events(state)
     release_blocks(state, state.large)
     release_blocks(state, state.small)
@@ -300,7 +300,7 @@ def release_cached_blocks(state: State, streams: StreamUses) -> None:
 def release_available_cached_blocks(state: State, pool: BlockPool, stream: int, rounded: int) -> bool:
     """Return oversize blocks until ``rounded`` bytes may fit (``release_available_cached_blocks``).
 
-    Only with ``max_split_size``; says whether it is worth asking the device again.
+    Only with ``max_split_size``; returns whether another request to the device may succeed.
     """
     limit = state.settings.max_split_size
     if limit is None:
@@ -324,8 +324,8 @@ def release_available_cached_blocks(state: State, pool: BlockPool, stream: int, 
 def garbage_collect_cached_blocks(state: State) -> None:
     """Return segments of the large pool that have been free for long (``garbage_collect_cached_blocks``).
 
-    Starts above the threshold's share of what the process may take; ages are counted in searches of the
-    pool, and each round returns what is at least as old as the average.
+    It starts above the threshold, a share of the process's limit; ages are numbers of searches of the pool, and each
+    round returns segments at least as old as the average.
     """
     allowed = allowed_memory(state.settings, state.driver.total)
     if allowed is None:
@@ -350,15 +350,15 @@ def garbage_collect_cached_blocks(state: State) -> None:
 # The allocator itself: ``malloc``, ``free`` and what they need from the device.
 
 NO_LIMIT = 1 << 63
-"""``max_split_size`` where none is set: larger than any size."""
+"""``max_split_size`` if none is set: larger than any size."""
 
 Plan: TypeAlias = tuple[int, int, bool]
-"""Block size, segment size and whether the small pool serves it."""
+"""Block size, segment size, and whether it is in the small pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocParams:
-    """A request that no free block could serve so far (``struct AllocParams``)."""
+    """A request that no free block could serve (``struct AllocParams``)."""
 
     pool: BlockPool
     stream: int
@@ -370,9 +370,9 @@ class AllocParams:
 class DeviceCachingAllocator(State):
     """One device's caching allocator (``class DeviceCachingAllocator``, ``c10/cuda/CUDACachingAllocator.cpp``).
 
-    ``total_memory`` is the device's, ``None`` for one that never runs out; ``outside`` is what others hold of
-    it. ``addresses`` says where the driver puts each new segment. ``oldest_first`` is torch 2.12 (:class:`BlockPool`).
-    Blocks are handles: give back to ``free`` what ``malloc`` gave out, once.
+    ``total_memory`` is the device's in bytes, ``None`` for one that never runs out; ``outside`` are the bytes of
+    others. ``addresses`` returns the address of each new segment. ``oldest_first`` is torch 2.12's order
+    (:class:`BlockPool`). Blocks are handles: pass each block of ``malloc`` to ``free`` once.
     """
 
     __slots__ = ("_collects", "_expandable", "_max_split_size", "_plain", "_plans", "_streams")
@@ -392,7 +392,7 @@ class DeviceCachingAllocator(State):
         self.configure(self.settings)
 
     def configure(self, settings: Settings) -> None:
-        """Serve requests by ``settings`` from now on (``setAllocatorSettings``)."""
+        """Use ``settings`` from now on (``setAllocatorSettings``)."""
         self.settings = settings
         self._plans: dict[int, Plan] = {}
         self._expandable = settings.expandable_segments
@@ -400,10 +400,10 @@ class DeviceCachingAllocator(State):
         self.set_memory_fraction(settings.memory_fraction)
 
     def set_memory_fraction(self, fraction: float | None) -> None:
-        """Let the process take at most this part of the device (``setMemoryFraction``)."""
+        """Limit the process to this fraction of the device's memory (``setMemoryFraction``)."""
         self.settings = replace(self.settings, memory_fraction=fraction)
         self._collects = fraction is not None and self.settings.garbage_collection_threshold > 0
-        # With these settings the best fitting block always serves.
+        # With these settings the best fit is always used.
         self._plain = self.settings.max_split_size is None and not self._expandable and not self._collects
 
     def malloc(self, size: int, stream: int = 0) -> Block:
@@ -421,7 +421,7 @@ class DeviceCachingAllocator(State):
         return block
 
     def get_free_block(self, pool: BlockPool, stream: int, rounded: int) -> Block | None:
-        """Take the best fit out of the pool, where the settings let it serve (``get_free_block``)."""
+        """The best fit, removed from the pool, if the settings allow it (``get_free_block``)."""
         free = pool.free.get(stream)
         if self._plain:
             if free:
@@ -445,13 +445,13 @@ class DeviceCachingAllocator(State):
         return free.pop(at)[2]
 
     def should_split(self, pool: BlockPool, rounded: int, remaining: int) -> bool:
-        """Whether what is left of a block stays free on its own (``should_split``)."""
+        """Whether the remainder of a block becomes a free block (``should_split``)."""
         if pool.is_small or self._expandable:
             return remaining >= MIN_BLOCK_SIZE
         return remaining > SMALL_SIZE and rounded < self._max_split_size
 
     def _alloc_found_block(self, block: Block, asked: int, rounded: int) -> None:
-        """Hand a block out that is in no pool any more (``alloc_found_block``)."""
+        """Allocate a block that was removed from its pool (``alloc_found_block``)."""
         counters = self.counters
         segment = block.segment
         was_split = block.prev is not None or block.next is not None
@@ -491,7 +491,7 @@ class DeviceCachingAllocator(State):
             counters.note_active()
 
     def free(self, block: Block) -> None:
-        """Give a block back (``free``); it stays active while other streams use it."""
+        """Free a block (``free``); it stays active while other streams use it."""
         if block.state != ALLOCATED:
             raise ValueError(f"the block at {block.address:#x} is not allocated")
         counters = self.counters
@@ -503,31 +503,31 @@ class DeviceCachingAllocator(State):
             self.free_block(block)
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """``block`` is used on ``stream`` too: its free has to wait for that (``recordStream``)."""
+        """Note that ``stream`` uses ``block``, too: freeing has to wait for it (``recordStream``)."""
         self._streams.record_stream(block, stream)
 
     def complete_events(self, stream: int | None = None) -> None:
-        """The device has finished the work queued so far on ``stream``, or on all."""
+        """Complete the work queued so far on ``stream``, or on all streams."""
         self._streams.complete(stream)
 
     def complete_events_until(self, stream: int, events: int) -> None:
-        """The device has come past the first ``events`` that the allocator recorded on ``stream``."""
+        """Complete the first ``events`` events that the allocator recorded on ``stream``."""
         self._streams.complete_until(stream, events)
 
     def recorded_events(self, stream: int) -> int:
-        """How many events the allocator has recorded on ``stream``: one for each freed block that is used there."""
+        """Number of events recorded on ``stream``: one for each freed block that was used there."""
         return self._streams.recorded.get(stream, 0)
 
     def empty_cache(self) -> None:
-        """``torch.cuda.empty_cache``."""
+        """Return all free memory, as ``torch.cuda.empty_cache`` does."""
         release_cached_blocks(self, self._streams)
 
     def statistics(self) -> Statistics:
-        """The statistics now."""
+        """The current statistics."""
         return self.counters.statistics()
 
     def snapshot(self) -> tuple[SnapshotSegment, ...]:
-        """The allocator's segments and blocks now, by address."""
+        """The current segments and blocks, by address."""
         return snapshot_segments(self)
 
     def _plan(self, size: int) -> Plan:
@@ -555,7 +555,7 @@ class DeviceCachingAllocator(State):
         return block
 
     def _alloc_block(self, params: AllocParams) -> Block | None:
-        """A new segment, or more of an expandable one (``alloc_block``); ``None`` without memory."""
+        """A block of a new segment, or of more of an expandable one (``alloc_block``); ``None`` without memory."""
         size = params.segment_size
         allowed = allowed_memory(self.settings, self.driver.total)
         if allowed is not None and self.counters.reserved + size > allowed:
@@ -597,6 +597,6 @@ class DeviceCachingAllocator(State):
 
 
 def _expandable_size(block: Block) -> int:
-    """The size to which a free block can grow: with the unmapped block behind it."""
+    """The size to which a free block can grow, with the unmapped block behind it."""
     after = block.next
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)

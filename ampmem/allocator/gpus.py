@@ -1,4 +1,4 @@
-"""GPUs that can be simulated: how much memory they have, what sizes some allocations, and what CUDA's context takes."""
+"""GPUs that can be simulated: memory, properties that determine allocation sizes, and CUDA's context."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ampmem.units import format_bytes, parse_bytes
 
 
 class Context(NamedTuple):
-    """The least and the most bytes that the CUDA context is taken to hold."""
+    """Minimum and maximum bytes assumed for the CUDA context."""
 
     least: int
     most: int
 
 
 class ContextReading(NamedTuple):
-    """The figures of one of PyTorch's out-of-memory messages, as it prints them.
+    """The figures in one of PyTorch's out-of-memory messages, as printed.
 
-    What the process has in use and what is allocated are in GiB, rounded to 0.01; what is reserved and not allocated
-    (``cached``) is in MiB. What is left is neither: the context.
+    The memory in use by the process and the allocated memory are in GiB, rounded to 0.01; reserved but unallocated
+    memory (``cached``) is in MiB. The remainder is the context.
     """
 
     in_use: float
@@ -105,22 +105,22 @@ READINGS: Mapping[str, Sequence[ContextReading]] = {
     ),
     "B200": (ContextReading(168.34, 167.64, 4.62),),
 }
-"""By chip, of processes that were at work and ran out of memory, under torch 2.1 or newer, which prints all three.
+"""Readings by chip, from processes that ran out of memory at work, under torch 2.1 or newer, which prints all three.
 
-Published in public repositories, and found by the capacity that each message names, which tells the GPU. Those of the
-RTX 4060 are of a GeForce with 8 GB whose model is not said, those of the A10 may be an A10G's, one of the L40S is an
-RTX 6000 Ada's of the same chip, and the H200, of the H100's chip, is with that.
+Published in public repositories; the capacity in each message identifies the GPU. Those of the RTX 4060 are of an
+unspecified GeForce with 8 GB, those of the A10 may be an A10G's, one of the L40S is an RTX 6000 Ada's with the same
+chip, and the H200 has the H100's chip, so it is listed there.
 """
 
 _BEYOND = 0.1
-"""How much less and more than the readings it is taken to be."""
+"""Margin below and above the readings, as a fraction."""
 _BEYOND_FEW = 0.25
-"""The same where there are fewer than three."""
+"""Margin if there are fewer than three readings."""
 _STEP = 16 * MIB
 
 
 def context_of(chip: str | None) -> Context:
-    """What is assumed for a GPU of ``chip``; of one without readings, from the least of any chip to the most."""
+    """The context assumed for a GPU of ``chip``; without readings, the range of all chips."""
     if chip is None or chip not in READINGS:
         every = [context_of(known) for known in READINGS]
         return Context(min(each.least for each in every), max(each.most for each in every))
@@ -130,15 +130,15 @@ def context_of(chip: str | None) -> Context:
     return Context(int(least // _STEP) * _STEP, int(-(-most // _STEP)) * _STEP)
 
 
-# GPUs that can be simulated: how much memory they have, and what sizes some allocations on them.
+# GPUs that can be simulated: their memory, and properties that determine allocation sizes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
     """A GPU. ``total_memory`` is in bytes, as ``torch.cuda.get_device_properties`` reports it.
 
-    The SM count and the compute capability are ``None`` for a GPU of which only the memory is known. ``chip`` is its
-    name in :data:`~ampmem.allocator.gpus.READINGS`, ``None`` where there are no readings of its CUDA context.
+    The SM count and the compute capability are ``None`` if only the memory is known. ``chip`` is its name in
+    :data:`~ampmem.allocator.gpus.READINGS`, ``None`` without readings of its CUDA context.
     """
 
     name: str
@@ -149,24 +149,24 @@ class GpuSpec:
 
     @property
     def context(self) -> Context:
-        """What is taken to be in use outside of the allocator: the CUDA context."""
+        """Memory assumed to be in use outside of the allocator: the CUDA context."""
         return context_of(self.chip)
 
     @property
     def threads_per_sm(self) -> int:
-        """How many threads an SM holds at a time; an A100's where the GPU is not known."""
+        """Maximum resident threads per SM; an A100's if unknown."""
         return _THREADS.get(self.compute_capability or _UNKNOWN, 2048)
 
     @property
     def shared_memory_per_sm(self) -> int:
-        """Bytes; an A100's where the GPU, or its compute capability, is not known."""
+        """Shared memory per SM in bytes; an A100's if unknown."""
         return _SHARED_MEMORY.get(self.compute_capability or _UNKNOWN, _SHARED_MEMORY[_UNKNOWN])
 
     @property
     def shared_memory_per_block(self) -> int:
-        """The most bytes that a kernel may ask for.
+        """Maximum shared memory per block in bytes.
 
-        Before Volta this was 48 KiB whatever an SM has; since Ampere CUDA keeps 1 KiB of an SM's for itself.
+        Before Volta it was 48 KiB whatever an SM has; since Ampere CUDA reserves 1 KiB per block.
         """
         capability = self.compute_capability or _UNKNOWN
         if capability < (7, 0):
@@ -175,10 +175,10 @@ class GpuSpec:
 
 
 _UNKNOWN = (8, 0)
-"""The compute capability that is assumed where none is known: an A100's."""
+"""The compute capability assumed if it is unknown: an A100's."""
 
 _THREADS = {(7, 5): 1024} | dict.fromkeys(((8, 6), (8, 7), (8, 9), (11, 0), (12, 0), (12, 1)), 1536)
-"""Threads that an SM holds, where that is not 2048 (CUDA programming guide, technical specifications)."""
+"""Maximum resident threads per SM, if not 2048 (CUDA programming guide, technical specifications)."""
 
 _SHARED_MEMORY = {
     (6, 0): 64 * KIB,
@@ -252,19 +252,19 @@ SM counts and capabilities: the same outputs, and NVIDIA's architecture white pa
 """
 
 _ROCM = re.compile(r"(amd|instinct|radeon|mi ?\d{2,3}|gfx\d|rx ?\d{4}|w\d{4}).*")
-"""What AMD's GPUs are called."""
+"""Names of AMD's GPUs."""
 
 _BESIDE = re.compile(r"nvidia|geforce|tesla|quadro|generation|blackwell|(workstation|server) ?edition|[\s_-]+")
-"""What may stand in a GPU's name, or be left out of it, and tells it from no other."""
+"""Words in a GPU's name that do not distinguish it from others, so they may be left out."""
 
 _SIZE_WITHOUT_UNIT = re.compile(r"(\d+(?:\.\d+)?) ?g?")
-"""An amount that says neither GiB nor GB."""
+"""An amount without GiB or GB."""
 
 _LEAST_MEMORY = 64 * MIB
-"""A plain number below that is not meant as bytes: no GPU has so little."""
+"""A plain number below it is not an amount of bytes: no GPU has so little."""
 
 DEFAULT_GPU = "a100-80"
-"""What is simulated unless somebody says otherwise."""
+"""The GPU that is simulated by default."""
 
 
 def find_gpu(text: str) -> GpuSpec:
@@ -294,7 +294,7 @@ def find_gpu(text: str) -> GpuSpec:
 
 
 def _named(wanted: str) -> GpuSpec | None:
-    """The GPU that is called so in :data:`GPUS`, by CUDA, or in short: ``4090``, ``a6000``."""
+    """The GPU with this name: its key in :data:`GPUS`, CUDA's name, or a short form such as ``4090`` or ``a6000``."""
     short = _short(wanted)
     return next((gpu for name, gpu in GPUS.items() if short in (_short(name), _short(gpu.name.lower()))), None)
 
@@ -312,7 +312,7 @@ def _unknown(text: str) -> UsageError:
 
 
 def _similar(wanted: str) -> Sequence[str]:
-    """What may be meant by ``wanted``: GPUs whose names contain it, or else resemble it, and an amount of memory."""
+    """Suggestions for ``wanted``: GPUs whose names contain or resemble it, and an amount of memory."""
     short, names = _short(wanted), {_short(name): name for name in GPUS}
     found = [name for key, name in names.items() if len(short) > 1 and short in key]
     found = found or [names[key] for key in get_close_matches(short, names, n=3, cutoff=0.65)]
@@ -323,10 +323,10 @@ def _similar(wanted: str) -> Sequence[str]:
 
 
 def gpu_to_simulate(text: str | None, option: str = "gpu=") -> GpuSpec:
-    """The GPU called ``text``, or :data:`DEFAULT_GPU`; ``option`` is what a message says before it.
+    """The GPU called ``text``, or :data:`DEFAULT_GPU`; ``option`` begins the error message.
 
-    Raises :class:`UsageError` for one that nobody knows, such as an empty one, and for one with nothing
-    left for the script.
+    Raises :class:`UsageError` for an unknown GPU, such as an empty text, and for one with no memory left for the
+    script.
     """
     if text is not None and not text.strip():
         raise UsageError(f"{option.strip()} is empty; give one of {', '.join(GPUS)}, or its memory, such as 24GiB")

@@ -1,4 +1,4 @@
-"""Out of memory: what was asked for, what there was, and why it could not serve."""
+"""Out of memory: the request, the allocator's state, and why it could not serve the request."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ampmem.units import format_bytes
 
 
 class Reason(StrEnum):
-    """Why nothing could serve a request; the first that applies."""
+    """Why a request could not be served; the first reason that applies."""
 
     OVERSIZE = "oversize"
-    """A free block is large enough, but ``max_split_size`` keeps it from serving this size."""
+    """A free block is large enough, but ``max_split_size`` excludes it for this size."""
     WRONG_STREAM = "wrong stream"
     """A free block is large enough, but belongs to another stream."""
     WRONG_POOL = "wrong pool"
-    """A free block is large enough, but belongs to a private pool, or to the small or large one."""
+    """A free block is large enough, but belongs to a private pool, or to the other of small and large pool."""
     LIMITED = "limited"
-    """The device has the memory, but the process may not take it (``memory_fraction``)."""
+    """The device has the memory, but the process's limit is reached (``memory_fraction``)."""
     FRAGMENTED = "fragmented"
-    """There is enough free memory, but in pieces that are all too small and cannot be returned."""
+    """There is enough free memory, but in pieces that are too small and cannot be returned."""
     EXHAUSTED = "exhausted"
     """All free memory together is not enough."""
 
@@ -38,24 +38,24 @@ EXPLANATIONS = {
     Reason.FRAGMENTED: "there is enough free memory, but it is too fragmented",
     Reason.EXHAUSTED: "all free memory together is not enough",
 }
-"""Each reason in words."""
+"""A sentence for each reason."""
 
 _EACH_TOO_SMALL = "the cached memory is too small for it, and the device's free memory too small for a new segment"
 
 
 def explanation(reason: Reason, rounded: int, cached: int) -> str:
-    """``reason`` in words; where the ``cached`` blocks alone are too small for ``rounded`` bytes, it says so."""
+    """``reason`` as a sentence; it says so if the ``cached`` blocks alone are too small for ``rounded`` bytes."""
     return _EACH_TOO_SMALL if reason is Reason.FRAGMENTED and cached < rounded else EXPLANATIONS[reason]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemoryReport:
-    """The state of the allocator when it gave up; everything in bytes.
+    """The state of the allocator when it gave up; all sizes in bytes.
 
-    ``asked`` is the request, ``rounded`` the block for it and ``segment`` what the device was asked for: with
-    expandable segments the pages that the whole block needs. ``outside`` is what others are taken to hold of the
-    device; ``cached`` is reserved and not in use. ``largest_free`` is the largest free block that this request may use
-    (of its stream and pool); 0 for none.
+    ``asked`` is the request, ``rounded`` the block for it and ``segment`` the request to the device: with expandable
+    segments the pages for the whole block. ``outside`` is memory assumed to be held by others on the device; ``cached``
+    is reserved and not in use. ``largest_free`` is the largest free block that this request may use (of its stream and
+    pool); 0 for none.
     """
 
     reason: Reason
@@ -73,7 +73,7 @@ class OutOfMemoryReport:
 
     @property
     def in_short(self) -> str:
-        """What was asked for and what was left, in half a sentence."""
+        """The request and the memory left, in half a sentence."""
         left = f"{format_bytes(self.device_free)} of the device's {format_bytes(self.device_total)} was free"
         if self.allowed is not None and self.allowed - self.reserved < self.device_free:
             rest = format_bytes(max(self.allowed - self.reserved, 0))
@@ -86,7 +86,7 @@ class OutOfMemoryReport:
         return f"{format_bytes(self.asked)}{segment}"
 
     def __str__(self) -> str:
-        # It begins as PyTorch's own message does: scripts and libraries look for "CUDA out of memory." in it.
+        # It begins like PyTorch's own message: scripts and libraries search for "CUDA out of memory." in it.
         sentences = [
             "out of memory",
             f"Tried to allocate {self._wanted}",
@@ -122,7 +122,7 @@ def largest_size(blocks: Iterable[Block]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The free blocks when memory ran out, by whether the request may use them."""
+    """The free blocks when memory ran out, by why the request can or cannot use them."""
 
     usable: list[Block]
     other_stream: list[Block]
@@ -139,7 +139,7 @@ class Candidates:
         )
 
     def reason(self, rounded: int, segment: int, device_free: int, allowed: int | None) -> Reason:
-        """Why none of them served; ``allowed`` is what the process may still take, ``None`` for no limit."""
+        """Why none of the blocks served; ``allowed`` is what the process may still reserve, ``None`` for no limit."""
         if largest_size(self.usable) >= rounded:
             return Reason.OVERSIZE
         if largest_size(self.other_stream) >= rounded:
@@ -156,11 +156,11 @@ class Candidates:
 
 
 def allowed_memory(settings: Settings, total: int) -> int | None:
-    """What the process may take of the device (``setMemoryFraction``)."""
+    """The process's limit in bytes (``setMemoryFraction``)."""
     return None if settings.memory_fraction is None else int(settings.memory_fraction * total)
 
 
-# Why cached memory could not serve a request: asked of segments alone, after the fact.
+# Why cached memory could not serve a request: from segments alone, after the fact.
 
 _FREE, _ALLOCATED, _AWAITING = 0, 1, 2
 
@@ -178,7 +178,7 @@ def pack_segments(segments: Sequence[SnapshotSegment]) -> str:
 
 
 def unpack_segments(text: str) -> tuple[SnapshotSegment, ...]:
-    """What :func:`pack_segments` wrote. Raises ``ValueError`` or ``TypeError`` for anything else."""
+    """The segments packed by :func:`pack_segments`. Raises ``ValueError`` or ``TypeError`` for any other text."""
     segments = []
     for address, size, stream, is_small, expandable, pool, rows in json.loads(text):
         blocks, place = [], int(address)
@@ -218,7 +218,7 @@ def candidates(segments: Sequence[SnapshotSegment], rounded: int, stream: int, p
 
 
 def _block(segment: SnapshotSegment, block: SnapshotBlock) -> Block:
-    """``block`` as the model's own, in a segment of its own."""
+    """``block`` as a block of the model, in a segment of its own."""
     return Segment(block.address, block.size, BlockPool(is_small=segment.is_small), segment.stream).first
 
 

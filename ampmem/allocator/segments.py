@@ -1,4 +1,4 @@
-"""Memory that an allocator holds of the device, followed forwards and backwards through what it took and gave back."""
+"""Memory reserved from the device, followed forwards and backwards through the calls that reserve and return it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Extent(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The first address behind it."""
+        """The address after its last byte."""
         return self.address + self.size
 
     def continues(self, before: Extent) -> bool:
-        """Whether these are the pages that come next in the expandable segment of ``before``."""
+        """Whether these are the next pages of the expandable segment of ``before``."""
         return self.expandable and before.end == self.address and before[2:] == self[2:]
 
 
@@ -39,11 +39,11 @@ RESERVING = {
     Call.SEGMENT_FREE.value: False,
     Call.SEGMENT_UNMAP.value: False,
 }
-"""The words of a torch trace for what happens to segments, and whether memory is taken from the device."""
+"""Actions of a torch trace on segments, and whether each reserves memory."""
 
 
 def extent_of_call(call: str, address: int, size: int, stream: int) -> Extent:
-    """What a call to the driver is about. Of an unmapped range its size does not tell the pool."""
+    """The extent of a call to the driver. The size of an unmapped range does not show its pool."""
     return Extent(address, size, stream, size == SMALL_BUFFER, call in (Call.SEGMENT_MAP, Call.SEGMENT_UNMAP))
 
 
@@ -64,14 +64,14 @@ class HeldExtents:
         return iter(self._extents)
 
     def add(self, extent: Extent) -> None:
-        """Take ``extent`` in; what of it is there already has to be removed first."""
+        """Add ``extent``; overlapping parts have to be removed first."""
         at = bisect_left(self._starts, extent.address)
         self._extents.insert(at, extent)
         self._starts.insert(at, extent.address)
         self.size += extent.size
 
     def remove(self, address: int, size: int) -> list[Extent]:
-        """Cut a range out; gives what of it was there."""
+        """Remove a range; returns the removed extents."""
         end = address + size
         first = max(0, bisect_right(self._starts, address) - 1)
         last = bisect_left(self._starts, end)
@@ -93,7 +93,7 @@ class HeldExtents:
         return cut
 
     def holds(self, address: int, size: int) -> bool:
-        """Whether the whole range is there."""
+        """Whether the whole range is held."""
         at = bisect_right(self._starts, address) - 1
         end = address + size
         while 0 <= at < len(self._extents) and self._extents[at].address <= address < self._extents[at].end:
@@ -102,7 +102,7 @@ class HeldExtents:
         return address >= end
 
     def joined(self) -> list[Extent]:
-        """The extents with neighbouring pages of one expandable segment put together, as a snapshot has them."""
+        """The extents, with adjacent pages of one expandable segment joined, as in a snapshot."""
         joined: list[Extent] = []
         for extent in self._extents:
             if joined and extent.continues(joined[-1]):
@@ -115,7 +115,7 @@ class HeldExtents:
 class SegmentLog:
     """Collects rows of :class:`~ampmem.events.SegmentColumns`, and knows what is held after the last one.
 
-    What contradicts what is held is made good first, so the rows always add up to what is held.
+    Contradictions with the held extents are corrected first, so the rows always add up to what is held.
     """
 
     def __init__(self) -> None:
@@ -123,25 +123,25 @@ class SegmentLog:
         self._rows: list[tuple[int, ...]] = []
 
     def begin(self, time_ns: int, extents: Iterable[Extent]) -> None:
-        """What is there when the recording starts."""
+        """Add the extents held when the recording starts."""
         for extent in extents:
             self._put(SegmentAction.BASELINE, time_ns, 0, extent)
 
     def reserve(self, time_ns: int, position: int, extent: Extent) -> None:
-        """The allocator takes ``extent`` from the device."""
+        """Add ``extent``, which the allocator reserves."""
         self.release(time_ns, position, extent)
         self._put(SegmentAction.RESERVE, time_ns, position, extent)
 
     def release(self, time_ns: int, position: int, extent: Extent) -> None:
-        """The allocator gives ``extent`` back, as far as it has it."""
+        """Remove the held parts of ``extent``, which the allocator returns."""
         cut = self.held.remove(extent.address, extent.size)
-        if cut and sum(part.size for part in cut) == extent.size:  # pages that were mapped one by one leave in one call
+        if cut and sum(part.size for part in cut) == extent.size:  # pages mapped one by one may be unmapped in one call
             cut = [cut[0]._replace(size=extent.size)]
         for part in cut:
             self._row(SegmentAction.RELEASE, time_ns, position, part)
 
     def agree(self, time_ns: int, position: int, extents: Iterable[Extent]) -> int:
-        """Make what is held what ``extents`` say; how many changes that took."""
+        """Make the held extents equal ``extents``; returns the number of changes."""
         before = len(self._rows)
         there = HeldExtents(extents)
         surplus = HeldExtents(self.held)
@@ -172,9 +172,9 @@ class SegmentLog:
 
 
 def rewound(final: Iterable[Extent], calls: Sequence[tuple[str, Extent]]) -> tuple[list[Extent], bool]:
-    """What was held before ``calls``, which led to ``final``, and whether they fit together without a contradiction.
+    """The extents held before ``calls``, which led to ``final``, and whether there was no contradiction.
 
-    A call is its word in the trace, and what it is about.
+    A call is its action in the trace, and its extent.
     """
     held = HeldExtents(final)
     fits = not any(first.end > second.address for first, second in pairwise(held))

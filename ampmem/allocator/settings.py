@@ -1,4 +1,4 @@
-"""Settings of the caching allocator, the parser of their environment variable, and the roundings that they decide."""
+"""Settings of the caching allocator, the parser of their environment variable, and the rounding of sizes."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ SMALL_SIZE = MIB
 SMALL_BUFFER = 2 * MIB
 """Size of a segment of the small pool (``kSmallBuffer``)."""
 MIN_LARGE_ALLOC = 10 * MIB
-"""From here on, an allocation that finds no block gets a segment of its own size (``kMinLargeAlloc``)."""
+"""From this size on, an allocation that finds no block gets a segment of its own size (``kMinLargeAlloc``)."""
 LARGE_BUFFER = 20 * MIB
-"""Size of the segment that smaller allocations of the large pool share (``kLargeBuffer``)."""
+"""Size of a segment shared by smaller allocations of the large pool (``kLargeBuffer``)."""
 ROUND_LARGE = 2 * MIB
-"""Segments of their own size are a multiple of this (``kRoundLarge``)."""
+"""Segments for a single allocation are a multiple of this (``kRoundLarge``)."""
 
 ROUNDUP_INTERVALS = 16
 """``roundup_power2_divisions`` has one entry per power of two from 1 MiB on; the last one has no upper end."""
 
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The environment variables that hold settings in PyTorch; the first that is set counts (torch 2.13)."""
+"""Environment variables for settings in PyTorch; the first one that is set counts (torch 2.13)."""
 
 
 UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-"""With 1, PyTorch asks CUDA for each tensor and caches nothing."""
+"""If 1, PyTorch calls CUDA for each tensor and caches nothing."""
 NATIVE = "native"
-"""PyTorch's own caching allocator among the backends."""
+"""The name of PyTorch's own caching allocator among the backends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """Allocator settings; the defaults are PyTorch's. Sizes are bytes.
 
-    ``max_split_size`` is ``None`` where it is unlimited. ``roundup_power2_divisions`` has
-    :data:`ROUNDUP_INTERVALS` entries; 0 and 1 mean no such rounding. ``memory_fraction`` is that of
-    ``torch.cuda.set_per_process_memory_fraction``; ``garbage_collection_threshold`` works only with it.
+    ``max_split_size`` is ``None`` if unlimited. ``roundup_power2_divisions`` has :data:`ROUNDUP_INTERVALS` entries; 0
+    and 1 mean no such rounding. ``memory_fraction`` is that of ``torch.cuda.set_per_process_memory_fraction``;
+    ``garbage_collection_threshold`` works only with it.
     """
 
     max_split_size: int | None = None
@@ -57,18 +57,18 @@ class Settings:
 
 
 def parse_settings(text: str, former: Settings | None = None) -> Settings:
-    """The settings that ``text``, a value of ``PYTORCH_ALLOC_CONF``, asks for.
+    """The settings in ``text``, a value of ``PYTORCH_ALLOC_CONF``.
 
-    ``former`` are those in force where they are changed later: three of them go back to their defaults unless ``text``
-    has them, and the others stay.
+    ``former`` are the settings in force if they are changed later: three of them return to their defaults unless
+    ``text`` has them, and the others stay.
 
     Follows ``AcceleratorAllocatorConfig::parseArgs`` (``c10/core/AllocatorConfig.cpp``) and
-    ``CUDAAllocatorConfig::parseArgs`` (``c10/cuda/CUDAAllocatorConfig.cpp``). Raises :class:`UsageError`
-    for what they refuse, and for what the model does not have: the ``cudaMallocAsync`` backend, for one.
+    ``CUDAAllocatorConfig::parseArgs`` (``c10/cuda/CUDAAllocatorConfig.cpp``). Raises :class:`UsageError` for what they
+    refuse, and for what the model lacks: the ``cudaMallocAsync`` backend, for one.
     """
     settings = Settings() if former is None else replace(former, **_RESET)
     pairs = _pairs(_tokens(text))
-    # The other sizes are compared with the large segment's, wherever that stands.
+    # Parsed first, wherever it stands: the other sizes are compared with it.
     pairs.sort(key=lambda pair: pair[0] != "large_segment_size_mb")
     for key, value in pairs:
         if key.startswith("pinned_") or key in _IGNORED:
@@ -90,12 +90,12 @@ def settings_of_environment(environment: Mapping[str, str]) -> Settings:
 
 
 def text_of_environment(environment: Mapping[str, str]) -> tuple[str, str]:
-    """The variable of this environment that counts, and its value; both empty where none is set."""
+    """The variable that counts in this environment, and its value; both empty if none is set."""
     return next(((name, environment[name]) for name in VARIABLES if name in environment), ("", ""))
 
 
 def with_settings(environment: Mapping[str, str], text: str) -> tuple[str, str]:
-    """The variable to set, and to what, so that the settings in ``text`` are in force beside those that are already.
+    """The variable to set and its value, so that the settings in ``text`` are added to the existing ones.
 
     Raises :class:`UsageError` for settings that :func:`parse_settings` refuses, and for those that the environment has.
     """
@@ -108,7 +108,7 @@ def with_settings(environment: Mapping[str, str], text: str) -> tuple[str, str]:
 
 
 def backend_of_environment(environment: Mapping[str, str]) -> str:
-    """The allocator that this environment asks for: ``native`` unless it names another one."""
+    """The allocator backend that this environment selects; ``native`` by default."""
     tokens = _tokens(text_of_environment(environment)[1])
     at = next((at for at, token in enumerate(tokens) if token == "backend"), len(tokens))
     return "".join(tokens[at + 2 : at + 3]) or NATIVE
@@ -119,20 +119,20 @@ _RESET: dict[str, Any] = {
     "roundup_power2_divisions": (0,) * ROUNDUP_INTERVALS,
     "garbage_collection_threshold": 0.0,
 }
-"""What ``AcceleratorAllocatorConfig::parseArgs`` sets before it reads."""
+"""Values that ``AcceleratorAllocatorConfig::parseArgs`` sets before it parses."""
 _IGNORED = frozenset({"release_lock_on_cudamalloc", "release_lock_on_hipmalloc"})
-"""Options that change no address and no size; those of pinned memory do not either."""
+"""Options that change neither addresses nor sizes, including those of pinned memory."""
 
 
 def _tokens(text: str) -> list[str]:
-    """``text`` cut at ``,``, ``:``, ``[`` and ``]``, which are tokens too; white space does not count."""
+    """``text`` split at ``,``, ``:``, ``[`` and ``]``, which are tokens too; white space is removed."""
     for mark in ",:[]":
         text = text.replace(mark, f"\0{mark}\0")
     return [token for part in text.split("\0") if (token := "".join(part.split()))]
 
 
 def _pairs(tokens: list[str]) -> list[tuple[str, list[str]]]:
-    """The keys and their values: one token, or the tokens between the brackets."""
+    """Keys and values: one token, or the tokens between brackets."""
     pairs = []
     at = 0
     while at < len(tokens):
@@ -236,7 +236,7 @@ def _roundup_power2_divisions(settings: Settings, key: str, value: list[str]) ->
 
 
 def _roundup_list(key: str, items: list[str]) -> tuple[int, ...]:
-    """Entries ``SIZE_IN_MIB:DIVISIONS``; the first also holds below its size, ``>`` above the last one's."""
+    """The entries ``SIZE_IN_MIB:DIVISIONS`` as a tuple; the first also counts below its size, ``>`` above the last."""
     table = [0] * ROUNDUP_INTERVALS
     last = 0
     for number, (size, divisions) in enumerate(_roundup_items(key, items)):
@@ -281,16 +281,16 @@ _READERS: dict[str, Callable[[Settings, str, list[str]], Settings]] = {
 }
 
 
-# From the bytes that are asked for to the size of the block and of the segment behind it.
+# From the requested bytes to the sizes of block and segment.
 
 
 def round_up(size: int, step: int) -> int:
-    """The smallest multiple of ``step`` that is not below ``size``."""
+    """The smallest multiple of ``step`` that is at least ``size``."""
     return -(-size // step) * step
 
 
 def roundup_power2_next_division(size: int, divisions: int) -> int:
-    """Round up to the next of ``divisions`` equal steps between powers of two (``CUDACachingAllocator.cpp``)."""
+    """``size`` rounded up to the next of ``divisions`` steps between powers of two (``CUDACachingAllocator.cpp``)."""
     floor = 1 << (size.bit_length() - 1)
     if size == floor:
         return size
@@ -299,7 +299,7 @@ def roundup_power2_next_division(size: int, divisions: int) -> int:
 
 
 def round_size(size: int, settings: Settings) -> int:
-    """The size of the block that ``size`` bytes need (``DeviceCachingAllocator::round_size``)."""
+    """The size of the block for ``size`` bytes (``DeviceCachingAllocator::round_size``)."""
     if size < MIN_BLOCK_SIZE:
         return MIN_BLOCK_SIZE
     interval = min(max((size // MIB).bit_length() - 1, 0), ROUNDUP_INTERVALS - 1)
@@ -310,7 +310,7 @@ def round_size(size: int, settings: Settings) -> int:
 
 
 def get_allocation_size(rounded: int, settings: Settings) -> int:
-    """The size of the segment for a block that no free one can hold (``get_allocation_size``)."""
+    """The size of a new segment for a block of ``rounded`` bytes (``get_allocation_size``)."""
     if rounded <= SMALL_SIZE:
         return SMALL_BUFFER
     if rounded < MIN_LARGE_ALLOC:

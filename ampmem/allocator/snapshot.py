@@ -1,6 +1,6 @@
 """A torch memory snapshot, typed and checked, and the allocator's state when its trace starts.
 
-Versions differ: there may be no times, no ``free_requested``, no addresses and no requested sizes of blocks.
+Versions differ: times, ``free_requested``, addresses and requested sizes of blocks may be missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FREE_COMPLETED: Final = "free_completed"
 _OUT_OF_MEMORY: Final = "oom"
 _MARKER: Final = "snapshot"
 ANNOTATE: Final = "annotate"
-"""A text that was attached to a block after the fact (torch 2.15): the only kind that is left out and moves nothing."""
+"""The action of an annotation attached to a block (torch 2.15): the only ignored one that changes no block."""
 _PLACED: Final = frozenset({ALLOC, FREE_REQUESTED, FREE_COMPLETED, *RESERVING})
 _AWAITING: Final = ("active_awaiting_free", "active_pending_free")
 
@@ -41,7 +41,7 @@ _MAX_KIND: Final = 40
 _US: Final = 1000
 
 _Row: TypeAlias = "dict[Any, Any]"
-"""A record as it was unpickled; nothing in it has been checked."""
+"""A record as it was unpickled, unchecked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Frame:
 class SnapshotEvent(NamedTuple):
     """One entry of the trace, in torch's words (``TraceEntry``, ``c10/core/CachingDeviceAllocator.h``).
 
-    ``stack`` indexes :attr:`DeviceSnapshot.stacks`; later events have a later ``time_ns``. A tuple, since there
-    are hundreds of thousands and a dataclass takes four times as long to make.
+    ``stack`` indexes :attr:`DeviceSnapshot.stacks`; later events have a later ``time_ns``. A tuple, because there are
+    hundreds of thousands and a dataclass takes four times as long to make.
     """
 
     action: str
@@ -70,7 +70,7 @@ class SnapshotEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A stretch of time that the profiler named, such as ``Optimizer.step#AdamW.step``."""
+    """A period that the profiler annotated, such as ``Optimizer.step#AdamW.step``."""
 
     name: str
     start_ns: int
@@ -79,12 +79,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAllocation:
-    """An allocation on ``device`` that there was no memory for: the last of so many ``failures`` of that device.
+    """The last of ``failures`` allocations on ``device`` that failed for lack of memory.
 
-    ``asked`` is the block that was needed, ``free`` what the driver had left (``None`` where the trace does not say),
-    both in bytes; ``stack`` is who asked, innermost frame first. ``reserved`` and ``allocated`` are what the allocator
-    held of the device when the snapshot was taken, in segments and in tensors. ``traced`` says whether the device can
-    be imported, and ``at_end`` that the trace ends with the failure: only then the segments are those of that moment.
+    ``asked`` is the needed block, ``free`` the driver's free memory (``None`` if the trace does not have it), both in
+    bytes; ``stack`` is that of the call, innermost frame first. ``reserved`` and ``allocated`` are the bytes in
+    segments and in tensors when the snapshot was taken. ``traced`` says whether the device can be imported, ``at_end``
+    whether the trace ends with the failure: only then the segments are those of that moment.
     """
 
     device: int
@@ -103,11 +103,11 @@ class FailedAllocation:
 class DeviceSnapshot:
     """One device of a snapshot. Stacks are innermost frame first, each once; the first one is empty.
 
-    ``failed`` are the failed allocations, the last of each device of the snapshot, ``settings`` is ``None`` where the
-    snapshot does not have them, ``timed`` says whether times were recorded. ``left_out`` counts, by action, the events
-    that say nothing of blocks and segments as far as this version of ampmem knows; ``host_events`` those of pinned host
-    memory, which is another allocator's. ``text`` is what the first entry of the trace says
-    beside it where that is a marker, as a snapshot of ``ampmem export`` begins.
+    ``failed`` has the last failed allocation of each device of the snapshot, ``settings`` is ``None`` if the snapshot
+    does not have them, ``timed`` says whether times were recorded. ``left_out`` counts, by action, the events without
+    information on blocks and segments, as far as this version of ampmem knows; ``host_events`` counts those of pinned
+    host memory, which has another allocator. ``text`` is the metadata of the trace's first entry, if that is a marker,
+    as in a snapshot of ``ampmem export``.
     """
 
     segments: tuple[SnapshotSegment, ...]
@@ -124,15 +124,15 @@ class DeviceSnapshot:
 
     @property
     def has_strangers(self) -> bool:
-        """Whether events were left out that may have changed blocks: of kinds that are not known."""
+        """Whether events of unknown kinds were left out, which may have changed blocks."""
         return any(action != ANNOTATE for action, _ in self.left_out)
 
 
 def read_snapshot(data: object, device: int | None = None) -> DeviceSnapshot:
-    """``data``, as it was unpickled, for ``device``; by default for the only one that has a trace.
+    """The snapshot of ``device`` from unpickled ``data``; by default of the only device with a trace.
 
-    Raises :class:`RecordingError` when it is no snapshot or has no trace, :class:`UsageError` for a choice
-    of device that the snapshot does not leave.
+    Raises :class:`RecordingError` if it is not a snapshot or has no trace, :class:`UsageError` for a device that the
+    snapshot does not have.
     """
     top = _top(data)
     traces = _list(top["device_traces"], "device_traces")
@@ -155,10 +155,10 @@ def read_snapshot(data: object, device: int | None = None) -> DeviceSnapshot:
 
 
 def read_segments(data: object, device: int) -> tuple[SnapshotSegment, ...]:
-    """The segments of ``device``. Raises :class:`RecordingError` for what cannot be."""
+    """The segments of ``device``. Raises :class:`RecordingError` for invalid ones."""
     segments: dict[int, SnapshotSegment] = {}
     used: set[int] = set()
-    """Addresses of blocks in use, and identities of all records of blocks: none is there twice."""
+    """Addresses of blocks in use, and identities of all records of blocks: each may occur only once."""
     for index, item in enumerate(_list(data, "segments")):
         where = f"segment {index}"
         row = _dict(item, where)
@@ -180,7 +180,7 @@ def read_segments(data: object, device: int) -> tuple[SnapshotSegment, ...]:
 
 
 def _blocks(rows: list[Any], address: int, used: set[int], where: str) -> tuple[SnapshotBlock, ...]:
-    """A block's place follows from those before it where it is not said."""
+    """The blocks; a missing address follows from the blocks before."""
     blocks = []
     for item in rows:
         row = _dict(item, where)
@@ -194,7 +194,7 @@ def _blocks(rows: list[Any], address: int, used: set[int], where: str) -> tuple[
             allocated=state == "active_allocated",
             awaiting=state in _AWAITING,
         )
-        # Negative, so that an identity is no address.
+        # Negative, so that an identity is not mistaken for an address.
         marks = {-id(row), address} if block.allocated or block.awaiting else {-id(row)}
         if not used.isdisjoint(marks):
             raise _damaged(f"{where} has a block twice")
@@ -231,7 +231,7 @@ def _top(data: object) -> _Row:
 
 
 def _host_events(traces: object) -> int:
-    """How many events of pinned host memory there are: one list of them (torch 2.15), or one for each device."""
+    """Number of events of pinned host memory: in one list (torch 2.15), or in one per device."""
     if not isinstance(traces, list):
         return 0
     return sum(len(each) if isinstance(each, list) else 1 for each in traces)
@@ -239,7 +239,7 @@ def _host_events(traces: object) -> int:
 
 def _chosen(traces: list[Any], device: int | None, host_events: int) -> int:
     traced = [index for index, trace in enumerate(traces[:_MAX_DEVICES]) if isinstance(trace, list) and trace]
-    # A trace of failures alone has nothing to show.
+    # A trace with nothing but failures has nothing to show.
     traced = [index for index in traced if _has_events(traces[index])] or traced
     if not traced and host_events:
         raise RecordingError(
@@ -272,7 +272,7 @@ def _out_of_memory(traces: list[Any]) -> str:
 
 
 def _failed(segments: object, traces: list[Any]) -> Iterator[FailedAllocation]:
-    """The last failed allocation of each device; what cannot be read is left out, as it may be of another device."""
+    """The last failed allocation of each device; unreadable ones are left out, since they may be another device's."""
     for device, rows in enumerate(traces[:_MAX_DEVICES]):
         found = _failures_in(rows)
         if not found or not isinstance(found[-1].get("size"), int):
@@ -285,7 +285,7 @@ def _failed(segments: object, traces: list[Any]) -> Iterator[FailedAllocation]:
         except RecordingError:
             continue
         free, stream = last.get("device_free"), last.get("stream", 0)
-        assert isinstance(rows, list)  # it has failures
+        assert isinstance(rows, list)  # _failures_in found failures in it
         after = rows[next(index for index in range(len(rows) - 1, -1, -1) if rows[index] is last) :]
         yield FailedAllocation(
             device=device,
@@ -302,21 +302,21 @@ def _failed(segments: object, traces: list[Any]) -> Iterator[FailedAllocation]:
 
 
 def _failures_in(rows: object) -> list[dict[str, Any]]:
-    """The entries of a trace for allocations that failed."""
+    """The entries of a trace for failed allocations."""
     if not isinstance(rows, list):
         return []
     return [row for row in rows if isinstance(row, dict) and row.get("action") == _OUT_OF_MEMORY]
 
 
 def _has_events(rows: object) -> bool:
-    """Whether a trace has allocs, frees or segments, and not only markers and failures."""
+    """Whether a trace has allocs, frees or segments, not only markers and failures."""
     return isinstance(rows, list) and any(isinstance(row, dict) and row.get("action") in _PLACED for row in rows)
 
 
 class _Trace:
-    """Reads one trace; every stack is kept once.
+    """Reads one trace; each stack is kept once.
 
-    Times of events that share a microsecond are a nanosecond apart, so that their order stays.
+    Events that share a microsecond get times a nanosecond apart, so that their order stays.
     """
 
     def __init__(self, rows: list[Any]) -> None:
@@ -381,7 +381,7 @@ class _Trace:
             row = _dict(frame, where)
             line = row.get("line")
             name, filename = _text(row.get("name"), where), _text(row.get("filename"), where)
-            # Names of templates can be endless, and those of files of a stranger's making.
+            # Template names can be endless, and file names may be crafted.
             found = self._frames[id(frame)] = Frame(
                 _one_line(name[:_MAX_TEXT]), _one_line(filename[-_MAX_TEXT:]), line if isinstance(line, int) else 0
             )
@@ -389,14 +389,14 @@ class _Trace:
 
 
 def _text_of_marker(rows: list[Any]) -> str:
-    """The ``user_metadata`` of the first entry, where that is a marker."""
+    """The ``user_metadata`` of the first entry, if that is a marker."""
     first = rows[0] if rows else None
     text = first.get("user_metadata") if isinstance(first, dict) and first.get("action") == _MARKER else None
     return text if isinstance(text, str) else ""
 
 
 def _timed(rows: list[Any]) -> bool:
-    """Whether there are times: in the first event that is placed, since others may lack what those have."""
+    """Whether there are times: decided by the first event of a known kind, since others may lack them."""
     for row in rows:
         if type(row) is dict and type(row.get("action")) is str and row["action"] in _PLACED:
             return "time_us" in row
@@ -404,7 +404,7 @@ def _timed(rows: list[Any]) -> bool:
 
 
 def _spans(annotations: object, device: int) -> tuple[Span, ...]:
-    """Pairs of START and END; what has no partner is left out."""
+    """Pairs of START and END; entries without a partner are left out."""
     if not isinstance(annotations, list):
         return ()
     spans: list[Span] = []
@@ -423,7 +423,7 @@ def _spans(annotations: object, device: int) -> tuple[Span, ...]:
 
 
 def _settings(value: object) -> Settings | None:
-    """What the variable says, where this version of ampmem knows it, with the values that are given by themselves."""
+    """The settings in the environment variable, if this version of ampmem knows them, and those given separately."""
     if not isinstance(value, dict):
         return None
     where = "allocator_settings"
@@ -497,12 +497,12 @@ def _one_line(text: str) -> str:
 
 
 class NotReplayable(AmpmemError):
-    """A snapshot from which the state at the start of its trace cannot be rebuilt."""
+    """The state at the start of the snapshot's trace cannot be rebuilt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialBlock:
-    """A block in use at the start; ``awaiting`` when its owner had freed it already."""
+    """A block in use at the start; ``awaiting`` if its owner had freed it already."""
 
     address: int
     size: int
@@ -524,9 +524,9 @@ class InitialSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialState:
-    """``ambiguous`` has the addresses of blocks whose size the snapshot does not determine.
+    """The state at the start; ``ambiguous`` has the addresses of blocks of undetermined size.
 
-    They are taken to be as large as their rounded request; each may be up to 1 MiB larger.
+    They are assumed to be as large as their rounded request; each may be up to 1 MiB larger.
     """
 
     segments: tuple[InitialSegment, ...]
@@ -550,13 +550,13 @@ class _Range:
 
 
 def rebuild(snapshot: DeviceSnapshot, settings: Settings) -> InitialState:
-    """Undo every event of the trace, newest first, from the final segments.
+    """The state before the trace: every event undone, newest first, from the final segments.
 
-    Free neighbours always merge, so the blocks in use determine the free ones. Only the size of a block
-    that was alive at the start and freed in the trace can be open: the large pool hands a block out whole
-    when at most 1 MiB would be left. Since no block of that pool is smaller than that, a smaller gap behind
-    such a block belongs to it. Raises :class:`NotReplayable` where trace and segments contradict each other,
-    and for settings under which a gap says nothing.
+    Free neighbours always merge, so the blocks in use determine the free ones. Only the size of a block that was alive
+    at the start and freed in the trace can be undetermined: the large pool does not split a block if at most 1 MiB
+    would remain. Since no block of that pool is smaller than that, a smaller gap behind such a block belongs to it.
+    Raises :class:`NotReplayable` if trace and segments contradict each other, and for settings under which a gap shows
+    nothing.
     """
     if settings.expandable_segments or any(segment.expandable for segment in snapshot.segments):
         raise NotReplayable("the snapshot has expandable segments, and does not say where their address space starts")
@@ -569,7 +569,7 @@ def rebuild(snapshot: DeviceSnapshot, settings: Settings) -> InitialState:
 
 
 def _has_two_events_per_free(events: Iterable[SnapshotEvent]) -> bool:
-    """Whether ``free_completed`` follows a ``free_requested``: not so in a trace from before that existed."""
+    """Whether ``free_completed`` follows ``free_requested``; older traces do not have both."""
     born = set()
     for event in events:
         if event.action == FREE_REQUESTED:
@@ -641,7 +641,7 @@ class _Walk:
         return at < len(self._blocks) and self._blocks[at] < address + size
 
     def _undo_free(self, event: SnapshotEvent, number: int) -> None:
-        """The freed block is there again; the gap behind it may tell how large it is, and it ends another gap."""
+        """Make the freed block live again; the gap behind it may show its size, and it ends another gap."""
         at = bisect_left(self._starts, event.address + 1) - 1
         start = self._starts[at] if at >= 0 else -1
         if start < 0 or event.address >= start + self._ranges[start].size:
@@ -667,7 +667,7 @@ class _Walk:
         self._blocks.insert(place, event.address)
 
     def _bound(self, address: int, end: int, number: int) -> None:
-        """Something else starts at ``end``: the block before it reaches no further."""
+        """Limit the block before ``end``, where another block starts."""
         block = self._live[address]
         gap = end - address - block.size
         if gap < 0:

@@ -1,4 +1,4 @@
-"""A sequence of allocator calls that does not depend on addresses, and what it does under given settings."""
+"""A sequence of allocator calls that does not depend on addresses, and its result under given settings."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ampmem.events import NO_SEGMENTS, Action, Column, Columns, EventColumns, Se
 
 
 class Operation(IntEnum):
-    """One call to the allocator, or something that the device did."""
+    """One call to the allocator, or progress of the device."""
 
     MALLOC = 1
-    """``allocation`` is made, of ``bytes`` bytes, on ``stream``."""
+    """Make ``allocation``, of ``bytes`` bytes, on ``stream``."""
     FREE = 2
-    """``allocation`` is given back."""
+    """Free ``allocation``."""
     RECORD_STREAM = 3
-    """``allocation`` is used on ``stream`` too."""
+    """Note that ``stream`` uses ``allocation``, too."""
     COMPLETE_EVENTS = 4
-    """The device has finished what was queued on ``stream``, or on every stream where that is negative."""
+    """Complete the work queued on ``stream``, or on every stream if that is negative."""
     EMPTY_CACHE = 5
 
 
@@ -41,7 +41,7 @@ class CallTrace(Columns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRun:
-    """What a trace did. ``events`` counts those that ran: all, unless memory ran out."""
+    """The result of a trace. ``events`` counts the calls made: all, unless memory ran out."""
 
     statistics: Statistics
     events: int
@@ -56,9 +56,9 @@ def trace_of(rows: list[tuple[int, int, int, int]]) -> CallTrace:
 
 
 def trace_of_events(events: EventColumns, segments: SegmentColumns = NO_SEGMENTS) -> CallTrace:
-    """The trace of a recording's events; its baseline is allocated first, in the order in which it is listed.
+    """The trace of a recording's events; its baseline is allocated first, in the listed order.
 
-    Where ``segments`` were given back to the device, the cache is emptied, as ``torch.cuda.empty_cache`` does.
+    Where ``segments`` show memory returned to the device, the cache is emptied, as by ``torch.cuda.empty_cache``.
     Allocations of 0 bytes, which the allocator never sees, are left out.
     """
     rows: list[tuple[int, int, int, int]] = []
@@ -83,10 +83,10 @@ def trace_of_events(events: EventColumns, segments: SegmentColumns = NO_SEGMENTS
 
 
 def make_calls(trace: CallTrace, allocator: DeviceCachingAllocator) -> TraceRun:
-    """Make the calls of ``trace``, until its end or until memory runs out."""
+    """Make the calls of ``trace`` until its end, or until memory runs out."""
     blocks: list[Block] = []
     malloc, free = allocator.malloc, allocator.free
-    # Plain numbers: an enum's member compares three times as slowly, a tenth of the whole run.
+    # Plain integers: comparing enum members is three times slower, a tenth of the whole run.
     is_malloc, is_free = int(Operation.MALLOC), int(Operation.FREE)
     columns = (trace.operation, trace.allocation, trace.bytes, trace.stream)
     event = 0
@@ -123,31 +123,31 @@ def _call(allocator: DeviceCachingAllocator, operation: int, blocks: list[Block]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """The same trace under two settings."""
+    """The results of one trace under two settings."""
 
     before: TraceRun
     after: TraceRun
 
     @property
     def peak_reserved_before(self) -> int:
-        """Bytes."""
+        """Peak reserved bytes under the first settings."""
         return self.before.statistics.reserved_bytes.peak
 
     @property
     def peak_reserved_after(self) -> int:
-        """Bytes."""
+        """Peak reserved bytes under the second settings."""
         return self.after.statistics.reserved_bytes.peak
 
 
 def peak_reserved(trace: CallTrace, settings: Settings) -> int:
-    """The most bytes that ``settings`` reserve for ``trace`` on a device that never runs out, from an empty start."""
+    """Peak reserved bytes of ``trace`` under ``settings``, from an empty start, without a memory limit."""
     return make_calls(trace, DeviceCachingAllocator(settings)).statistics.reserved_bytes.peak
 
 
 def what_if(trace: CallTrace, settings: Settings) -> WhatIf:
-    """What ``settings`` would change, against PyTorch's defaults, on a device that never runs out of memory.
+    """The effect of ``settings`` compared with PyTorch's defaults, without a memory limit.
 
-    Both runs start with an empty allocator, so they compare with each other and not with a recorded peak.
+    Both runs start with an empty allocator, so compare them with each other and not with a recorded peak.
     """
     return WhatIf(
         before=make_calls(trace, DeviceCachingAllocator()),

@@ -1,1 +1,1 @@
-"""What PyTorch's own memory snapshots say, as recordings; neither torch nor a GPU is needed."""
+"""Imports PyTorch's own memory snapshots as recordings; needs neither torch nor a GPU."""

@@ -1,4 +1,4 @@
-"""What the blocks are: seen in C++ frames where they say so, else concluded from frames, sizes and lifetimes."""
+"""Infers what the blocks of a snapshot are: from C++ frames where these show it, else from frames, sizes, lifetimes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ampmem.units import format_bytes, format_count
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A fact about an allocation; ``seen`` when a frame says it and nothing had to be concluded.
+    """A fact about an allocation; ``seen`` if a frame shows it and nothing was inferred.
 
     ``at_death`` says that it was seen when the allocation was freed, not when it was made.
     """
@@ -32,7 +32,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A tensor that is taken for a parameter; an update may put a new block in the place of its first one."""
+    """A tensor that is inferred to be a parameter; an update may replace its block by a new one."""
 
     blocks: tuple[int, ...]
     name: str
@@ -42,9 +42,9 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclusions:
-    """All claims, and the parameters. ``half`` says that half-size casts show the parameters to be float32.
+    """All claims, and the parameters. ``half`` says that casts of half the size show that the parameters are float32.
 
-    ``from_forward`` are the allocations from before the trace that a forward has made.
+    ``from_forward`` are allocations from before the trace that a forward made.
     """
 
     claims: tuple[Claim, ...]
@@ -59,7 +59,7 @@ _MOST_STATES: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The parameters, largest first, and the states from before the first update; both as allocations."""
+    """Allocations of parameters, largest first, and of optimizer states from before the first update."""
 
     parameters: tuple[Parameter, ...]
     states: tuple[int, ...]
@@ -68,9 +68,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidates:
-    """The blocks of one size, the rather a parameter the earlier, but for those ``made`` by an optimizer's own code.
+    """The blocks of one size, the most likely parameters first; ``made`` are those made by an optimizer's own code.
 
-    ``earlier`` are those from before the trace, ``trained`` is how many gradients of the size there are at once.
+    ``earlier`` are those from before the trace, ``trained`` is the number of gradients of the size alive at once.
     """
 
     size: int
@@ -82,9 +82,9 @@ class _Candidates:
 
 
 def inferred_parameters(trace: BlockTrace, gradients: Sequence[int], casts: Sequence[int], known: Set[int]) -> Found:
-    """As many blocks of each size as there are gradients of it at once; without gradients, those of a cast's size.
+    """As many blocks of each size as gradients of it are alive at once; without gradients, those of a cast's size.
 
-    Of what is ``known`` to be something else, such as workspaces, none is a parameter.
+    Blocks ``known`` to be something else, such as workspaces, are left out.
     """
     standing = {size: [index for index in blocks if index not in known] for size, blocks in trace.standing.items()}
     trained = trace.most_at_once(gradients)
@@ -100,14 +100,14 @@ def inferred_parameters(trace: BlockTrace, gradients: Sequence[int], casts: Sequ
     parameters: list[Parameter] = []
     unclear = False
     for each in found:
-        # Without gradients to count, one that no op cast (an embedding) is told by its size alone.
+        # Without gradients to count, a parameter that no op cast (an embedding) is identified by its size alone.
         most = len(each.blocks) if each.trained is None else each.trained
         count = min(max(len(each.blocks) // (1 + copies), 1), most)
         for number, index in enumerate(each.blocks[:count], start=1):
             updated = not trained or number <= (each.trained or 0)
             parameters.append(Parameter(heirs.line(index), _name(each.size, number), each.size, updated))
         rest = each.blocks[count:]
-        # Without an optimizer, what is as large as the parameters may be a frozen twin.
+        # Without an optimizer, blocks as large as the parameters may be a frozen copy of the model.
         kept = [index for index in rest if index in each.earlier][: count * copies] if optimized else []
         unclear |= bool(kept)
         states += {*kept, *(index for index in rest if trace.replaced(trace.allocations[index]))}
@@ -121,7 +121,7 @@ def _candidates(
 ) -> _Candidates:
     ordered = sorted(standing, key=lambda index: _doubts(trace, heirs, index))
     count = trained or cast
-    # What is called "optim" need not be an optimizer: there are as many parameters as gradients.
+    # Code called "optim" need not be an optimizer: there are as many parameters as gradients.
     own = max(sum(not trace.made_by_optimizer(trace.allocations[index]) for index in ordered), count)
     return _Candidates(
         size=size,
@@ -134,7 +134,7 @@ def _candidates(
 
 
 def new_states(trace: BlockTrace, parameters: Sequence[Parameter]) -> list[int]:
-    """What an update made and left behind, but for the parameters that it made anew."""
+    """Allocations that updates made and left behind, except new blocks of parameters."""
     taken = set(chain.from_iterable(parameter.blocks for parameter in parameters))
     return [index for index in _left_by_updates(trace) if index not in taken]
 
@@ -144,16 +144,16 @@ def _left_by_updates(trace: BlockTrace) -> list[int]:
 
 
 def _doubts(trace: BlockTrace, heirs: _Heirs, index: int) -> tuple[bool, bool, bool, int]:
-    """The smaller, the rather is it a parameter: one is rarely replaced, and then at once by what it is set to."""
+    """Sort key, most likely parameters first: they are rarely replaced, and then at once by their new value."""
     allocation = trace.allocations[index]
     replaced = trace.replaced(allocation)
     return trace.made_by_optimizer(allocation), replaced and heirs.of(index) is None, replaced, index
 
 
 class _Heirs:
-    """Which block an update has put in the place of another.
+    """Finds the block with which an update replaced another.
 
-    ``p.data = new`` frees the old block right where the new one, of the same size, was asked for.
+    ``p.data = new`` frees the old block on the line that allocated the new one of the same size.
     """
 
     def __init__(self, trace: BlockTrace) -> None:
@@ -163,7 +163,7 @@ class _Heirs:
             self._born.setdefault((trace.step_of(index), allocation.bytes), []).append(index)
 
     def of(self, index: int) -> int | None:
-        """The heir of an allocation that an update freed."""
+        """The replacement of an allocation that an update freed."""
         trace, old = self._trace, self._trace.allocations[index]
         place = trace.death(old).text
         born = self._born.get((trace.course.step[old.died], old.bytes), [])
@@ -174,7 +174,7 @@ class _Heirs:
         return None
 
     def line(self, index: int) -> tuple[int, ...]:
-        """An allocation, its heir, that one's, and so on."""
+        """An allocation, its replacement, the replacement of that, and so on."""
         blocks = [index]
         while self._trace.replaced(self._trace.allocations[blocks[-1]]):
             heir = self.of(blocks[-1])
@@ -185,9 +185,9 @@ class _Heirs:
 
 
 def _copies_of_each(trace: BlockTrace, candidates: Sequence[_Candidates]) -> int:
-    """How many blocks from before the trace there are beside each parameter, by what most bytes say.
+    """Number of blocks from before the trace for each parameter (optimizer states), by a vote of all bytes.
 
-    None where an update of the trace made as much state as there are parameters.
+    0 if an update in the trace made as much state as there are parameters.
     """
     made = sum(trace.allocations[index].bytes for index in _left_by_updates(trace))
     if 2 * made >= sum(each.size * each.count for each in candidates):
@@ -199,7 +199,7 @@ def _copies_of_each(trace: BlockTrace, candidates: Sequence[_Candidates]) -> int
 
 
 def _without_evidence(trace: BlockTrace, standing: Mapping[int, Sequence[int]]) -> Found:
-    """Where there is a forward and no backward and no cast to go by, all that is always there."""
+    """All blocks that are always there, if there is a forward but neither backward nor cast."""
     phases = set(trace.course.phase)
     if Phase.FORWARD not in phases or Phase.BACKWARD in phases or not any(standing.values()):
         note = "nothing in the trace tells the parameters from other blocks: those alive throughout are in other"
@@ -221,7 +221,7 @@ def _which_is_which(copies: int) -> str:
 
 
 def _left_over(trace: BlockTrace, standing: Mapping[int, Sequence[int]], taken: set[int]) -> list[str]:
-    """Blocks that are always there and that nothing is known of."""
+    """Names for the blocks that are always there and otherwise unknown."""
     left = [
         index
         for blocks in standing.values()
@@ -235,7 +235,7 @@ def _left_over(trace: BlockTrace, standing: Mapping[int, Sequence[int]], taken: 
 
 
 def _name(size: int, number: int) -> str:
-    # Neither a dot nor " of ", which elsewhere part modules and the states of an optimizer from parameters.
+    # Neither a dot nor " of ", which separate modules, and optimizer states, from parameters in other names.
     return f"parameter {size} B #{number}"
 
 
@@ -250,7 +250,7 @@ _SHARE: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CastBlocks:
-    """The copies of parameters, and of anything else, as allocations."""
+    """The casts of parameters, and of other tensors, as allocations."""
 
     of_parameters: tuple[int, ...]
     others: tuple[int, ...]
@@ -258,9 +258,9 @@ class CastBlocks:
 
 
 def copies_in_low_precision(trace: BlockTrace, there: Mapping[int, int]) -> list[int]:
-    """What autocast made for the ops that run in low precision, of whatever.
+    """Casts that autocast made for ops in low precision, of any tensor.
 
-    Without C++ frames to say so, what sizes show to be copies of parameters, of which ``there`` are so many of a size.
+    Without C++ frames, those whose sizes show that they are casts of parameters; ``there`` is the number by size.
     """
     if not trace.native:
         return _by_their_sizes(trace, there)
@@ -268,12 +268,12 @@ def copies_in_low_precision(trace: BlockTrace, there: Mapping[int, int]) -> list
 
 
 def _by_their_sizes(trace: BlockTrace, there: Mapping[int, int]) -> list[int]:
-    """The blocks of forward that have half a parameter's size, where it is autocast that makes them.
+    """The blocks of forward that have half a parameter's size, if autocast makes them.
 
-    Autocast makes one copy of each weight in a pass, and then, for the same line of Python, the result of the op. A
-    size fits where a pass makes no more such blocks than there are parameters, makes them for half of those at least,
-    and each is followed by a result. Activations may do so by chance in one size, but hardly in two, with a quarter of
-    the parameters' bytes. One size is enough where autocast's own code is in the stacks.
+    Autocast makes one cast of each weight in a pass and then, on the same line of Python, the result of the op. A size
+    fits if a pass makes at most as many such blocks as there are parameters and at least half as many, each followed by
+    a result. Activations may do so by chance in one size, but hardly in two with a quarter of the parameters' bytes.
+    One size is enough if autocast's own code is in the stacks.
     """
     on_the_way: list[int] = []
     results: set[int] = set()
@@ -298,23 +298,23 @@ def _by_their_sizes(trace: BlockTrace, there: Mapping[int, int]) -> list[int]:
 
 
 def _before_a_result(trace: BlockTrace, index: int) -> bool:
-    """Whether the same line allocates once more, right after this."""
+    """Whether the same line allocates once more right after this allocation."""
     after = trace.allocations[index + 1 : index + 2]
     return bool(after) and after[0].born != BEFORE and _text(trace, index) == trace.birth(after[0]).text != ""
 
 
 def _made(trace: BlockTrace) -> Iterator[int]:
-    """What C++ frames say that autocast made."""
+    """The casts that C++ frames attribute to autocast."""
     for index, allocation in enumerate(trace.allocations):
         if allocation.born != BEFORE and trace.birth(allocation).purpose in (Purpose.CAST, Purpose.PROMOTION):
             yield index
 
 
 def inferred_casts(trace: BlockTrace, low: Sequence[int], there: Mapping[int, int]) -> CastBlocks:
-    """Half-size copies are the parameters' where a pass has no more of a size than ``there`` are parameters.
+    """Half-size casts, of parameters if a pass has at most as many of a size as ``there`` are parameters.
 
-    Where it has more, something else of that size was cast as well. Then the code counts: code that casts
-    parameters of other sizes casts one in each call.
+    If it has more, other tensors of that size were cast, too. Then the code decides: code that casts parameters of
+    other sizes casts one in each call.
     """
     fitting = [index for index in low if 2 * trace.allocations[index].bytes in there]
     calls = list(_calls(trace, low))
@@ -342,10 +342,10 @@ def inferred_casts(trace: BlockTrace, low: Sequence[int], there: Mapping[int, in
 
 
 def _earlier(trace: BlockTrace, there: Mapping[int, int]) -> Iterator[int]:
-    """Copies from before the trace.
+    """Casts from before the trace.
 
-    Autocast's cache held them until a region was left, and holds nothing else. Or backward frees them, and makes as
-    many gradients of twice their size in the backward of casts; one of those may lie before the trace, too.
+    Either autocast's cache held them until a region was left (it holds nothing else), or backward frees them and makes
+    as many gradients of twice their size in the backward of casts; one of those may be before the trace, too.
     """
     for index, allocation in enumerate(trace.allocations):
         if allocation.born == BEFORE and 2 * allocation.bytes in there and trace.held_by_cache(allocation):
@@ -360,7 +360,7 @@ def _earlier(trace: BlockTrace, there: Mapping[int, int]) -> Iterator[int]:
 
 
 def _in_each_pass(trace: BlockTrace, casts: Sequence[int]) -> dict[int, Counter[int]]:
-    """By size, how many of ``casts`` each pass has made."""
+    """Number of ``casts`` that each pass made, by size."""
     counts: dict[int, Counter[int]] = defaultdict(Counter)
     for index in casts:
         counts[trace.allocations[index].bytes][trace.pass_of(index)] += 1
@@ -374,9 +374,9 @@ def _cast_again(
     over: set[int],
     there: Mapping[int, int],
 ) -> bool:
-    """Whether a pass casts all parameters as often, as several forwards do, and never two of a size in one call.
+    """Whether a pass casts all parameters equally often, as several forwards do, and never two of a size in one call.
 
-    One size alone may be as frequent by chance.
+    A single size may be as frequent by chance.
     """
     times = {divmod(count, there[2 * size]) for size in over for count in counts[size].values()}
     if len(over) < 2 or len(times) != 1 or any(rest for _, rest in times):
@@ -387,7 +387,7 @@ def _cast_again(
 def _by_their_code(
     trace: BlockTrace, calls: Sequence[Sequence[int]], settled: set[int], candidates: set[int]
 ) -> set[int]:
-    """Of the ``candidates``, those that are cast where the ``settled`` copies of parameters are, one in each call."""
+    """The ``candidates`` that are cast where the ``settled`` casts of parameters are, one in each call."""
     by_code: dict[str, list[Sequence[int]]] = defaultdict(list)
     for call in calls:
         by_code[_code(trace, call[0])].append(call)
@@ -404,7 +404,7 @@ def _by_their_code(
 
 
 def _calls(trace: BlockTrace, low: Sequence[int]) -> Iterator[list[int]]:
-    """The casts of one call of an op: nothing else was allocated between them, and the same code asked."""
+    """The casts of one call of an op: consecutive allocations by the same code."""
     call: list[int] = []
     for index in low:
         if call and not (index == call[-1] + 1 and _text(trace, index) == _text(trace, call[-1])):
@@ -430,7 +430,7 @@ def _code(trace: BlockTrace, index: int) -> str:
 
 
 def _over(trace: BlockTrace, size: int, count: int, there: int, counted: int) -> str:
-    """What is to be said where a pass has more casts of ``size`` than parameters twice as large."""
+    """The note for a pass with more casts of ``size`` than parameters twice as large."""
     what, made = ("casts", "cast") if trace.native else ("blocks", "made")
     told = (
         f"{format_count(count)} {what} of a pass have half the size of the {format_count(there)} parameters of "
@@ -446,7 +446,7 @@ def _over(trace: BlockTrace, size: int, count: int, there: int, counted: int) ->
 def names_in_turn(
     trace: BlockTrace, blocks: Sequence[int], names: Mapping[int, Sequence[str]], scale: int
 ) -> Iterator[tuple[int, str]]:
-    """Give the blocks of one size the names of the parameters ``scale`` times as large, in turn in each step."""
+    """The names of parameters ``scale`` times as large for the blocks of each size, in turn in each step."""
     turns: Counter[tuple[int, int]] = Counter()
     for index in blocks:
         size = trace.allocations[index].bytes
@@ -457,28 +457,28 @@ def names_in_turn(
 
 
 CUBLAS_WORKSPACE: Final = 8_519_680
-"""What cuBLAS asks for by default on GPUs older than sm_90; nothing else happens to have this size."""
+"""The default size of cuBLAS's workspace before sm_90 in bytes; no other block happens to have this size."""
 
 LARGE_CUBLAS_WORKSPACE: Final = 33_554_432
-"""What it asks for from sm_90 on; a weight may have this size, too."""
+"""The default size of cuBLAS's workspace from sm_90 on in bytes; a weight may have this size, too."""
 
 _PRODUCTS: Final = frozenset({"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"})
 
 
 def earlier_workspaces(trace: BlockTrace, gradients: Sequence[int]) -> list[int]:
-    """Those of cuBLAS from before the trace: by a size of their own, or since a product of the trace needs one."""
+    """cuBLAS workspaces from before the trace: by their unique size, or because a matrix product needs one."""
     sure = _throughout(trace, CUBLAS_WORKSPACE)
     if sure:
         return sure
     blocks = _throughout(trace, LARGE_CUBLAS_WORKSPACE)
-    # What has a gradient is a parameter.
+    # A block with a gradient is a parameter.
     spare = len(blocks) - trace.most_at_once(gradients).get(LARGE_CUBLAS_WORKSPACE, 0)
     missing = sum(_multiplies_with_an_earlier_one(trace, engine) for engine in (False, True))
     return blocks[len(blocks) - max(min(spare, missing), 0) :]
 
 
 def workspaces_by_size(trace: BlockTrace) -> list[int]:
-    """Those of cuBLAS that the trace has made without C++ frames to say so: each thread makes one, and keeps it."""
+    """cuBLAS workspaces made in the trace, without C++ frames: each thread makes one, and keeps it."""
     if trace.native:
         return []
     kept = [index for index, each in enumerate(trace.allocations) if each.born != BEFORE and each.died == ALIVE]
@@ -487,13 +487,13 @@ def workspaces_by_size(trace: BlockTrace) -> list[int]:
         return sure
     large = [index for index in kept if trace.allocations[index].bytes == LARGE_CUBLAS_WORKSPACE]
     phases = [trace.course.phase[trace.allocations[index].born] for index in large]
-    # More than one in a thread are something else.
+    # More than one per thread are something else.
     alone = len(set(phases)) == len(phases) and {*phases} <= {Phase.FORWARD, Phase.BACKWARD}
     return large if alone else []
 
 
 def workspace_claims(trace: BlockTrace, concluded: Sequence[int]) -> Iterator[Claim]:
-    """Those that a frame names, and the ``concluded`` ones."""
+    """Claims for the workspaces that a frame names, and for the ``concluded`` ones."""
     for index, allocation in enumerate(trace.allocations):
         if allocation.born != BEFORE and trace.birth(allocation).purpose is Purpose.WORKSPACE:
             yield Claim(index, Fact.WORKSPACE, "", True)
@@ -506,7 +506,7 @@ def _throughout(trace: BlockTrace, size: int) -> list[int]:
 
 
 def _multiplies_with_an_earlier_one(trace: BlockTrace, engine: bool) -> bool:
-    """Whether a thread multiplies matrices and makes no workspace that stays; each thread has one of its own."""
+    """Whether a thread multiplies matrices without making its own workspace, so that one existed before."""
     multiplies = False
     for allocation in trace.allocations:
         if allocation.born == BEFORE or (trace.course.phase[allocation.born] == Phase.BACKWARD) != engine:
@@ -526,7 +526,7 @@ _STATE_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def conclude(replay: TracedBlocks, readings: Sequence[StackReading], course: Course) -> Conclusions:
-    """Say of every block what can be said of it."""
+    """All claims about the blocks."""
     trace = BlockTrace(replay, readings, course)
     made = workspaces_by_size(trace)
     gradients = list(_gradients(trace, frozenset(made)))
@@ -559,7 +559,7 @@ def conclude(replay: TracedBlocks, readings: Sequence[StackReading], course: Cou
 
 
 def _gradients(trace: BlockTrace, workspaces: Set[int]) -> Iterator[int]:
-    """Born in backward, as large as a block that is always there, and left by it; or freed by ``zero_grad``."""
+    """Blocks made in backward, as large as a permanent block, and left by backward; or freed by ``zero_grad``."""
     for index, allocation in enumerate(trace.allocations):
         if allocation.born == BEFORE and allocation.bytes in trace.standing and trace.zeroed(allocation):
             yield index
@@ -572,7 +572,7 @@ def _gradients(trace: BlockTrace, workspaces: Set[int]) -> Iterator[int]:
 
 
 def _parameters_there(trace: BlockTrace, gradients: Sequence[int]) -> Mapping[int, int]:
-    """How many parameters of each size there may be: as many as gradients, or blocks that are always there."""
+    """Number of possible parameters by size: as many as gradients, or as permanent blocks."""
     return trace.most_at_once(gradients) or {size: len(blocks) for size, blocks in trace.standing.items()}
 
 
@@ -595,7 +595,7 @@ def _gradient_claims(trace: BlockTrace, blocks: Sequence[int], names: Mapping[in
 
 
 def _state_claims(trace: BlockTrace, states: Sequence[int], names: Mapping[int, Sequence[str]]) -> Iterator[Claim]:
-    """Each parameter gets as many states of its own size as a step makes, in turn; an update may make them anew."""
+    """Each parameter gets as many states of its own size as a step makes, in turn; updates may replace them."""
     groups: dict[tuple[int, int], list[int]] = defaultdict(list)
     for index in states:
         groups[trace.step_of(index), trace.allocations[index].bytes].append(index)
@@ -610,7 +610,7 @@ def _state_claims(trace: BlockTrace, states: Sequence[int], names: Mapping[int, 
 
 
 def _outputs(trace: BlockTrace, settled: set[int], from_forward: Sequence[int]) -> Iterator[Claim]:
-    """What forward left behind is what its ops returned; kept for a backward, where the trace ends before one."""
+    """Blocks that forward left behind: results of its ops, or saved for a backward if the trace ends before one."""
     backward = [at for at, phase in enumerate(trace.course.phase) if phase == Phase.BACKWARD]
     last = backward[-1] if backward else -1
     for index, allocation in trace.born_in(Phase.FORWARD):
@@ -627,10 +627,10 @@ def _outputs(trace: BlockTrace, settled: set[int], from_forward: Sequence[int]) 
 
 
 def _earlier_results(trace: BlockTrace, gradients: Sequence[int], low: Sequence[int]) -> list[int]:
-    """Blocks from before the trace that are what an earlier forward returned, such as logits that a variable holds.
+    """Blocks from before the trace that an earlier forward returned, such as logits held by a variable.
 
-    The trace's own forwards make a block of that size that outlives its backward. The script gives the older one up
-    when the variable gets its next value, or holds it to the end. What has a parameter's size may be one.
+    A forward in the trace makes a block of that size that outlives its backward. The script frees the older one when
+    the variable is assigned again, or holds it to the end. A block of a parameter's size may be one.
     """
     taken = {*trace.most_at_once(gradients), *(2 * trace.allocations[index].bytes for index in low)}
     copies = set(low)
@@ -643,7 +643,7 @@ def _earlier_results(trace: BlockTrace, gradients: Sequence[int], low: Sequence[
     for index, allocation in enumerate(trace.allocations):
         if allocation.born == BEFORE and allocation.bytes in kept and trace.given_up_by_script(allocation):
             there[allocation.bytes].append(index)
-    # The script gives up what is older first; what stays may be something else of that size.
+    # The script frees older results first; blocks that stay may be something else of that size.
     dead_first = {
         size: sorted(blocks, key=lambda index: trace.allocations[index].throughout) for size, blocks in there.items()
     }

@@ -1,4 +1,4 @@
-"""A snapshot as a recording with its segments and notes, and the recording as a file."""
+"""A snapshot as a recording, with its segments and notes, and that recording as a file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from ampmem.vocabulary import Arm, Device, SourceKind
 
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/torch/")
 _KINDS: Final = 5
-"""How many kinds of events that were left out are named."""
+"""Maximum number of kinds of left-out events that are named."""
 
 
 def notes_of(
@@ -63,7 +63,7 @@ def notes_of(
     arm: ArmRecord,
     dtype: str,
 ) -> tuple[str, ...]:
-    """The notes, in order of weight; ``dtype`` is the type as which parameters were counted."""
+    """The notes, most important first; ``dtype`` is the dtype assumed for parameters."""
     return (
         *_beginning(lives),
         *_checked(snapshot, lives),
@@ -105,7 +105,7 @@ def _checked(snapshot: DeviceSnapshot, lives: TracedBlocks) -> list[str]:
 
 
 def _failed(snapshot: DeviceSnapshot) -> list[str]:
-    """That memory ran out: on the device that is shown, and on others, of which a failure ends the script as well."""
+    """Notes on out-of-memory errors: on the imported device, and on others, whose failure ends the script as well."""
     said = []
     for failed in sorted(snapshot.failed, key=lambda each: each.device != snapshot.device):
         here = failed.device == snapshot.device
@@ -211,9 +211,9 @@ _UNKNOWN: Final = "the trace and the segments do not fit together, so what the a
 def segments_reserved(
     snapshot: DeviceSnapshot, lives: TracedBlocks, start_ns: int
 ) -> tuple[SegmentColumns, tuple[str, ...]]:
-    """What was reserved when, for a recording that has the events of ``lives``; and what is to be said of it.
+    """The reserved segments over time, for a recording with the events of ``lives``; and notes on them.
 
-    Nothing where the trace does not lead to the segments, or has blocks in none: then no state is known.
+    Empty if the trace does not lead to the segments, or has blocks outside of them: then no state is known.
     """
     calls = [(event.action, _extent(event)) for event in snapshot.events if event.action in RESERVING]
     before, fits = rewound(extents_of(snapshot.segments), calls)
@@ -248,8 +248,8 @@ _ITEMSIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 def import_snapshot(path: Path, output: Path, *, device: int | None = None, force: bool = False) -> Recording:
     """Write the snapshot at ``path`` to ``output`` as a recording, and return it.
 
-    Raises :class:`UsageError` when there is nothing to read or nowhere to write, :class:`RecordingError`
-    when the file is not a snapshot, is damaged, or has no trace.
+    Raises :class:`UsageError` if ``path`` cannot be read or ``output`` not be written, :class:`RecordingError` if the
+    file is not a snapshot, is damaged, or has no trace.
     """
     check_output(output, force=force, source=path)
     data = load_plain(path)
@@ -265,9 +265,9 @@ def import_snapshot(path: Path, output: Path, *, device: int | None = None, forc
 
 
 def _exported(snapshot: DeviceSnapshot, name: str) -> Recording:
-    """The recording that ``ampmem export`` has put into the snapshot; where that cannot be used, what the rest says.
+    """The recording that ``ampmem export`` put into the snapshot; if it cannot be used, the snapshot itself imported.
 
-    The trace may have been changed since, and the recording may be of anybody's making.
+    The trace may have been changed since, and the recording may be from anybody.
     """
     events = [event for event in snapshot.events if event.action in (ALLOC, FREE_COMPLETED)]
     try:
@@ -287,7 +287,7 @@ _NOT_USED: Final = (
 
 
 def _same(trace: Sequence[SnapshotEvent], events: EventColumns) -> bool:
-    """Whether both say the same of blocks: what is born and dies where, in which order, and how large."""
+    """Whether trace and events agree on the blocks: order, addresses and sizes of allocs and frees."""
     if len(trace) != len(events):
         return False
     born, address, size = _table([(each.action == ALLOC, each.address, each.size) for each in trace], 3)
@@ -297,7 +297,7 @@ def _same(trace: Sequence[SnapshotEvent], events: EventColumns) -> bool:
 
 
 def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
-    """All that ``snapshot`` says; ``name`` is shown as the script. Raises :class:`RecordingError`."""
+    """The recording of ``snapshot``; ``name`` is shown as the script. Raises :class:`RecordingError`."""
     lives = replay(snapshot)
     if not lives.events and not lives.allocations:
         raise RecordingError("the snapshot has neither allocations nor frees")
@@ -341,13 +341,13 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
 
 
 class _Texts:
-    """Each text once; the first is empty."""
+    """Texts with their indices, each once; the first is empty."""
 
     def __init__(self) -> None:
         self._ids = {"": 0}
 
     def id(self, text: str) -> int:
-        """The number of ``text``, which SQLite must be able to hold."""
+        """The index of ``text``, made storable in SQLite."""
         clean = text.replace("\0", "?").encode("utf-8", "replace").decode("utf-8")
         return self._ids.setdefault(clean, len(self._ids))
 
@@ -366,14 +366,14 @@ def _start(lives: TracedBlocks) -> int:
 def _events(
     lives: TracedBlocks, readings: Sequence[StackReading], course: Course, found: Conclusions, texts: _Texts
 ) -> EventColumns:
-    """What was alive before the trace first, an instant before it; then its allocs and frees."""
+    """The events: first the blocks alive before the trace, just before it; then its allocs and frees."""
     address, size, block_bytes, stream, birth, _ = _table(lives.allocations, len(Allocation._fields))
     time_ns, own_size, born, op, stack = _table(list(_calls(lives, readings, texts)), 5)
     before = np.flatnonzero(birth == BEFORE)
     owner = np.concatenate([before, _column(lives.allocation)])
     forward = np.isin(before, list(found.from_forward))
     nothing = np.zeros_like(before)
-    # A free counts with the size that its own event has: only then is the sum a check.
+    # A free counts with the size in its own event: only then is the sum an independent check.
     total = np.cumsum(np.concatenate([size[before], np.where(born, own_size, -own_size)]))
     return EventColumns(
         time_ns=np.concatenate([nothing + _start(lives) - 1, time_ns]),
@@ -392,7 +392,7 @@ def _events(
 
 
 def _calls(lives: TracedBlocks, readings: Sequence[StackReading], texts: _Texts) -> Iterator[tuple[int, ...]]:
-    """Of each event its time, its size, whether it is an alloc, and then the op and the stack that asked."""
+    """(time, size, is alloc, op, stack) of each event."""
     asked = [(1, texts.id(reading.op), texts.id(reading.text)) for reading in readings]
     for action, _, size, _, time_ns, stack in lives.events:
         yield time_ns, size, *(asked[stack] if action == ALLOC else (0, 0, 0))
@@ -407,7 +407,7 @@ def _column(values: Sequence[int]) -> Column:
 
 
 def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts, typed: str) -> FactColumns:
-    """Each fact at the birth of what it is about; a conclusion is marked as one. ``typed`` is the parameters' type."""
+    """Each fact at the birth of its block; inferred ones are marked so. ``typed`` is the parameters' dtype."""
     rows: list[tuple[int, ...]] = []
     dtype = texts.id(typed)
     for claim in found.claims:
@@ -438,7 +438,7 @@ def _run(snapshot: DeviceSnapshot, name: str) -> RunRecord:
 
 
 def _ooms(snapshot: DeviceSnapshot, lives: TracedBlocks, course: Course) -> tuple[OomRecord, ...]:
-    """The failure that the trace ends with, in a phase that is known; the notes have all others."""
+    """The out-of-memory error at the end of the trace, if its phase is known; the notes have all others."""
     failed = next((each for each in snapshot.failed if each.device == snapshot.device), None)
     if failed is None or failed.free is None or not failed.at_end or not lives.checked:
         return ()
@@ -483,11 +483,11 @@ def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
 def _precision(
     lives: TracedBlocks, readings: Sequence[StackReading], found: Conclusions
 ) -> tuple[ArmRecord, Literal["float32", "bfloat16", "float16"]]:
-    """The precision, and the type of the parameters.
+    """The precision, and the dtype of the parameters.
 
-    It is autocast where that cast something, and FP32 where C++ frames have no cast, and products of float32 matrices
-    alone, in a backward or with a bias: a model in bfloat16 may have others, such as that of rotary positions. Products
-    of 16-bit matrices without a cast have parameters of 16 bits.
+    It is autocast if that cast something, and FP32 if there are C++ frames without a cast and matrix products in
+    float32 only, in a backward or with a bias: a model in bfloat16 may have other float32 products, such as for rotary
+    positions. With products of 16-bit matrices and no cast, the parameters have 16 bits.
     """
     asked = [readings[event.stack] for event in lives.events if event.action == ALLOC]
     scaler = any(reading.scaling for reading in asked)
@@ -495,7 +495,7 @@ def _precision(
     low = sorted(types & {"bfloat16", "float16"})
     left = any(readings[event.stack].leaving_autocast for event in lives.events)
     if left or found.half or any(reading.purpose in (Purpose.CAST, Purpose.PROMOTION) for reading in asked):
-        # Sizes do not tell bfloat16 from float16.
+        # Sizes cannot distinguish bfloat16 from float16.
         dtype = low[0] if len(low) == 1 else "16-bit"
         return ArmRecord(name=Arm.AMP, dtype=dtype, cache=None, scaler=scaler), "float32"
     of_weights = any(each.multiplies and (each.place is CallSite.BACKWARD or each.op == _WITH_BIAS) for each in asked)
@@ -525,7 +525,7 @@ def _updates(course: Course) -> bool:
 
 
 def _optimizers(course: Course, lives: TracedBlocks, readings: Sequence[StackReading]) -> tuple[OptimizerRecord, ...]:
-    """By the names that the profiler gave their updates, or by their frames alone."""
+    """The optimizers, by the names that the profiler gave their updates, or by their frames alone."""
     if not _updates(course):
         return ()
     ways = (readings[event.stack].implementation for event in lives.events)

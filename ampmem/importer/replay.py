@@ -1,4 +1,4 @@
-"""What lived when, and in how large a block: the trace walked back from the final state, then forwards."""
+"""Lifetimes and block sizes: the trace walked back from the final state, then forwards."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ampmem.errors import RecordingError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockSizes:
-    """Of the blocks from before the trace by address, and of those of its allocs in order; all in bytes."""
+    """Block sizes in bytes: of blocks from before the trace by address, and of allocs in order."""
 
     before: Mapping[int, int]
     allocs: tuple[int, ...]
 
 
 def block_sizes(snapshot: DeviceSnapshot, settings: Settings) -> BlockSizes | None:
-    """What each alloc took of the free block at its address, as the segments and its neighbours show.
+    """The size that each alloc took of the free block at its address, from the segments and its neighbours.
 
-    ``None`` where the state at the start cannot be rebuilt, as with expandable segments, which split off all that
-    is left, or where the trace contradicts it.
+    ``None`` if the state at the start cannot be rebuilt, as with expandable segments, which split off the whole
+    remainder, or if the trace contradicts it.
     """
     try:
         segments = _Segments(rebuild(snapshot, settings), settings)
@@ -48,7 +48,7 @@ class _Contradiction(Exception):
 
 
 class _Segments:
-    """What is in use in which segment; blocks in use and segments by address, with their ends."""
+    """The blocks in use and the segments, by address, with their ends."""
 
     def __init__(self, initial: InitialState, settings: Settings) -> None:
         self._settings = settings
@@ -60,7 +60,7 @@ class _Segments:
         self.before = {block.address: block.size for block in blocks}
 
     def follow(self, event: SnapshotEvent) -> int | None:
-        """The size of the block where one is handed out."""
+        """Apply ``event``; returns the size of the block if it is an alloc."""
         if event.action == ALLOC:
             return self._take(event.address, event.size)
         if event.action == FREE_COMPLETED:
@@ -98,10 +98,10 @@ class _Segments:
 
 
 ALIVE = -1
-"""Value of :attr:`Allocation.died` for what is alive when the snapshot is taken."""
+"""Value of :attr:`Allocation.died` for a block alive at the snapshot."""
 
 BEFORE = -1
-"""Value of :attr:`Allocation.born` for what was alive before the trace starts."""
+"""Value of :attr:`Allocation.born` for a block that was alive before the trace."""
 
 
 _MOST_BYTES: Final = 2**62
@@ -113,7 +113,7 @@ _Blocks: TypeAlias = dict[int, tuple[int, int]]
 class Allocation(NamedTuple):
     """One life of a block. ``born`` and ``died`` are indices into :attr:`TracedBlocks.events`.
 
-    A tuple, since there are hundreds of thousands.
+    A tuple, because there are hundreds of thousands.
     """
 
     address: int
@@ -125,16 +125,16 @@ class Allocation(NamedTuple):
 
     @property
     def throughout(self) -> bool:
-        """Whether it was there before the trace and is there after it."""
+        """Whether it was alive before the trace and still is after it."""
         return self.born == BEFORE and self.died == ALIVE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedBlocks:
-    """Allocs and frees in order, and the allocations in order of birth, those from before first.
+    """Allocs and frees in order, and the allocations in order of birth, those from before the trace first.
 
-    ``allocation`` says for each event whose it is. ``checked`` says that the running total of the trace,
-    added up by itself, ends at what the segments hold; ``strangers`` counts the blocks in which the two differ.
+    ``allocation`` is the index of each event's allocation. ``checked`` says that the running total of the trace ends at
+    the bytes in the segments; ``strangers`` counts the blocks in which the two differ.
     """
 
     events: tuple[SnapshotEvent, ...]
@@ -146,7 +146,7 @@ class TracedBlocks:
 
 
 def replay(snapshot: DeviceSnapshot) -> TracedBlocks:
-    """Raises :class:`RecordingError` when the trace contradicts itself."""
+    """The allocations of ``snapshot``. Raises :class:`RecordingError` if the trace contradicts itself."""
     events = _lives_only(snapshot.events)
     foreign = 0
     if snapshot.has_strangers:
@@ -174,16 +174,16 @@ def replay(snapshot: DeviceSnapshot) -> TracedBlocks:
 
 
 def _lives_only(events: tuple[SnapshotEvent, ...]) -> list[SnapshotEvent]:
-    """Allocs, and the event of each pair of frees at which the memory stops counting as allocated."""
-    # A completion whose request the ring has lost is of a block that was no longer allocated.
+    """Allocs and, for each free, the event at which its memory stops counting as allocated."""
+    # If the ring buffer lost a free's request, the block of the completion was no longer allocated.
     free = FREE_REQUESTED if any(event.action == FREE_REQUESTED for event in events) else FREE_COMPLETED
     return [event for event in events if event.action in (ALLOC, free)]
 
 
 def _taking_turns(events: list[SnapshotEvent]) -> tuple[list[SnapshotEvent], int]:
-    """The allocs and frees that take turns at each address, and in how many blocks the others are left out.
+    """The allocs and frees that alternate at each address, and the number of blocks with others, which are left out.
 
-    Where there are kinds of events that are not known, a block may have been born or have died by one of them.
+    With event kinds unknown to ampmem, a block may be allocated or freed by one of those.
     """
     kept: list[SnapshotEvent] = []
     allocated: dict[int, bool] = {}
@@ -198,13 +198,13 @@ def _taking_turns(events: list[SnapshotEvent]) -> tuple[list[SnapshotEvent], int
 
 
 def _rewind(events: list[SnapshotEvent], final: _Blocks) -> tuple[_Blocks, int]:
-    """What was alive before the first event, by address, and in how many blocks trace and final state differ.
+    """The blocks alive before the first event, by address, and the number in which trace and final state differ.
 
-    They differ when recording was stopped before the snapshot was taken: the last events are missing then.
+    They differ if recording stopped before the snapshot was taken: then the last events are missing.
     """
     alive = dict(final)
     settled: set[int] = set()
-    """Addresses that an event seen so far is about: a difference there is a contradiction."""
+    """Addresses of events seen so far: a difference at one of them is a contradiction."""
     strangers = 0
     for index in range(len(events) - 1, -1, -1):
         event = events[index]
@@ -229,7 +229,7 @@ def _contradiction(index: int, event: SnapshotEvent) -> RecordingError:
 
 
 class _Sizes:
-    """How large each block was: what the segments say, else the trace, else what its request is rounded to."""
+    """Block sizes: from the segments, else from the trace, else the rounded request."""
 
     def __init__(self, final: dict[int, int], handed_out: BlockSizes | None, settings: Settings) -> None:
         self._final = final
@@ -239,7 +239,7 @@ class _Sizes:
         self._rounded: dict[int, int] = {}
 
     def of(self, address: int, size: int, number: int, died: int) -> int:
-        """The block of the trace's alloc ``number``, or of one from before it, where that is negative."""
+        """The block size of the trace's alloc ``number``; a negative number means a block from before the trace."""
         block = self._final.get(address) if died == ALIVE else None
         if block is None and number < 0:
             block = self._before.get(address)

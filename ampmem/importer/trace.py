@@ -1,4 +1,4 @@
-"""What the stacks of a trace say of its events: who asked, in which phase and step, and what lived meanwhile."""
+"""Reads the stacks of a trace: the op of each event, its phase and step, and what lived meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ampmem.importer.replay import ALIVE, BEFORE, Allocation, TracedBlocks
 
 
 class CallSite(Enum):
-    """Where in a training script a stack is; what else a script does has no place."""
+    """The place of a stack in a training script; other code of a script has none."""
 
     DATA = Phase.DATA
     FORWARD = Phase.FORWARD
@@ -27,13 +27,13 @@ class CallSite(Enum):
 
     @property
     def phase(self) -> Phase:
-        """The phase that such a stack belongs to."""
+        """The phase of stacks at this place."""
         phase: Phase = self.value
         return phase
 
 
 class Purpose(Enum):
-    """What memory is for, where a C++ function's name alone says so."""
+    """The purpose of memory, if the name of a C++ function shows it."""
 
     CAST = "a copy in low precision that autocast makes"
     PROMOTION = "a copy in full precision that autocast makes"
@@ -44,14 +44,14 @@ class Purpose(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackReading:
-    """One stack, read. ``text`` has its Python frames as ``file:line function``, outermost first.
+    """What one stack says. ``text`` has its Python frames as ``file:line function``, outermost first.
 
-    ``op`` is the torch op that asked (``aten::bmm``), ``implementation`` how the optimizer runs, where it is
-    one of torch's, and ``optimizing`` whether the innermost Python code is an optimizer's. ``leaving_autocast`` says
-    that a region of autocast is being left, ``autocast`` that code of autocast called it, which does not say whether
-    autocast was on, ``scaling`` that a GradScaler asked, ``known`` that there is a stack at all, ``native`` that it has
-    C++ frames, ``casting_back`` that it is the backward of a cast. ``multiplies`` is the type in which cuBLAS
-    multiplies matrices (``bfloat16``), where a name says so.
+    ``op`` is the torch op that allocated (``aten::bmm``), ``implementation`` that of the optimizer if it is one of
+    torch's, ``optimizing`` whether the innermost Python code is an optimizer's, ``leaving_autocast`` whether an
+    autocast region is being left, ``autocast`` whether code of autocast is on the stack (it may have been disabled),
+    ``scaling`` whether a GradScaler called, ``known`` whether there is a stack at all, ``native`` whether it has C++
+    frames, ``casting_back`` whether it is the backward of a cast. ``multiplies`` is the dtype in which cuBLAS
+    multiplies matrices (``bfloat16``), if a name shows it.
     """
 
     place: CallSite | None
@@ -83,10 +83,10 @@ _PURPOSES: Final = (
     ("gpu_reduce_kernel", Purpose.REDUCTION),
 )
 _ASKS_FOR_A_WORKSPACE: Final = ("run_conv_plan", "run_fused_conv", "raw_cudnn_convolution", "gemm_and_bias")
-"""Functions that ask for a workspace of cuDNN or cuBLASLt by themselves; tensors are asked for through an op."""
+"""Functions that allocate a workspace of cuDNN or cuBLASLt directly; tensors are allocated by an op."""
 _CACHED_CAST: Final = "at::autocast::cached_cast"
 _POLICY: Final = re.compile(r"\(at::autocast::CastPolicy\)([1-9])")
-"""The policies of autocast but for the first, which is that of ops that run in low precision."""
+"""The policies of autocast except the first, for ops that run in low precision."""
 _ENGINE: Final = "torch::autograd::Engine::"
 _IMPLEMENTATIONS: Final = (("_multi_tensor_", "foreach"), ("_fused_", "fused"), ("_single_tensor_", "for-loop"))
 
@@ -97,7 +97,7 @@ _TYPES: Final = {"float": "float32", "double": "float64", "c10::BFloat16": "bflo
 _PRODUCT: Final = re.compile(r"\bat::cuda::blas::\w*gemm\w*<(float|double|c10::BFloat16|c10::Half)\b")
 
 _OP: Final = re.compile(r"\bat::_ops::(\w+)::(?:call|redispatch)")
-# An overload is joined to its op by an underscore; these are those that are no part of a name.
+# An overload is joined to its op by an underscore; these overloads are not part of a name.
 _OVERLOAD: Final = re.compile(
     r"_(?:[A-Z]\w*|dim(?:_\w+)?|out|int|names|memory_format|source|self|dtype(?:_\w+)?|correction(?:_\w+)?|device|"
     r"other|default|start(?:_\w+)?|using_ints)$"
@@ -105,7 +105,7 @@ _OVERLOAD: Final = re.compile(
 _MAKERS: Final = frozenset(
     {"empty", "empty_strided", "resize", "resize_", "empty_like", "new_empty", "new_empty_strided"}
 )
-"""Ops that only fetch memory for another op, which is the one to name."""
+"""Ops that only allocate for another op, which is the one to name."""
 
 
 def read_stack(stack: tuple[Frame, ...]) -> StackReading:
@@ -150,7 +150,7 @@ def _purpose(names: list[str]) -> Purpose | None:
 
 
 def _op(names: list[str]) -> str:
-    """The innermost op that does more than fetch memory; what autocast copies is a copy whoever needs it."""
+    """The innermost op that does more than allocate; a cast by autocast counts as a copy, whatever op needs it."""
     found = ""
     for name in names:
         match = _OP.search(name)
@@ -164,7 +164,7 @@ def _op(names: list[str]) -> str:
 
 
 def _place(names: list[str], python: list[Frame]) -> CallSite | None:
-    """The engine runs on a thread of its own, so it is asked for first; then the outermost layers of a step."""
+    """The place of a stack: first the engine's, which runs on its own thread; then the outermost layers of a step."""
     if any(_ENGINE in name for name in names):
         return CallSite.BACKWARD
     if any(frame.name == "zero_grad" for frame in python):
@@ -211,12 +211,12 @@ _PLACES: Final = (
 _STEP: Final = "Optimizer.step#"
 _LONGEST_NAME: Final = 100
 _AFTER: Final = {Phase.BACKWARD: Phase.BETWEEN, Phase.OPTIMIZER: Phase.BETWEEN, Phase.DATA: Phase.BETWEEN}
-"""What a script that is in none of the places does after it was in one; a loss is computed after forward."""
+"""The phase of events without a place, by the place before; a loss is computed after forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """From ``start_ns`` until the next one the script was in ``phase`` of ``step``."""
+    """From ``start_ns`` until the next stretch the script was in ``phase`` of ``step``."""
 
     start_ns: int
     phase: Phase
@@ -235,7 +235,7 @@ class StepSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """``phase`` and ``step`` have one entry per event of the replay."""
+    """The phase and step of each event of the replay."""
 
     phase: tuple[Phase, ...]
     step: tuple[int, ...]
@@ -245,7 +245,7 @@ class Course:
 
 
 def script_course(replay: TracedBlocks, readings: Sequence[StackReading], spans: Sequence[Span]) -> Course:
-    """Follow the script through the trace."""
+    """The phases and steps of the script during the trace."""
     updates = [span for span in spans if span.name.startswith(_STEP)]
     phases = _phases(replay, readings, updates)
     stretches = _with_updates(_stretches(replay, phases), updates, replay)
@@ -263,14 +263,14 @@ def script_course(replay: TracedBlocks, readings: Sequence[StackReading], spans:
 
 
 def _class_of(span: Span) -> str:
-    """``AdamW`` for ``Optimizer.step#AdamW.step``."""
+    """``AdamW`` from ``Optimizer.step#AdamW.step``."""
     return span.name.removeprefix(_STEP).removesuffix(".step")[:_LONGEST_NAME]
 
 
 def _phases(replay: TracedBlocks, readings: Sequence[StackReading], updates: Sequence[Span]) -> list[Phase]:
-    """One phase per event. Frees often have no stack, and then go with what is before them.
+    """The phase of each event. Frees often have no stack, and then get the phase of the event before.
 
-    The engine's thread has no Python frames: where other events have them, an alloc without any is its.
+    The engine's thread has no Python frames: if other events have them, an alloc without any is on that thread.
     """
     traced = any(readings[event.stack].text for event in replay.events)
     now = Phase.BETWEEN
@@ -300,7 +300,7 @@ def _stretches(replay: TracedBlocks, phases: Sequence[Phase]) -> list[tuple[int,
     before = 0
     for event, phase in zip(replay.events, phases, strict=True):
         if not stretches or stretches[-1][1] != phase:
-            # An update is over right after what it did last, before anything else is freed.
+            # An update ends right after its last event, before any other free.
             updated = bool(stretches) and stretches[-1][1] == Phase.OPTIMIZER
             stretches.append((min(before + 1, event.time_ns) if updated else event.time_ns, phase))
         before = event.time_ns
@@ -310,7 +310,7 @@ def _stretches(replay: TracedBlocks, phases: Sequence[Phase]) -> list[tuple[int,
 def _with_updates(
     stretches: list[tuple[int, Phase]], updates: Sequence[Span], replay: TracedBlocks
 ) -> list[tuple[int, Phase]]:
-    """An update that allocates nothing has left no event, but the profiler has named its time."""
+    """Add updates that allocated nothing, so have no events, but whose times the profiler annotated."""
     if not replay.events:
         return stretches
     last = replay.events[-1].time_ns
@@ -329,7 +329,7 @@ def _with_updates(
 
 
 def _step_spans(stretches: Sequence[tuple[int, Phase]], start: int, end: int) -> tuple[StepSpan, ...]:
-    """A step ends with the last update before work starts anew; what follows the last update is one more."""
+    """The steps: each ends with the last update before new work starts; what follows the last update is one more."""
     ends: list[int] = []
     updated = False
     for index, (_, phase) in enumerate(stretches):
@@ -354,7 +354,7 @@ def _step_spans(stretches: Sequence[tuple[int, Phase]], start: int, end: int) ->
 
 
 def _step_at(ends: Sequence[int], instant_ns: int) -> int:
-    """The step that ``instant_ns`` is in; what follows the last step belongs to one that is not there."""
+    """The step at ``instant_ns``; after the last step it is one that does not exist."""
     return bisect_right(ends, instant_ns)
 
 
@@ -362,7 +362,7 @@ _WORK: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 class BlockTrace:
-    """What the rules look at."""
+    """The trace in the form that the rules need."""
 
     def __init__(self, replay: TracedBlocks, readings: Sequence[StackReading], course: Course) -> None:
         self.allocations = replay.allocations
@@ -372,11 +372,11 @@ class BlockTrace:
         self.native = any(readings[event.stack].native for event in replay.events if event.action == ALLOC)
         """Whether any stack of an alloc has C++ frames."""
         self.autocast = any(readings[event.stack].autocast for event in replay.events)
-        """Whether autocast's own Python code called any of it."""
+        """Whether autocast's own Python code is on any stack."""
         backward = [phase == Phase.BACKWARD for phase in course.phase]
         self._passes = list(accumulate(now != before for before, now in pairwise([False, *backward])))
         self.standing: dict[int, list[int]] = defaultdict(list)
-        """By size, the blocks from before the first forward that nothing but an update ends, by address."""
+        """Blocks from before the first forward that only an update frees, by size, in order of address."""
         first = next((at for at, phase in enumerate(course.phase) if phase in _WORK), len(course.phase))
         for index, allocation in enumerate(replay.allocations):
             if allocation.born < first and (allocation.died == ALIVE or self.replaced(allocation)):
@@ -389,13 +389,13 @@ class BlockTrace:
         return seen or any(self._readings[event.stack].optimizing for event in self._replay.events)
 
     def born_in(self, phase: Phase) -> Iterator[tuple[int, Allocation]]:
-        """The allocations of the trace that were born in ``phase``."""
+        """The allocations of the trace made in ``phase``."""
         for index, allocation in enumerate(self.allocations):
             if allocation.born != BEFORE and self.course.phase[allocation.born] == phase:
                 yield index, allocation
 
     def birth(self, allocation: Allocation) -> StackReading:
-        """The stack that asked for it."""
+        """The stack that allocated it."""
         return self._readings[self._replay.events[allocation.born].stack]
 
     def death(self, allocation: Allocation) -> StackReading:
@@ -407,7 +407,7 @@ class BlockTrace:
         return allocation.died != ALIVE and self.death(allocation).zeroing
 
     def held_by_cache(self, allocation: Allocation) -> bool:
-        """Whether leaving autocast freed it: its cache keeps copies of whole parameters that are trained alone."""
+        """Whether leaving autocast freed it: autocast's cache holds only casts of whole, trained parameters."""
         return allocation.died != ALIVE and self.death(allocation).leaving_autocast
 
     def replaced(self, allocation: Allocation) -> bool:
@@ -415,27 +415,27 @@ class BlockTrace:
         return allocation.died != ALIVE and self.course.phase[allocation.died] == Phase.OPTIMIZER
 
     def made_by_optimizer(self, allocation: Allocation) -> bool:
-        """Whether an optimizer's own code asked for it."""
+        """Whether an optimizer's own code allocated it."""
         return allocation.born != BEFORE and self.birth(allocation).optimizing
 
     def step_of(self, index: int) -> int:
-        """The step in which it was born; -1 for before the trace."""
+        """The step in which it was allocated; -1 for before the trace."""
         born = self.allocations[index].born
         return -1 if born == BEFORE else self.course.step[born]
 
     def pass_of(self, index: int) -> int:
-        """The stretch without or with a backward in which it was born: several in a step that accumulates."""
+        """The pass (a stretch with or without backward) of its allocation: several in a step that accumulates."""
         return self._passes[self.allocations[index].born]
 
     def leaves(self, allocation: Allocation, phase: Phase) -> bool:
-        """Whether what was born in ``phase`` is alive when the script leaves it."""
+        """Whether an allocation made in ``phase`` is alive when the script leaves the phase."""
         if allocation.died == ALIVE:
             return True
         course = self.course
         return course.phase[allocation.died] != phase or course.step[allocation.died] != course.step[allocation.born]
 
     def outlives_backward(self, index: int) -> bool:
-        """Whether what a forward made is still there when the backward after it has ended."""
+        """Whether an allocation made by forward is still alive after the following backward."""
         died = self.allocations[index].died
         return self._passes[-1 if died == ALIVE else died] >= self.pass_of(index) + 2
 
@@ -449,7 +449,7 @@ class BlockTrace:
         )
 
     def freed_by_first_backward(self) -> Iterator[int]:
-        """Blocks from before the trace that the first backward frees: a forward made them that the ring has lost."""
+        """Blocks from before the trace that the first backward frees: the ring buffer has lost their forward."""
         course = self.course
         first = next((stretch.step for stretch in course.stretches if stretch.phase == Phase.BACKWARD), None)
         for index, allocation in enumerate(self.allocations):
@@ -459,7 +459,7 @@ class BlockTrace:
                 yield index
 
     def most_at_once(self, blocks: Iterable[int]) -> dict[int, int]:
-        """The most of ``blocks`` of each size that are alive at one instant."""
+        """Maximum number of ``blocks`` of each size alive at one time."""
         changes = []
         for index in blocks:
             allocation = self.allocations[index]
@@ -474,7 +474,7 @@ class BlockTrace:
         return most
 
     def most_in_a_step(self, blocks: Iterable[int]) -> dict[int, int]:
-        """The most of ``blocks`` of each size that one step has made."""
+        """Maximum number of ``blocks`` of each size made in one step."""
         counts = Counter((self.step_of(index), self.allocations[index].bytes) for index in blocks)
         most: dict[int, int] = {}
         for (_, size), count in counts.items():

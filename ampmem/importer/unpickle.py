@@ -1,7 +1,7 @@
-"""Plain data out of a pickle, by an interpreter that knows the two dozen opcodes that plain data needs.
+"""Reads plain data from a pickle, by an interpreter of the two dozen opcodes that plain data needs.
 
-There is no opcode here that could look up a name, so there is nothing that a file could run; every other
-opcode is refused. What a file may make this process hold is bounded by its size.
+None of them can look up a name, so the file cannot run anything; every other opcode is refused. The memory that a file
+may occupy is bounded by its size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ampmem.units import format_bytes
 Plain: TypeAlias = "bool | int | float | str | tuple[Plain, ...] | list[Plain] | dict[str | int, Plain] | None"
 
 MAX_FILE_BYTES: Final = 1 << 30
-"""Larger files are refused before they are read."""
+"""Maximum size of a file; larger ones are refused unread."""
 
 _FREE_BYTES: Final = 64 << 20
 _BYTES_PER_BYTE: Final = 20
@@ -25,7 +25,7 @@ _MAX_HELD_BYTES: Final = 8 << 30
 _MAX_INTEGER_BYTES: Final = 16
 _PROTOCOLS: Final = range(2, 6)
 
-# What CPython needs for each, roughly; with the slot that points to it.
+# CPython's memory for each, roughly, including the slot that points to it.
 _CONTAINER: Final = 72
 _ENTRY: Final = 64
 _SCALAR: Final = 40
@@ -43,14 +43,14 @@ _FOREIGN: Final = (
 
 
 class Refused(Exception):
-    """Why a pickle is not read; one line for a person."""
+    """Why a pickle is refused, as one line for the user."""
 
 
 def load_plain(path: Path) -> Plain:
     """The plain data in the pickle at ``path``.
 
-    Raises :class:`UsageError` for a file that is not there or too large, :class:`RecordingError` for one that
-    is damaged, or holds or could do anything but plain data.
+    Raises :class:`UsageError` for a file that is missing or too large, :class:`RecordingError` for one that is damaged,
+    or contains anything but plain data.
     """
     data = _contents(path)
     for magic, complaint in _FOREIGN:
@@ -81,14 +81,14 @@ def loads(data: bytes) -> Plain:
 
 
 class _Machine:
-    """Runs one pickle. A mark puts the stack aside and starts a new one, so no item is ever a mark."""
+    """Runs one pickle. A mark sets the stack aside and starts a new one, so an item is never a mark."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 2
         self._stack: list[Plain] = []
         self._marked: list[list[Plain]] = []
-        # Every pickler numbers what it shares from 0 on.
+        # Every pickler numbers its memo from 0 on.
         self._memo: list[Plain] = []
         self._held = 0
         self._limit = min(_FREE_BYTES + _BYTES_PER_BYTE * len(data), _MAX_HELD_BYTES)
@@ -104,7 +104,7 @@ class _Machine:
         return self._stack[0]
 
     def _run(self) -> None:
-        """Until the pickle stops. The opcodes that a snapshot has millions of are done right here."""
+        """Run until STOP. The opcodes of which a snapshot has millions are inlined here."""
         data, memo, steps, limit = self._data, self._memo, _STEPS, self._limit
         marked, integer, index_at = self._marked, int.from_bytes, _INDEX.unpack_from
         keys: list[str | int] = []
@@ -112,7 +112,7 @@ class _Machine:
         try:
             while True:
                 code = data[at]
-                if code == _BINGET:  # what these two hold is bounded by their number
+                if code == _BINGET:  # small: bounded by the number of opcodes
                     stack.append(memo[data[at + 1]])
                     at += 2
                     continue
@@ -151,7 +151,7 @@ class _Machine:
                 elif code == _SETITEMS:
                     self._at = at
                     items, stack = stack, marked.pop()
-                    if items[::2] != keys:  # most records have the keys of the one before
+                    if items[::2] != keys:  # usually records have the same keys as the one before
                         keys = self._keys(items)
                     self._set(stack[-1], keys, items[1::2])
                     at += 1
@@ -168,7 +168,7 @@ class _Machine:
                 if held > limit:
                     raise self._too_much()
         except (IndexError, struct.error):
-            # An opcode so near the end may lack what it takes.
+            # An opcode this near the end may lack its argument.
             if at >= len(data) - 4:
                 raise Refused("it ends too early") from None
             raise self._damaged() from None
@@ -179,7 +179,7 @@ class _Machine:
     # Reading
 
     def _take(self, count: int) -> bytes:
-        """The next ``count`` bytes, which the file must have."""
+        """The next ``count`` bytes; refuses a truncated file."""
         end = self._at + count
         if end > len(self._data):
             raise Refused("it ends too early")
@@ -205,7 +205,7 @@ class _Machine:
         self._stack.append(value)
 
     def _pop_to_mark(self) -> list[Plain]:
-        """The items above the topmost mark, which goes too."""
+        """The items above the topmost mark, which is removed, too."""
         items = self._stack
         self._stack = self._marked.pop()
         self._held -= _HELD_CONTAINER
@@ -309,7 +309,7 @@ class _Machine:
         self._set(self._stack[-1], self._keys([key]), [value])
 
     def _keys(self, items: list[Plain]) -> list[str | int]:
-        """Every other item."""
+        """Every other item: the keys of a dictionary."""
         keys: list[str | int] = []
         for key in items[::2]:
             # Long integers can be chosen so that they all collide in a dict.

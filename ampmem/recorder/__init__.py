@@ -1,1 +1,1 @@
-"""What runs in the user's process: one session, its allocator source and its hooks."""
+"""Code that runs in the script's process while it is recorded: the session, its allocator source and its hooks."""

@@ -1,4 +1,4 @@
-"""What makes runs of a script comparable: their seed, and the losses and gradients that are kept of each."""
+"""Makes runs of a script comparable: sets the seed, and writes each run's losses and gradients to a file."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_anew() -> None:
-    """Seed them from what the operating system has, as they are in a process that has just started."""
+    """Seed the random numbers of Python, numpy and torch from the operating system, as in a new process."""
     random.seed()
     np.random.seed()
     torch.default_generator.seed()
 
 
 class Results:
-    """Writes to ``path`` what each backward starts from and the gradients that each optimizer is about to use."""
+    """Writes to ``path`` each loss that backward starts from and the gradients that each optimizer is about to use."""
 
     def __init__(self, path: Path) -> None:
         self._writer = ResultsWriter(path.absolute())
 
     def install(self) -> Undo:
-        """Patch and hook; returns what undoes that and closes the file."""
+        """Install patches and hooks; returns an undo that also closes the file."""
         with ExitStack() as undo:
             undo.callback(self.close)
             undo.callback(patch(*BACKWARD[0], self._wrap_backward))
@@ -48,7 +48,7 @@ class Results:
             return undo.pop_all().close
 
     def close(self) -> None:
-        """All steps to compare have ended: what comes later is not kept."""
+        """Stop writing, because all steps to compare have ended."""
         self._writer.close()
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,7 +69,7 @@ class Results:
 
 
 def _values(tensor: Tensor) -> Values:
-    """The elements of ``tensor`` as numpy has them: types that it lacks are widened, which keeps each value."""
+    """The elements of ``tensor`` as a numpy array; types that numpy lacks are widened, so every value is exact."""
     dense = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
     if dense.dtype in (torch.bfloat16, torch.float16):
         dense = dense.float()

@@ -1,4 +1,4 @@
-"""What a session does beside a source that watches a device's own allocator."""
+"""What a session does on a CUDA device besides reading its allocator: marks, phases, failures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ Taken: TypeAlias = tuple[list[LayersRecord], list[OomRecord]]
 
 
 class DeviceWatch:
-    """Takes marks, tags phases and says where a failure was; where ``source`` is of another kind it only looks
-    at the marks whether the models are on its device."""
+    """Takes marks, tags phases and locates failures for a source that watches a device's allocator.
+
+    For any other ``source`` it only checks, at each mark, whether the models are on the source's device.
+    """
 
     def __init__(
         self, source: Source, log: Log, texts: Texts, update: RunningUpdate, placement: Placement, *, stacks: bool
@@ -36,58 +38,58 @@ class DeviceWatch:
             self._source.attach(self._locate, log, texts)
 
     def begin(self) -> None:
-        """Tag what is allocated from now on."""
+        """Start to tag allocations with the phase."""
         if self._source is not None:
             self._log.stamp = self._source.stamp
             if self._log.stamp is not None:
                 self._log.stamp(time_ns())
 
     def end(self) -> None:
-        """Tag no more."""
+        """Stop tagging allocations."""
         self._log.stamp = None
 
     def mark(self, mark: Mark) -> None:
-        """The script is at ``mark`` of the running step."""
+        """Take ``mark`` of the running step."""
         self._placement.note()
         if self._source is not None and self._log.step >= 0:
             self._source.mark(self._log.step, mark)
 
     def pause(self) -> None:
-        """The script is between two phases of the running step."""
+        """Note that the script is between two phases of the running step."""
         if self._source is not None:
             self._source.pause()
 
     def take(self) -> Taken:
-        """What the source has settled since the last call; a step has ended."""
+        """The events that the source has settled since the last call; called when a step has ended."""
         self._placement.note()
         return ([], []) if self._source is None else (self._source.take_layers(), self._source.take_ooms())
 
     def take_late(self) -> list[OomRecord]:
-        """The requests that have failed for want of memory since the recording ended, as far as the source saw them."""
+        """Out-of-memory errors after the recording ended, as far as the source saw them."""
         return [] if self._source is None else self._source.take_ooms()
 
     def notes(self) -> list[str]:
-        """What a reader has to know of where the models were."""
+        """Notes for the reader on where the models were."""
         return self._placement.notes()
 
     def of_the_run(self, parameters: Iterable[ParameterRecord]) -> Iterator[ParameterRecord]:
-        """Those of ``parameters`` that have to do with what was recorded."""
+        """Leave out the ``parameters`` that have nothing to do with what was recorded."""
         return self._placement.of_the_run(parameters)
 
     def elsewhere(self) -> str | None:
-        """Why what was recorded says nothing of the model; ``None`` when it does."""
+        """Why the recording says nothing about the model; ``None`` when it does."""
         return self._placement.missing()
 
     def nothing(self) -> str | None:
-        """Why nothing of the device was recorded; ``None`` where something was, or the source is of another kind."""
+        """Why nothing of the device was recorded; ``None`` if something was, or if the source is not a device's."""
         return None if self._source is None else self._source.nothing()
 
     def allocator(self) -> AllocatorRecord | None:
-        """How the caching allocator was set and used by now."""
+        """The settings and statistics of the caching allocator so far."""
         return None if self._source is None else self._source.allocator()
 
     def prediction(self) -> PredictionRecord | None:
-        """What the run comes to on the device by now, where that is only predicted."""
+        """The predicted memory of the run so far; ``None`` where memory is measured."""
         return None if self._source is None else self._source.prediction()
 
     def _locate(self) -> Place:
@@ -99,5 +101,5 @@ class DeviceWatch:
         )
 
     def _running_op(self) -> str:
-        """The op that the calling thread runs in forward; empty where it runs none."""
+        """The op that the calling thread is running in forward; empty if there is none."""
         return self._texts.value(self._log.running_op) if threading.get_ident() == self._thread else ""

@@ -1,4 +1,4 @@
-"""What ends a step when the user says so: a kind of event, or the return of a function of the script's."""
+"""The user's choice of what ends a step: a kind of event, or the return of a function of the script."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _LOCALS = "<locals>."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """A function, each return of which ends a step: in ``file`` where that is given, or else in a module."""
+    """A function whose returns end steps; it is in ``file``, or else in a module."""
 
     text: str
     file: tuple[str, ...]
-    """The last parts of its file's path."""
+    """The last parts of the path of the function's file."""
     name: str
-    """Its name in that file, or its full dotted name."""
+    """The function's name in that file, or its full dotted name."""
 
     @property
     def function(self) -> str:
-        """Its name alone."""
+        """The function's name alone."""
         return self.name.rpartition(".")[2]
 
     def is_in(self, code: CodeType, module: str) -> bool:
@@ -38,9 +38,9 @@ class Marker:
 
 
 def step_on_of(text: str | None, option: str = "--step-on ") -> StepOn | Marker:
-    """What ``--step-on TEXT`` says; without one, ampmem finds the steps. ``option`` is what a message says before it.
+    """What ``--step-on TEXT`` names; without a text, ampmem finds the steps. ``option`` begins the error message.
 
-    Raises :class:`UsageError` for what says nothing that there is.
+    Raises :class:`UsageError` if the text names neither an event nor a function.
     """
     if text is None:
         return StepOn.FOUND

@@ -1,4 +1,4 @@
-"""A device that is simulated for a block of a process that goes on after it."""
+"""A simulated device for a block of code in a process that continues afterwards."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ from ampmem.vocabulary import Device
 
 
 class OnPaper:
-    """A simulated GPU from now until :meth:`end`, and :attr:`source`, which records it.
+    """A simulated GPU until :meth:`end`; :attr:`source` records it.
 
-    Raises ``UsageError`` where a session is active, and for what cannot be simulated.
+    Raises ``UsageError`` if a session is active, and for what cannot be simulated.
     """
 
     def __init__(self, gpu: str | None, assume: Sequence[str]) -> None:
-        check_none()  # its self-test would be recorded, too
+        check_none()  # an active session would record the self-test
         self._thread = threading.get_ident()
         self._simulation = Simulation(gpu_to_simulate(gpu), assumed=assumed_of(assume))
         self.device = self._simulation.device
         self.source = SimulatedSource(self.device)
 
     def tell_doubts(self, *, failed: bool) -> None:
-        """Say on standard error what makes the numbers doubtful, as the command line does."""
+        """Print on standard error what makes the numbers doubtful, as the command line does."""
         for doubt in self._simulation.device.doubts(failed=failed):
             Terminal(sys.stderr).say(doubt)
 
     def end(self) -> None:
-        """Take the device away. On another thread it stays, since what runs its ops is the first thread's own."""
+        """Remove the device. On another thread it stays, because the mode that runs its ops is the first thread's.
+        thread.
+        """
         if threading.get_ident() == self._thread:
             self._simulation.end()
 
 
 def on_paper(device: Device, gpu: str | None, assume: Sequence[str]) -> OnPaper | None:
-    """The simulated GPU that ``device`` or ``gpu`` asks for, ``None`` for a real device.
+    """The simulated GPU that ``device`` or ``gpu`` asks for; ``None`` for a real device.
 
-    What cannot be meant together is refused before. Raises ``UsageError`` as :func:`meant_device` does.
+    Raises ``UsageError`` for contradictory arguments, and as :func:`meant_device` does.
     """
     if gpu is not None:
-        check_none()  # inside of a simulated block torch would see that block's GPU
+        check_none()  # inside a simulated block torch sees that block's GPU
         device = meant_device(device, gpu_to_simulate(gpu), option="gpu=", remedy="device='sim'")
     return OnPaper(gpu, assume) if device == Device.SIMULATED else None

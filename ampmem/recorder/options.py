@@ -1,4 +1,4 @@
-"""What to record."""
+"""The options of a recording."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ DTYPES = {AutocastDtype.BF16: torch.bfloat16, AutocastDtype.FP16: torch.float16}
 class Options:
     """What to record, and where to.
 
-    ``steps`` is how many steps to record, ``None`` for as many as come; ``skip`` how many to let
-    pass before, ``first_step`` the number of the first of all. ``timed`` only times ``steps`` steps and writes nothing.
-    ``baseline`` says that the
-    script is running already, so storages may be alive. ``arm`` is the precision to force on the
-    script, ``dtype`` what autocast is to cast to; ``None`` for what the script says. ``device`` is whose
-    memory to record. ``synchronize`` waits for a CUDA device at each step's end. ``step_on`` is what ends a step.
-    ``place`` is which process of a job this is, where a launcher says so. ``assume`` is what a simulated device takes
-    for granted, as it was said. ``forced`` are changes to force on the script beside the precision.
-    ``script_sha256`` is the digest of the script's own file, where a command line has started it.
+    ``steps`` is the number of steps to record, ``None`` for all; ``skip`` the number to skip before, ``first_step`` the
+    number of the first of all. ``timed`` only times ``steps`` steps and writes nothing. ``baseline``: the script is
+    running already, so storages may be alive. ``arm`` is the precision to force on the script, ``dtype`` what autocast
+    casts to; ``None`` keeps the script's. ``device`` is the device whose memory to record. ``synchronize`` waits for a
+    CUDA device at each step's end. ``step_on`` is what ends a step. ``place`` is the rank of this process according to
+    a launcher. ``assume`` are the assumptions for a simulated device, as texts. ``forced`` are changes to force on the
+    script besides the precision. ``script_sha256`` is the digest of the script's file, if a command line started it.
     """
 
     path: Path
@@ -52,7 +50,7 @@ class Options:
 
 
 def device_named(name: str) -> Device:
-    """The device of that name. Raises :class:`UsageError` when there is none."""
+    """The device with this name. Raises :class:`UsageError` if there is none."""
     if name not in tuple(Device):
         raise UsageError(f"unknown device {name!r}; there are {', '.join(Device)}")
     return Device(name)

@@ -1,4 +1,4 @@
-"""How far a script has got while it was recorded, and whether that is enough to show."""
+"""What a session has seen of a script so far, and whether that is enough to show."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ class Outcome:
     """What a session has seen so far."""
 
     skip: int
-    """How many steps are to pass before the recording begins."""
+    """Number of steps to skip before the recording begins."""
     step_on: StepOn | Marker = StepOn.FOUND
     """What ends a step."""
     model: bool = False
     """Whether a model with parameters has run."""
     backwards: int = 0
     evaluations: int = 0
-    """Outermost forwards of a model with gradients off."""
+    """Number of outermost forwards of a model with gradients off."""
     children: int = 0
-    """Child processes that the script has started, but for those that load data."""
+    """Number of child processes that the script started, without those that load data."""
     optimizer: bool = False
-    """Whether there is, or was, a ``torch.optim`` optimizer."""
+    """Whether the script has, or had, a ``torch.optim`` optimizer."""
     returned: bool = False
-    """Whether the function has returned whose returns end steps."""
+    """Whether the function named by ``--step-on`` has returned."""
     elsewhere: str | None = None
-    """Where another function of that name has run."""
+    """The place of another function of that name that has run."""
     other_thread: str | None = None
-    """The class of a model that ran forward on another thread than the recorded one."""
+    """The class of a model that ran forward on a thread that is not recorded."""
     in_place: str | None = None
-    """The class of a model that ``model.compile()`` compiled in its place."""
+    """The class of a model that ``model.compile()`` compiled in place."""
     steps: int = 0
-    """Steps that have ended, those that were skipped too."""
+    """Number of steps that have ended, including skipped ones."""
     first_step: int = 0
-    """The number that the first of them has."""
+    """The number of the first step."""
     recorded: int = 0
-    """Those of them that are in the recording."""
+    """Number of steps in the recording."""
     unfinished: int | None = None
-    """Index of the step in which memory ran out, when the recording ended with that."""
+    """Index of the step in which memory ran out, if that ended the recording."""
     stopped_by: str | None = None
-    """Why the recording ended before the script did, when it did."""
+    """Why the recording ended before the script, if it did."""
     failure: FailureRecord | None = None
-    """Why the script failed, if it did and the recording had not ended by then."""
+    """Why the script failed, if it did while it was recorded."""
 
     @property
     def number(self) -> int:
-        """The number of the step that has not ended yet."""
+        """The number of the running step."""
         return self.first_step + self.steps
 
     def count_evaluation(self) -> None:
-        """A model runs with gradients off."""
+        """Count a forward of a model with gradients off."""
         self.evaluations += 1
 
     def check(self, elsewhere: str | None, unseen: str = "", nothing: str | None = None) -> None:
-        """Raise :class:`NothingRecorded` when there is nothing to show.
+        """Raise :class:`NothingRecorded` if there is nothing to show.
 
-        ``elsewhere`` says where the model was, ``unseen`` what could not be looked at, ``nothing`` why there is no
-        memory of the recorded device.
+        ``elsewhere`` says where the model was, ``unseen`` which errors hid something, ``nothing`` why no memory of the
+        device was recorded.
         """
         missing = self.missing()
         if missing is not None:
@@ -77,7 +77,7 @@ class Outcome:
             raise NothingRecorded(nothing)
 
     def missing(self) -> str | None:
-        """Why there is nothing to show; ``None`` when there is something."""
+        """Why there is nothing to show; ``None`` if there is something."""
         if self.unfinished is not None:
             return None
         if self.stopped_by and self.recorded == 0:

@@ -1,6 +1,6 @@
-"""The one session of this process: it ends with its thread or with the process, and is forgotten in a child.
+"""The active session of this process: it ends with its thread or with the process.
 
-In a child that the script forks nothing of the recording goes on.
+A child that the script forks does not continue the recording.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from ampmem.signals import SIGNALS
 
 
 class ActiveSession(Protocol):
-    """A session, as far as it matters here."""
+    """The part of a session that this module needs."""
 
     def close(self) -> None:
-        """End it, on its own thread or on another."""
+        """End the session, on its own thread or on another."""
 
     @property
     def forked_child(self) -> Callable[[], None]:
-        """Called when this process has forked a child."""
+        """Called in the parent when it has forked a child."""
 
     def forget(self) -> None:
-        """This process is such a child."""
+        """Forget the session: this process is a forked child."""
 
 
 _sessions: dict[str, ActiveSession] = {}
-"""The active one, or none. Of several threads that call ``setdefault`` at once, one is first."""
+"""The active session, if any. ``setdefault`` is atomic: of several threads only one is first."""
 _ACTIVE = "active"
 
 
 class _Ending:
-    """Closes a session when the thread that made this ends, of which it is a local."""
+    """A thread-local object that closes the session when its thread ends."""
 
     def __init__(self, session: ActiveSession) -> None:
         self._session = session
 
     def __del__(self) -> None:
-        if _sessions and active() is self._session:  # at the very end of Python there are no globals
+        if _sessions and active() is self._session:  # globals are gone when the interpreter shuts down
             self._session.close()
 
 
@@ -52,12 +52,12 @@ _thread = threading.local()
 
 
 def active() -> ActiveSession | None:
-    """The session that is recording in this process."""
+    """The session that is recording in this process, if any."""
     return _sessions.get(_ACTIVE)
 
 
 def become_active(session: ActiveSession) -> None:
-    """From now on ``session`` is the active one. Raises :class:`UsageError` where there is one already."""
+    """Make ``session`` the active one. Raises :class:`UsageError` if there is one already."""
     if _sessions.setdefault(_ACTIVE, session) is not session:
         raise _nested()
     _thread.ending = _Ending(session)
@@ -65,7 +65,7 @@ def become_active(session: ActiveSession) -> None:
 
 
 def check_none() -> None:
-    """Raises :class:`UsageError` where there is an active one."""
+    """Raise :class:`UsageError` if there is an active session."""
     if active() is not None:
         raise _nested()
 
@@ -78,7 +78,7 @@ def _nested() -> UsageError:
 
 
 def release(session: ActiveSession) -> None:
-    """It has ended, and nothing holds it here any longer."""
+    """Forget ``session``, which has ended."""
     atexit.unregister(session.close)
     _sessions.pop(_ACTIVE, None)
     vars(_thread).pop("ending", None)
@@ -99,21 +99,21 @@ os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after
 
 
 def forked_since() -> Callable[[], bool]:
-    """What says whether it is called in a child that was forked after this."""
+    """A function that tells whether it runs in a child forked after this call."""
     process = os.getpid()
     return lambda: os.getpid() != process
 
 
 def leave_to_parent(writer: object, path: Path) -> None:
-    """In the child: ``writer`` has the SQLite file at ``path`` open, and must neither use it nor close it.
+    """In a forked child: abandon ``writer``, which has the SQLite file at ``path`` open.
 
-    SQLite would roll back what the parent has begun, and that even when the child ends; so the object lives for ever.
-    Its descriptors are closed: the child may outlive the parent.
+    Using or closing it, even at the child's end, would make SQLite roll back the parent's open transaction; so the
+    object is kept forever. Its descriptors are closed: the child may outlive the parent.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer))
     files = [found for name in (path, path.with_name(f"{path.name}-journal")) if (found := _identity(name))]
     for descriptor in _descriptors():
-        with suppress(OSError):  # the one that listed them
+        with suppress(OSError):  # the descriptor that listed the others is closed already
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) in files:
                 os.close(descriptor)
@@ -128,7 +128,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _descriptors() -> list[int]:
-    """Those that are open in this process."""
+    """The open file descriptors of this process."""
     with suppress(OSError):
         return [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
     return []

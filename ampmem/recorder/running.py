@@ -1,4 +1,4 @@
-"""What runs: the step, the optimizer's update in it, and how long steps take."""
+"""The running step, the optimizer update in it, and a stopwatch for steps."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ampmem.recorder.torch_private.general import on_module_before
 
 @dataclass(slots=True, kw_only=True)
 class OpenStep:
-    """What is known of the step that is running; ``loss`` is scaled where a GradScaler scales."""
+    """What is known of the running step; ``loss`` is scaled if a GradScaler scales it."""
 
     start_ns: int = field(default_factory=time_ns)
     end_ns: int | None = None
-    """When it ended, where that was known only later."""
+    """The time when the step ended, if that was only known later."""
     loss: float | LateNumber | None = None
-    """Of its last backward."""
+    """The loss of its last backward."""
     backwards: int = 0
     loss_scale: float | LateNumber | None = None
     batch_size: int | None = None
     batch_loaded: bool = False
     skips: list[float | LateNumber | None] = field(default_factory=list)
-    """Of each update, something other than 0 when it was skipped."""
+    """One entry for each update: a number other than 0 if it was skipped."""
     autocast_in_backward: bool = False
 
     def record(self, index: int, *, finished: bool = True) -> StepRecord:
-        """The step, ending now; not ``finished`` where memory ran out in it."""
+        """The record of the step, which ends now; not ``finished`` if memory ran out in it."""
         loss, scale = settled_number(self.loss), settled_number(self.loss_scale)
         if loss is not None and scale:
             loss /= scale
@@ -54,9 +54,9 @@ class OpenStep:
 
 
 class RunningUpdate:
-    """The optimizer's update, a whole ``step``: one op, as no mode looks into it.
+    """The optimizer's update as one op, ``Adam.step``: no dispatch mode is on in it.
 
-    From :meth:`begin` to :meth:`end` it runs; after that it is the one that ran last.
+    It runs from :meth:`begin` to :meth:`end`; afterwards it is the last update.
     """
 
     def __init__(self, log: Log, stacks: Stacks, texts: Texts) -> None:
@@ -64,24 +64,24 @@ class RunningUpdate:
         self.stacks = stacks
         self._texts = texts
         self._began = (0, 0, 0)
-        """When, and the ids of its name and of the stack that called it."""
+        """Its start, and the ids of its name and of its caller's stack."""
         self.stepping: list[int] = []
         """``id`` of each optimizer whose ``step`` is running: wrappers step inside each other."""
         self.name = ""
-        """``Adam.step``."""
+        """Its name, such as ``Adam.step``."""
 
     def begin(self, optimizer: str) -> None:
-        """The ``step`` of an optimizer of this class begins."""
+        """Note that the ``step`` of an optimizer of this class begins."""
         self.name = f"{optimizer}.step"
         self._began = (time_ns(), self._texts.id(self.name), self.stacks.capture())
 
     def end(self) -> None:
-        """It has ended, or memory ran out in it."""
+        """Note that the update has ended, or memory ran out in it."""
         self._log.op(*self._began)
 
 
 class Stopwatch:
-    """How long each step takes, from the first forward on, in nanoseconds."""
+    """Times each step in ns, from the first forward on."""
 
     def __init__(self, *, synchronize: bool = True) -> None:
         self._synchronize = synchronize
@@ -89,7 +89,7 @@ class Stopwatch:
         self._since: int | None = None
 
     def install(self) -> Callable[[], None]:
-        """Start with the first module that runs; returns what undoes the waiting for it."""
+        """Start with the first module that runs; returns the undo."""
 
         def begin(*_: object) -> None:
             self._since = time_ns()
@@ -99,8 +99,8 @@ class Stopwatch:
         return undo
 
     def lap(self) -> None:
-        """A step has ended."""
-        if self._synchronize and torch.cuda.is_initialized():  # else only what the host did is timed
+        """Note that a step has ended."""
+        if self._synchronize and torch.cuda.is_initialized():  # without it, the time excludes the device's pending work
             torch.cuda.synchronize()
         now = time_ns()
         if self._since is not None:

@@ -1,4 +1,4 @@
-"""Runs a script or module as ``__main__``, as Python itself would."""
+"""Runs a script or module as ``__main__``, as Python itself does."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ampmem.own_code import OWN_FOLDERS, RUNNER, RUNNER_LINE, is_torch
 
 _OP_CALLER = str(Path("torch", "_ops.py"))
 STDIN = "-"
-"""What Python, too, is told to run standard input."""
+"""The argument for standard input, as of Python itself."""
 _STDIN_FILE = "<stdin>"
 _WHAT = ("-c", "-m")
-"""Options of Python's that say what it runs."""
+"""Options of Python that say what it runs."""
 
-# A class of the script's may have others of these names.
+# The script's exception classes may override these names.
 _TRACEBACK: Any = vars(BaseException)["__traceback__"]
 _CAUSE: Any = vars(BaseException)["__cause__"]
 _CONTEXT: Any = vars(BaseException)["__context__"]
@@ -39,7 +39,7 @@ class StopScript(BaseException):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What to run: compiled, but not started. ``argv0`` and ``path0`` are what Python would set."""
+    """What to run, compiled but not started. ``argv0`` and ``path0`` are the values that Python would set."""
 
     code: CodeType
     file: str
@@ -50,13 +50,13 @@ class Target:
 
     @property
     def sha256(self) -> str:
-        """The digest of the script's own file; empty where it is not in one, as standard input."""
+        """The SHA-256 digest of the script's file; empty if there is no file, as for standard input."""
         file = Path(self.file)
         return sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
     @property
     def calls_below(self) -> int:
-        """How deep Python is where it runs this: a module is run by ``runpy``, which older versions call from C."""
+        """Depth of Python's stack below the script: ``runpy`` runs a module, and older versions call that from C."""
         if self.spec is None:
             return 0
         return 3 if sys.version_info < (3, 12) else 2
@@ -65,7 +65,7 @@ class Target:
 def find_script(name: str) -> Target:
     """The script at path ``name``: a file, ``-`` for standard input, a folder or a zip file with a ``__main__.py``.
 
-    Raises :class:`UsageError` when it is none of these.
+    Raises :class:`UsageError` if it is none of these.
     """
     if name == STDIN:
         text = standard_input()
@@ -93,7 +93,7 @@ def find_script(name: str) -> Target:
 
 @functools.cache
 def standard_input() -> bytes:
-    """All that standard input has: it can be read once."""
+    """The whole of standard input, which can be read only once."""
     if sys.stdin is None:
         raise UsageError("standard input is closed, so no script can be read from it")
     return sys.stdin.buffer.read()
@@ -122,9 +122,9 @@ def _find_application(name: str, path: Path) -> Target:
 
 
 def find_module(name: str, arguments: Sequence[str] = ()) -> Target:
-    """The module ``name``, as ``python -m`` finds it; a package's ``__main__`` for a package.
+    """The module ``name``, as ``python -m`` finds it; for a package its ``__main__``.
 
-    The packages that it is in are imported for that, and see the ``arguments`` as they would.
+    Its parent packages are imported for that, with ``arguments`` in ``sys.argv`` as under ``python -m``.
     """
     here, argv = str(Path.cwd()), list(sys.argv)
     sys.path.insert(0, here)
@@ -147,10 +147,10 @@ def find_module(name: str, arguments: Sequence[str] = ()) -> Target:
 
 
 def prepare(target: Target, arguments: Sequence[str]) -> ModuleType:
-    """Set all that Python sets before it runs ``target``, and return the module that is to be its ``__main__``.
+    """Set all that Python sets before it runs ``target``; returns the module that is to be its ``__main__``.
 
-    ``sys.argv``, ``sys.path`` and ``sys.modules['__main__']`` stay the script's afterwards: its
-    exit handlers and threads may still look at them.
+    ``sys.argv``, ``sys.path`` and ``sys.modules['__main__']`` stay the script's afterwards: its exit handlers and
+    threads may still use them.
     """
     main = _new_main(target)
     sys.modules["__main__"] = main
@@ -163,7 +163,7 @@ def prepare(target: Target, arguments: Sequence[str]) -> ModuleType:
 
 
 def _new_main(target: Target) -> ModuleType:
-    """Its attributes in the order in which Python makes them."""
+    """A new ``__main__`` whose attributes are in the order in which Python makes them."""
     main = ModuleType("__main__")
     spec = target.spec
     main.__package__ = None if spec is None else spec.parent
@@ -183,7 +183,7 @@ def _new_main(target: Target) -> ModuleType:
 
 
 def _interpreter(command: Sequence[str]) -> list[str]:
-    """The start of ``command``, which started Python: the executable and its own options."""
+    """The start of ``command``, which started Python: the executable and Python's own options."""
     options = 1
     while options < len(command) and command[options].startswith("-") and not command[options].startswith(_WHAT):
         options += 2 if command[options] in ("-W", "-X") else 1
@@ -191,7 +191,10 @@ def _interpreter(command: Sequence[str]) -> list[str]:
 
 
 def _runner() -> Callable[[CodeType, ModuleType], None]:
-    """What executes the script, seen as Python's own: a warning about the script's caller names the file of this."""
+    """A function that executes the script from a frame like Python's own.
+
+    A warning about the script's caller names that frame's file.
+    """
     run = lambda code, main: exec(code, main.__dict__)  # noqa: E731
     code = run.__code__.replace(
         co_filename=RUNNER, co_firstlineno=RUNNER_LINE, co_name="<module>", co_qualname="<module>"
@@ -200,11 +203,11 @@ def _runner() -> Callable[[CodeType, ModuleType], None]:
 
 
 execute = _runner()
-"""Runs a target's code in its ``__main__``; whatever it raises comes out."""
+"""Runs a target's code in its ``__main__``; errors propagate."""
 
 
 def own_traceback(error: BaseException) -> TracebackType | None:
-    """``error``'s traceback as it would be without ampmem, which also leaves all errors linked to it so."""
+    """``error``'s traceback without ampmem's frames; removes them from all linked errors, too."""
     seen: dict[int, BaseException] = {}
     pending = [error]
     while pending:
@@ -218,7 +221,7 @@ def own_traceback(error: BaseException) -> TracebackType | None:
 
 
 def script_alone(error: BaseException) -> TracebackType | None:
-    """``error`` as a stop of the simulation's is told: without what it came up in, and with no frame of torch's."""
+    """``error``, which stopped the simulation, without its context and without torch's frames."""
     error.__cause__ = error.__context__ = None
     entries, trace = [], own_traceback(error)
     while trace is not None:
@@ -236,7 +239,7 @@ def cause_of(error: BaseException) -> BaseException | None:
 
 
 def _linked(error: BaseException) -> list[BaseException]:
-    """Its cause, what it came up in, and the errors of a group."""
+    """The errors linked to ``error``: its cause, its context, and the members of a group."""
     linked = [_CAUSE.__get__(error), _CONTEXT.__get__(error)]
     if isinstance(error, BaseExceptionGroup):
         linked += BaseExceptionGroup.exceptions.__get__(error)
@@ -255,14 +258,14 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
 def _linked_up(entries: Sequence[TracebackType]) -> TracebackType | None:
     rebuilt: TracebackType | None = None
     for entry in reversed(entries):
-        # A signal may come between two lines, at an instruction of none; Python then finds no line, here as there.
+        # A signal may come at an instruction that belongs to no line; Python has no line number then.
         line: int | None = entry.tb_lineno
         rebuilt = TracebackType(rebuilt, entry.tb_frame, entry.tb_lasti, -1 if line is None else line)
     return rebuilt
 
 
 def _without_ours(entries: list[TracebackType]) -> list[TracebackType]:
-    """Leave out the recorder's frames, and the frame of torch's op caller that they go through."""
+    """``entries`` without the recorder's frames, and without the frame of torch's op call that leads to them."""
     kept: list[TracebackType] = []
     after_ours = False
     for entry in entries:
@@ -275,7 +278,7 @@ def _without_ours(entries: list[TracebackType]) -> list[TracebackType]:
 
 
 def stops_in(error: BaseException | None) -> int:
-    """How many of our stops are in ``error``: it is one, or came up while the script was unwinding from one."""
+    """Number of :class:`StopScript` in ``error``: itself, and those raised while the script was unwinding."""
     seen: set[int] = set()
     stops = 0
     while error is not None and id(error) not in seen:

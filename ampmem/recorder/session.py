@@ -1,7 +1,6 @@
-"""One recording session in the user's process: owns the source, every hook, the steps and the file.
+"""One recording session in the script's process: owns the source, all hooks, the steps and the file.
 
-The hooks speak to :class:`Session`; what follows from what they say, :mod:`ampmem.recorder.steps` decides, and the
-session does it.
+The hooks call :class:`Session`, :mod:`ampmem.recorder.steps` decides what follows, and the session carries it out.
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ _RAN_ELSEWHERE = (
 
 
 class Session:
-    """Records from :meth:`start` to :meth:`close`; leaves nothing of itself behind in torch. There is one at a time.
+    """Records from :meth:`start` to :meth:`close`, and leaves nothing of itself behind in torch; one at a time.
 
-    ``source`` records in place of the one that ``options.device`` names, which cannot name a simulated one.
-    ``on_step`` is called with the number of recorded steps after each, ``on_done`` after the last.
+    ``source`` replaces the one that ``options.device`` names, which cannot be a simulated one. ``on_step`` is called
+    after each step with the number of recorded steps, ``on_done`` after the last.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Session:
         on_step: Callable[[int], None] | None = None,
         on_done: Callable[[], None] | None = None,
     ) -> None:
-        become_active(self)  # before anything that takes a while: another thread may be here, too
+        become_active(self)  # first of all: another thread may start a session, too
         try:
             self._make(options, source)
         except BaseException:
@@ -85,9 +84,9 @@ class Session:
             raise
         self._on_step, self._on_done = on_step, on_done
         self._over = False
-        """Whether the script has come to its end."""
+        """Whether the script has ended."""
         self._end_asked = False
-        """Whether another thread has asked for the end of the session."""
+        """Whether another thread has asked to end the session."""
 
     def _make(self, options: Options, source: Source | None) -> None:
         self._notes = Notes(check_torch(options))
@@ -95,14 +94,14 @@ class Session:
         self.outcome = Outcome(skip=options.skip, step_on=options.step_on, first_step=options.first_step)
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
         self._thread: int | None = threading.get_ident()
-        """The one that is recorded; none in a child that was forked."""
+        """The recorded thread; ``None`` in a forked child."""
         self.optimizers = Optimizers(self._optimizer_died)
         self._machine = StepMachine(options.step_on, self.optimizers)
         self._open_step = OpenStep()
         self._loaded: int | None = None
-        """How many samples a DataLoader made into the newest batch, where that is known."""
+        """Number of samples in the DataLoader's newest batch, if known."""
         self._forward_ns = 0
-        """When the last outermost forward began."""
+        """Time when the last outermost forward began."""
         self._undo = ExitStack()
         self._undo.callback(release, self)
         self.forked = forked_since()
@@ -156,7 +155,7 @@ class Session:
         self.forked_child = partial(children.forked, self)
         self._unskim: Undo | None = None
         self._look: Callable[[], object] | None = None
-        """What is called at the end of each module of a script that is not recorded."""
+        """Called after each module while the script is not recorded."""
         self._recording_hooks: list[Callable[[], Undo]] = [
             self._source.install,
             self._hooks.modules.install,
@@ -183,9 +182,9 @@ class Session:
         file = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
         return StepWriter(file, Joiner(self.log, stacks, texts), texts, describer)
 
-    @let_in  # a handler that had to wait raises here, where nothing is left of what was begun
+    @let_in  # a delayed signal handler raises here, when everything is undone
     def start(self) -> None:
-        """Install the hooks, to record at once or after some steps; where that fails, nothing and no file is left."""
+        """Install the hooks, and record at once or after ``skip`` steps; an error leaves nothing, not even a file."""
         try:
             self._undo.callback(SIGNALS.hold())
             with SIGNALS:
@@ -199,10 +198,10 @@ class Session:
             raise
 
     def _install(self) -> None:
-        if self._steering is not None:  # first, so that a region of ours is left before an update is marked
+        if self._steering is not None:  # first: ampmem's autocast region must be left before an update is marked
             self._undo.callback(self._steering.install())
         self._undo.callback(self._changes.install())
-        for install in self._hooks.early:  # these say when steps end that are not recorded, too
+        for install in self._hooks.early:  # they also find the ends of steps that are not recorded
             self._undo.callback(install())
         if self.options.timed:
             self._undo.callback(self.stopwatch.install())
@@ -215,22 +214,22 @@ class Session:
             self.skim()
 
     def at_end(self, undo: Undo) -> None:
-        """Do ``undo`` when the session ends."""
+        """Call ``undo`` when the session ends."""
         self._undo.callback(undo)
 
     def skim(self) -> None:
-        """From now on follow the forwards of a script that is not recorded, if nobody does yet."""
+        """Follow the forwards of the script while it is not recorded, if they are not followed yet."""
         to_come = self.options.timed or self.outcome.steps < self.options.skip
         if self._unskim is None and to_come:
             self._unskim = boundaries.install_skimming(self, self._hooks.modules.before, self._look)
             self._undo.callback(self._unskim)
 
     def close(self, failure: BaseException | None = None) -> None:
-        """Stop recording, undo every hook, write what is left; the second time do nothing.
+        """Stop recording, undo every hook, and write what is left; a second call does nothing.
 
-        ``failure`` is what the script ended with, if that was no end of its own. Some of what is in place is a
-        thread's own: called on another thread, this only asks for the end, which comes when the recorded one next
-        runs a module, a backward or an optimizer, or when it is over.
+        ``failure`` is the exception that ended the script, if it was an error. Some hooks are per thread: on another
+        thread this only asks for the end, which comes when the recorded thread next runs a module, a backward or an
+        optimizer, or ends.
         """
         if active() is not self:
             return
@@ -242,7 +241,7 @@ class Session:
                 self._over = True
                 self._act(self._machine.script_over())
         finally:
-            if active() is self:  # else that was the last step
+            if active() is self:  # else that step was the last and has ended the session
                 with SIGNALS:
                     self._end(failure)
 
@@ -260,12 +259,12 @@ class Session:
                     self.outcome.stopped_by = str(error)
 
     def forget(self) -> None:
-        """This process is a child that was just forked: the recording is its parent's, and nothing of it stays here."""
+        """Drop the recording in a forked child: it is the parent's."""
         recording = self.recording
         writer, self.writer = self.writer, None
         if writer is not None:
             writer.forget()
-        with suppress(Exception):  # whatever fails, it is none of the script's
+        with suppress(Exception):  # the script must not see errors of ampmem
             self._leave_forward()
             self._machine.forget()
             self._thread = None
@@ -275,10 +274,10 @@ class Session:
             self._undo.close()
 
     def check(self) -> None:
-        """Raise :class:`NothingRecorded` when there is no step, no model or no backward to show.
+        """Raise :class:`NothingRecorded` if there is no step, no model or no backward to show.
 
-        It is a :class:`ModelElsewhere` when the model was not on the device that was recorded. A child that was
-        forked has nothing to show and is not to say so.
+        Raises :class:`ModelElsewhere` if the model was not on the recorded device. Does nothing in a forked child,
+        which has nothing to show.
         """
         if self.forked():
             return
@@ -287,13 +286,13 @@ class Session:
         self.outcome.check(self._device.elsewhere(), self.log.misses.why(), self.nothing())
 
     def check_forced(self) -> None:
-        """Raise :class:`ChangeNotForced` when a change that was to be forced was not, or not wherever it was to be."""
+        """Raise :class:`ChangeNotForced` if a change to force was not made, or not everywhere."""
         unmet = [] if self.forked() else [*self._changes.unmet(), *self._other_settings()]
         if unmet:
             raise ChangeNotForced(f"{'; '.join(unmet)}: the recording is not of the script with that change")
 
     def _other_settings(self) -> list[str]:
-        """Whether the script has set the allocator in another way than it was to be."""
+        """A message if the script has set other allocator settings than the forced ones."""
         wanted = self.options.forced.allocator
         found = self._device.allocator() if wanted else None
         if found is None or wanted in found.settings:
@@ -301,37 +300,37 @@ class Session:
         return [f"--force-allocator {wanted}: the script has set the allocator to {found.settings or 'its defaults'}"]
 
     def nothing(self) -> str | None:
-        """Why no memory of the device was recorded; ``None`` where some was."""
+        """Why no memory of the device was recorded; ``None`` if some was."""
         return self._device.nothing()
 
     @property
     def device_type(self) -> str:
-        """The type of torch device whose memory is recorded."""
+        """The type of the torch device whose memory is recorded."""
         return self._source.device_type
 
     def failed(self, failure: FailureRecord) -> None:
-        """The script has failed, which the recording is to say."""
+        """Note ``failure``, with which the script failed, for the recording."""
         self.outcome.failure = failure
         self._notes.add(failure.note)
 
     def notes(self) -> list[str]:
-        """What a reader has to know by now of the source, which may be there after the recording."""
+        """Notes of the source so far; there may be new ones after the recording."""
         return self._source.notes()
 
     def late_ooms(self) -> list[OomRecord]:
-        """The requests that have failed for want of memory since the recording ended, as far as the source saw them."""
+        """Out-of-memory errors after the recording ended, as far as the source saw them."""
         return self._device.take_late()
 
     def add_model(self, model: torch.nn.Module) -> None:
-        """``model`` is what the user named."""
+        """Add ``model``, which the user named."""
         self.models.add(model)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
-        """``optimizer`` is what the user named, or was there before the recording."""
+        """Add ``optimizer``, which the user named or which existed before the recording."""
         self.optimizer_made(optimizer)
 
     def manual_step(self) -> None:
-        """The user says that a step ends here; from now on only that counts."""
+        """End the step here; from now on only this method ends steps."""
         if self.forked():
             return
         if not self._on_own_thread():
@@ -345,7 +344,7 @@ class Session:
         self._act(self._machine.manual_step())
 
     def _begin(self) -> None:
-        """Start the source and the hooks that only matter while it runs."""
+        """Start the source, and install the hooks that are needed only while it runs."""
         self._hooks.compiled.show()
         if self._unskim is not None:
             self._unskim()
@@ -367,7 +366,7 @@ class Session:
         if self.options.skip:
             self._begin_step()
 
-    # What the hooks say.
+    # Called by the hooks.
 
     @property
     def recording(self) -> bool:
@@ -375,7 +374,7 @@ class Session:
         return self._machine.recording
 
     def on_thread(self) -> bool:
-        """Whether the calling thread is the one that is recorded, or a device's thread that runs its backward."""
+        """Whether the calling thread is the recorded one, or an autograd thread that runs its backward."""
         if self._on_own_thread():
             if self._end_asked:
                 self._end_asked = False
@@ -388,13 +387,13 @@ class Session:
         return threading.get_ident() == self._thread
 
     def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
-        """An outermost ``module`` is about to run; ``recomputing`` when backward computes a forward again."""
+        """An outermost ``module`` is about to run; ``recomputing`` if backward recomputes a forward."""
         grad, observed = torch.is_grad_enabled(), self._forward.active
         held = None if recomputing else self._held_by(module)
         self._act(self._machine.forward_started(held, grad=grad, observed=observed, recomputing=recomputing))
 
     def _held_by(self, module: nn.Module) -> frozenset[int] | None:
-        """The optimizers that hold its parameters; none where it is no part of a step, or no step waits for another."""
+        """The optimizers that hold parameters of ``module``; ``None`` if it is not part of a step or no step waits."""
         takes_part = self._machine.rounds.several and (module.training or torch.is_grad_enabled())
         return self.optimizers.holding(module) if takes_part else None
 
@@ -404,37 +403,37 @@ class Session:
         self._notes.add(warning(_RAN_ELSEWHERE.format(model=model)))
 
     def compiled_in_place(self, model: str) -> None:
-        """A model of this class runs that ``model.compile()`` compiled in its place: no hook sees its forward."""
+        """A model of this class, compiled by ``model.compile()``, runs: no hook sees its forward."""
         if self.outcome.in_place is None:
             self.outcome.in_place = model
             self._notes.add(warning(IN_PLACE.format(model=model)))
 
     def batch_seen(self, size: int) -> None:
-        """The outermost module is fed tensors whose first dimension is ``size``."""
+        """The outermost module gets tensors whose first dimension is ``size``."""
         if self._machine.phase is Phase.FORWARD:
             self._open_step.batch_size = size
             self._open_step.batch_loaded = size == self._loaded
 
     def input_seen(self, tensor: torch.Tensor) -> None:
-        """The outermost module is fed ``tensor``, a leaf that gets a gradient."""
+        """The outermost module gets ``tensor``, a leaf that requires a gradient."""
         self._gradients.add_input(tensor)
 
     def forward_ended(self, *, raised: bool) -> None:
-        """The outermost module has returned or ``raised``."""
+        """The outermost module has returned, or ``raised``."""
         depth.take_room()
         stepping = bool(self._update.stepping)
         self._act(self._machine.forward_ended(raised=raised, grad=torch.is_grad_enabled(), stepping=stepping))
 
     def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """An outermost ``module`` is about to run, and nothing is recorded."""
+        """An outermost ``module`` is about to run while nothing is recorded."""
         self._act(self._machine.skimmed(self._held_by(module)))
 
     def skimmed_over(self) -> None:
-        """It has returned."""
+        """The outermost module has returned."""
         self._act(self._machine.skimmed_over())
 
     def backward_started(self, loss: float | LateNumber | None) -> None:
-        """The autograd engine is about to run, from ``loss`` where it starts at one number."""
+        """The autograd engine is about to run; ``loss`` is its root if that is a single number."""
         if self.recording:
             self.outcome.backwards += 1
             step = self._open_step
@@ -444,7 +443,7 @@ class Session:
         self._act(self._machine.backward_started(in_forward=in_forward))
 
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
+        """The autograd engine has returned, or ``raised``; ``differentiable`` if it made a graph (``create_graph``)."""
         ended = self._machine.backward_ended(
             time_ns(),
             raised=raised,
@@ -456,18 +455,18 @@ class Session:
         self._act(ended)
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        """``optimizer`` exists."""
+        """``optimizer`` was made, or found."""
         self.outcome.optimizer = True
         self.optimizers.add(optimizer)
         self._machine.rounds.made(id(optimizer), type(optimizer).__name__)
         if self._machine.rounds.several and not self.recording:
-            self.skim()  # which models run between updates says whose step it is
+            self.skim()  # the models that run between updates show whose step it is
 
     def _optimizer_died(self, optimizer: int) -> None:
         self._machine.rounds.died(optimizer)
 
     def optimizer_inside(self, optimizer: int) -> None:
-        """The optimizer with this ``id`` has stepped inside another's step."""
+        """The optimizer with this ``id`` has stepped inside another optimizer's step."""
         self._machine.rounds.step_inside(optimizer)
 
     def optimizer_started(self, optimizer: str) -> None:
@@ -479,7 +478,7 @@ class Session:
     def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
         """The outermost ``step`` of the optimizer with this ``id`` has returned.
 
-        ``skipped`` is something other than 0 when a GradScaler left the update out.
+        ``skipped`` is a number other than 0 if a GradScaler skipped the update.
         """
         self._open_step.skips.append(skipped)
         self._act(self._machine.updated(optimizer, time_ns(), in_backward=in_backward()))
@@ -496,21 +495,21 @@ class Session:
         return before
 
     def batch_loaded(self, samples: int | None) -> None:
-        """A DataLoader has made a batch, of ``samples`` where that is a dimension of all its tensors."""
+        """A DataLoader has made a batch; ``samples`` is the common first dimension of its tensors, if there is one."""
         self._loaded = samples
 
     def transform_started(self) -> Phase:
-        """A module that is no part of a model is about to run; returns the phase to go back to."""
+        """A module that is not part of a model is about to run; returns the phase to go back to."""
         before = self._machine.phase
         self._act(self._machine.transform_started())
         return before
 
     def data_ended(self, before: Phase) -> None:
-        """The batch is made or transformed, or there is none left."""
+        """The batch is made or transformed, or the DataLoader is exhausted; go back to phase ``before``."""
         self._act(self._machine.data_ended(before))
 
     def function_returned(self) -> None:
-        """The function has returned whose returns end steps."""
+        """The function named by ``--step-on`` has returned."""
         self.outcome.returned = True
         self._act(self._machine.function_returned())
 
@@ -520,18 +519,18 @@ class Session:
         self._notes.add("the script started child processes: what happens there is not recorded")
 
     def remark(self, message: str) -> None:
-        """A reader of the recording must know ``message``."""
+        """Put ``message`` into the recording's notes."""
         self._notes.add(message)
 
     def stop_recording(self, why: str) -> None:
-        """The recording ends although the script goes on."""
+        """End the recording; the script goes on."""
         self.outcome.stopped_by = why
         self.close()
 
-    # What follows from it.
+    # What the session does then.
 
     def _act(self, actions: Actions) -> None:
-        """Do each before the machine says the next: a step that has ended may end the recording."""
+        """Carry out each action before the machine yields the next: the end of a step may end the recording."""
         for action in actions:
             match action:
                 case Do():
@@ -580,17 +579,17 @@ class Session:
 
     def _note_inputs(self) -> None:
         if not self.outcome.model:
-            # A model has run, and had no parameters: torch.func puts tensors in their places while it runs.
+            # A model without parameters has run: under torch.func plain tensors take the parameters' places.
             self.models.changed = True
             self._note_models()
         self._gradients.note_inputs()
 
     def _end_step(self, ended_ns: int | None) -> None:
-        """A step has ended, at ``ended_ns`` where that was before now: write it, then go on or stop."""
+        """Write the step that has ended, now or earlier at ``ended_ns``; then go on or stop."""
         if ended_ns is not None and self.recording:
             self._open_step.end_ns = ended_ns
             self.log.begin_step(ended_ns, self.outcome.number + 1)
-        if active() is not self:  # it was forgotten in the middle of a step
+        if active() is not self:  # the session was forgotten in the middle of a step
             return
         if self.options.timed:
             self.stopwatch.lap()
@@ -642,8 +641,8 @@ class Session:
                 self.stop_recording(f"the recording was full: it has at most {MOST_STEPS:,} steps")
 
     def _done(self) -> None:
-        """All steps that were asked for have ended."""
-        over = self._over  # the last step may be seen only when the script has ended: there is nothing to stop then
+        """End the recording: all requested steps have ended."""
+        over = self._over  # if so, the last step was found at the script's end, and nothing is left to stop
         try:
             self.close()
         finally:
@@ -651,7 +650,7 @@ class Session:
                 self._on_done()
 
     def _give_up(self, why: str) -> None:
-        """The file cannot be written: that is no reason to stop somebody's training."""
+        """End the recording because the file cannot be written; the training goes on."""
         self._notes.add(why)
         if self.recording:
             self._leave_forward()
@@ -665,7 +664,7 @@ class Session:
         raw, taken, step = self._source.stop(), self._device.take(), None
         if ended_with(failure, taken[1], self._forward_ns):
             step = self._unfinished_step()
-        self.models.note()  # as every forward does when it starts
+        self.models.note()  # as at the start of every forward
         if failure is None:
             states = self._hooks.optimizers.note_idle(self.optimizers)
             self._holders.note_rest(self.models, states, self._source.blocks())
@@ -675,7 +674,7 @@ class Session:
             self.outcome.stopped_by = str(error)
 
     def _unfinished_step(self) -> StepRecord:
-        """The step in which memory ran out, or else the script's setup; notes what else is known by now."""
+        """The step in which memory ran out, or the script's setup; notes what else is known by then."""
         self.models.add_registered()
         for optimizer in self.optimizers:
             self._hooks.optimizers.note_kept(optimizer)

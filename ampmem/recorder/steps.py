@@ -1,7 +1,7 @@
-"""When steps begin and end and in which phase a script is, from what the hooks report: pure, without torch.
+"""A state machine of steps and phases, driven by what the hooks report: pure, without torch.
 
-Whoever drives :class:`StepMachine` calls a method for each event and does what it yields before asking for more: a step
-that has ended may end the recording, and the rest of the event depends on that.
+The driver of :class:`StepMachine` calls a method for each event and carries out each action that it yields before it
+asks for the next: the end of a step may end the recording, and the rest of the event depends on that.
 """
 
 from __future__ import annotations
@@ -18,79 +18,79 @@ from ampmem.recorder.marker import Marker
 from ampmem.vocabulary import Mark, StepOn
 
 PATIENCE = 8
-"""Updates of one optimizer in a step after which those that made none are taken for idle.
+"""Updates of one optimizer in a step after which optimizers without an update are considered idle.
 
-A GAN may train its critic several times per generator update (five times, as published most often); an
-optimizer that a script makes and never steps must not keep a step open for ever.
+A GAN may train its critic several times per generator update (five times, as published most often); an optimizer that a
+script makes and never steps must not keep a step open forever.
 """
 MOST_LOOKS = 16
-"""So often the script's variables are looked at in one step: some have a backward for each of many tasks."""
+"""Maximum number of searches of the script's variables per step: multi-task scripts run many backwards."""
 WITHOUT_OPTIMIZER = (
     "the script has no torch.optim optimizer: a step ends with each backward (--step-on names another end)"
 )
 
 
 class Do(Enum):
-    """What is to be done at an instant of the script."""
+    """Actions for the session."""
 
     PAUSE = auto()
-    """The script is between two phases: read what the device has made so far, where that is much."""
+    """Read the device's events so far, if there are many: the script is between two phases."""
     BEGIN_STEP = auto()
-    """The first step begins. Those after it begin where one ends."""
+    """Begin the first step; each later one begins where the one before ends."""
     SEE_MODEL = auto()
-    """A model is about to run: note its parameters."""
+    """Note the parameters of the model that is about to run."""
     COUNT_EVALUATION = auto()
-    """That forward is no step's own."""
+    """Count a forward of an evaluation, which is not part of a step."""
     LOOK = auto()
     """Note which variables of the script hold memory."""
     OBSERVE = auto()
-    """Observe the ops of forward from now on."""
+    """Start observing the ops of forward."""
     OBSERVE_AGAIN = auto()
-    """Observe the ops of a forward that backward computes again."""
+    """Start observing the ops of a forward that backward recomputes."""
     LEAVE_OPS = auto()
-    """Observe ops no longer."""
+    """Stop observing ops."""
     LEAVE = auto()
-    """Nothing that belongs to forward alone may be active any longer: no mode, no autocast of ampmem's."""
+    """Deactivate all that belongs to forward alone: the dispatch mode, and ampmem's autocast."""
     END_FORWARD = auto()
-    """The outermost forward has ended."""
+    """End the outermost forward."""
     KEEP_RECOMPUTED = auto()
-    """Note what the forward made that backward has computed again."""
+    """Note the tensors made by the recomputed forward."""
     NOTE_HOLDERS = auto()
-    """Note who holds what there is at the end of a step without backward."""
+    """Note the holders of all memory at the end of a step without backward."""
     BEGIN_BACKWARD = auto()
-    """The engine is about to run."""
+    """Begin backward: the engine is about to run."""
     END_BACKWARD = auto()
-    """The engine has returned."""
+    """End backward: the engine has returned."""
     NOTE_INPUTS = auto()
     """Note the gradients of inputs."""
     END_UPDATE = auto()
-    """An optimizer's update is over."""
+    """End the update of an optimizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """The script is in ``phase`` from now on."""
+    """The script enters ``phase``."""
 
     phase: Phase
 
 
 @dataclass(frozen=True, slots=True)
 class SetMark:
-    """The script is at ``mark`` of its step."""
+    """The script reaches ``mark`` of its step."""
 
     mark: Mark
 
 
 @dataclass(frozen=True, slots=True)
 class EndStep:
-    """A step has ended: now, or at ``ended_ns`` where that is known only now."""
+    """A step ends: now, or earlier, at ``ended_ns``."""
 
     ended_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A reader of the recording must know ``message``."""
+    """Put ``message`` into the recording's notes."""
 
     message: str
 
@@ -99,43 +99,43 @@ Actions: TypeAlias = Iterator[Do | Enter | SetMark | EndStep | Say]
 
 
 class Trained(Protocol):
-    """What is asked of the script's optimizers, which are their ``id`` here."""
+    """What the step machine asks about the script's optimizers, which are their ``id`` here."""
 
     def trains(self, optimizer: int) -> bool:
-        """Whether any parameter of it takes a gradient now: a script may freeze a model while another is trained."""
+        """Whether any parameter of ``optimizer`` requires a gradient now: GANs freeze one model to train the other."""
 
     def has_gradients(self, optimizer: int) -> bool:
-        """Whether any parameter of it has a gradient now."""
+        """Whether any parameter of ``optimizer`` has a gradient now."""
 
 
 class Rounds:
-    """Counts the updates of a step, and knows for whom it waits. An optimizer is its ``id`` here.
+    """Counts the updates of a step, and decides for which optimizers it waits. An optimizer is its ``id`` here.
 
-    A step waits for an optimizer whose model ran in it, apart from those of the optimizers that have updated: a GAN's
-    generator runs while its discriminator is trained. It does not wait for one whose parameters are in a model with
-    theirs: backward reached both, so both could have updated by the next forward. Two that have updated before, but
-    never in one step, train in turn; so do two that both update several times in a row.
+    A step waits for an optimizer without an update if its model ran in the step, as a GAN's generator runs while its
+    discriminator is trained. It does not wait for an optimizer that shares a model with one that has updated: backward
+    reached both, so both could have updated before the next forward. Nor does it wait if both have updated before, but
+    never in one step: they alternate between steps. The same holds if both update several times in a row.
     """
 
     def __init__(self) -> None:
         self.updates: dict[int, int] = {}
-        """Updates of this step, by optimizer, in the order of their first."""
+        """Number of updates in this step, by optimizer, in the order of their first update."""
         self._names: dict[int, str] = {}
         self._living: set[int] = set()
         self._inside: set[int] = set()
-        """Those that step inside another's step: a step of training does not wait for one."""
+        """Optimizers that step inside another's step: a step does not wait for them."""
         self._ran: set[frozenset[int]] = set()
-        """Of each model that ran in this step, the optimizers that hold parameters of it, if any does."""
+        """For each model that ran in this step, the optimizers that hold parameters of it."""
         self._ever: set[int] = set()
         self._idle: set[int] = set()
         self._together: set[frozenset[int]] = set()
-        """Pairs that have updated in one step."""
+        """Pairs of optimizers that have updated in one step."""
         self._row: tuple[int, int] = (0, 0)
-        """Who updated last, and how often in a row."""
+        """The optimizer that updated last, and its number of updates in a row."""
         self._rows: dict[int, int] = {}
-        """How often each has updated in a row at the most."""
+        """The largest number of updates in a row of each optimizer."""
         self._dead = 0
-        """Stands for the last one that died: below 0, as no ``id`` is."""
+        """A key that stands for the optimizer freed last: negative, unlike any ``id``."""
 
     @property
     def any(self) -> bool:
@@ -144,36 +144,36 @@ class Rounds:
 
     @property
     def several(self) -> bool:
-        """Whether it has more than one."""
+        """Whether the script has more than one optimizer."""
         return len(self._living - self._inside) > 1
 
     @property
     def beside(self) -> set[int]:
-        """Those whose models ran in this step, and that have made no update in it."""
+        """Optimizers whose models ran in this step, without an update so far."""
         return set().union(*self._ran) - self.updates.keys()
 
     @property
     def begun(self) -> bool:
-        """Whether a model has run, and an update was made."""
+        """Whether a model has run in this step, and an update was made."""
         return bool(self._ran and self.updates)
 
     def made(self, optimizer: int, name: str) -> None:
-        """``optimizer``, of the class ``name``, exists."""
+        """Note that ``optimizer``, of the class ``name``, was made."""
         self._names[optimizer] = name
         self._living.add(optimizer)
 
     def step_inside(self, optimizer: int) -> None:
-        """``optimizer`` steps inside another's step."""
+        """Note that ``optimizer`` steps inside another's step."""
         if optimizer not in self._inside:
             self._inside.add(optimizer)
             self._leave_out(optimizer)
 
     def ran(self, optimizers: frozenset[int]) -> None:
-        """A model ran forward of which ``optimizers`` hold parameters."""
+        """Note the forward of a model of which ``optimizers`` hold parameters."""
         self._ran.add(optimizers - self._inside)
 
     def update(self, optimizer: int) -> None:
-        """``optimizer`` made (or skipped) its update."""
+        """Note that ``optimizer`` made an update, or had it skipped."""
         self._names.setdefault(optimizer, "an optimizer")
         last, row = self._row
         self._row = (optimizer, row + 1 if last == optimizer else 1)
@@ -183,14 +183,14 @@ class Rounds:
         self.updates[optimizer] = self.updates.get(optimizer, 0) + 1
 
     def due(self, *, ever: bool = False) -> set[int]:
-        """For whom the step waits; with ``ever`` only those who have updated before."""
+        """The optimizers for which the step waits; with ``ever`` only those that have updated before."""
         if max(self.updates.values(), default=0) >= PATIENCE:
             return set()
         beside = self.beside & self._ever if ever else self.beside
         return {optimizer for optimizer in beside if self._is_due(optimizer)}
 
     def end(self) -> str | None:
-        """The step is over; what there is to know of it where it puts several updates together."""
+        """End the step; returns a note if it had several updates."""
         message = self._put_together()
         if max(self.updates.values(), default=0) >= PATIENCE:
             self._idle |= self.beside
@@ -199,9 +199,9 @@ class Rounds:
         return message
 
     def died(self, optimizer: int) -> None:
-        """``optimizer`` no longer exists, and another may get its ``id``: its updates of this step stay.
+        """Note that ``optimizer`` was freed; its updates of this step stay. Its ``id`` may be reused.
 
-        It may be gone before the step is known to be over, as what a function has made for itself is.
+        It may be freed before the step is known to have ended, for example if it was local to a function.
         """
         self._dead -= 1
         self._names[self._dead] = self._names.get(optimizer, "an optimizer")
@@ -245,7 +245,7 @@ class Rounds:
         )
 
     def _counted(self) -> Iterator[str]:
-        """The optimizers that have updated in this step and how often, those of a class that did so alike as one."""
+        """Texts for the optimizers that updated in this step and how often; equal ones are counted together."""
         alike = Counter((self._names[key], count) for key, count in self.updates.items())
         said: set[str] = set()
         for (name, count), optimizers in alike.items():
@@ -258,64 +258,64 @@ class Rounds:
 
 
 class StepMachine:
-    """Where the script is. ``trained`` is asked for whom a step waits; ``step_on`` says what ends a step."""
+    """The script's state. ``trained`` answers for which optimizers a step waits; ``step_on`` says what ends a step."""
 
     def __init__(self, step_on: StepOn | Marker, trained: Trained) -> None:
         self._step_on = step_on
         self._trained = trained
         self.rounds = Rounds()
         self.recording = False
-        """Whether allocator events are being recorded now. The recording says so, which begins and ends."""
+        """Whether allocator events are being recorded now; set by the session."""
         self.phase = Phase.SETUP
         self.begun = False
         """Whether the first recorded step has begun."""
         self.manual = False
-        """Whether the user says when steps end; then updates no longer do."""
+        """Whether the user calls the step method; updates then do not end steps."""
         self.in_engine = False
-        """Whether autograd's engine runs."""
+        """Whether the autograd engine is running."""
         self._inside_forward = False
         """Whether the engine was started inside a forward."""
         self._trains = False
         """Whether a backward has run."""
         self._ended_ns: int | None = None
-        """When the step ended, unless the next forward shows that it goes on."""
+        """Time of the last possible end of the step; the next forward shows whether it was the end."""
         self._before_evaluation, self._observed_before = Phase.SETUP, False
-        """What there was when gradients were off and a model ran: the phase, and whether forward was observed."""
+        """State before an evaluation: the phase, and whether forward was observed."""
         self._model_ran = False
-        """Whether one ran since the last batch: what a module without parameters is fed may be what the model gave."""
+        """Whether a model ran since the last batch: a module without parameters may then get the model's output."""
         self._due = False
-        """Whether the step ends with the backward that is running."""
+        """Whether the step ends with the running backward."""
         self._looked_back = False
-        """Whether the step had a forward with gradients, before which the script's variables are looked at."""
+        """Whether the step had its search of variables before its first forward with gradients."""
         self._looks = 0
 
-    # What the recording says of itself.
+    # Called by the session about the recording.
 
     def step_began(self) -> None:
-        """A step begins: the first, or the one after a step that was written."""
+        """A step begins: the first, or the next after one was written."""
         self.begun, self.phase = True, Phase.BETWEEN
         self._model_ran = self._due = self._looked_back = False
         self._looks = 0
 
     def forget(self) -> None:
-        """In a child that was forked: nothing that happens here is the recording's."""
+        """Stop in a forked child, where nothing belongs to the recording."""
         self.recording = self.in_engine = self._inside_forward = False
         self._ended_ns = None
 
-    # Forward. ``observed`` is whether its ops are being observed, ``grad`` whether gradients are on.
+    # Forward. ``observed``: its ops are being observed; ``grad``: gradients are on.
 
     def forward_started(
         self, optimizers: frozenset[int] | None, *, grad: bool, observed: bool, recomputing: bool
     ) -> Actions:
-        """An outermost module is about to run; ``recomputing`` when backward computes a forward again.
+        """An outermost module is about to run; ``recomputing`` if backward recomputes a forward.
 
-        ``optimizers`` hold parameters of it; ``None`` where it is no part of a step, or a step waits for nobody.
+        ``optimizers`` hold parameters of it; ``None`` if it is not part of a step, or no step waits.
         """
         if recomputing:
             yield Do.OBSERVE_AGAIN
             return
         yield from self._settle()
-        if not self.recording:  # that was the last step
+        if not self.recording:  # the step that has just ended was the last
             return
         if optimizers is not None:
             self.rounds.ran(optimizers)
@@ -338,20 +338,20 @@ class StepMachine:
         yield from self._enter(Phase.EVALUATION if evaluates else Phase.FORWARD)
 
     def _evaluates(self, *, grad: bool) -> bool:
-        """Whether a forward that starts now is none of a step's own, which inference has without gradients."""
+        """Whether a forward that starts now is an evaluation: inference steps, too, have no gradients."""
         if grad or self._step_on is StepOn.FORWARD:
             return False
         return self._trains or not isinstance(self._step_on, Marker)
 
     def forward_ended(self, *, raised: bool, grad: bool, stepping: bool) -> Actions:
-        """The outermost module has returned or ``raised``; ``stepping``: inside an optimizer's ``step``."""
+        """The outermost module has returned, or ``raised``; ``stepping`` inside an optimizer's ``step``."""
         if self.phase is Phase.BACKWARD:
             yield Do.KEEP_RECOMPUTED
             yield Do.LEAVE_OPS
             return
         if self.phase is Phase.EVALUATION:
             before = self._before_evaluation
-            if before is not Phase.FORWARD or not self._observed_before:  # else a step's own forward goes on
+            if before is not Phase.FORWARD or not self._observed_before:  # else the step's own forward goes on
                 yield Do.END_FORWARD
             yield from self._enter(before)
             return
@@ -364,20 +364,20 @@ class StepMachine:
             yield from self._finish()
 
     def skimmed(self, optimizers: frozenset[int] | None) -> Actions:
-        """An outermost module is about to run, and nothing is recorded; ``optimizers`` as in forward."""
+        """An outermost module is about to run, not recorded; ``optimizers`` as in :meth:`forward_started`."""
         yield from self._settle()
         if not self.recording and optimizers is not None:
             self.rounds.ran(optimizers)
 
     def skimmed_over(self) -> Actions:
-        """It has returned."""
+        """The outermost module has returned while nothing is recorded."""
         if self._step_on is StepOn.FORWARD and not self.recording:
             yield from self._finish()
 
     # Backward.
 
     def backward_started(self, *, in_forward: bool) -> Actions:
-        """The autograd engine is about to run; ``in_forward``: inside an outermost module that is observed."""
+        """The autograd engine is about to run; ``in_forward`` inside an outermost module that is observed."""
         if not self.recording:
             return
         self.in_engine, self._inside_forward = True, in_forward
@@ -391,7 +391,7 @@ class StepMachine:
     def backward_ended(
         self, ended_ns: int, *, raised: bool, differentiable: bool, grad: bool, observed: bool, stepping: bool
     ) -> Actions:
-        """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
+        """The autograd engine has returned, or ``raised``; ``differentiable`` if it made a graph (``create_graph``)."""
         yield Do.END_BACKWARD
         if self.recording:
             self.in_engine = False
@@ -403,7 +403,7 @@ class StepMachine:
             yield from self._begin_forward(grad=grad, observed=observed)
             yield Do.OBSERVE
         elif differentiable and self.recording and self.begun and not stepping:
-            yield from self._enter(Phase.FORWARD)  # a penalty on gradients: what follows is part of the loss
+            yield from self._enter(Phase.FORWARD)  # a gradient penalty: what follows is part of the loss
             yield Do.OBSERVE
         elif not (self.manual or raised):
             yield from self._after_backward(ended_ns)
@@ -418,7 +418,7 @@ class StepMachine:
             yield from self._finish()
         elif self._step_on is StepOn.FOUND and not self.rounds.any:
             if self.recording:
-                self._ended_ns = ended_ns  # the script may say by itself when the step ends: prof.step()
+                self._ended_ns = ended_ns  # the script may end the step itself, by prof.step()
             else:
                 yield from self._finish()
 
@@ -441,7 +441,7 @@ class StepMachine:
         if self.manual or self._step_on not in (StepOn.FOUND, StepOn.OPTIMIZER):
             return
         if in_backward:
-            self._due = True  # an optimizer that steps inside backward: the step ends with that
+            self._due = True  # the optimizer steps inside backward: the step ends with backward
         else:
             yield from self._after_update(ended_ns)
 
@@ -452,16 +452,16 @@ class StepMachine:
             self._ended_ns = ended_ns
 
     def _over(self) -> bool:
-        """Whether the update just made ends the step, whatever comes; where it may, :meth:`_settled` tells later."""
+        """Whether the last update certainly ends the step; if only possibly, :meth:`_settled` decides later."""
         if not self.rounds.several:
             return True
         return self._settled() and not any(map(self._trained.has_gradients, self.rounds.beside))
 
     def _settled(self, *, script_over: bool = False) -> bool:
-        """Whether the last update has ended the step, as a forward comes next, or the script is over."""
+        """Whether the last update has ended the step, given that a forward comes next or the script is over."""
         return self.rounds.begun and not any(map(self._trained.trains, self.rounds.due(ever=script_over)))
 
-    # Data, and ends that the user names.
+    # Data, and ends of steps that the user sets.
 
     def data_started(self) -> Actions:
         """A DataLoader is about to make a batch."""
@@ -470,22 +470,22 @@ class StepMachine:
             yield from self._enter(Phase.DATA)
 
     def transform_started(self) -> Actions:
-        """A module that is no part of a model is about to run."""
+        """A module that is not part of a model is about to run."""
         if not self._model_ran:
             yield from self.data_started()
 
     def data_ended(self, before: Phase) -> Actions:
-        """The batch is made or transformed, or there is none left; the script was in the phase ``before``."""
+        """The batch is made or transformed, or the DataLoader is exhausted; ``before`` is the phase to go back to."""
         if self.recording and self.phase is Phase.DATA:
             yield from self._enter(before)
 
     def manual_step(self) -> Actions:
-        """The user says that a step ends here; from now on only that counts."""
+        """End the step here; from now on only this method ends steps."""
         self.manual = True
         yield from self._finish()
 
     def function_returned(self) -> Actions:
-        """The function has returned whose returns end steps."""
+        """The function named by ``--step-on`` has returned."""
         if self.manual or (self.recording and not self.begun):
             return
         if self.recording and not self._trains:  # inference
@@ -493,10 +493,10 @@ class StepMachine:
         yield from self._finish()
 
     def script_over(self) -> Actions:
-        """The script has come to its end: a step may have ended that nothing has settled yet."""
+        """End the step that is still undecided, if any: the script has ended."""
         yield from self._settle(script_over=True)
 
-    # What several of these do.
+    # Shared parts.
 
     def _enter(self, phase: Phase) -> Actions:
         yield Enter(phase)
@@ -511,7 +511,7 @@ class StepMachine:
             yield Do.LOOK
 
     def _settle(self, *, script_over: bool = False) -> Actions:
-        """A forward begins, or the script is over: the step may have ended some time ago."""
+        """Decide whether the step has ended already: a forward begins, or the script is over."""
         ended_ns, self._ended_ns = self._ended_ns, None
         if ended_ns is None or self.manual:
             return

@@ -1,6 +1,6 @@
-"""Writes what each step leaves: its events, joined to what the hooks saw, and what is known of the run by now.
+"""Writes each step into the recording: its events joined with the hooks' facts, and what is known of the run.
 
-The latter is the arm, the parameters, the optimizers, the allocator and the notes.
+That is the precision, the parameters, the optimizers, the allocator and the notes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from ampmem.vocabulary import Arm, StepOn
 
 
 def run_record(options: Options, source: Source) -> RunRecord:
-    """What is run, on what, with which versions."""
+    """The record of what is run, on which device, with which versions."""
     place = options.place or PlaceRecord(rank=0, world_size=1)
     return RunRecord(
         ampmem=__version__,
@@ -74,22 +74,22 @@ def _words(step_on: StepOn | Marker) -> str:
 
 
 class Notes:
-    """What a reader of the recording has to know, each once."""
+    """Notes for the reader of the recording, each once."""
 
     def __init__(self, messages: Iterable[str]) -> None:
         self._messages = dict.fromkeys(messages)
 
     def add(self, message: str) -> None:
-        """Keep ``message``."""
+        """Add ``message``."""
         self._messages[message] = None
 
     def beside(self, others: list[str]) -> tuple[str, ...]:
-        """All of them, and then the ``others``, which may have been worded otherwise a step ago."""
+        """All notes, followed by ``others``, whose wording may change from step to step."""
         return tuple(self._messages | dict.fromkeys(others))
 
 
 class Describer:
-    """Describes a run, and knows whether there is anything new to say."""
+    """Describes a run, and knows whether the description has changed."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Describer:
         self._described: tuple[object, ...] = ()
 
     def changed(self) -> bool:
-        """Whether something was seen since the last call that a description would say."""
+        """Whether a new description would differ from the last."""
         notes = self._all_notes()
         place = self._places.now()
         known = (self._models.generation, self._optimizers.generation, self._arm_seen.copy(), notes, place)
@@ -126,7 +126,7 @@ class Describer:
         return changed
 
     def description(self) -> Description:
-        """The description as of now. Goes through all parameters."""
+        """The current description. Goes through all parameters."""
         known = [*self._models.records(), *self._optimizers.own_parameters.values()]
         parameters = tuple(self._device.of_the_run(map(self._optimizers.assign, known)))
         wrapped = self._steering is not None and self._steering.wrapped
@@ -147,7 +147,7 @@ class Describer:
 
 
 class Joined(TypedDict):
-    """One window, as the recording stores it."""
+    """One window in the form in which the recording stores it."""
 
     events: EventColumns
     segments: SegmentColumns
@@ -156,7 +156,7 @@ class Joined(TypedDict):
 
 
 class Joiner:
-    """Joins one window after the other; the phase at the end of one holds at the start of the next."""
+    """Joins events, facts and phases window after window; the last phase of one continues in the next."""
 
     def __init__(self, log: Log, stacks: Stacks, texts: Texts) -> None:
         self._log = log
@@ -166,12 +166,12 @@ class Joiner:
         self._count = 0
 
     def join(self, raw: RawEvents) -> Joined:
-        """The events since the last call as the recording stores them, with the facts and phases."""
+        """The events since the last call in stored form, with the facts and phases."""
         phases = self._log.take_phases()
         step, phase = self._steps_and_phases(raw.time_ns, phases)
         ops = self._log.take_ops()
         module_times, modules = self._log.take_modules()
-        # In backward modules only run to compute forward again; what they allocate is their own.
+        # In backward modules only run for recomputation; what they allocate belongs to the backward op itself.
         recomputed = (phase == Phase.BACKWARD) & (_at(raw.time_ns, module_times, modules) != 0)
         origin_ns = np.where(recomputed, raw.time_ns, _origins(raw, ops))
         inside_op = origin_ns <= _at(origin_ns, ops.start_ns, ops.end_ns)
@@ -212,10 +212,10 @@ class Joiner:
 
 
 def _origins(raw: RawEvents, ops: OpColumns) -> Column:
-    """When the op ran that an event belongs to: in backward the forward op, elsewhere the event itself.
+    """The time of the op to which each event belongs: in backward the forward op's, elsewhere the event's own.
 
-    Ops that make no node carry the number of the newest one too, so the first op with a number made it.
-    A node that runs inside another one on the engine's thread was made there, or else on the recorded one.
+    Ops without a node carry the newest node's number, too, so the first op with a number made the node. A node that
+    runs inside another on the engine's thread was made there, otherwise on the recorded thread.
     """
     made, first = np.unique(ops.sequence, return_index=True)
     if len(made) == 0:
@@ -235,7 +235,7 @@ def _at(times: Column, since: Column, values: Column) -> Column:
 
 
 class StepWriter:
-    """Writes into one recording."""
+    """Writes one recording."""
 
     def __init__(self, file: RecordingWriter, joiner: Joiner, texts: Texts, describer: Describer) -> None:
         self._file = file
@@ -244,7 +244,7 @@ class StepWriter:
         self._describer = describer
 
     def write(self, raw: RawEvents, taken: Taken, step: StepRecord | None, *, last: bool) -> None:
-        """One transaction: the events since the last one, and ``step``, if one has ended; ``last`` at the end.
+        """Write one transaction: the events since the last, and ``step`` if one has ended; ``last`` at the end.
 
         Raises:
             RecordingError: the file cannot be written.
@@ -258,26 +258,26 @@ class StepWriter:
 
     @property
     def prediction(self) -> PredictionRecord | None:
-        """What was written last of a simulated device."""
+        """The last prediction written for a simulated device, if any."""
         return self._file.prediction
 
     def withdraw(self) -> None:
-        """Let no file be there until there is a step to write."""
+        """Hide the file until there is a step to write."""
         self._file.withdraw()
 
     def discard(self) -> None:
-        """Remove a recording of nothing."""
+        """Delete a recording without content."""
         self._file.discard()
 
     def close(self) -> None:
-        """The recording is whole.
+        """Complete the recording.
 
         Raises:
-            RecordingError: steps that waited for a reader of the file cannot be written.
+            RecordingError: steps that were held back by a reader's lock cannot be written.
         """
         self._file.close()
 
     def forget(self) -> None:
-        """In a forked child: leave the recording to the parent."""
+        """Leave the recording to the parent, in a forked child."""
         leave_to_parent(self._file, self._file.path)
         written_here.clear()

@@ -1,4 +1,4 @@
-"""The ``.ampmem`` file: one SQLite database per process, appended to as the run goes, and read whole."""
+"""The ``.ampmem`` file: one SQLite database per process, appended to during the run, and read whole."""
 
 from ampmem.recording.bounds import MOST_STEPS
 from ampmem.recording.database import FORMAT_VERSION, SUFFIX

@@ -1,7 +1,7 @@
-"""What the cells of a recording may hold: the bounds that a file is held against before anything is made of it.
+"""Bounds of the values in a recording, checked before anything is computed from a file.
 
-A recording may come from anybody. What is within these bounds can be added up in 64 bits and held in the memory that
-a file of its size is worth; what a run really writes is far inside of them.
+A recording may come from anybody. Values within these bounds can be added in 64 bits and fit into memory in proportion
+to the file's size; a real run stays far inside them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ampmem.events import NO_STEP, UNKNOWN, Action, Column, Columns, EventColumn
 from ampmem.names import shape_of
 
 MOST = 1 << 62
-"""The largest size, address or time: two of them can be added in 64 bits. The year is 2116."""
+"""The largest size, address or time (ns): two of them can be added in 64 bits. As a time it is the year 2116."""
 
 INT64 = (-(1 << 63), (1 << 63) - 1)
 
 INTEGERS: Mapping[str, tuple[int, int]] = {
-    **dict.fromkeys(("time_ns", "start_ns", "end_ns"), (-(1 << 60), MOST)),  # before a clock's zero, too
+    **dict.fromkeys(("time_ns", "start_ns", "end_ns"), (-(1 << 60), MOST)),  # a clock may be before its zero
     "step": (NO_STEP, 1 << 40),
     "index": (0, 1 << 40),
     "allocated": (UNKNOWN, MOST),
@@ -32,10 +32,10 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
     "small": (0, 1),
     "expandable": (0, 1),
 }
-"""The least and the most of each column and field of that name; all others are from 0 to :data:`MOST`."""
+"""Minimum and maximum by name of a column or field; for all others 0 and :data:`MOST`."""
 
 MOST_STEPS = 30_000
-"""A recording ends with that many."""
+"""Maximum number of steps of a recording, which ends then."""
 
 MOST_ROWS: Mapping[str, int] = {
     "meta": 100,
@@ -48,59 +48,59 @@ MOST_ROWS: Mapping[str, int] = {
     "parameter": 100_000,
     "text": 10_000_000,
 }
-"""How many rows a table may have; events, facts, phases and segments as many as the file has room for."""
+"""Maximum number of rows by table; events, facts, phases and segments are limited by the file's size."""
 
 NAME = 10_000
-"""Characters of a name: of a module, a parameter, an op, a class, a device."""
+"""Maximum characters of a name: of a module, a parameter, an op, a class, a device."""
 
 MODULES = 100_000
-"""Modules of all models together."""
+"""Maximum number of modules of all models together."""
 
 MODULE_NAMES = 1 << 24
-"""Characters of the full names of all modules together; and of those of all parameters, and of their classes."""
+"""Maximum characters of all modules' full names together; also of all parameters', and of their classes'."""
 
 NAMES_OF_ROWS = 1 << 26
 NAMES_OF_ROW = 200
-"""Characters of the names in all events, or facts, together: so many, and so many more for each row of the table.
+"""Maximum characters of the names in all events, or facts: this many, and this many more per row of the table.
 
-One long name that a million rows have makes a short file, and an endless table of its allocations.
+One long name shared by a million rows makes a short file, but an endless table of its allocations.
 """
 
 STACK_LINES = 1 << 18
-"""Frames of all different stacks together; a long run has a thousand."""
+"""Maximum number of frames in all distinct stacks together; a long run has a thousand."""
 
 POSITIONS_OF_STEPS = 100_000_000
 POSITIONS_OF_EVENT = 10
-"""Events of all steps together: so many, and so many more for each event.
+"""Maximum number of events of all steps together: this many, and this many more per event.
 
-A step follows the one before; yet clocks are set back at times, and then two may share some events.
+Steps follow one another; but a clock may be set back, and then two steps may share some events.
 """
 
 IMPLEMENTATIONS = ("foreach", "fused", "for-loop")
 
 TEXT = 1 << 20
-"""Characters of a longer text: a stack, a note, an error's message, an argument."""
+"""Maximum characters of a longer text: a stack, a note, an error's message, an argument."""
 
 STATE = 1 << 23
-"""Characters of the state of an allocator that ran out of memory, or of a row of the header."""
+"""Maximum characters of an allocator's state at an out-of-memory error, or of a row of the header."""
 
 ITEMS = 1 << 20
-"""Entries of a list in a cell, such as a script's arguments."""
+"""Maximum number of entries of a list in a cell, such as a script's arguments."""
 
 DIMENSIONS = 1_000
-"""Of a tensor's shape."""
+"""Maximum number of dimensions of a tensor's shape."""
 
 
 def integers_of(name: str) -> tuple[int, int]:
-    """The least and the most that a column or a field called ``name`` may hold."""
+    """Minimum and maximum of a column or field called ``name``."""
     return INTEGERS.get(name, (0, MOST))
 
 
 def check_bounds(recording: Recording) -> None:
-    """Raise ``ValueError`` for what is in no recording, though each row of it may be well formed.
+    """Raise ``ValueError`` for a recording that no run writes, though each of its rows may be well formed.
 
-    Numbers out of bounds and sums that 64 bits do not hold, numbers that stand for nothing (a text that is not there,
-    an unknown enum member), steps that do not follow each other, and names that are too long to make a tree of.
+    That is: numbers out of bounds, sums over 64 bits, indices without an entry (a missing text, an unknown enum
+    member), steps that do not follow each other, and names too long to make a tree of.
     """
     for table, columns in (
         ("event", recording.events),
@@ -132,7 +132,7 @@ def check_bounds(recording: Recording) -> None:
 
 
 def _codes(recording: Recording) -> Mapping[str, tuple[int, int]]:
-    """The bounds of the columns that hold numbers of something else."""
+    """The bounds of the columns that are indices or codes."""
     text = (0, len(recording.texts) - 1)
     return {
         **dict.fromkeys(("op", "module", "stack", "name", "dtype", "shape"), text),
@@ -155,7 +155,7 @@ def _check_columns(table: str, columns: Columns, codes: Mapping[str, tuple[int, 
 
 
 def _check_extents(recording: Recording) -> None:
-    """The work for a step grows with its events: those of all steps together must stay in proportion."""
+    """Raise ``ValueError`` if the steps together have too many events: the work per step grows with its events."""
     times = np.maximum.accumulate(recording.events.time_ns)
     starts = np.array([step.start_ns for step in recording.steps], dtype=np.int64)
     ends = np.array([step.end_ns for step in recording.steps], dtype=np.int64)
@@ -165,7 +165,7 @@ def _check_extents(recording: Recording) -> None:
 
 
 def _check_texts(recording: Recording) -> None:
-    """Raise ``ValueError`` where names and stacks are too long: each row is shown with its own."""
+    """Raise ``ValueError`` if names and stacks are too long in total: each row is shown with its own."""
     lengths = np.fromiter(map(len, recording.texts), dtype=np.int64, count=len(recording.texts))
     events, facts = recording.events, recording.facts
     for columns in ((events.op, events.module), (facts.name, facts.module), (facts.dtype, facts.shape)):
@@ -179,7 +179,7 @@ def _check_texts(recording: Recording) -> None:
 
 
 def _check_shapes(recording: Recording) -> None:
-    """A shape is one, or not known."""
+    """Raise ``ValueError`` for a text that is neither a shape nor empty."""
     for index in np.unique(recording.facts.shape).tolist():
         shape = shape_of(recording.texts[index])
         if index and (shape is None or max(shape, default=0) > MOST):
@@ -187,7 +187,7 @@ def _check_shapes(recording: Recording) -> None:
 
 
 def _check_names(recording: Recording) -> None:
-    """A module is shown with all that are above it, each by its full name: that must stay in proportion."""
+    """Raise ``ValueError`` if module names are too long in total: each module is shown with all above it."""
     events, facts, texts = recording.events, recording.facts, recording.texts
     parents = {record.name.rpartition(".")[0] for record in recording.parameters}
     modules = parents | {

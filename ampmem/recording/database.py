@@ -1,11 +1,11 @@
-"""The tables of a ``.ampmem`` file, and opening one that anybody may have made: plain tables alone, and bounded work.
+"""The tables of a ``.ampmem`` file, and safe opening of a file from anybody: plain tables only, and bounded work.
 
 Two views are a promise to people who query a recording with SQL:
 
-* ``allocator_event(id, time_ns, step, phase, action, address, bytes, block_bytes, stream, op, stack)``
-* ``storage_fact(time_ns, address, fact, name, module, dtype, shape)``
+* ``allocator_event(id, time_ns, step, phase, action, address, bytes, block_bytes, stream, op, stack)`` *
+``storage_fact(time_ns, address, fact, name, module, dtype, shape)``
 
-A view may get more columns, after those that it has; older files lack them: the last two of ``storage_fact``. The
+A view may get more columns, after the existing ones; older files lack them: the last two of ``storage_fact``. The
 tables behind them may change with ``format_version``. A file of another version is refused.
 """
 
@@ -46,17 +46,20 @@ from ampmem.recording.bounds import MOST_ROWS
 FORMAT_VERSION = 3
 SUFFIX = ".ampmem"
 ROWS = "rows"
-"""The key in ``meta`` of how many rows each table has, which every transaction writes last: a copy of a file whose
-run was killed inside a transaction, made without the journal beside it, does not have that many.
+"""The key in ``meta`` for the number of rows of each table, which every transaction writes last.
+
+The numbers do not match in a copy, made without the journal, of a file whose run was killed in a transaction.
 """
 MESH = "mesh"
-"""The key in ``meta`` of where in its job this process is, beside its rank; there only where something is known."""
+"""The key in ``meta`` for this process's place in its job, besides its rank; only present if known."""
 ENDED = "ended"
-"""The key in ``meta`` of whether the recording was ended: false until its writer is closed, and so where its run was
-killed. The first files of this format have no such key.
+"""The key in ``meta`` for whether the recording was ended.
+
+It is false until the writer is closed, so it stays false if the run was killed. The first files of this format have no
+such key.
 """
 UNCOUNTED = ("meta", "plain_step")
-"""Tables that are not among them: the key is in the one, and the other is written later, by another process."""
+"""Tables without a number of rows: ``meta`` contains the numbers, another process writes ``plain_step`` later."""
 
 COLUMN_TABLES: tuple[tuple[str, type[Columns]], ...] = (
     ("event", EventColumns),
@@ -116,27 +119,27 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
-# Opens a ``.ampmem`` file that anybody may have made: plain tables alone, and no more work than a file can be worth.
+# Opens a ``.ampmem`` file from anybody: plain tables only, and work in proportion to the file's size.
 #
-# Nothing in the file can make SQLite run anything: what is asked is asked of tables, which are what the layout says.
+# Nothing in the file can make SQLite run code: all queries are of tables, whose definitions are checked.
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
 _LAYOUT = {name: kind.lower() for kind, name in re.findall(r"CREATE (TABLE|VIEW) (\w+)", schema())}
-"""Everything that there is in a recording, and what it is."""
+"""The kind of each table and view of a recording, by name; nothing else may be in it."""
 
 _COLUMN = r'(?:\w+|"\w+")(?: INTEGER| TEXT)?(?: NOT NULL| PRIMARY KEY)*'
 _TABLE = re.compile(rf"CREATE TABLE (\w+) \({_COLUMN}(?:, {_COLUMN})*\)", re.ASCII)
-"""A table of the layout, of whatever columns: nothing in it is computed."""
+"""A table of the layout, with any columns, none of which is computed."""
 
 _INDEX = "sqlite_autoindex_meta_1"
-"""What SQLite makes by itself, for the keys of the header."""
+"""The index that SQLite makes for the keys of the header."""
 
 _SCHEMA_ROWS = 40
 _SCHEMA_TEXT = 10_000
 
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
-"""What a journal ends with that names another file: SQLite would read that file, and may delete it.
+"""The end of a journal that names another file: SQLite would read that file, and may delete it.
 
 Source: "Database File Format", sqlite.org/fileformat2.html, and ``readSuperJournal`` in SQLite's ``pager.c``.
 """
@@ -144,20 +147,20 @@ Source: "Database File Format", sqlite.org/fileformat2.html, and ``readSuperJour
 _ROWS_AT_ONCE = 2048
 
 _COMMIT_S = 20.0
-"""How long to wait at most while the file's writer writes one step."""
+"""Maximum seconds to wait while the file's writer commits a step."""
 
 _STEPS_BETWEEN_LOOKS = 50_000
 _STEPS_FOR_ANY_FILE = 2_000_000
 
 
 class Database:
-    """An open recording, whose tables are those of the layout; what is in it has at ``most`` so many bytes."""
+    """An open recording, whose tables are those of the layout and whose content has at most ``most`` bytes."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection, most: int) -> None:
         self._path = path
         self._connection = connection
         self.rows_read: dict[str, int] = {}
-        """By table, once it is read whole."""
+        """Number of rows by table, for tables that were read whole."""
         self._steps = 0
         self._size = 0
         self._text_left = _SCHEMA_ROWS * _SCHEMA_TEXT
@@ -174,10 +177,10 @@ class Database:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(self._size, _SCHEMA_TEXT))
 
     def columns(self, table: str, kind: type[_ColumnsT]) -> _ColumnsT:
-        """The rows of ``table``. Raises ``ValueError`` or ``TypeError`` for what is no whole number."""
+        """The rows of ``table``. Raises ``ValueError`` or ``TypeError`` for a value that is not an integer."""
         names = self._there(table, kind)
         cursor, left = self._select(table, names), self._most(table, names)
-        cells = array("q")  # unlike a numpy column it takes whole numbers only
+        cells = array("q")  # unlike a numpy array, it rejects floats
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             left -= len(rows)
             if left < 0:
@@ -189,18 +192,18 @@ class Database:
         return kind(**(dict.fromkeys(kind.LATER, nothing) | dict(zip(names, by_column, strict=True))))
 
     def _there(self, table: str, kind: type[Columns]) -> tuple[str, ...]:
-        """The columns of ``kind``, but for those that came later than the file; others SQLite would take for words."""
+        """The columns of ``kind`` that the file has: it may be older, and SQLite reads missing names as strings."""
         there = set(self._names(table))
         if missing := set(kind.names()) - kind.LATER - there:
             raise ValueError(f"the table {table} has no {', '.join(sorted(missing))}")
         return tuple(name for name in kind.names() if name in there)
 
     def _names(self, table: str) -> tuple[str, ...]:
-        """The columns that the file has."""
+        """The columns of ``table`` in the file."""
         return tuple(column[0] for column in self._connection.execute(f"SELECT * FROM {table} LIMIT 0").description)
 
     def rows(self, table: str, *names: str) -> Iterator[tuple[Any, ...]]:
-        """The columns ``names`` of ``table``."""
+        """The columns ``names`` of each row of ``table``."""
         most, number = self._most(table, names), 0
         for number, row in enumerate(self._select(table, names), start=1):
             if number > most:
@@ -210,7 +213,7 @@ class Database:
         self.rows_read[table] = number
 
     def records(self, table: str) -> Iterator[dict[str, object]]:
-        """The rows of ``table``, by the names of the columns that the file has."""
+        """The rows of ``table`` as dictionaries, with the columns that the file has."""
         names = self._names(table)
         return (dict(zip(names, row, strict=True)) for row in self.rows(table, *names))
 
@@ -219,20 +222,20 @@ class Database:
         return self._connection.execute(f"SELECT {columns} FROM {table} ORDER BY rowid")
 
     def _most(self, table: str, names: tuple[str, ...]) -> int:
-        """The most rows that the file can have: a row takes at least a byte for each column and five more."""
+        """The maximum number of rows that fit into the file: each takes at least a byte per column and five more."""
         return min(self._size // (len(names) + 5), MOST_ROWS.get(table, self._size))
 
     def _too_many(self, table: str) -> ValueError:
         return ValueError(f"the table {table} has more rows than a recording, or a file of its size, can have")
 
     def _count(self, row: tuple[Any, ...]) -> None:
-        """All texts together are no longer than the file, unless several rows share one."""
+        """Raise ``ValueError`` once the texts read so far are longer than the file."""
         self._text_left -= sum(len(cell) for cell in row if isinstance(cell, (str, bytes)))
         if self._text_left < 0:
             raise ValueError("its texts are longer than the file")
 
     def _worked(self) -> bool:
-        """Called by SQLite every now and then: whether to give up."""
+        """Whether to give up; SQLite calls it every now and then."""
         self._steps += _STEPS_BETWEEN_LOOKS
         return self._steps > _STEPS_FOR_ANY_FILE + 2 * self._size
 
@@ -241,7 +244,7 @@ class Database:
 
     def _check_version(self) -> None:
         version = self._number("user_version")
-        if version == 0:  # any other program's database, or an empty file
+        if version == 0:  # another program's database, or an empty file
             raise RecordingError(f"{self._path} is not an ampmem recording")
         if version != FORMAT_VERSION:
             raise RecordingError(
@@ -250,7 +253,7 @@ class Database:
             )
 
     def _check_schema(self) -> None:
-        """Raise ``ValueError`` for what the layout does not have; of a table that is missing SQLite speaks itself."""
+        """Raise ``ValueError`` for anything outside the layout; SQLite itself reports a missing table."""
         rows = self._connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema")
         for number, (kind, name, table, sql) in enumerate(rows):
             known = kind == _LAYOUT.get(name) and name == table and (kind == "view" or _is_plain(name, sql))
@@ -259,27 +262,30 @@ class Database:
 
 
 def _is_plain(name: str, sql: object) -> bool:
-    """Whether ``sql`` makes the table ``name``, and nothing in it is computed."""
+    """Whether ``sql`` creates the table ``name`` without computed columns."""
     match = _TABLE.fullmatch(sql) if isinstance(sql, str) and len(sql) <= _SCHEMA_TEXT else None
     return match is not None and match[1] == name
 
 
 def _bytes_in(path: Path) -> int:
-    """The size of the file without its holes: they cost its maker nothing, and nothing is in them."""
+    """The size of the file without its holes: a sparse file costs nothing, and must not raise the bounds."""
     with path.open("rb") as stream:
         size, place = 0, 0
         while True:
             try:
                 start = os.lseek(stream.fileno(), place, os.SEEK_DATA)
                 place = os.lseek(stream.fileno(), start, os.SEEK_HOLE)
-            except OSError:  # no data after this place; where holes are not known, all is data
+            except OSError:  # no data after this offset; a system without holes reports all as data
                 return size
             size += place - start
 
 
 written_here: set[tuple[int, int]] = set()
-"""Device and inode of the files that this process writes. Closing any descriptor of a file lets go of all the locks
-that SQLite has on it in this process, so these files are opened through SQLite alone."""
+"""Device and inode of the files that this process writes.
+
+Closing any descriptor of a file releases all POSIX locks that SQLite has on it in this process, so these files are only
+opened through SQLite.
+"""
 
 
 def is_written_here(path: Path) -> bool:
@@ -288,7 +294,7 @@ def is_written_here(path: Path) -> bool:
 
 
 def identity_of(path: Path) -> tuple[int, int] | None:
-    """Device and inode of the file at ``path``; ``None`` where there is none."""
+    """Device and inode of the file at ``path``; ``None`` if there is none."""
     try:
         status = path.stat()
     except OSError:
@@ -298,19 +304,19 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Database]:
-    """The recording at ``path``, in one state: what is written meanwhile is not seen.
+    """The recording at ``path`` as of one moment: later writes are not seen.
 
-    Of a file that is being written a copy in memory is read, so that its writer waits for no more than the copying. Any
-    other file is opened for writing, too: a run that was killed has left a journal, and SQLite undoes what that says.
+    A file that is being written is copied into memory, so that its writer waits only for the copy. Any other file is
+    opened for writing, too: a killed run has left a journal, and SQLite must roll it back.
     """
     growing = is_written_here(path) or being_written(path)
     connection, most = _copied(path) if growing else (None, 0)
     if connection is None:
         _check_journal(path)
-        most = _bytes_in(path)  # before it is opened: closing a file lets go of the locks that SQLite has on it
+        most = _bytes_in(path)  # before SQLite opens it: closing a descriptor releases SQLite's locks
         connection = _connected(path, "rw")
     with closing(connection):
-        connection.execute("BEGIN")  # or each statement would see what was committed before it
+        connection.execute("BEGIN")  # else each statement would see later commits
         yield Database(path, connection, most)
 
 
@@ -320,10 +326,10 @@ def _connected(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def _copied(path: Path) -> tuple[sqlite3.Connection | None, int]:
-    """The recording at ``path``, which is being written, as a copy in memory, and its size.
+    """An in-memory copy of the recording at ``path``, which is being written, and its size.
 
-    ``None`` in place of the copy where the file itself must be read.
-    It is opened for reading alone: its journal is its writer's, and nothing for this process to undo.
+    ``None`` instead of the copy if the file itself must be read. It is opened read-only: its journal belongs to its
+    writer, and this process must not roll it back.
     """
     copy = sqlite3.connect(":memory:", isolation_level=None)
     try:
@@ -333,9 +339,9 @@ def _copied(path: Path) -> tuple[sqlite3.Connection | None, int]:
             for pragma in (
                 "page_count",
                 "page_size",
-            ):  # the first takes the lock, for which copying would wait for ever
+            ):  # the SELECT takes the lock, for which backup() would wait forever
                 size *= int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
-            if size <= path.stat().st_size:  # else it was not ampmem that wrote it
+            if size <= path.stat().st_size:  # else the writer is not ampmem
                 connection.backup(copy)
                 return copy, size
     except sqlite3.OperationalError as error:
@@ -345,12 +351,12 @@ def _copied(path: Path) -> tuple[sqlite3.Connection | None, int]:
     except BaseException:
         copy.close()
         raise
-    copy.close()  # its writer was killed meanwhile, or it is no recording: reading it says which
+    copy.close()  # its writer was killed meanwhile, or it is not a recording: reading tells
     return None, 0
 
 
 def _check_journal(path: Path) -> None:
-    """Raise ``ValueError`` for a journal that speaks of other files than ``path``; ampmem never writes one."""
+    """Raise ``ValueError`` for a journal that names other files than ``path``; ampmem never writes one."""
     whole = path.resolve()
     journal = whole.with_name(f"{whole.name}-journal")
     if not journal.is_file() or journal.stat().st_size < len(_JOURNAL_MAGIC):

@@ -1,7 +1,7 @@
-"""The files that the ranks of one job write, each its own: ``train.rank3-of-8.ampmem``.
+"""The files of the ranks of one job, one per rank: ``train.rank3-of-8.ampmem``.
 
-A rank claims its name before it records: the claim is a file of one line, with the job in it, whose lock the rank holds
-until a recording takes the file's place. The lock ends with the process, so a claim without a lock is left over.
+A rank claims its file's name before it records: the claim is a file of one line, the job, whose lock the rank holds
+until a recording replaces it. The lock ends with the process, so a claim without a lock is a leftover.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ampmem.recording.database import SUFFIX
 
 _CLAIM = "the recording of a rank begins here: "
 _LONGEST_CLAIM = 1000
-"""In bytes."""
+"""Maximum size of a claim in bytes."""
 _held: dict[Path, int] = {}
-"""The claims of this process, by their absolute paths: the descriptors that hold the locks."""
+"""The descriptors that hold the locks of this process's claims, by absolute path."""
 
 _NAME = re.compile(rf"(?P<job>.+)\.rank(?P<rank>\d+)-of-(?P<world_size>\d+){re.escape(SUFFIX)}", re.ASCII | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFile:
-    """What the name of a rank's file says: it is rank ``rank`` of ``world_size`` of what ``job`` would name alone."""
+    """The parts of a rank's file name: rank ``rank`` of ``world_size`` of the recording ``job``."""
 
     job: Path
     rank: int
@@ -36,17 +36,17 @@ class RankFile:
 
 
 def rank_file(job: Path, rank: int, world_size: int) -> Path:
-    """The file that rank ``rank`` of ``world_size`` writes when a process alone would write ``job``."""
+    """The file that rank ``rank`` of ``world_size`` writes instead of ``job``."""
     return job.with_name(f"{job.name.removesuffix(SUFFIX)}.rank{rank}-of-{world_size}{SUFFIX}")
 
 
 def rank_pattern(job: Path, world_size: int) -> str:
-    """All ranks of ``job``, as a shell takes and finds them: ``'my run'.rank*-of-8.ampmem``."""
+    """The files of all ranks of ``job`` as a shell pattern: ``'my run'.rank*-of-8.ampmem``."""
     return f"{shlex.quote(str(job.with_name(job.name.removesuffix(SUFFIX))))}.rank*-of-{world_size}{SUFFIX}"
 
 
 def rank_of(path: Path) -> RankFile | None:
-    """What the name of ``path`` says; ``None`` where it is not that of a rank's file."""
+    """The parts of the name of ``path``; ``None`` if it is not a rank's file."""
     found = _NAME.fullmatch(path.name)
     if found is None or int(found["rank"]) >= int(found["world_size"]):
         return None
@@ -55,15 +55,15 @@ def rank_of(path: Path) -> RankFile | None:
 
 
 def without_journals(paths: Sequence[Path]) -> list[Path]:
-    """``paths`` without the journals of those among them, which a killed run has left and ``train*`` finds."""
+    """``paths`` without journals of other paths, which a killed run leaves and ``train*`` matches."""
     journals = {path.with_name(f"{path.name}-journal") for path in paths if path.suffix == SUFFIX}
     return [path for path in paths if path not in journals]
 
 
 def make_claim(path: Path, job: str) -> bool:
-    """Make ``path`` this process's claim, for ``job``; ``False`` where there is a file already.
+    """Claim ``path`` for this process and ``job``; ``False`` if there is a file already.
 
-    The claim appears whole and locked. Raises :class:`OSError` where a file cannot be made.
+    The claim appears complete and locked. Raises :class:`OSError` if a file cannot be created.
     """
     half = half_written(path)
     descriptor = os.open(half, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -82,12 +82,12 @@ def make_claim(path: Path, job: str) -> bool:
 
 
 def _name_new(half: Path, path: Path) -> bool:
-    """Call the file at ``half`` ``path``, unless there is a file already."""
+    """Rename the file ``half`` to ``path``, unless that exists."""
     try:
         os.link(half, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without links
+    except OSError:  # a file system without hard links
         if path.exists():
             return False
         half.replace(path)
@@ -95,7 +95,7 @@ def _name_new(half: Path, path: Path) -> bool:
 
 
 def claimed_for(path: Path) -> str | None:
-    """The job that the claim at ``path`` is for, left over or not; ``None`` where there is no claim."""
+    """The job of the claim at ``path``, leftover or not; ``None`` if there is no claim."""
     with suppress(OSError):
         if path.is_file() and path.stat().st_size <= _LONGEST_CLAIM:
             content = path.read_bytes().decode("utf-8", errors="replace")
@@ -104,19 +104,19 @@ def claimed_for(path: Path) -> str | None:
 
 
 def lock_of_claim(path: Path) -> int | None:
-    """The descriptor with which this process has claimed ``path``, for the caller to close; ``None`` if it has not."""
+    """The descriptor of this process's claim of ``path``, for the caller to close; ``None`` if there is none."""
     descriptor = _held.pop(path.absolute(), None)
     if descriptor is None:
         return None
     with suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
-    os.close(descriptor)  # another file has the name by now
+    os.close(descriptor)  # the name belongs to another file by now
     return None
 
 
 def remove_claim(path: Path) -> None:
-    """Remove the claim at ``path`` if it is this process's own, or left over."""
+    """Remove the claim at ``path`` if it is this process's own, or a leftover."""
     descriptor = lock_of_claim(path)
     if descriptor is None:
         remove_left_over(path)
@@ -126,13 +126,13 @@ def remove_claim(path: Path) -> None:
 
 
 def remove_left_over(path: Path) -> None:
-    """Remove the claim at ``path`` if its process has ended; where there are no locks, that is not known."""
+    """Remove the claim at ``path`` if its process has ended; does nothing on file systems without locks."""
     if claimed_for(path) is None:
         return
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDWR)
         try:
-            # A recording may have taken the claim's place before the file was opened, or before it was locked.
+            # A recording may have replaced the claim before the file was opened, or before it was locked.
             begins = os.pread(descriptor, len(_CLAIM), 0) if lock_file(descriptor) else b""
             if begins == _CLAIM.encode() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 path.unlink()

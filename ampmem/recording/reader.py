@@ -1,4 +1,4 @@
-"""Reads a recording, whole, from whoever it comes: each cell is checked once, and nothing in the file is ever run."""
+"""Reads a whole recording from any source: each cell is checked once, and nothing in the file is ever run."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _OF_WATCHED = (
     "ampmem show {file} --full N shows one of its full recordings"
 )
 _STEPS = 1_000_000
-"""Of SQLite's own: a thousand times what it takes to look into a recording's header."""
+"""Maximum number of SQLite's VM steps to read the header: a thousand times what it takes."""
 
 
 def taken_for_recording(path: Path) -> str | None:
-    """What to do with a pickle, perhaps a memory snapshot of PyTorch's; ``None`` for any other file."""
+    """What to do with a pickle, perhaps a memory snapshot of PyTorch; ``None`` for any other file."""
     if not _begins(path).startswith(_PICKLES):
         return None
     command = f"ampmem import {shlex.quote(str(path))} -o {shlex.quote(str(path.with_suffix(SUFFIX)))}"
@@ -60,7 +60,7 @@ def taken_for_recording(path: Path) -> str | None:
 
 
 def check_recording(path: Path) -> None:
-    """Raise what reading ``path`` would, where its first bytes are enough to tell that it is no recording."""
+    """Raise the error of :func:`read` if the first bytes of ``path`` show that it is not a recording."""
     if not path.exists():
         raise UsageError(f"{path} does not exist")
     if path.is_dir():
@@ -80,12 +80,12 @@ def check_recording(path: Path) -> None:
             f"{path} has no recording, only the claim of its name: the rank was killed before it recorded anything; "
             "remove the file, or leave that to the next run"
         )
-    if _begins(path) not in (_DATABASE, b""):  # a file that cannot be opened is told of when it is read
+    if _begins(path) not in (_DATABASE, b""):  # reading reports a file that cannot be opened
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged (file is not a database)")
 
 
 def taken_for_script(path: Path) -> str | None:
-    """What to do with a recording or a pickle; ``None`` for any other file."""
+    """What to do with a recording or a pickle given as a script; ``None`` for any other file."""
     if is_watched(path):
         return f"{path} is a watched run, and no script; this shows it: ampmem show {shlex.quote(str(path))}"
     if _begins(path) == _DATABASE:
@@ -94,12 +94,12 @@ def taken_for_script(path: Path) -> str | None:
 
 
 def is_recording(path: Path) -> bool:
-    """Whether ``path`` is a recording of this version of ampmem or of another one, however damaged its steps are."""
+    """Whether ``path`` is a recording of any version of ampmem, even if its steps are damaged."""
     if _begins(path) != _DATABASE:
         return False
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            # The file may be anybody's, and what is called meta a view without an end.
+            # The file may be from anybody, and its ``meta`` an endless view.
             connection.set_progress_handler(lambda: True, _STEPS)
             return connection.execute("SELECT 1 FROM meta WHERE key = 'format_version'").fetchone() is not None
     except sqlite3.Error:
@@ -114,25 +114,23 @@ def _begins(path: Path) -> bytes:
         return b""
 
 
-# From the cells of a row to a typed record: each is checked once, and what its field's type does not admit is
-# refused.
+# From the cells of a row to a typed record: each cell is checked once, against the type of its field.
 #
 # The types of the records' fields say what a cell may hold, :mod:`ampmem.recording.bounds` how much of it.
 
 _RecordT = TypeVar("_RecordT")
 
 _Check = Callable[[object], Any]
-"""Takes a cell, returns the field's value, or raises ``ValueError``."""
+"""A function from a cell to the field's value; raises ``ValueError``."""
 
 _LENGTHS = {"segments": STATE, **dict.fromkeys(("message", "stack", "script", "settings", "arguments"), TEXT)}
-"""Characters of the fields of that name; all others are names."""
+"""Maximum characters by field; all other fields are names."""
 
 
 def record_of(kind: type[_RecordT], row: Mapping[str, object]) -> _RecordT:
-    """``row`` as a record: one cell for each field, but for fields with a default, which older files lack.
+    """``row`` as a record: one cell per field; fields with a default may be missing, as in older files.
 
-    A list or a mapping may be there as JSON text, and so may a number that is none, ``NaN``.
-    Raises ``ValueError`` for a row that is no such record.
+    A list or a mapping may be JSON text, and so may ``NaN``. Raises ``ValueError`` for a row that is not such a record.
     """
     checks, needed = _checks_of(cast(Hashable, kind))
     unknown, missing = row.keys() - checks.keys(), needed - row.keys()
@@ -150,7 +148,7 @@ def record_of(kind: type[_RecordT], row: Mapping[str, object]) -> _RecordT:
 
 
 def text(cell: object, length: int = TEXT) -> str:
-    """A text of at most ``length`` characters."""
+    """``cell`` as a text of at most ``length`` characters."""
     if not isinstance(cell, str):
         raise ValueError("expected text")
     if len(cell) > length:
@@ -159,14 +157,14 @@ def text(cell: object, length: int = TEXT) -> str:
 
 
 def integer(cell: object, bounds: tuple[int, int] = INT64) -> int:
-    """A whole number within ``bounds``."""
+    """``cell`` as an integer within ``bounds``."""
     if type(cell) is not int or not bounds[0] <= cell <= bounds[1]:
         raise ValueError(f"expected a whole number from {bounds[0]} to {bounds[1]}")
     return cell
 
 
 def parsed_cell(cell: object) -> object:
-    """What the JSON in ``cell`` says. Raises ``ValueError`` for what is none, or too long or deep."""
+    """``cell`` parsed as JSON. Raises ``ValueError`` if it is not JSON, or too long or deep."""
     try:
         return json.loads(text(cell, STATE))
     except RecursionError as error:
@@ -175,7 +173,7 @@ def parsed_cell(cell: object) -> object:
 
 @cache
 def _checks_of(kind: Any) -> tuple[dict[str, _Check], frozenset[str]]:
-    """The check of each field, and the fields that have to be there."""
+    """The check of each field, and the names of the required fields."""
     hints = get_type_hints(kind)
     needed = {item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING}
     return {item.name: _check_of(item.name, hints[item.name]) for item in fields(kind)}, frozenset(needed)
@@ -241,7 +239,7 @@ def _flag(cell: object) -> bool:
 
 
 def _number(cell: object) -> float:
-    """A number of any kind: SQLite takes NaN for NULL, so a recording has it as text."""
+    """``cell`` as a number of any kind; NaN is stored as text, because SQLite turns it into NULL."""
     if cell == "NaN":
         return float("nan")
     if isinstance(cell, float):
@@ -267,7 +265,7 @@ def _short(cell: object) -> str:
 # Reads a recording, whole, from whoever it comes: each cell is checked once, and nothing in the file is ever run.
 
 _HEADER = ("run", "failure", "arm", "prediction", "allocator", MESH, ROWS, ENDED)
-"""What is read of the header; a later version may have more in it."""
+"""The keys of the header that are read; a later version may have more."""
 
 
 _TORN = (
@@ -278,7 +276,7 @@ _TORN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """The place of the process in its job, as the header has it beside the run."""
+    """The place of the process in its job, as in the header besides the run."""
 
     local_rank: int | None = None
     job: str = ""
@@ -289,15 +287,15 @@ class _Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ending:
-    """Whether the recording was ended, as the header has it."""
+    """Whether the recording was ended, as in the header."""
 
     ended: bool
 
 
 def read(path: Path) -> Recording:
-    """Read a whole recording. Raises :class:`RecordingError` when ``path`` is not one.
+    """Read a whole recording. Raises :class:`RecordingError` if ``path`` is not one.
 
-    One that was not ended has a note that says so. One that is being written is read as it was after one of its steps.
+    A recording that was not ended gets a note that says so. One that is being written is read as of one of its steps.
     """
     here = is_written_here(path)
     if not here:
@@ -316,7 +314,7 @@ def read(path: Path) -> Recording:
 
 
 def job_of(path: Path) -> str:
-    """The job that the recording at ``path`` says it is of; empty where it says none, or is no recording (yet)."""
+    """The job of the recording at ``path``; empty if it has none, or is not a recording (yet)."""
     try:
         if is_watched(path):
             return read_watched(path).header.job
@@ -328,7 +326,7 @@ def job_of(path: Path) -> str:
 
 
 def world_size_of(path: Path) -> int:
-    """How many processes the job of the recording at ``path`` has; 1 where that cannot be read."""
+    """Number of processes of the job of the recording at ``path``; 1 if unknown."""
     try:
         with opened(path) as database:
             return record_of(RunRecord, {**_header(database)["run"], "failure": None}).world_size
@@ -341,7 +339,7 @@ def _is_locked(error: sqlite3.Error) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """What SQLite or a check says, which may have words of the file's in it, in a line that only shows."""
+    """The text of ``error``, which may quote the file, as one printable line."""
     said = "it takes more work than a whole file" if str(error) == "interrupted" else str(error)
     if isinstance(error, sqlite3.DatabaseError) and "malformed" in said:
         said += f"; {_TORN}"
@@ -351,13 +349,13 @@ def _said(error: Exception) -> str:
 def _recording(database: Database) -> Recording:
     header = _header(database)
     recording = _recording_of(database, header)
-    if ROWS in header:  # the first files of this format have none
+    if ROWS in header:  # the first files of this format lack it
         _check_whole(database.rows_read, header[ROWS])
     return recording
 
 
 def _check_whole(read: Mapping[str, int], written: Mapping[str, object]) -> None:
-    """Raise ``ValueError`` unless each table has as many rows as the last transaction has left there."""
+    """Raise ``ValueError`` unless each table has the number of rows that the last transaction has written."""
     if any(count != written.get(table, 0) for table, count in read.items() if table not in UNCOUNTED):
         raise ValueError(_TORN)
 
@@ -400,19 +398,19 @@ def _checked(path: Path) -> Recording:
 
 
 def _ended_meanwhile(path: Path) -> bool:
-    """Whether a recording that was not ended when it was read is so now."""
+    """Whether a recording that was not ended when it was read has been ended since."""
     with opened(path) as database:
         return _ended(_header(database)) is not False
 
 
 def _ended(header: Mapping[str, Mapping[str, object]]) -> bool | None:
-    """Whether the recording was ended; ``None`` where the header does not say."""
+    """Whether the recording was ended; ``None`` if the header does not say."""
     ending = _optional(_Ending, header.get(ENDED))
     return None if ending is None else ending.ended
 
 
 def _still_growing(recording: Recording) -> Recording:
-    """``recording``, of which nobody knows yet whether it will be ended."""
+    """``recording`` with ``ended=None``: it is still being written."""
     notes = (note for note in recording.notes if note != NOT_ENDED)
     return replace(recording, ended=None, notes=(*notes, STILL_WRITTEN))
 
@@ -429,7 +427,7 @@ def _header(database: Database) -> dict[str, Mapping[str, object]]:
 
 
 def _texts(database: Database) -> tuple[str, ...]:
-    """The texts, whose ids count from 0."""
+    """The texts in the order of their ids, from 0 on."""
     texts = []
     for number, (index, value) in enumerate(database.rows("text", "id", "value")):
         if index != number:
@@ -439,13 +437,13 @@ def _texts(database: Database) -> tuple[str, ...]:
 
 
 def _run(row: Mapping[str, object], failure: Mapping[str, object] | None, notes: Sequence[str]) -> RunRecord:
-    """The run; why the script failed has a row of its own, and in the first files of this format but a note."""
+    """The run; why the script failed has its own row, and is a note in the first files of this format."""
     failed = failure_in(notes) if failure is None else record_of(FailureRecord, failure)
     return replace(record_of(RunRecord, {**row, "failure": None}), failure=failed)
 
 
 def _arm(row: Mapping[str, object] | None) -> ArmRecord:
-    """The arm; nothing is known of it until the first step has ended."""
+    """The precision; unknown until the first step has ended."""
     if row is None:
         return ArmRecord(name=Arm.AS_IS, dtype=None, cache=None, scaler=False)
     return record_of(ArmRecord, row)

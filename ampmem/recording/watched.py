@@ -1,8 +1,8 @@
-"""The file of a watched run: frames that are appended one after the other, so that it can be read at any moment.
+"""The file of a watched run: frames appended one after the other, so that it can be read at any time.
 
-After :data:`MAGIC` come frames: a letter for the kind, the length of what follows and its CRC-32, each four bytes in
-little-endian order, and then that many bytes. A frame is written by one call. Whoever kills the run leaves whole frames
-and at most one that is cut off, which is left out when the file is read.
+After :data:`MAGIC` come frames: a letter for the kind, the length of the payload and its CRC-32, each four bytes in
+little-endian order, and then the payload. A frame is written by one call: a killed run leaves whole frames and at most
+one truncated frame, which the reader leaves out.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from ampmem.recording.rank_files import lock_of_claim
 MAGIC = b"ampmem watched run 1\n"
 _FRAME = struct.Struct("<cII")
 _LONGEST = 1 << 31
-"""Bytes of a frame: a full recording of a few steps has far fewer."""
+"""Maximum bytes of a frame: a full recording of a few steps has far fewer."""
 MOST_ROWS = 60_000
-"""With so many rows the older half is thinned out."""
+"""Number of rows at which the older half is thinned out."""
 _GROUP = 4
-"""Of so many neighbouring rows two are kept when they are thinned out."""
+"""Number of neighbouring rows of which two are kept when they are thinned out."""
 _DROPPED = 16 << 20
-"""With so many bytes of full recordings that nobody wants any more the file is written anew."""
+"""Bytes of dropped full recordings at which the file is rewritten."""
 
 
 class Kind(StrEnum):
-    """What a frame has."""
+    """The kind of a frame."""
 
     HEADER = "H"
     ROW = "R"
     FULL = "F"
     DROPPED = "D"
-    """The numbers of full recordings that are no longer wanted."""
+    """Numbers of full recordings that are no longer wanted."""
     NOTE = "N"
     GROWN = "G"
     END = "E"
@@ -60,7 +60,7 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedHeader:
-    """What is watched; sizes in bytes, ``limit`` is the device's memory where it is known."""
+    """What is watched. Sizes are bytes; ``limit`` is the device's memory, if known."""
 
     ampmem: str
     torch: str
@@ -74,46 +74,48 @@ class WatchedHeader:
     rank: int = 0
     world_size: int = 1
     job: str = ""
-    """What tells the ranks of one job from those of another, where there are several."""
+    """Identifies the job if there are several ranks."""
     sampled: bool = False
-    """Whether the peak is the largest of instants (each module's end, and each change of phase), and so a lower bound;
-    else it is the allocator's own."""
+    """Whether peaks are sampled (at each module's end and each change of phase), so they are lower bounds.
+
+    Otherwise they are the allocator's own.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One step; sizes in bytes."""
+    """One step. Sizes are bytes."""
 
     step: int
     time_ns: int
-    """When it ended."""
+    """Time of the end of the step."""
     peak: int
-    """The most that was allocated at once in it."""
+    """Peak of allocated memory in the step."""
     phase: str
-    """In which phase that was."""
+    """Phase of the peak."""
     alive: int
-    """What was allocated when it ended."""
+    """Allocated memory at the end of the step."""
     reserved: int
     host: int
-    """The process's resident memory when it ended."""
+    """Resident memory of the process at the end of the step."""
     retries: int
-    """How often the allocator had to free its cache by then."""
+    """Number of times so far that the allocator had to free its cache."""
     split: int
-    """What lay free in segments that were in use by then: what fragmentation costs at most."""
+    """Free memory in segments in use: an upper bound for fragmentation."""
     batch: str
-    """The shapes and dtypes of what the model was fed first."""
+    """Shapes and dtypes of the model's first input."""
     full: bool
-    """Whether it is in a full recording."""
+    """Whether the step is in a full recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Full:
-    """A full recording of a few steps, which lies in the file at ``offset``, compressed."""
+    """A full recording of a few steps, compressed, at ``offset`` in the file."""
 
     number: int
     why: Why
     first: int
-    """The number of its first step in the run."""
+    """Number of its first step in the run."""
     last: int
     offset: int
     length: int
@@ -121,7 +123,7 @@ class Full:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What was allocated in one category, by one line of the script, or is held by one holder."""
+    """Memory allocated in one category, by one line of the script, or held by one holder."""
 
     what: str
     bytes: int
@@ -131,7 +133,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """What came in ``steps`` steps before the end of ``step`` and was alive then, by who holds it."""
+    """Memory allocated in the ``steps`` steps before the end of ``step`` and alive then, by holder."""
 
     step: int
     steps: int
@@ -140,10 +142,10 @@ class Grown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the run ended; of one that ran out of memory, what was asked for, where, and what was held then."""
+    """How the run ended; for an out-of-memory error the request, its place, and the memory held then."""
 
     step: int
-    """The step that had not ended."""
+    """The step that was running."""
     time_ns: int
     failure: FailureRecord | None = None
     out_of_memory: bool = False
@@ -159,7 +161,7 @@ class Ending:
 
 @dataclass(slots=True, kw_only=True)
 class WatchedRun:
-    """All that is in the file of a watched run; ``unread`` bytes at its end are of a frame that is not whole."""
+    """The content of the file of a watched run; ``unread`` bytes at its end are a truncated frame."""
 
     path: Path
     header: WatchedHeader
@@ -172,13 +174,13 @@ class WatchedRun:
 
 
 class WatchedFile:
-    """Writes the file of a watched run. What cannot be written raises ``OSError``, and nothing of it is in the file.
+    """Writes the file of a watched run. Raises ``OSError`` if a frame cannot be written; it is then left out.
 
-    Raises :class:`UsageError` where ``path`` exists, unless ``force``, or cannot be written.
+    Raises :class:`UsageError` if ``path`` exists, unless ``force``, or cannot be written.
     """
 
     def __init__(self, path: Path, header: WatchedHeader, *, force: bool = False) -> None:
-        self.path = path.absolute()  # the script may change the directory
+        self.path = path.absolute()  # the script may change the working directory
         name = lock_of_claim(path)
         if name is None:
             name = lock_output(path, force=force)
@@ -193,7 +195,7 @@ class WatchedFile:
         self._lengths: dict[int, int] = {}
 
     def _replace(self, data: bytes) -> None:
-        """Make a file of ``data`` beside its name, locked, and rename it: readers have the former or the new one."""
+        """Write ``data`` to a new, locked file and rename it, so readers see the old file or the new one."""
         new = half_written(self.path)
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
@@ -208,14 +210,14 @@ class WatchedFile:
         self._descriptor, self._size = descriptor, len(data)
 
     def row(self, row: Row) -> None:
-        """A step has ended."""
+        """Append the row of a step."""
         self._append(Kind.ROW, _text(_CELLS(row)))
         self._rows += 1
         if self._rows >= MOST_ROWS:
             self._rewrite()
 
     def full(self, recording: Path, why: Why, first: int, last: int) -> int:
-        """Keep the recording at ``recording``; its number."""
+        """Append the recording at ``recording``; returns its number."""
         number = self._numbers
         head = _text({"number": number, "why": why, "first": first, "last": last})
         body = zlib.compress(recording.read_bytes(), 1)
@@ -225,30 +227,30 @@ class WatchedFile:
         return number
 
     def drop(self, number: int) -> None:
-        """The full recording of that number is no longer wanted."""
+        """Note that the full recording ``number`` is no longer wanted."""
         self._append(Kind.DROPPED, _text(number))
         self._dropped += self._lengths.pop(number)
         if self._dropped >= _DROPPED:
             self._rewrite()
 
     def header(self, header: WatchedHeader) -> None:
-        """More is known of what is watched."""
+        """Append a new header."""
         self._append(Kind.HEADER, _text(asdict(header)))
 
     def note(self, message: str) -> None:
-        """What a reader has to know."""
+        """Append a note for the reader."""
         self._append(Kind.NOTE, _text(message))
 
     def grown(self, grown: Grown) -> None:
-        """What is alive has grown."""
+        """Append what has grown."""
         self._append(Kind.GROWN, _text(asdict(grown)))
 
     def end(self, ending: Ending) -> None:
-        """The run has ended."""
+        """Append how the run has ended."""
         self._append(Kind.END, _text(asdict(ending)))
 
     def close(self) -> None:
-        """The second time do nothing."""
+        """Close the file; a second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -267,9 +269,9 @@ class WatchedFile:
         self._size += len(data)
 
     def _rewrite(self) -> None:
-        """Write the file anew, with fewer rows where they are many, and without what was dropped.
+        """Rewrite the file, with fewer rows if there are many, and without dropped recordings.
 
-        Readers have the old file or the new one.
+        Readers see the old file or the new one.
         """
         data = _read_all(self.path)
         frames = [(kind, payload) for kind, payload, _ in _frames(data)]
@@ -292,7 +294,7 @@ class WatchedFile:
 
 def _write_all(descriptor: int, data: bytes) -> None:
     left = memoryview(data)
-    while left:  # a full disk may take the first part
+    while left:  # a full disk may accept only a part
         left = left[os.write(descriptor, left) :]
 
 
@@ -308,7 +310,7 @@ def is_watched(path: Path) -> bool:
 def read_watched(path: Path) -> WatchedRun:
     """The run at ``path``, as far as it is written.
 
-    Raises :class:`RecordingError` where it is none, or damaged, and :class:`UsageError` where there is no such file.
+    Raises :class:`RecordingError` if it is not a watched run or damaged, :class:`UsageError` if it does not exist.
     """
     if not path.exists():
         raise UsageError(f"{path} does not exist")
@@ -337,7 +339,7 @@ def read_watched(path: Path) -> WatchedRun:
 
 
 def extract(run: WatchedRun, full: Full, into: Path) -> None:
-    """Write the full recording to ``into``, which is replaced. Raises :class:`RecordingError` where it is damaged."""
+    """Write the full recording to ``into``, replacing it. Raises :class:`RecordingError` if it is damaged."""
     with run.path.open("rb") as stream:
         stream.seek(full.offset)
         body = stream.read(full.length)
@@ -402,7 +404,7 @@ def _checked(cell: Any, kind: type) -> Any:
 
 
 def _record(kind: type[Any], values: Mapping[str, Any]) -> Any:
-    """A record of that class; numbers that are no whole numbers, and what it has no field for, are refused."""
+    """A record of this class from ``values``; rejects floats for integers, and unknown fields."""
     for each in fields(kind):
         wanted = str(each.type)
         if wanted in _TYPES and each.name in values:
@@ -428,7 +430,7 @@ def _frame(kind: Kind, payload: bytes) -> bytes:
 
 
 def _frames(data: bytes) -> Iterator[tuple[str, bytes, int]]:
-    """The whole frames: kind, payload, and where that begins."""
+    """(kind, payload, offset of the payload) of each whole frame."""
     place = len(MAGIC)
     while place + _FRAME.size <= len(data):
         kind, length, checksum = _FRAME.unpack_from(data, place)
@@ -443,7 +445,7 @@ def _frames(data: bytes) -> Iterator[tuple[str, bytes, int]]:
 
 
 def _without_dropped(frames: Sequence[tuple[str, bytes]]) -> list[tuple[Kind, bytes]]:
-    """Without full recordings that were dropped, and without headers that a later one replaces."""
+    """``frames`` without dropped full recordings, and without replaced headers."""
     dropped = {json.loads(payload) for kind, payload in frames if kind == Kind.DROPPED}
     headers = [payload for kind, payload in frames if kind == Kind.HEADER]
     kept = [(Kind.HEADER, headers[-1])]
@@ -462,7 +464,7 @@ _PEAK, _ALIVE = (next(i for i, each in enumerate(_ROW) if each.name == name) for
 
 
 def _thinned(rows: list[bytes]) -> list[bytes]:
-    """The newer half of ``rows`` whole; of each group of the older half the highest peak, and the least alive."""
+    """The newer half of ``rows``; from each group of the older half the highest peak, and the least alive."""
     half = len(rows) // 2
     kept: list[bytes] = []
     for start in range(0, half, _GROUP):

@@ -1,6 +1,6 @@
-"""Writes a recording: appended to as the run goes, or packed as a text for files of other formats.
+"""Writes a recording: step by step during a run, or packed as a text for files of other formats.
 
-One transaction per step, so whatever ends the process leaves every finished step readable.
+There is one transaction per step, so if the process is killed every finished step stays readable.
 """
 
 from __future__ import annotations
@@ -62,19 +62,18 @@ _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 _ROWS_AT_ONCE = 1 << 12
 
 _VARIABLES = 999
-"""So many a statement may have in every SQLite."""
+"""Maximum number of variables of a statement in every SQLite."""
 _PATIENCE_MS = 100
-"""How long a step waits for those who read the file; ampmem's own readers hold it for as long as copying it takes."""
+"""Milliseconds that a step waits for a reader's lock; ampmem's own readers hold it for one copy."""
 _LAST_PATIENCE_MS = 2000
-"""How long the end of the recording waits for them."""
+"""Milliseconds that the end of the recording waits for a reader's lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What one transaction adds: the events, segments, facts, phases and layers of a step, and the step itself.
+    """One transaction: the events, segments, facts, phases and layers of a step, and the step itself.
 
-    ``texts`` are the texts seen for the first time, in the order of their ids. ``step`` is ``None``
-    when the script ended before the step did.
+    ``texts`` are new texts, in the order of their ids. ``step`` is ``None`` if the script ended before the step did.
     """
 
     texts: Sequence[str]
@@ -89,7 +88,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
-    """What is known of the run as a whole; ``device_name`` and ``place`` only where they are not as it began."""
+    """What is known of the run as a whole; ``device_name`` and ``place`` only if they changed since the start."""
 
     arm: ArmRecord
     parameters: tuple[ParameterRecord, ...]
@@ -105,8 +104,8 @@ class Description:
 class RecordingWriter:
     """Appends to a new recording; every :meth:`append` is one transaction on disk.
 
-    Whoever reads the file hinders nobody: what cannot be written while a reader holds its lock is kept, and written
-    with what comes next. Until :meth:`close`, no other process can replace the file.
+    A reader never blocks the training: what cannot be written while a reader holds its lock is kept, and written with
+    the next transaction. Until :meth:`close`, no other process can replace the file.
     """
 
     def __init__(self, path: Path, run: RunRecord, *, force: bool = False) -> None:
@@ -114,16 +113,16 @@ class RecordingWriter:
         self._run = run
         self._description: Description | None = None
         self._rows = {"text": 1}
-        """How many rows each table has."""
+        """Number of rows of each table."""
         self._waiting: list[Callable[[], None]] = []
-        """What is to be written with the next transaction."""
+        """Inserts to be written with the next transaction."""
         self._failed = self._withdrawn = False
         self._create(force=force)
 
     def _create(self, *, force: bool) -> None:
-        """Make the file beside its name, whole, and rename it: a reader has the file before or the new one.
+        """Make the file under a temporary name, and rename it: readers see the old file or the new one.
 
-        Nor does a reader of the file before keep this one from being made.
+        So a reader of the old file does not prevent the new one.
         """
         path = self.path
         name = lock_of_claim(path)
@@ -134,7 +133,7 @@ class RecordingWriter:
         try:
             self._make(half)
             target = path.resolve()
-            # Whatever its journal would undo was in the file before; SQLite would undo it in this one.
+            # A leftover journal belongs to the replaced file; SQLite would apply it to this one.
             target.with_name(f"{target.name}-journal").unlink(missing_ok=True)
             half.replace(target)
             self._database = self._connected(path)
@@ -161,14 +160,14 @@ class RecordingWriter:
 
     def _connected(self, file: Path) -> sqlite3.Connection:
         database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-        # A killed process loses nothing that it handed to the kernel; only a power cut could.
+        # Without fsync a killed process loses nothing, since the kernel has the data; only a power cut would lose it.
         database.execute("PRAGMA synchronous = OFF")
         return database
 
     def append(self, batch: Batch, description: Description | None = None) -> None:
-        """Write ``batch`` and what is known of the run by now, and commit both as one.
+        """Write ``batch`` and ``description`` in one transaction.
 
-        Raises :class:`RecordingError` when the disk refuses.
+        Raises :class:`RecordingError` if it cannot be written, as on a full disk.
         """
         if self._withdrawn and batch.step is None and not batch.ooms:
             return
@@ -190,22 +189,22 @@ class RecordingWriter:
 
     @property
     def prediction(self) -> PredictionRecord | None:
-        """What was written last of a simulated device."""
+        """The last prediction written for a simulated device, if any."""
         return None if self._description is None else self._description.prediction
 
     def add_steps(self, steps: Sequence[StepRecord]) -> None:
-        """Write ``steps``, whose events are there already or come later, all in one transaction."""
+        """Write ``steps`` in one transaction; their events are there already, or come later."""
         self._write(partial(self._insert_records, "step", steps))
 
     def describe(self, description: Description) -> None:
-        """Replace what is known of the run as a whole, in a transaction of its own."""
+        """Replace the description of the run, in a transaction of its own."""
         self._write(partial(self._replace_description, description))
 
     def close(self, *, ended: bool | None = True) -> None:
-        """Say in the file that the recording was ``ended``, and close it; appending afterwards is an error.
+        """Note in the file whether the recording was ``ended``, and close it; appending afterwards is an error.
 
-        ``None`` says nothing of it, as :attr:`Recording.ended` has it. Raises :class:`RecordingError` when steps that
-        waited for a reader cannot be written.
+        ``None`` leaves it unknown, as in :attr:`Recording.ended`. Raises :class:`RecordingError` if steps that waited
+        for a reader cannot be written.
         """
         steps_wait = bool(self._waiting)
         try:
@@ -215,7 +214,7 @@ class RecordingWriter:
                 self._waiting.append(partial(self._say_ended, ended))
                 if not self._commit(_LAST_PATIENCE_MS):
                     self._move()
-        except (sqlite3.Error, RecordingError):  # a disk that is full has been told of
+        except (sqlite3.Error, RecordingError):  # a full disk was reported already
             if steps_wait:
                 raise
         finally:
@@ -228,12 +227,12 @@ class RecordingWriter:
             self._write_meta({ENDED: _ending(ended=ended)})
 
     def _move(self) -> None:
-        """Write what waits into a copy, which takes the name: a reader that never ends keeps the file as it is."""
+        """Write what waits into a copy that replaces the file: a reader that never ends keeps the old one."""
         half = half_written(self.path)
         try:
             if self._identity() != identity_of(self.path):
-                return  # the file was removed or replaced
-            self._database.execute("SELECT 1 FROM meta").fetchone()  # raises where not even reading is possible
+                return  # the file was removed or replaced meanwhile
+            self._database.execute("SELECT 1 FROM meta").fetchone()  # raises if not even reading is possible
             copy = self._connected(half)
             self._database.backup(copy)
             self._database.close()
@@ -246,14 +245,14 @@ class RecordingWriter:
             half.unlink(missing_ok=True)
 
     def withdraw(self) -> None:
-        """Remove a file in which nothing is yet; the first step makes it anew, unless another has taken the name."""
+        """Remove a file without steps; the first step makes it again, unless the name is taken by then."""
         if not (self._withdrawn or self._failed or self._waiting or self._rows != {"text": 1}):
             self.path.unlink(missing_ok=True)
             self._shut()
             self._withdrawn = True
 
     def discard(self) -> None:
-        """Remove the file, unless it was withdrawn: what is there may be another's by now."""
+        """Remove the file, unless it was withdrawn: the name may be another file's by now."""
         if not self._withdrawn:
             self.path.unlink(missing_ok=True)
 
@@ -265,7 +264,7 @@ class RecordingWriter:
         self._withdrawn = False
 
     def _shut(self) -> None:
-        """Close the file; the second time do nothing."""
+        """Close the file; a second call does nothing."""
         self._waiting.clear()
         if self._lock is not None:
             written_here.discard(self._identity())
@@ -278,7 +277,7 @@ class RecordingWriter:
             self._lock = None
 
     def _identity(self) -> tuple[int, int]:
-        """The file that this writer writes, whatever has its name by now."""
+        """Device and inode of this writer's file, whatever file has its name by now."""
         assert self._lock is not None
         status = os.fstat(self._lock)
         return status.st_dev, status.st_ino
@@ -302,18 +301,19 @@ class RecordingWriter:
         self._description = description
 
     def _write(self, insert: Callable[[], None]) -> None:
-        """Write what ``insert`` inserts, unless a reader holds the file: then with what comes next."""
+        """Call ``insert`` in a transaction, or with the next one if a reader holds the file."""
         if self._failed:
             raise RecordingError(f"cannot append to {self.path}: an earlier write to it failed")
-        # The training waits for a reader once, and not again at each step while that reads on.
+        # The training waits for a reader once, and not again at each step while it goes on reading.
         patience = 0 if self._waiting else _PATIENCE_MS
         self._waiting.append(insert)
         self._commit(patience)
 
     def _commit(self, patience_ms: int) -> bool:
-        """All that waits in one transaction; ``False`` while a reader holds the file.
+        """Write all waiting inserts in one transaction; ``False`` while a reader holds the file.
 
-        All of it or nothing is on disk; after a failure nothing more, since texts are known by their order.
+        Either all or nothing is on disk; after an error nothing more is written, because texts are identified by their
+        order.
         """
         self._failed = True
         try:
@@ -338,7 +338,7 @@ class RecordingWriter:
         return True
 
     def _begun(self) -> bool:
-        """Whether a transaction is open now, which no reader can keep from being committed."""
+        """Whether a transaction is open, so that no reader can prevent the commit."""
         try:
             self._database.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
@@ -358,7 +358,7 @@ class RecordingWriter:
     def _insert_columns(self, table: str, columns: Columns) -> None:
         rows = np.stack([getattr(columns, name) for name in columns.names()], axis=1)
         width = rows.shape[1]
-        at_once = _VARIABLES // width  # a statement for each row would take twice as long
+        at_once = _VARIABLES // width  # one statement per row would take twice as long
         whole = len(rows) - len(rows) % at_once
         if whole:
             self._insert(table, rows[:whole].reshape(-1, at_once * width).tolist(), _places(width, at_once))
@@ -384,9 +384,9 @@ def _places(count: int, rows: int = 1) -> str:
 
 
 def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, object]:
-    """``run``, at ``place`` if given, for the header.
+    """The header's rows for ``run``, at ``place`` if given.
 
-    What came later than the format has rows of its own, which older readers skip.
+    Fields newer than the format have rows of their own, which older readers skip.
     """
     if place is not None:
         run = replace(run, **{name: getattr(place, name) for name in ("rank", "world_size", "local_rank", "job")})
@@ -412,14 +412,14 @@ def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, obj
 
 
 def _cell(value: object) -> object:
-    """``value`` as SQLite can hold it, which takes NaN for NULL."""
+    """``value`` as a cell; NaN as text, because SQLite turns it into NULL."""
     return dumps(value) if isinstance(value, (tuple, dict)) or value != value else value
 
 
 def write_recording(path: Path, recording: Recording) -> None:
-    """Write ``recording``, whole, to the new file ``path``, from which :func:`read` gives the same.
+    """Write the whole ``recording`` to the new file ``path``; :func:`read` returns an equal one.
 
-    Raises :class:`UsageError` when ``path`` exists or cannot be written, :class:`RecordingError` when the disk refuses.
+    Raises :class:`UsageError` if ``path`` exists or cannot be written, :class:`RecordingError` if writing fails.
     """
     writer = RecordingWriter(path, recording.run)
     try:
@@ -434,7 +434,7 @@ def write_recording(path: Path, recording: Recording) -> None:
 
 
 def _batches(recording: Recording) -> Iterator[Batch]:
-    """First what is short, then events and facts in pieces, since many rows at once take much memory."""
+    """The recording in transactions: short tables first, then events and facts in pieces, to save memory."""
     no_events, no_facts = _rows_of(recording.events, 0, 0), _rows_of(recording.facts, 0, 0)
     no_phases = _rows_of(recording.phases, 0, 0)
     yield Batch(
@@ -463,7 +463,7 @@ def _description(recording: Recording) -> Description:
         arm=recording.arm,
         parameters=recording.parameters,
         optimizers=(*recording.optimizers, *recording.waiting),
-        # The reader adds this one to what was not ended.
+        # The reader adds this note to a recording that was not ended.
         notes=tuple(note for note in recording.notes if recording.ended is not False or note != NOT_ENDED),
         prediction=recording.prediction,
         allocator=recording.allocator,
@@ -487,11 +487,11 @@ def add_ending(
     failure: FailureRecord | None = None,
     ooms: Sequence[OomRecord] = (),
 ) -> None:
-    """Add to the recording at ``path``, which has ended, what is known only at the end of its script.
+    """Add to the ended recording at ``path`` what is known only at the end of its script.
 
-    ``notes`` it has already are not added. ``prediction`` takes the place of the one that it has; ``failure`` is why
-    the script failed, and ``ooms`` are requests that failed after the recorded steps. Raises :class:`RecordingError`
-    when it cannot be written.
+    ``notes`` that it has already are not added. ``prediction`` replaces the existing one; ``failure`` is why the script
+    failed, and ``ooms`` are out-of-memory errors after the recorded steps. Raises :class:`RecordingError` if it cannot
+    be written.
     """
     header: dict[str, object] = {} if prediction is None else {"prediction": asdict(prediction)}
     if failure is not None:
@@ -516,9 +516,9 @@ def add_ending(
 
 
 def add_plain_steps(path: Path, durations_ns: Sequence[int]) -> None:
-    """Add to the recording at ``path`` how long its steps take without instrumentation.
+    """Add to the recording at ``path`` the durations (ns) of its steps without instrumentation.
 
-    Raises :class:`RecordingError` when it is no recording or cannot be written.
+    Raises :class:`RecordingError` if it is not a recording or cannot be written.
     """
     read(path)
     _write_plain_steps(path, durations_ns)
@@ -533,12 +533,12 @@ def _write_plain_steps(path: Path, durations_ns: Sequence[int]) -> None:
         raise RecordingError(f"cannot append to {path}: {error}") from error
 
 
-# A recording as one text and back, for files of other formats that have room for a text: written and read there.
+# A recording as one text and back, for files of other formats that can contain a text.
 
 PACKED: Final = "ampmem recording, a file in zlib and base64: "
-"""What such a text begins with."""
+"""The first characters of a packed recording."""
 
-# A recording takes some 200 bytes for each event with its facts, and zlib makes a third to a tenth of that.
+# A recording takes some 200 bytes per event with its facts, which zlib reduces to a third or a tenth.
 _LEAST: Final = 4 << 20
 _FOR_EACH_EVENT: Final = 1 << 10
 _FOR_EACH_BYTE: Final = 12
@@ -546,7 +546,7 @@ _PIECE: Final = 1 << 16
 
 
 def pack(recording: Recording) -> str:
-    """``recording``, whole, as a text that :func:`unpack` reads. Raises :class:`UsageError` when no disk has room."""
+    """``recording`` as a text for :func:`unpack`. Raises :class:`UsageError` if no disk has room."""
     try:
         with TemporaryDirectory(prefix="ampmem-") as folder:
             path = Path(folder) / "recording"
@@ -565,10 +565,10 @@ def _squeezed(path: Path) -> Iterator[bytes]:
 
 
 def unpack(text: str, events: int) -> Recording:
-    """The recording in ``text``, which may be anybody's; it is to have about as many ``events``.
+    """The recording in ``text``, which may be from anybody and should have about ``events`` events.
 
     Raises :class:`RecordingError` for a text that is damaged, or holds more than a recording of so many events would;
-    :class:`UsageError` when no disk has room.
+    :class:`UsageError` if no disk has room.
     """
     try:
         packed = base64.b64decode(text.removeprefix(PACKED).encode("ascii"), validate=True)
@@ -591,7 +591,7 @@ def unpack(text: str, events: int) -> Recording:
 
 
 def _stretched(packed: bytes, most: int) -> Iterator[bytes]:
-    """The bytes that were packed, in pieces. Raises ``ValueError`` for more than ``most``, and for what has no end."""
+    """The unpacked bytes in pieces. Raises ``ValueError`` for more than ``most``, and for a truncated stream."""
     unpacker, rest = zlib.decompressobj(), packed
     while piece := unpacker.decompress(rest, _PIECE):
         most -= len(piece)

@@ -1,1 +1,1 @@
-"""What hooks see, written down cheaply: integers in lists, texts once, and where a tensor lies."""
+"""Facts that hooks report, stored cheaply (integers in lists, each text once), and the addresses of tensors."""

@@ -1,6 +1,6 @@
-"""Where tensors lie: facts are about addresses, and the device whose memory is recorded says which is whose.
+"""Addresses of tensors: each fact is about an address, and the recorded device knows which allocation has it.
 
-Most tensors have memory of their own; wrappers and sparse tensors have that of others (:func:`parts_of`).
+Most tensors have a storage of their own; wrappers and sparse tensors consist of other tensors (:func:`parts_of`).
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ from ampmem.recorder.torch_private.general import is_wrapper, layout_of, sparse_
 PLAIN = (torch.Tensor, nn.Parameter)
 """The types of tensors that run no code of a subclass."""
 _FOUR_BIT = "quant_state"
-"""What a 4-bit parameter of bitsandbytes has: the scales of its blocks, and the shape that it stands for."""
+"""Attribute of bitsandbytes' 4-bit parameters: the scales of the blocks and the original shape."""
 
 
 def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in whose storages ``tensor``'s elements lie: itself, or what it wraps.
+    """The tensors whose storages hold ``tensor``'s elements: itself, or the tensors that it wraps.
 
-    DTensor and torchao's tensors wrap others (``__tensor_flatten__``), which may be wrappers again; a sparse tensor
-    has indices and values.
+    DTensor and torchao's tensors wrap others (``__tensor_flatten__``), which may be wrappers again; a sparse tensor has
+    indices and values.
     """
     if type(tensor) in PLAIN and tensor.layout is torch.strided:
         return (tensor,)
     try:
         return tuple(_parts(tensor)) or (tensor,)
-    except Exception:  # code of the script's or of its libraries, which must not fail on our account
+    except Exception:  # a subclass's own code may raise anything, and the script must not fail because we asked
         return (tensor,)
 
 
 def elements_of(tensor: torch.Tensor) -> int:
-    """How many numbers ``tensor`` stands for in this process: of a shard its own, of a quantized tensor all."""
+    """Number of elements in this process: for a sharded tensor those of the shard, for a quantized one the original
+    number.
+    """
     state = getattr(tensor, _FOUR_BIT, None)
     if state is not None and isinstance(getattr(state, "shape", None), torch.Size):
         return int(state.shape.numel())
     inner = _only_inner(tensor)
     if inner is not None and inner.dtype == tensor.dtype:
-        return elements_of(inner)  # of a quantized tensor's shard that is the shard's
+        return elements_of(inner)  # for the shard of a quantized tensor: of the shard
     return tensor.numel()
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of the elements of all parts of ``tensor``."""
+    """Bytes of the elements of ``tensor``, all its parts together."""
     return sum(part.numel() * part.element_size() for part in parts_of(tensor))
 
 
 def dtype_of(tensor: torch.Tensor) -> torch.dtype:
-    """The type of the largest part of ``tensor``."""
+    """The dtype of the largest part of ``tensor``."""
     return max(parts_of(tensor), key=lambda part: part.numel() * part.element_size()).dtype
 
 
 def _only_inner(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The one tensor that ``tensor`` wraps; ``None`` where it wraps none or several."""
+    """The one tensor that ``tensor`` wraps; ``None`` if it wraps none or several."""
     try:
         inner = [getattr(tensor, name) for name in wrapped_names(tensor)] if is_wrapper(tensor) else []
     except Exception:  # as in parts_of
@@ -78,7 +80,7 @@ def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def _scales(state: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a ``quant_state``, and of the one that it may have in turn."""
+    """The tensors of a ``quant_state``, and of the nested ``quant_state`` of its own scales."""
     for value in getattr(state, "__dict__", {}).values():
         if isinstance(value, torch.Tensor):
             yield value
@@ -87,7 +89,7 @@ def _scales(state: Any) -> Iterator[torch.Tensor]:
 
 
 _storage_of, _first_of = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
-"""Torch's own, whatever the class of a tensor makes of them."""
+"""Torch's own methods: a subclass may override them."""
 
 
 class AliveBlocks(NamedTuple):
@@ -98,36 +100,36 @@ class AliveBlocks(NamedTuple):
 
 
 class Addresses(Protocol):
-    """What can be asked of the recorded device."""
+    """Addresses of tensors on the recorded device."""
 
     def storage_address(self, tensor: torch.Tensor) -> int:
-        """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read."""
+        """The address of the first byte of ``tensor``'s storage; 0 if it cannot be read."""
 
     def data_address(self, tensor: torch.Tensor) -> int:
-        """The address of ``tensor``'s first element; 0 when it has none that can be read."""
+        """The address of ``tensor``'s first element; 0 if it cannot be read."""
 
 
 class RealAddresses:
-    """Those of tensors in memory. Meta, fake and functorch tensors have no storage of their own.
+    """Addresses of tensors in real memory. Meta, fake and functorch tensors have no storage of their own.
 
-    A lazy module's parameter has none yet, and says so with a ``ValueError``.
+    A lazy module's uninitialized parameter has none yet, and raises ``ValueError``.
     """
 
     @staticmethod
     def storage_address(tensor: torch.Tensor) -> int:
-        """The address of the first byte of ``tensor``'s storage; 0 when it has none that can be read."""
+        """The address of the first byte of ``tensor``'s storage; 0 if it cannot be read."""
         try:
             storage = _storage_of(tensor)
             if type(tensor) in PLAIN:
                 return storage.data_ptr()
-            # A fake tensor's pointer is one that torch warns of.
+            # Reading a fake tensor's data_ptr() makes torch warn.
             return storage.data_ptr() if storage.device.type != "meta" else 0
         except (RuntimeError, NotImplementedError, ValueError):
             return 0
 
     @staticmethod
     def data_address(tensor: torch.Tensor) -> int:
-        """The address of ``tensor``'s first element; 0 when it has none that can be read."""
+        """The address of ``tensor``'s first element; 0 if it cannot be read."""
         try:
             return _first_of(tensor) if RealAddresses.storage_address(tensor) else 0
         except (RuntimeError, NotImplementedError, ValueError):

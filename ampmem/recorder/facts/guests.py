@@ -1,4 +1,4 @@
-"""Looking at the script's objects past their own code, which may fail or do anything: what an object is and holds."""
+"""Looks at the script's objects without running their own code, which may fail or have side effects."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch.optim import Optimizer
 
 
 def is_tensor(value: object) -> bool:
-    """Whether ``value`` is a tensor; unlike ``isinstance`` this asks neither it nor its ``__class__``."""
+    """Whether ``value`` is a tensor; unlike ``isinstance``, it does not read ``value.__class__``."""
     return issubclass(type(value), torch.Tensor)
 
 
 def is_parameter(value: object) -> bool:
-    """Whether ``value`` is of the class ``nn.Parameter`` or below it."""
+    """Whether ``value`` is an ``nn.Parameter``, or of a subclass."""
     return nn.Parameter in type(value).__mro__
 
 
 def attributes_of(value: object) -> dict[str, Any]:
-    """The dictionary of ``value`` itself, whatever its class makes of ``__dict__``; empty where it has none."""
+    """The instance dictionary of ``value``, even if its class overrides ``__dict__``; empty if it has none."""
     for base in type(value).__mro__:
         found: Any = base.__dict__.get("__dict__")
         if type(found) in (GetSetDescriptorType, MemberDescriptorType):  # a module's is the latter
@@ -31,10 +31,10 @@ def attributes_of(value: object) -> dict[str, Any]:
 
 
 def states_of(optimizer: Optimizer) -> list[tuple[torch.Tensor, Any]]:
-    """What ``optimizer`` keeps of each parameter. That of a class of the script's may be anything, or raise."""
+    """The parameters of ``optimizer``, each with its state. A custom class may keep anything there, or raise."""
     return list(optimizer.state.items())
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """``tensor.grad`` where that is no question that torch warns of."""
+    """``tensor.grad``; ``None`` for a tensor for which torch would warn."""
     return tensor.grad if tensor.is_leaf or tensor.retains_grad else None

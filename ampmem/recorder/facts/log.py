@@ -1,8 +1,8 @@
-"""What the hooks saw since the last transaction, as flat lists that cost little to append to.
+"""Facts, phases, modules and ops that the hooks saw since the last transaction, as flat lists: appending is cheap.
 
-Names, modules, ops and stacks repeat, so columns hold numbers for :class:`Texts`. Hooks run in the middle of the
-script, so nothing that goes wrong in them may come out there: of objects of the script's whose own code fails, and of
-faults of ours, :class:`Misses` makes a note that says what is not in the recording.
+Names, modules, ops and stacks repeat, so columns hold the ids of :class:`Texts`. Hooks run in the middle of the script,
+so no error of theirs may reach it: when an object's own code fails, or ampmem's, :class:`Misses` writes a note on what
+is missing from the recording.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ampmem.recorder.torch_private.general import never_compiled, next_node, unt
 
 
 class Texts:
-    """Gives every distinct text an id; 0 is the empty text."""
+    """Gives each distinct text an id; 0 is the empty text."""
 
     def __init__(self) -> None:
         self._ids = {"": 0}
@@ -35,21 +35,21 @@ class Texts:
         self._new: list[str] = []
 
     def id(self, text: str) -> int:
-        """The id of ``text``, a new one at its first use."""
+        """The id of ``text``, created at its first use."""
         known = self._ids.get(text)
         if known is None:
             known = self._ids[text] = len(self._ids)
-            storable = text.encode("utf-8", "backslashreplace").decode()  # file names may hold lone surrogates
+            storable = text.encode("utf-8", "backslashreplace").decode()  # file names may contain lone surrogates
             self._values.append(storable)
             self._new.append(storable)
         return known
 
     def value(self, text_id: int) -> str:
-        """The text behind an id."""
+        """The text of an id."""
         return self._values[text_id]
 
     def take_new(self) -> list[str]:
-        """The texts first used since the last call, in the order of their ids."""
+        """The texts first used since the last call, ordered by id."""
         new, self._new = self._new, []
         return new
 
@@ -58,21 +58,21 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _MOST = 10
-"""So many are told apart."""
+"""Maximum number of distinct errors that are noted."""
 
 seen: list[str] = []
-"""What all recordings of this process could not look at, the oldest first: tests know what they expect."""
+"""Errors noted by all recordings of this process, oldest first; the tests compare them with what they expect."""
 
 
 class Misses:
-    """Says of each what it was and where, once. ``note`` is told."""
+    """Notes each error inside ampmem once: what it was and where. ``note`` is called with the text."""
 
     def __init__(self) -> None:
         self.note: Callable[[str], None] | None = None
         self._said: dict[str, None] = {}
 
     def add(self, error: BaseException) -> None:
-        """``error`` was raised where something of the script's was looked at."""
+        """Note that looking at an object of the script raised ``error``."""
         text = f"{_kind(error)} at {_where(error.__traceback__)}"
         if text in self._said or len(self._said) == _MOST:
             return
@@ -81,19 +81,19 @@ class Misses:
         self.say(warning(f"something in the script could not be looked at, and is not in this recording: {text}"))
 
     def say(self, message: str) -> None:
-        """A reader of the recording must know ``message``."""
+        """Put ``message`` into the recording's notes."""
         if self.note is not None:
             self.note(message)
 
     def why(self) -> str:
-        """What to add to a message that something was not seen at all."""
+        """A suffix for a message that something was not seen at all: the first errors."""
         return f" ({'; '.join(self._said)})" if self._said else ""
 
     def guarded(self, look: Callable[_P, _R]) -> Callable[_P, _R | None]:
-        """``look``, but nothing that goes wrong in it comes out: ``None`` does.
+        """``look``, with errors noted instead of raised; it returns ``None`` then.
 
-        It is ``Exception`` that is kept: what stops the script on purpose is none. No handler of a signal runs
-        meanwhile (``ampmem.signals``).
+        Only ``Exception`` is caught: what stops the script on purpose is not one. Signal handlers wait meanwhile
+        (``ampmem.signals``).
         """
 
         @functools.wraps(look)
@@ -113,7 +113,7 @@ def _kind(error: BaseException) -> str:
 
 
 def _where(traceback: TracebackType | None) -> str:
-    """The line of ours that looked, and the one that failed where that is another."""
+    """The line of ampmem that raised, and the innermost line if that is another one."""
     ours = last = ""
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
@@ -126,7 +126,7 @@ def _where(traceback: TracebackType | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpColumns(Columns):
-    """When each op started and ended, its name, where it was called from, the newest autograd node's number."""
+    """Columns of ops: start, end, name, call stack, and the number of the newest autograd node."""
 
     start_ns: Column
     end_ns: Column
@@ -136,14 +136,14 @@ class OpColumns(Columns):
 
 
 ELSEWHERE = 1 << 40
-"""Added to the number of a node that another thread than the recorded one has made: each thread counts its own."""
+"""Added to a node number from another thread than the recorded one: autograd numbers nodes per thread."""
 
 
 class See(Protocol):
-    """What is told of tensors that hooks find to be the script's."""
+    """Called with each tensor that hooks find to be the script's."""
 
     def __call__(self, tensor: torch.Tensor, *, kept: bool) -> None:
-        """``kept`` where it is the script's for long."""
+        """Take ``tensor``; ``kept`` if the script keeps it for long, as it does a parameter."""
 
 
 _KEPT = frozenset({Fact.PARAMETER, Fact.BUFFER, Fact.OPTIMIZER_STATE, Fact.MASTER_COPY})
@@ -151,17 +151,17 @@ _TOLD = _KEPT | {Fact.INPUT, Fact.COMMUNICATION, Fact.COLLECTIVE}
 
 
 class Log:
-    """Facts, phases, and who was running when: three streams on the clock of ``time.time_ns``."""
+    """Facts, phases and running modules and ops, with times in ns on the clock of ``time.time_ns``."""
 
     def __init__(self, addresses: Addresses, texts: Texts, see: See | None = None) -> None:
         self.storage_address = addresses.storage_address
-        """Where a tensor's storage lies: what facts are about."""
+        """The address of a tensor's storage: each fact is about one."""
         self.data_address = addresses.data_address
-        """Where a tensor's first element lies."""
+        """The address of a tensor's first element."""
         self._texts = texts
         self._see = see
         self.misses = Misses()
-        """What could not be looked at."""
+        """Errors inside hooks, noted instead of raised."""
         self.step = NO_STEP
         self.phase = Phase.SETUP
         self.module = 0
@@ -171,11 +171,11 @@ class Log:
         self.casts = 0
         """How many casts of parameters were seen."""
         self.in_graph: set[int] = set()
-        """Text ids of those that ran with gradients on."""
+        """Text ids of all modules that ran with gradients on."""
         self.running_op = 0
-        """Text id of the op that is running on the recorded thread, in forward."""
+        """Text id of the op that the recorded thread is running in forward."""
         self._kinds: dict[tuple[torch.dtype, torch.Size], tuple[int, int]] = {}
-        """By dtype and shape, the ids of their texts."""
+        """The text ids of each dtype and shape."""
         self._facts: list[int] = []
         self._phases: list[int] = [time_ns(), self.step, self.phase]
         self._modules: list[int] = []
@@ -184,7 +184,7 @@ class Log:
         self.observed = False
         """Whether ops are being logged."""
         self.stamp: Callable[[int], None] | None = None
-        """Tags what the calling thread allocates from an instant on, for sources whose own clock is coarse."""
+        """Tags the calling thread's allocations from a given time on; for sources whose own clock is coarse."""
 
     def fact(
         self,
@@ -196,19 +196,19 @@ class Log:
         *,
         at: int | None = None,
     ) -> None:
-        """``fact`` is true of the storage at ``address`` now, or was at the instant ``at``.
+        """Log that ``fact`` is true of the storage at ``address``, now or at the time ``at`` (ns).
 
-        ``tensor`` is the one with that storage that it is about, where there is one.
+        ``tensor`` is the tensor with that storage that the fact is about, if there is one.
         """
         dtype, shape = (0, 0) if tensor is None else self._kind(tensor)
         self._facts += (time_ns() if at is None else at, address, fact, name, module, dtype, shape if address else 0)
 
     def _kind(self, tensor: torch.Tensor) -> tuple[int, int]:
-        """Text ids of the dtype and the shape of ``tensor``."""
+        """Text ids of ``tensor``'s dtype and shape."""
         try:
             kind = tensor.dtype, tensor.shape
             known = self._kinds.get(kind)
-        except (RuntimeError, TypeError):  # a nested tensor has no shape, and a symbol cannot be looked up
+        except (RuntimeError, TypeError):  # a nested tensor has no shape, and a symbolic size is not hashable
             return self._texts.id(str(tensor.dtype).removeprefix("torch.")), 0
         if known is None:
             dtype, shape = kind
@@ -217,10 +217,10 @@ class Log:
         return known
 
     def about(self, fact: Fact, tensor: torch.Tensor, name: int = 0, module: int = 0, *, at: int | None = None) -> None:
-        """``fact`` is true of all memory of ``tensor`` now, or was at the instant ``at``: of all its parts."""
+        """Log that ``fact`` is true of the storages of all parts of ``tensor``, now or at the time ``at`` (ns)."""
         now = time_ns() if at is None else at
         try:
-            # Most are plain, and of a type and a shape that were there before: not worth two calls.
+            # Fast path: most tensors are plain, with a dtype and shape seen before.
             plain = type(tensor) in PLAIN and tensor.layout is torch.strided
             for part in (tensor,) if plain else parts_of(tensor):
                 address = self.storage_address(part)
@@ -235,17 +235,17 @@ class Log:
             self.missed(error)
 
     def follow(self, tensor: torch.Tensor) -> None:
-        """Have the source hear when the memory of ``tensor`` dies, whichever thread it is that frees it."""
+        """Make the source see when ``tensor``'s storage is freed, on whichever thread."""
         if self._see is not None:
             for part in parts_of(tensor):
                 self._see(part, kept=False)
 
     def missed(self, error: Exception) -> None:
-        """Something of the script's could not be looked at: it is left out, which must not go unsaid."""
+        """Note that an object of the script could not be looked at and is left out."""
         self.misses.add(error)
 
     def enter_phase(self, phase: Phase, *, step: int | None = None) -> None:
-        """From now on the script is in ``phase``, and in ``step`` when that is given."""
+        """Log that the script enters ``phase``, and ``step`` if that is given."""
         if step is not None:
             self.step = step
         elif phase == self.phase:
@@ -257,7 +257,7 @@ class Log:
             self.stamp(now)
 
     def begin_step(self, since_ns: int, step: int) -> None:
-        """What came after ``since_ns`` belongs to ``step``, as turns out now."""
+        """Log afterwards that everything after ``since_ns`` belongs to ``step``."""
         width = len(PhaseColumns.names())
         for row in range(len(self._phases) - width, -1, -width):
             if self._phases[row] < since_ns:
@@ -266,51 +266,51 @@ class Log:
         self.step = step
 
     def enter_module(self, module: int) -> None:
-        """From now on code of ``module`` (a text id) runs."""
+        """Log that code of ``module`` (a text id) runs from now on."""
         self.module = module
         self._modules += (time_ns(), module)
 
     def started(self, module: int) -> None:
-        """The forward of ``module`` (a text id) starts."""
+        """Log that the forward of ``module`` (a text id) starts."""
         self.entered.add(module)
         if torch.is_grad_enabled():
             self.in_graph.add(module)
         self.enter_module(module)
 
     def running(self) -> str:
-        """The path of the module that is running."""
+        """The path of the running module."""
         return self._texts.value(self.module)
 
     def ran(self) -> list[str]:
-        """The paths of all modules that ran so far."""
+        """The paths of all modules that have run so far."""
         return [self._texts.value(module) for module in sorted(self.entered)]
 
     def op(self, start_ns: int, name: int, stack: int) -> None:
-        """The op ``name``, called from ``stack``, has just ended; if it made an autograd node, that is the newest."""
+        """Log the op ``name`` that has just ended, called from ``stack``; its autograd node, if any, is the newest."""
         made = next_node() - 1
-        # Or the engine's thread, on which a reentrant checkpoint computes forward again.
+        # Another thread: of the script, or autograd's, on which a reentrant checkpoint computes forward again.
         if threading.get_ident() != self._thread:
             made += ELSEWHERE
         self._ops += (start_ns, time_ns(), name, stack, made)
 
     def take_facts(self) -> FactColumns:
-        """The facts since the last call."""
+        """Facts since the last call."""
         columns, self._facts = self._facts, []
         return FactColumns(**_split(columns, FactColumns))
 
     def take_phases(self) -> PhaseColumns:
-        """The phase changes since the last call."""
+        """Phase changes since the last call."""
         columns, self._phases = self._phases, []
         return PhaseColumns(**_split(columns, PhaseColumns))
 
     def take_modules(self) -> tuple[Column, Column]:
-        """(times, module text ids) since the last call; the state at its end stays for the next."""
+        """Times and module text ids since the last call; the module running at its end stays for the next call."""
         taken, self._modules = self._modules, self._modules[-2:]
         times, modules = np.array(taken, dtype=np.int64).reshape(-1, 2).T
         return times, modules
 
     def take_ops(self) -> OpColumns:
-        """The ops since the last call."""
+        """Ops since the last call."""
         taken, self._ops = self._ops, []
         return OpColumns(**_split(taken, OpColumns))
 

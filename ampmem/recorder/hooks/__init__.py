@@ -1,1 +1,1 @@
-"""Everything that is hooked or patched in torch while a session records, one module per place."""
+"""Hooks and patches installed in torch while a session records, one module per subject."""

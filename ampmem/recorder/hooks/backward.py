@@ -1,4 +1,4 @@
-"""Backward: when it starts and ends, its root, and the gradients that it leaves."""
+"""Hooks of backward: its start and end, its loss, and the gradients that it leaves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ampmem.recorder.torch_private.general import (
 
 
 class GradientHooks:
-    """Log every gradient as soon as backward has left it."""
+    """Log each gradient as soon as backward has accumulated it."""
 
     def __init__(self, log: Log, models: Models, texts: Texts) -> None:
         self._log = log
@@ -41,30 +41,30 @@ class GradientHooks:
         self._look = log.misses.guarded(self._note)
         self._look_at_input = log.misses.guarded(self._note_input)
         self._inputs: dict[int, weakref.ref[torch.Tensor]] = {}
-        """By ``id``, the inputs that may get a gradient."""
+        """The inputs that may get a gradient, by ``id``."""
         self._watched: dict[int, Undo] = {}
-        """By ``id``, the parameters that are hooked, and what undoes it."""
+        """The undo of the hook on each parameter, by the parameter's ``id``."""
 
     def watch(self) -> None:
-        """Hook every parameter that gets a gradient and is not hooked yet."""
+        """Hook every parameter that requires a gradient and is not hooked yet."""
         for slot, parameter in self._models.parameters():
             if id(parameter) in self._watched or self._models.sharded.manages(parameter):
-                continue  # FSDP2 copies a gradient to the CPU in another way where somebody waits for it
+                continue  # with a hook on it, FSDP2 copies the gradient to the CPU in another way
             if parameter.requires_grad and parameter.is_leaf:
                 note = functools.partial(self._look, slot.name_id, slot.path_id)
                 try:
                     undo = hook(parameter.register_post_accumulate_grad_hook, note)
-                except Exception as error:  # of a subclass that does not let it be done
+                except Exception as error:  # a subclass may not allow hooks
                     self._log.missed(error)
                     undo = _nothing
                 self._watched[id(parameter)] = undo
 
     def add_input(self, tensor: torch.Tensor) -> None:
-        """After the next backward ``tensor``, an input, may have a gradient."""
+        """Note that ``tensor``, an input, may have a gradient after the next backward."""
         self._inputs[id(tensor)] = weakref.ref(tensor)
 
     def note_inputs(self) -> None:
-        """Log the gradients that backward has left at inputs."""
+        """Log the gradients that backward has left on inputs."""
         inputs, self._inputs = self._inputs, {}
         for reference in inputs.values():
             self._look_at_input(reference)
@@ -76,10 +76,10 @@ class GradientHooks:
             self._log.about(Fact.GRADIENT, gradient, self._texts.id(INPUT))
 
     def remove(self) -> None:
-        """Take all hooks away, and torch's lists of them that are empty then: a parameter without hooks has none."""
+        """Remove all hooks, and torch's empty hook containers: a parameter without hooks has none."""
         for undo in self._watched.values():
             undo()
-        # Looked for in the models: with a reference to it, weak or not, a parameter could not be swapped for another.
+        # Found through the models: torch refuses to swap a parameter that anybody has a weak reference to.
         for _, parameter in self._models.parameters():
             if id(parameter) in self._watched and not gradient_hooks(parameter):
                 forget_gradient_hooks(parameter)
@@ -93,14 +93,14 @@ class GradientHooks:
 
 
 def _nothing() -> None:
-    """What undoes nothing."""
+    """An undo that does nothing."""
 
 
 class BackwardHooks:
-    """Wraps ``backward`` and ``grad`` of ``torch.autograd``, and the one function behind both.
+    """Wraps ``torch.autograd.backward`` and ``grad``, and the function of the engine that both call.
 
-    The first gradient, ``ones_like(loss)``, is made before the engine runs but belongs to backward;
-    a script that imported ``backward`` by name before the session began is met at the engine.
+    The first gradient, ``ones_like(loss)``, is made before the engine runs but belongs to backward; if a script
+    imported ``backward`` by name before the session began, only the engine's function is wrapped.
     """
 
     def __init__(self, listener: Listener, misses: Misses) -> None:
@@ -108,10 +108,10 @@ class BackwardHooks:
         self._misses = misses
         self._read_loss = misses.guarded(_scalar)
         self._running = False
-        """Whether the recorded thread is in the engine."""
+        """Whether the recorded thread is inside the engine."""
 
     def install(self) -> Undo:
-        """Patch the entries; returns what undoes that."""
+        """Install the patches; returns their undo."""
         with ExitStack() as undo:
             for place in BACKWARD:
                 undo.callback(patch(*place, self._wrap))
@@ -148,40 +148,40 @@ class BackwardHooks:
         gradients = [each for each in result or () if is_tensor(each) and of_functorch(each)]
         if gradients:
             self._listener.remark(FUNCTIONAL)
-            # torch.func always makes a graph of its gradients; where nobody asks for theirs, nothing comes of it.
+            # torch.func always passes create_graph=True; if no outer level tracks the gradients, no graph is made.
             made_graph = made_graph and any(map(tracked_below, gradients))
         self._listener.backward_ended(raised=raised, differentiable=made_graph)
 
 
 _CREATE_GRAPH = {"backward": 3, "grad": 4}
-"""Which argument of the entries is ``create_graph``."""
+"""Position of the argument ``create_graph``, by function."""
 
 
 def _creates_graph(entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether backward makes a graph of its own, so that more is computed from the gradients."""
-    place = _CREATE_GRAPH.get(entry, 3)  # of the engine's function, too
+    """Whether backward is differentiable (``create_graph``), so more is computed from the gradients."""
+    place = _CREATE_GRAPH.get(entry, 3)  # 3 in the engine's function, too
     return bool(kwargs.get("create_graph", args[place] if len(args) > place else False))
 
 
 def _roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What backward starts from."""
+    """The tensors that backward starts from."""
     return args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
 
 
 def _only_shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether nothing is computed but shapes, as when the stages of a pipeline ask what they will exchange."""
+    """Whether only shapes are computed, as when pipeline stages agree on what they will exchange."""
     roots = _roots(args, kwargs)
     tensors = roots if isinstance(roots, (tuple, list)) else (roots,)
     return bool(tensors) and all(is_tensor(tensor) and tensor.is_meta for tensor in tensors)
 
 
 def _scalar(roots: Any) -> float | LateNumber | None:
-    """The loss, when backward starts at exactly one number."""
+    """The loss, if backward starts from exactly one number."""
     root = roots[0] if isinstance(roots, (tuple, list)) and len(roots) == 1 else roots
     if not is_tensor(root) or root.numel() != 1 or root.is_meta:
         return None
     root = below_functorch(root)
     if type(root) is not torch.Tensor:
         return None
-    with without_dispatch():  # the script's own modes count only what the script does
+    with without_dispatch():  # the script's own dispatch modes must see only the script's ops
         return number_of(root)

@@ -1,7 +1,7 @@
-"""What says where steps and phases begin and end, beside models and optimizers.
+"""Hooks that mark where steps and phases begin and end, besides those of models and optimizers.
 
-The outermost modules of a script that is not recorded, or not yet; the returns of one function of the script's, where
-the user says that they end steps; and the DataLoader: what is born while it makes a batch belongs to phase ``data``.
+They are on the outermost modules of a script that is not recorded (yet); on the returns of the function that the user
+named as the end of a step; and on the DataLoader: allocations while it makes a batch belong to phase ``data``.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from ampmem.recorder.torch_private.general import NEXT_BATCH, SAMPLER, on_module
 
 
 class Skimmer(Protocol):
-    """What is said of a script that is not recorded."""
+    """Receives the outermost forwards of a script that is not recorded (yet)."""
 
     @property
     def recording(self) -> bool:
-        """Whether it is recorded now, since the last thing that was said."""
+        """Whether the script is recorded by now."""
 
     def on_thread(self) -> bool:
         """Whether the calling thread is the one whose steps count."""
 
     def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """An outermost ``module`` is about to run, with the positional ``args``."""
+        """An outermost ``module`` is about to run with the positional arguments ``args``."""
 
     def skimmed_over(self) -> None:
-        """It has returned."""
+        """The outermost module has returned."""
 
 
 def install_skimming(
@@ -48,9 +48,9 @@ def install_skimming(
     begun: Callable[[nn.Module, tuple[Any, ...]], None],
     look: Callable[[], object] | None = None,
 ) -> Undo:
-    """Register the hooks; returns what removes them. ``begun`` gets the module with which the recording begins.
+    """Register the hooks; returns their undo.
 
-    ``look`` is called at the end of each module that runs.
+    ``begun`` gets the module with which the recording begins; ``look`` is called after each module that runs.
     """
     running: list[int] = []
 
@@ -89,18 +89,18 @@ _RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST"
 
 
 class Calls:
-    """Looks at every Python call on the recorded thread: the function need not exist yet, nor be in a module."""
+    """Watches every Python call on the recorded thread for a function, which may not exist yet when watching starts."""
 
     def __init__(self, marker: Marker, listener: Listener) -> None:
         self._marker = marker
         self._listener = listener
         self._known: dict[int, tuple[CodeType, bool]] = {}
-        """By ``id``, code of the function's name, and whether it is the function's."""
+        """For each code object of the function's name, by ``id``, whether it is the function's."""
         self.elsewhere: str | None = None
-        """Where a function of that name has run that is another one."""
+        """The place of another function of the same name that has run."""
 
     def install(self) -> Undo:
-        """Begin to look; returns what ends it. Raises :class:`UsageError` while another profiler looks."""
+        """Start watching; returns the undo. Raises :class:`UsageError` if another profiler is active."""
         if sys.getprofile() is not None:
             raise UsageError(f"--step-on {self._marker.text}: a profiler is active (sys.setprofile); stop it first")
         name, see = self._marker.function, self._see
@@ -124,13 +124,13 @@ class Calls:
             known = self._known[id(code)] = (code, self._marker.is_in(code, module))
             if not known[1]:
                 self.elsewhere = f"{code.co_filename}:{code.co_qualname}"
-        # A generator that yields and a call that raises leave their frames too, but not by an instruction to return.
+        # The event "return" also comes when a generator yields or a call raises: only a return instruction counts.
         if known[1] and code.co_code[frame.f_lasti] in _RETURNS and self._listener.on_thread():
             self._listener.function_returned()
 
 
 def install_data(listener: Listener, misses: Misses) -> Callable[[], None]:
-    """Wrap the iterators' ``__next__``; returns what undoes it."""
+    """Wrap ``__next__`` of the DataLoader's iterators; returns the undo."""
 
     def loaded(iterator: Any, batch: Any) -> None:
         listener.batch_loaded(_samples(iterator, batch))
@@ -159,7 +159,7 @@ def install_data(listener: Listener, misses: Misses) -> Callable[[], None]:
 
 
 def _samples(iterator: Any, batch: Any) -> int | None:
-    """How many samples a DataLoader has made into ``batch``, where that is the first dimension of all tensors in it."""
+    """Number of samples in ``batch``: the first dimension of its tensors, if all agree; else ``None``."""
     samples = getattr(getattr(iterator, SAMPLER, None), "batch_size", None)
     sizes = {leaf.shape[:1] for leaf in tree_leaves(batch) if is_tensor(leaf)}
     return samples if isinstance(samples, int) and sizes == {(samples,)} else None

@@ -1,4 +1,4 @@
-"""Copies in another precision: which ones are made, who uses them, which ones autocast's cache holds."""
+"""Casts: which copies in another precision are made, which ops use them, which ones autocast's cache holds."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from ampmem.recorder.torch_private.general import CLEAR_CACHE, is_view, use_coun
 
 
 class CastHooks:
-    """Follows every floating copy in another floating dtype, from the op that makes it on."""
+    """Follows each copy of a floating tensor in another floating dtype from the op that makes it."""
 
     def __init__(self, log: Log, models: Models) -> None:
         self._log = log
         self._models = models
         self.copies: dict[int, weakref.ref[torch.Tensor]] = {}
-        """By storage address: the copies of parameters, and of other leaves, which autocast caches too."""
+        """Copies of parameters and of other leaves (autocast caches those too), by storage address."""
         self._thread = threading.get_ident()
 
     def made(self, source: torch.Tensor, copy: torch.Tensor, module: int) -> None:
-        """The op ``_to_copy`` in ``module`` made ``copy`` of ``source``."""
-        for part, part_copy in zip(parts_of(source), parts_of(copy), strict=False):  # of quantized ones not all match
+        """Note that the op ``_to_copy`` in ``module`` made ``copy`` from ``source``."""
+        for part, part_copy in zip(parts_of(source), parts_of(copy), strict=False):  # a quantized one has more parts
             if part.is_floating_point() and part_copy.is_floating_point() and part.dtype != part_copy.dtype:
                 self._made(part, part_copy, module)
 
     def copied(self, source: torch.Tensor, target: torch.Tensor, module: int) -> None:
-        """The op ``copy_`` in ``module`` filled ``target`` from ``source``: so parameters get into a flat buffer.
+        """Note that the op ``copy_`` in ``module`` filled ``target`` from ``source``, as when parameters are flattened.
 
-        Autocast makes one in each forward of cuDNN's recurrent layers, and its cache does not take it.
+        Autocast makes such a copy in each forward of cuDNN's recurrent layers, and does not cache it.
         """
         if not (source.is_floating_point() and target.is_floating_point() and source.dtype != target.dtype):
             return
@@ -65,7 +65,7 @@ class CastHooks:
             self.copies[address] = weakref.ref(copy)
 
     def used(self, arguments: Iterable[Any], op: int) -> None:
-        """The op with this text id reads ``arguments``."""
+        """Note that the op with this text id reads ``arguments``."""
         for argument in arguments:
             for tensor in argument if isinstance(argument, (list, tuple)) else (argument,):
                 if is_tensor(tensor):
@@ -75,15 +75,15 @@ class CastHooks:
     def _used(self, tensor: torch.Tensor, op: int) -> None:
         address = self._log.storage_address(tensor)
         copy = self.copies.get(address)
-        if copy is not None and copy() is not None:  # else its address has gone to another
+        if copy is not None and copy() is not None:  # else its address was reused
             self._log.fact(Fact.CAST_USE, address, op)
 
     def forget_dead(self) -> None:
-        """Drop what is known of copies that died."""
+        """Forget copies that were freed."""
         self.copies = {address: copy for address, copy in self.copies.items() if copy() is not None}
 
     def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
-        """They are about to be swapped: each gets the memory of the other."""
+        """Let go of ``tensors``, which are about to be swapped: each gets the other's storage."""
         held = [address for address, copy in self.copies.items() if any(copy() is tensor for tensor in tensors)]
         for address in held:
             del self.copies[address]
@@ -98,24 +98,24 @@ class CastHooks:
         return take
 
     def _held(self) -> dict[int, int]:
-        """How many hold each of the copies, by address."""
+        """Reference count of each copy, by address."""
         self.forget_dead()
         return {address: _holders(copy) for address, copy in self.copies.items()}
 
     def _cleared(self, held: dict[int, int], at: int) -> None:
-        """The cache was cleared: it held what fewer hold now."""
+        """Note that the cache was cleared; it held the copies that lost a reference."""
         for address, copy in self.copies.items():
             if _holders(copy) < held.get(address, 0):
                 self._log.fact(Fact.CACHED, address, at=at)
         self.forget_dead()
 
     def install(self) -> Callable[[], None]:
-        """Look at the copies whenever autocast's cache is cleared; returns what undoes it."""
+        """Compare the copies before and after autocast's cache is cleared; returns the undo."""
 
         def wrap(original: Callable[[], None]) -> Callable[[], None]:
             @functools.wraps(original)
             def clear_autocast_cache() -> None:
-                if threading.get_ident() != self._thread:  # the cache is each thread's own
+                if threading.get_ident() != self._thread:  # autocast's cache is per thread
                     original()
                     return
                 holders = before() or {}
@@ -132,6 +132,6 @@ class CastHooks:
 
 
 def _holders(copy: weakref.ref[torch.Tensor]) -> int:
-    """How many hold the tensor behind ``copy``; 0 when it is dead."""
+    """Number of references to the tensor behind ``copy``; 0 if it was freed."""
     tensor = copy()
     return 0 if tensor is None else use_count(tensor)

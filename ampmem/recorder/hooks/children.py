@@ -1,4 +1,4 @@
-"""Child processes that the script starts: they are not recorded, which must not go unsaid."""
+"""Child processes that the script starts: they are not recorded, and a note says so."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from ampmem.patching import Undo, patch
 
-if TYPE_CHECKING:  # which has torch's types, and the command line looks here before torch is needed
+if TYPE_CHECKING:  # the command line imports this module before torch, and the listener's types need torch
     from ampmem.recorder.hooks.listener import Listener
 
 PLACE = (BaseProcess, "start")
 _NOT_TRAINING = ("torch.utils.data.", "multiprocessing.managers")
-"""Modules whose children load data, or keep objects that processes share."""
+"""Modules whose child processes only load data or hold shared objects."""
 _FORKING = (*_NOT_TRAINING, "multiprocessing.", "subprocess")
-"""Modules whose forks are seen elsewhere, or run other programs."""
+"""Modules whose forks are counted elsewhere, or run other programs."""
 
 
 def install(listener: Listener) -> Undo:
-    """Count them; returns what undoes it."""
+    """Count child processes; returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -37,18 +37,18 @@ def install(listener: Listener) -> Undo:
 
 
 def forked(listener: Listener) -> None:
-    """A child was forked; called in its parent, by ``os.fork``."""
+    """Count a forked child; called in the parent after ``os.fork``."""
     if not _within(_FORKING, sys._getframe(1)):
         listener.process_started()
 
 
 def loads_data(frame: FrameType | None) -> bool:
-    """Whether a process that is started from ``frame`` loads data, or keeps objects."""
+    """Whether the process started from ``frame`` only loads data or holds shared objects."""
     return _within(_NOT_TRAINING, frame)
 
 
 def _within(modules: tuple[str, ...], frame: FrameType | None) -> bool:
-    """Whether code of one of the ``modules`` called ``frame``, or is there."""
+    """Whether ``frame``, or any of its callers, is in one of the ``modules``."""
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith(modules):
             return True

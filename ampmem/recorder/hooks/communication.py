@@ -1,8 +1,8 @@
-"""All hooks of communication: those that are there from the start, and those of what the script imports later.
+"""Hooks of communication: collectives, DistributedDataParallel (DDP), FSDP2 and functional collectives.
 
-Collectives, whoever calls them: what they are given and what they fill, which memory is for receiving, and what a
-thread of the group may free. ``DistributedDataParallel``: the buckets in which its reducer lays gradients side by side,
-and what it broadcasts. FSDP2: what it gathers, the whole parameters and their gradients, and what it reduces.
+Collectives: the tensors that they are given and fill, which of them receive, and which may be freed on a thread of the
+process group. DDP: the reducer's buckets of gradients, and what it broadcasts. FSDP2: the gathered parameters, their
+whole gradients, and what it reduces.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from ampmem.vocabulary import Communication
 
 
 class CollectiveHooks:
-    """Looks at the tensors that are handed to process groups."""
+    """Logs the tensors that are passed to process groups."""
 
     def __init__(self, listener: Listener, log: Log, texts: Texts) -> None:
         self._listener = listener
@@ -67,7 +67,7 @@ class CollectiveHooks:
         self._look = log.misses.guarded(self._note)
 
     def install(self) -> Undo:
-        """Wrap every collective of a process group; returns what undoes it."""
+        """Wrap every collective of process groups; returns the undo."""
         with ExitStack() as undo:
             for place in COLLECTIVES:
                 undo.callback(patch(*place, functools.partial(self._wrap, receives=place in RECEIVES)))
@@ -94,7 +94,7 @@ class CollectiveHooks:
 
 
 class Made(NamedTuple):
-    """When and where an op made a tensor with memory of its own, which dies as it would without ampmem."""
+    """When and where an op made a tensor with a storage of its own; it keeps no reference to the tensor."""
 
     time_ns: int
     address: int
@@ -104,7 +104,10 @@ class Made(NamedTuple):
 
 
 class Allocations(TorchDispatchMode):
-    """Notes each tensor that an op makes while it is on; to ``follow`` it, since another thread may free it."""
+    """Notes each tensor that an op makes while the mode is on.
+
+    With ``follow`` the source also sees its free, which may be on another thread.
+    """
 
     def __init__(self, log: Log, *, follow: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -132,7 +135,7 @@ class Allocations(TorchDispatchMode):
     def _note(self, func: Any, result: Any) -> None:
         schema = schema_of(func)
         if schema is None or any(value.alias_info is not None for value in schema.returns):
-            return  # a view, or what was there before
+            return  # a view, or an argument itself (in place, out=)
         now = time_ns()
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if is_tensor(tensor) and (address := self._log.storage_address(tensor)):
@@ -151,9 +154,9 @@ NOT_TOLD = "DDP's buckets could not be identified (unexpected layout); they coun
 
 @dataclass(slots=True, kw_only=True)
 class _Reducer:
-    """What is known of one: ``elements`` of its gradients that are not sparse, and the memory where they are to go.
+    """A reducer's number of dense gradient elements (``None``: unknown) and the blocks of its buckets.
 
-    ``noted`` says that the latter is in the recording.
+    ``noted`` says whether the blocks are in the recording.
     """
 
     elements: int | None
@@ -162,7 +165,7 @@ class _Reducer:
 
 
 class DataParallelHooks:
-    """Logs the memory that DistributedDataParallel has for communication, and follows it before a recording, too."""
+    """Logs the memory that DDP has for communication; also follows it before a recording begins."""
 
     def __init__(self, listener: Listener, log: Log, texts: Texts) -> None:
         self._listener = listener
@@ -174,7 +177,7 @@ class DataParallelHooks:
         self._look_at_static, self._look_at_broadcast = guarded(self._static), guarded(self._broadcast)
 
     def install(self) -> Undo:
-        """Wrap the reducer's two functions and the broadcast; returns what undoes it."""
+        """Wrap the reducer's three functions and the broadcasts; returns the undo."""
         with ExitStack() as undo:
             undo.callback(patch(*REDUCER_INIT, self._wrap_init))
             undo.callback(patch(*REBUILD_BUCKETS, self._wrap_rebuild))
@@ -184,7 +187,7 @@ class DataParallelHooks:
             return undo.pop_all().close
 
     def blocks(self) -> dict[int, int]:
-        """Address and bytes of what reducers have now."""
+        """Address and bytes of the blocks of all live reducers."""
         return {made.address: made.bytes for known in self._reducers.values() for made in known.blocks}
 
     def _wrap_init(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -226,7 +229,7 @@ class DataParallelHooks:
         return broadcast
 
     def _watched(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[Made] | None]:
-        """What ``original`` returns, and what it allocates; ``None`` where nobody looks."""
+        """The result of ``original`` and what it allocated; ``None`` for the latter if nothing was watched."""
         if torch.compiler.is_compiling() or not self._listener.on_thread():
             return original(*args, **kwargs), None
         with Allocations(self._log, follow=self._listener.recording) as seen:
@@ -244,14 +247,14 @@ class DataParallelHooks:
         *_: object,
         **__: object,
     ) -> None:
-        """``reducer`` was made with these arguments; the integers say which parameters a step has used."""
+        """``reducer`` was made with these arguments; its integer tensors note which parameters a step used."""
         sparse = {index for index, expected in enumerate(expect_sparse_gradients) if expected}
         dense = [params[index].numel() for bucket in bucket_indices for index in bucket if index not in sparse]
         known = self._reducers[reducer] = _Reducer(elements=sum(dense))
         self._take(known, made)
 
     def _asked_to_rebuild(self, reducer: Any, made: list[Made] | None) -> None:
-        """A forward begins; ``made`` is what the reducer allocated, where it has made its buckets anew."""
+        """A forward begins; ``made`` is what the reducer allocated if it rebuilt its buckets, else ``None``."""
         known = self._reducers.get(reducer)
         if known is None:
             known = self._reducers[reducer] = _Reducer(elements=None)
@@ -264,13 +267,13 @@ class DataParallelHooks:
             self._log_blocks(known)
 
     def _static(self, reducer: Any, made: list[Made]) -> None:
-        """Every step of ``reducer`` uses the same parameters, which it has ``made`` room to note."""
+        """DDP set ``static_graph`` on ``reducer``; ``made`` is what it allocated to note the used parameters."""
         known = self._reducers.get(reducer)
         if known is not None:
             self._take(known, known.blocks + made)
 
     def _take(self, known: _Reducer, blocks: list[Made]) -> None:
-        """These are the reducer's now."""
+        """Set ``blocks`` as the reducer's, if they have as many elements as its gradients."""
         elements = sum(block.elements for block in blocks if block.floating)
         if known.elements not in (None, elements):
             known.blocks = []
@@ -287,7 +290,7 @@ class DataParallelHooks:
 
     def _broadcast(self, made: list[Made]) -> None:
         if self._listener.recording:
-            for block in made:  # by now it may be no more
+            for block in made:  # it may be freed by now, hence the time
                 self._log.fact(Fact.COMMUNICATION, block.address, self._text(Communication.BROADCAST), at=block.time_ns)
 
 
@@ -300,7 +303,7 @@ _Look = Callable[..., Any]
 
 
 class ShardingHooks:
-    """Follows the groups of parameters that FSDP2 gathers, gives up and reduces."""
+    """Follows FSDP2's groups of parameters: gathered, resharded, reduced."""
 
     def __init__(
         self,
@@ -316,12 +319,12 @@ class ShardingHooks:
         self._texts = texts
         self._arm_seen = arm_seen
         self._path = 0
-        """Text id of the module whose group is at work."""
+        """Text id of the module whose group is being worked on."""
         self._names: dict[int, tuple[int, int]] = {}
-        """By ``id`` of each shard, the text ids of its name and of its module."""
+        """Text ids of the name and module of each shard, by its ``id``."""
 
     def install(self) -> Undo:
-        """Patch what FSDP2 does with a group; returns what undoes it."""
+        """Patch FSDP2's functions on a group; returns the undo."""
         wrappers: dict[str, tuple[_Look | None, _Look | None]] = {
             UNSHARD: (self._begins, self._unsharded),
             WAIT: (self._waits, self._waited),
@@ -337,7 +340,7 @@ class ShardingHooks:
             return undo.pop_all().close
 
     def look(self) -> None:
-        """A forward begins: name the shards, and note what is whole already."""
+        """Name the shards, and log the parameters that are gathered already; called when a forward begins."""
         groups = list(self._models.sharded.look(self._models.modules()))
         if groups:
             self._names = {id(each): (slot.name_id, slot.path_id) for slot, each in self._models.parameters()}
@@ -408,7 +411,7 @@ class ShardingHooks:
     def _gave_up(self, addresses: list[int] | None, _: Any, group: Any) -> None:
         for address in addresses or ():
             self._models.parameters_at.remove(address)
-        self._note_whole(group)  # what is kept, or partly kept
+        self._note_whole(group)  # parameters that stay gathered, wholly or in part
 
     def _has_gradients(self, group: Any, *_: Any) -> None:
         self._begins(group)
@@ -425,10 +428,10 @@ class ShardingHooks:
         self._note(Communication.REDUCE_SCATTER, result)
 
     def _reduced_group(self, _: Any, __: Any, group: Any, *___: Any) -> None:
-        self._note_gradients(group)  # of micro-batches that are not reduced yet
+        self._note_gradients(group)  # micro-batches whose gradients are not reduced yet
         shards = [shard for param in params_of(group) if (shard := shard_of(param)) is not None]
         gradients = [(self._names.get(id(shard), (0, 0))[0], shard.grad) for shard in shards if shard.grad is not None]
-        if len(gradients) > 1:  # side by side in one storage, which is no single parameter's
+        if len(gradients) > 1:  # all in one storage, which is not a single parameter's
             gradients.insert(0, (0, gradients[0][1]))
         for name, gradient in gradients:
             self._log.about(Fact.GRADIENT, gradient, name, self._path)
@@ -439,7 +442,7 @@ def _word(dtype: torch.dtype) -> str:
 
 
 class FunctionHooks:
-    """Logs the tensors of each collective that the script, or what it uses, starts from Python."""
+    """Logs the tensors of each collective that Python code starts."""
 
     def __init__(self, listener: Listener, log: Log, texts: Texts) -> None:
         self._listener = listener
@@ -447,11 +450,11 @@ class FunctionHooks:
         self._log = log
 
     def install(self) -> Undo:
-        """Patch the functions of ``torch.distributed``; returns what undoes it."""
+        """Patch the functions of ``torch.distributed``; returns the undo."""
         return self._patched(collectives(), filled=self._arguments)
 
     def install_returning(self) -> Undo:
-        """Patch those that return what they fill, which DTensor uses; returns what undoes it."""
+        """Patch the functional collectives, which return new tensors (DTensor uses them); returns the undo."""
         return self._patched(returning_collectives(), filled=self._result)
 
     def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[..., Any]) -> Undo:
@@ -487,7 +490,7 @@ class FunctionHooks:
 
 
 class CommunicationHooks:
-    """Installs each as soon as what it patches is there; says what this torch lacks."""
+    """Installs each group of hooks once its module is imported; notes what this torch lacks."""
 
     def __init__(
         self,
@@ -505,14 +508,14 @@ class CommunicationHooks:
         self._look = log.misses.guarded(self._follow)
 
     def install(self) -> Undo:
-        """Begin; returns what undoes all, also what is installed later."""
+        """Begin; returns the undo of all hooks, including those installed later."""
         self._undo = ExitStack()
         self._called = self._functional = self._sharded = False
         self.follow()
         return self._close
 
     def follow(self) -> None:
-        """A forward begins: by now the script may be one of several ranks, and have sharded a model."""
+        """Install what is needed by now; called when a forward begins."""
         if self._undo is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             self._look()
 

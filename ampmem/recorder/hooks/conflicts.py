@@ -1,4 +1,4 @@
-"""What a script does that recording is in the way of: a profiler or memory history of its own, tensors it swaps."""
+"""Script actions that conflict with recording: its own profiler or memory history, and swapped tensors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ampmem.recorder.torch_private.general import PREPARE, SWAP
 
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
 LetGo: TypeAlias = Callable[[Tensors], Undo]
-"""Drops every weak reference to these tensors, and returns what takes them again."""
+"""Drops every weak reference to these tensors; the returned undo takes the references again."""
 
 
 def make_way_for_profilers(listener: Listener) -> Undo:
-    """End the recording when the script prepares a profiler, since PyTorch allows one; returns what undoes it."""
+    """End the recording when the script prepares a profiler: PyTorch allows only one. Returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -31,7 +31,7 @@ def make_way_for_profilers(listener: Listener) -> Undo:
                 listener.stop_recording(OTHER_PROFILER)
                 return original(profiler)
             with prepared_elsewhere():
-                listener.stop_recording(OTHER_PROFILER)  # which is done on its own thread
+                listener.stop_recording(OTHER_PROFILER)  # the recording stops on its own thread
                 return original(profiler)
 
         return _prepare_trace
@@ -40,13 +40,12 @@ def make_way_for_profilers(listener: Listener) -> Undo:
 
 
 def make_way_for_history(listener: Listener) -> Undo:
-    """End the recording when the script calls ``_record_memory_history``, since PyTorch keeps only one; returns what
-    undoes it."""
+    """End the recording when the script calls ``_record_memory_history``: there is one history. Returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def _record_memory_history(*args: Any, **kwargs: Any) -> Any:
-            if kwargs.get("record_cuda", True):  # or else of pinned memory of the host alone, which is another history
+            if kwargs.get("record_cuda", True):  # otherwise only of pinned host memory, a separate history
                 listener.stop_recording("the script called _record_memory_history, and PyTorch keeps only one history")
             return original(*args, **kwargs)
 
@@ -56,9 +55,9 @@ def make_way_for_history(listener: Listener) -> Undo:
 
 
 def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
-    """Have all ``holders`` let go of what is swapped, also by ``Module.to``; returns what undoes it.
+    """Make all ``holders`` drop their references while tensors are swapped, also by ``Module.to``; returns the undo.
 
-    torch refuses to swap a tensor to which anybody has a weak reference.
+    torch refuses to swap a tensor that has weak references.
     """
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:

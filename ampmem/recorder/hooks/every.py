@@ -1,4 +1,4 @@
-"""Every hook of a session but those of forward: the ones that tell when steps end, and those of a recording."""
+"""All hooks of a session except forward's: those that find the ends of steps, and those of a recording."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from ampmem.recorder.steering.arms import ArmSeen
 
 
 class Hooks:
-    """Makes them; whoever installs one gets back what undoes it. ``hold_tensors``: who else has references to some."""
+    """Makes all hooks; each ``install`` returns its undo.
+
+    ``hold_tensors`` lists the other holders of weak references, which must let go when tensors are swapped.
+    """
 
     def __init__(
         self,
@@ -65,14 +68,14 @@ class Hooks:
             CollectiveHooks(listener, log, texts).install,
             partial(let_go_of_swapped, (*hold_tensors, self.optimizers.let_go), log.misses),
         ]
-        """Those that say when steps end, which may not be recorded, and what is made before a recording."""
+        """Hooks installed from the start: those that find the ends of steps, and those that see objects being made."""
         if self.calls is not None:
             self.early.append(self.calls.install)
         self.others: list[Callable[[], Undo]] = [
             partial(boundaries.install_data, listener, log.misses),
             communication.install,
         ]
-        """Those that only matter while there is a recording."""
+        """Hooks installed only while recording."""
         if source.uses_profiler:
             self.others.append(partial(make_way_for_profilers, listener))
         if source.uses_history:

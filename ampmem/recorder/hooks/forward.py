@@ -1,6 +1,6 @@
-"""What sees into forward: the dispatch mode, and in backward the saved-tensor hooks.
+"""Hooks of forward: the dispatch mode that sees each op, and the saved-tensor hooks that are on in backward.
 
-What autograd saves is read from the nodes that it makes: nothing of autograd's own is replaced for it.
+In forward, saved tensors are read from the autograd nodes: autograd itself is not patched.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from ampmem.recorder.torch_private.general import (
 
 
 class SavedByNodes:
-    """Logs the tensors that the nodes of ops and Functions hold. Weak references only: a node dies as without us.
+    """Logs the tensors saved by the autograd nodes of ops and Functions, with weak references only.
 
-    Under saved-tensor hooks of the script's own, such as checkpoint's, it is theirs what is kept: nothing is read.
+    Nothing is read under saved-tensor hooks of the script, such as checkpoint's: they decide what is kept.
     """
 
     def __init__(self, log: Log, texts: Texts) -> None:
@@ -64,37 +64,38 @@ class SavedByNodes:
         self._log = log
         self._texts = texts
         self._names: dict[type, tuple[str, ...]] = {}
-        """Of each class of nodes, the attributes that are saved tensors."""
+        """Names of the saved tensors' attributes (``_saved_*``), by class of node."""
         self._op = self._number = 0
         self._results: list[weakref.ref[torch.Tensor]] = []
-        """What the newest op has returned; its name's text id and its node's number, if it makes one."""
+        """Tensors that the newest op returned; ``_op`` is its text id, ``_number`` that of its node if it made one."""
         self._functions: list[weakref.ref[Any]] = []
-        """Functions that have said what they save, and may not be through with their forward."""
+        """Contexts of Functions that have called ``save_for_backward`` and may still be in their forward."""
 
     def returned(self, op: int, results: Sequence[Any]) -> None:
-        """The op with this text id returns ``results`` now. With gradients off it makes no node.
+        """Note that the op with this text id returns ``results``. With gradients off it makes no node.
 
-        One in place on a view has none that is its own, and asking for the view's while torch makes it would never end.
+        Views are left out: an in-place op on a view has no node of its own, and reading the view's ``grad_fn`` while
+        torch makes it would never end.
         """
         if torch.is_grad_enabled() and self._readable():
             self._results = [weakref.ref(each) for each in results if is_tensor(each) and not is_view(each)]
             self._op, self._number = op, next_node() - 1
 
     def read(self) -> None:
-        """Look at the nodes that were made since the last call."""
+        """Log the tensors saved by nodes made since the last call."""
         results, self._results = self._results, []
         for reference in results:
             result = reference()
             node = None if result is None else result.grad_fn
             if node is not None:
-                if node_number(node) == self._number:  # else one from before: the op made none
+                if node_number(node) == self._number:  # else it is an older node, and the op made none
                     self._read(node, type(result) in PLAIN)
                 break
         if self._functions:
             self._read_functions()
 
     def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
-        """They are about to be swapped: what the newest op has saved is read now."""
+        """Read what the newest op saved, before ``tensors`` are swapped."""
         self.read()
         return lambda: None
 
@@ -103,7 +104,7 @@ class SavedByNodes:
         names = self._names.get(kind)
         if names is None:
             names = self._names[kind] = saved_names(kind)
-        # Of its result a node hands out a copy, which no mode is to see made; but a subclass makes that itself.
+        # A node returns a new alias of its result: no mode may see that op, but a subclass needs dispatch to make it.
         with without_dispatch() if plain and names else nullcontext():
             saved = [_unpacked(getattr, node, name) for name in names]
         for tensors in saved:
@@ -115,7 +116,7 @@ class SavedByNodes:
         running = []
         for reference in self._functions:
             context = reference()
-            if context is None:  # nobody wants its gradient, or its forward failed
+            if context is None:  # freed: no gradient is needed, or its forward failed
                 continue
             if to_save(context) is not None:  # its forward still runs
                 running.append(reference)
@@ -127,7 +128,7 @@ class SavedByNodes:
         self._functions = running
 
     def install(self, readable: Callable[[], bool]) -> Callable[[], None]:
-        """Follow ``ctx.save_for_backward``; returns what undoes it. ``readable``: whether nodes may be looked at."""
+        """Patch ``ctx.save_for_backward``; returns the undo. ``readable`` says whether nodes may be read now."""
         self._readable = readable
 
         def wrap(original: Callable[..., None]) -> Callable[..., None]:
@@ -141,7 +142,7 @@ class SavedByNodes:
             return save_for_backward
 
         def wrap_hooks(original: Callable[..., None]) -> Callable[..., None]:
-            """What the script puts its own hooks on is looked at before: not through those."""
+            """Read saved tensors before the script registers hooks on them, which reading would then run."""
 
             @functools.wraps(original)
             def register_hooks(saved: Any, *hooks: Any) -> None:
@@ -158,7 +159,7 @@ class SavedByNodes:
 
 
 def _unpacked(ask: Callable[..., Any], *arguments: Any) -> Sequence[torch.Tensor | None]:
-    """What ``ask`` says that was saved; nothing where that was freed, or overwritten since."""
+    """The saved tensors that ``ask`` returns; none if they were freed or overwritten since."""
     try:
         saved = ask(*arguments)
     except RuntimeError:
@@ -175,12 +176,14 @@ _OVERWRITTEN = (
 
 _TO = "aten::to"
 _MAY_COPY = frozenset({_TO, "aten::contiguous", "aten::flatten", "aten::reshape"})
-"""Ops that return their argument, a view of it or a copy. Inference mode has no autograd that would take them apart:
-there they are not seen as the op that copies."""
+"""Ops that return their argument, a view of it, or a copy.
+
+In inference mode the dispatch mode sees these ops themselves: there is no autograd to decompose them into ``_to_copy``.
+"""
 
 
 class ForwardMode(TorchDispatchMode):
-    """Logs every op, and the storages that it returns."""
+    """Logs each op and the storages that it returns."""
 
     supports_higher_order_operators = True
 
@@ -193,12 +196,12 @@ class ForwardMode(TorchDispatchMode):
         self.saved = SavedByNodes(log, texts)
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
         self._may_copy: dict[Any, bool] = {}
-        """The ops of :data:`_MAY_COPY` that were seen, and whether each may cast."""
+        """The ops of :data:`_MAY_COPY` seen so far, and whether each may cast."""
         self._additions = InPlaceAdditions(PRODUCT, note)
         self.alone = True
-        """Whether no mode of the script's own is below this one: without ampmem there would be none then."""
+        """Whether the script has no dispatch mode of its own below this one."""
         self.recomputed: list[int] | None = None
-        """Addresses of what ops returned, while forward is run again inside backward."""
+        """Addresses that ops returned while forward is recomputed in backward; ``None`` otherwise."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -235,10 +238,10 @@ class ForwardMode(TorchDispatchMode):
         return result
 
     def _chosen(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """``func``, or what torch would run in its place without this mode."""
+        """``func``, or the op that torch would call in its place without this mode."""
         try:
             with without_functions():
-                plain = all(type(each) in PLAIN for each in args)  # a simulated device does so by itself
+                plain = all(type(each) in PLAIN for each in args)  # a simulated device chooses by itself
                 return self._additions.choose(func, args, kwargs) if plain else func
         except Exception as error:
             self._log.missed(error)
@@ -259,7 +262,7 @@ class ForwardMode(TorchDispatchMode):
             return 0, False, False
 
     def _after(self, func: Any, name: int, args: Any, result: Any, makes_storage: bool) -> None:
-        """``func``, which does not make a view, returns ``result``."""
+        """Log the ``result`` of ``func``, which is not a view op."""
         results = result if isinstance(result, (tuple, list)) else (result,)
         self.saved.returned(name, results)
         if makes_storage:
@@ -274,13 +277,13 @@ class ForwardMode(TorchDispatchMode):
                 self._casts.made(args[0], result, self._log.module)
 
     def _lies_elsewhere(self, result: torch.Tensor, source: torch.Tensor) -> bool:
-        """Whether ``result`` of an op is no view of its argument ``source``."""
+        """Whether ``result`` has another storage than the op's argument ``source``."""
         return list(map(self._log.storage_address, parts_of(result))) != list(
             map(self._log.storage_address, parts_of(source))
         )
 
     def read_saved(self) -> None:
-        """Look at what autograd has saved for the newest op."""
+        """Log what autograd saved for the newest op."""
         try:
             with without_functions():
                 self.saved.read()
@@ -288,7 +291,7 @@ class ForwardMode(TorchDispatchMode):
             self._log.missed(error)
 
     def _new_op(self, func: Any) -> tuple[int, bool, bool]:
-        """Text id of the op's name; whether it returns storages of its own, no view, in-place or out=; no view."""
+        """Text id of the op's name; whether it returns new storages; whether it is not a view op."""
         schema = schema_of(func)
         if schema is None:  # a higher-order operator
             return self._texts.id(str(func)), False, False
@@ -309,10 +312,10 @@ class ForwardMode(TorchDispatchMode):
 
 
 class SavedTensors:
-    """Hooks that log what autograd saves in backward and otherwise change nothing.
+    """Saved-tensor hooks that log what autograd saves in backward, and change nothing else.
 
-    With hooks in place autograd no longer checks whether a saved tensor was overwritten, so the
-    unpack hook does, with the same error.
+    With hooks in place autograd no longer checks whether a saved tensor was overwritten, so the unpack hook does, with
+    the same error.
     """
 
     def __init__(self, log: Log) -> None:
@@ -320,22 +323,22 @@ class SavedTensors:
         self._forked = forked_since()
 
     def pack(self, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-        """Log ``tensor``; keep an alias of it, since the tensor itself could be a reference cycle.
+        """Log ``tensor`` and keep an alias of it: keeping the tensor itself could make a reference cycle.
 
-        A leaf has no graph to be in a cycle with. Autograd keeps that itself, so that backward sees what the script
-        has put into its ``data`` since.
+        A leaf is kept itself, as autograd does: it has no graph to be in a cycle with, and backward must see what the
+        script has assigned to its ``data`` since.
         """
         with without_functions():
             if not self._forked():
                 try:
-                    if not self._log.observed:  # else it is read from the node, with its name
+                    if not self._log.observed:  # else it is read from the node, which has the op's name
                         self._log.about(Fact.SAVED, tensor)
                 except Exception as error:
                     self._log.missed(error)
             return tensor if tensor.is_leaf else unseen_detach(tensor), version_of(tensor)
 
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
-        """What :meth:`pack` kept; raises ``RuntimeError`` when it was overwritten since."""
+        """The tensor that :meth:`pack` kept; raises ``RuntimeError`` if it was overwritten since."""
         tensor, version = packed
         if version_of(tensor) != version:
             kind, shape = tensor.type(), list(tensor.shape)
@@ -344,9 +347,9 @@ class SavedTensors:
 
 
 class ForwardObserver:
-    """Pushes and pops the mode and the hooks, and only ever pops its own.
+    """Pushes and pops the dispatch mode and the saved-tensor hooks; pops only its own.
 
-    ``owns_mode`` says of a mode that it is the recorded device itself; ``note`` keeps a remark in the recording.
+    ``owns_mode`` says whether a mode is the simulated device's; ``note`` puts a note into the recording.
     """
 
     def __init__(
@@ -366,10 +369,10 @@ class ForwardObserver:
         self._pop_hooks: Undo | None = None
         self._leave_with_forward = False
         self._thread = get_ident()
-        """The one whose forward is observed: modes and hooks are a thread's own."""
+        """The thread whose forward is observed: modes and hooks are per thread."""
         self._in_backward = False
         self._suspended_on: int | None = None
-        """The thread on which the hooks are off while something refuses to run under them."""
+        """The thread on which the hooks are off, because something refuses to run under hooks."""
 
     @property
     def active(self) -> bool:
@@ -377,10 +380,10 @@ class ForwardObserver:
         return self._pop_mode is not None
 
     def enter(self, *, recomputing: bool = False) -> None:
-        """Start observing; does nothing when it is on already."""
+        """Start observing; does nothing if it is on already."""
         if self._pop_mode is not None:
             return
-        # Under somebody else's mode ours must be gone before theirs is popped: at the forward's end.
+        # Modes are a stack: above the script's mode, ours must be popped before theirs is, so at the forward's end.
         below = current_mode()
         not_ours = below is not None and not self._owns_mode(below)
         self._mode.alone = not not_ours
@@ -392,12 +395,12 @@ class ForwardObserver:
         self._thread = get_ident()
 
     def forward_ended(self) -> None:
-        """The outermost forward ended: leave when grad is off, or when we sit on someone else's mode."""
+        """Stop observing after the outermost forward if gradients are off or a mode of the script is below ours."""
         if self._leave_with_forward or not torch.is_grad_enabled():
             self.leave()
 
     def leave(self) -> None:
-        """Stop observing ops, unless the script put a mode on top: then ours stays until that is gone."""
+        """Stop observing ops, unless the script's mode is on top of ours: then ours stays until that one is popped."""
         if self._pop_mode is not None:
             if current_mode() is self._mode:
                 self._mode.read_saved()
@@ -408,7 +411,7 @@ class ForwardObserver:
                 self._note("the script's own dispatch mode was on top in backward: ampmem's mode stayed on there")
 
     def take_recomputed(self) -> list[int]:
-        """Addresses of what ops returned since the recomputation began; ends it."""
+        """End recomputation; returns the addresses that its ops returned."""
         addresses, self._mode.recomputed = self._mode.recomputed or [], None
         return addresses
 
@@ -416,15 +419,15 @@ class ForwardObserver:
         self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def backward_started(self) -> None:
-        """The engine is about to run, and forward is left."""
+        """Put the saved-tensor hooks on: the engine is about to run."""
         self._in_backward = True
         self._enter_hooks()
 
     def backward_ended(self) -> None:
-        """The engine has returned."""
+        """Take the saved-tensor hooks off: the engine has returned."""
         self._in_backward = False
         self._leave_hooks()
-        self._take_hooks_out()  # the engine puts back at each node what was there at its start
+        self._take_hooks_out()  # the engine restores the hooks of its start at each node
 
     def _enter_hooks(self) -> None:
         if self._in_backward and self._pop_hooks is None and _top_hooks() is None and _hooks_allowed():
@@ -437,7 +440,7 @@ class ForwardObserver:
             self._pop_hooks = None
 
     def _take_hooks_out(self) -> None:
-        """Take ours off the stack, from under those that the script has put on top."""
+        """Take our hooks off the stack, also from under hooks that the script has pushed."""
         above = []
         while (top := _top_hooks()) not in (None, self._hooks):
             above.append(top)
@@ -448,7 +451,7 @@ class ForwardObserver:
             push_saved_hooks(pack, unpack)
 
     def _wrap_disable(self, original: Callable[..., None]) -> Callable[..., None]:
-        """torch.func, and what Dynamo makes of it, call this, which refuses to run while there are hooks."""
+        """Take our hooks off while torch.func or Dynamo disable hooks: torch refuses that while there are any."""
 
         @functools.wraps(original)
         def disable(error_message: str, fail_if_non_empty: bool = True) -> None:
@@ -463,7 +466,7 @@ class ForwardObserver:
         @functools.wraps(original)
         def enable() -> None:
             original()
-            if self._suspended_on == get_ident():  # hooks are a thread's own
+            if self._suspended_on == get_ident():  # hooks are per thread
                 self._suspended_on = None
                 self._enter_hooks()
 
@@ -473,11 +476,11 @@ class ForwardObserver:
         return _top_hooks() == self._hooks
 
     def _reads_nodes(self) -> bool:
-        """Whether forward is observed on this thread, and no hooks of the script's keep what is saved in its nodes."""
+        """Whether forward is observed on this thread and the script has no saved-tensor hooks on."""
         return self.active and get_ident() == self._thread and _top_hooks() in (None, self._hooks)
 
     def install(self) -> Callable[[], None]:
-        """Patch what cannot run under hooks, and what tells a Function's saves; returns what undoes it."""
+        """Patch the functions that disable hooks, and those with which Functions save tensors; returns the undo."""
         with ExitStack() as undo:
             undo.callback(patch(*DISABLE_SAVED_HOOKS, self._wrap_disable))
             undo.callback(patch(*ENABLE_SAVED_HOOKS, self._wrap_enable))
@@ -487,15 +490,15 @@ class ForwardObserver:
 
 
 def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor.detach()`` that no dispatch mode sees: the script's own modes count only what the script does."""
+    """``tensor.detach()`` hidden from dispatch modes: the script's modes must count only the script's ops."""
     if type(tensor) not in PLAIN:
-        return tensor.detach()  # a subclass is its own dispatch
+        return tensor.detach()  # a subclass implements detach by dispatch
     with without_dispatch():
         return tensor.detach()
 
 
 def _top_hooks() -> tuple[Any, Any] | None:
-    """The saved-tensor hooks on top of the stack."""
+    """The saved-tensor hooks on top of the stack, or ``None``."""
     return top_saved_hooks(True)
 
 

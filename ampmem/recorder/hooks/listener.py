@@ -1,4 +1,4 @@
-"""What hooks say to whoever records, and what they ask: all that they know of a session."""
+"""The interface between the hooks and the session: what hooks report, and what they ask."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from ampmem.recorder.sources.cuda.late import LateNumber
 
 
 class Listener(Protocol):
-    """Follows a script by what the hooks report, in the order in which it happens."""
+    """Receives what the hooks report, in the order in which it happens."""
 
     @property
     def recording(self) -> bool:
         """Whether allocator events are being recorded now."""
 
     def on_thread(self) -> bool:
-        """Whether the calling thread is the one that is recorded, or a device's thread that runs its backward."""
+        """Whether the calling thread is the recorded one, or an autograd thread that runs its backward."""
 
     def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
-        """An outermost ``module`` is about to run; ``recomputing`` when backward computes a forward again."""
+        """An outermost ``module`` is about to run; ``recomputing`` if backward recomputes a forward."""
 
     def forward_elsewhere(self, model: str) -> None:
         """A model of this class runs forward on a thread that is not recorded."""
 
     def compiled_in_place(self, model: str) -> None:
-        """A model of this class runs that ``model.compile()`` compiled in its place: no hook sees its forward."""
+        """A model of this class, compiled by ``model.compile()``, runs: no hook sees its forward."""
 
     def batch_seen(self, size: int) -> None:
-        """The outermost module is fed tensors whose first dimension is ``size``."""
+        """The outermost module gets tensors whose first dimension is ``size``."""
 
     def input_seen(self, tensor: torch.Tensor) -> None:
-        """The outermost module is fed ``tensor``, a leaf that gets a gradient."""
+        """The outermost module gets ``tensor``, a leaf that requires a gradient."""
 
     def forward_ended(self, *, raised: bool) -> None:
-        """The outermost module has returned or ``raised``."""
+        """The outermost module has returned, or ``raised``."""
 
     def backward_started(self, loss: float | LateNumber | None) -> None:
-        """The autograd engine is about to run, from ``loss`` where it starts at one number."""
+        """The autograd engine is about to run; ``loss`` is its root if that is a single number."""
 
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        """The autograd engine has returned, or ``raised``; ``differentiable``: it made a graph of its own."""
+        """The autograd engine has returned, or ``raised``; ``differentiable`` if it made a graph (``create_graph``)."""
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        """``optimizer`` exists."""
+        """``optimizer`` was made, or found."""
 
     def optimizer_inside(self, optimizer: int) -> None:
-        """The optimizer with this ``id`` has stepped inside another's step."""
+        """The optimizer with this ``id`` has stepped inside another optimizer's step."""
 
     def optimizer_started(self, optimizer: str) -> None:
         """An optimizer of this class, or a GradScaler for it, is about to update."""
@@ -58,7 +58,7 @@ class Listener(Protocol):
     def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
         """The outermost ``step`` of the optimizer with this ``id`` has returned.
 
-        ``skipped`` is something other than 0 when a GradScaler left the update out.
+        ``skipped`` is a number other than 0 if a GradScaler skipped the update.
         """
 
     def scaled(self, scale: float | LateNumber | None) -> None:
@@ -68,22 +68,22 @@ class Listener(Protocol):
         """A DataLoader is about to make a batch; returns the phase to go back to."""
 
     def batch_loaded(self, samples: int | None) -> None:
-        """A DataLoader has made a batch, of ``samples`` where that is a dimension of all its tensors."""
+        """A DataLoader has made a batch; ``samples`` is the common first dimension of its tensors, if there is one."""
 
     def transform_started(self) -> Phase:
-        """A module that is no part of a model is about to run; returns the phase to go back to."""
+        """A module that is not part of a model is about to run; returns the phase to go back to."""
 
     def data_ended(self, before: Phase) -> None:
-        """The batch is made or transformed, or there is none left."""
+        """The batch is made or transformed, or the DataLoader is exhausted; go back to phase ``before``."""
 
     def function_returned(self) -> None:
-        """The function has returned whose returns end steps."""
+        """The function named by ``--step-on`` has returned."""
 
     def process_started(self) -> None:
         """The script has started a child process."""
 
     def stop_recording(self, why: str) -> None:
-        """The script needs what only one can have: the recording ends, the script goes on."""
+        """End the recording because the script needs what only one can have; the script goes on."""
 
     def remark(self, message: str) -> None:
-        """A reader of the recording must know ``message``."""
+        """Put ``message`` into the recording's notes."""

@@ -1,7 +1,7 @@
-"""Global module hooks: when forward starts and ends, which module runs, what the root is fed.
+"""Global module hooks: the start and end of forward, the running module, the inputs of the root.
 
-Forward starts with a module that is a part of a model (it has parameters, or belongs to one that has), or that is fed
-what a gradient goes through. Any other is a transform of the batch, and none of the model's modules.
+Forward starts with a module that is part of a model (it has parameters, or belongs to a module that has), or that gets
+a tensor that requires a gradient. Any other module is a transform of the batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from ampmem.recorder.torch_private.general import (
 
 _FSDP1 = "FullyShardedDataParallel"
 _MODULE = nn.Module.forward.__code__.co_filename
-"""The file whose functions call a module, and hooks before and after."""
+"""The file of ``nn.Module``, whose functions call a module and its hooks."""
 WHOLE_GRADIENTS = (
     f"{_FSDP1} (FSDP1): the parameters are this rank's shards; a whole gradient counts as gradients until it is reduced"
 )
@@ -76,21 +76,21 @@ class ModuleHooks:
         self._look_at_new = log.misses.guarded(models.registered)
         self._look_before, self._look_after = log.misses.guarded(self._before), log.misses.guarded(self._ended)
         self._running: list[tuple[int, int, int]] = []
-        """(id, path, call) of each module whose forward is running, outermost first; a transform has no path."""
+        """(id, path, call) of each module in forward, outermost first; a transform has no path."""
         self._started_at: int | None = None
-        """How many transforms run above the module with which forward started; ``None`` outside of forward."""
+        """Number of transforms that were running when forward started; ``None`` outside of forward."""
         self._before_transform: Phase | None = None
         """The phase to go back to after the outermost transform."""
         self._said_elsewhere = False
-        """Whether a model was seen on another thread."""
+        """Whether a model on another thread was reported already."""
         self._feeds_batch = False
-        """Whether the module that forward started with is a part of a model: a loss is fed the targets."""
+        """Whether forward started with a part of a model, whose input is the batch; a loss's input is the targets."""
 
     def install(self) -> Callable[[], None]:
-        """Register the hooks; returns what removes them."""
+        """Register the hooks; returns the undo."""
         with ExitStack() as undo:
             after = on_module_after(self._after, with_kwargs=True, always_call=True)
-            undo.callback(hooks_with_kwargs.pop, after.id, None)  # the handle forgets this one entry
+            undo.callback(hooks_with_kwargs.pop, after.id, None)  # removing the handle leaves this entry behind
             undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
             undo.callback(hook(on_module_before, self.before))
             undo.callback(hook(on_new_parameter, self._changed))
@@ -107,13 +107,13 @@ class ModuleHooks:
             self._look_at_new(module)
 
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """``module`` is about to run."""
-        # Asked first: dynamo traces the hooks too, and must find nothing in them that breaks the script's graph.
+        """Note that ``module`` is about to run."""
+        # First of all: dynamo traces the hooks too, and anything else here would break the script's graph.
         if not torch.compiler.is_compiling():
             self._look_before(module, args, sys._getframe(1))
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], caller: FrameType) -> None:
-        # A module that torch.jit traces computes nothing of a step, and its tracer does not stand the dispatch mode.
+        # Tracing by torch.jit is not part of a step, and its tracer fails under a dispatch mode.
         if is_tracing():
             return
         if not self._listener.on_thread():
@@ -132,7 +132,7 @@ class ModuleHooks:
             self._follow()
             try:
                 self._listener.forward_started(module, recomputing=in_backward() and torch.is_grad_enabled())
-            except BaseException:  # our stop: the module will not run
+            except BaseException:  # StopScript: the module will not run
                 self._started_at = None
                 raise
             self._note_inputs(args)
@@ -143,11 +143,11 @@ class ModuleHooks:
         self._log.started(path)
 
     def _entered(self, caller: FrameType) -> int:
-        """``caller`` called a hook before a module runs: where it is torch's, it calls the module next."""
+        """Note the frame that will run the module: ``caller`` of the hook, if that is torch's own code."""
         return self._stacks.entered(caller) if caller.f_code.co_filename == _MODULE else 0
 
     def _ran_elsewhere(self, module: nn.Module) -> None:
-        """``module`` is about to run on a thread that is not recorded: said once, of the first that has parameters."""
+        """Report once that a ``module`` with parameters runs on a thread that is not recorded."""
         if self._listener.recording and not self._said_elsewhere and has_parameters(module):
             self._said_elsewhere = True
             self._listener.forward_elsewhere(type(module).__name__)
@@ -158,7 +158,7 @@ class ModuleHooks:
         self._running.append((id(module), 0, 0))
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
-        # Called with (module, args, result) instead when the forward raised.
+        # Torch calls it with (module, args, result) if the forward raised.
         if not torch.compiler.is_compiling():
             self._look_after(module, kwargs)
 
@@ -202,14 +202,14 @@ class ModuleHooks:
 
 
 def _needs_gradient(args: tuple[Any, ...]) -> bool:
-    """Whether any of ``args`` is a tensor that a gradient goes through."""
+    """Whether any of ``args`` is a tensor that requires a gradient."""
     if not torch.is_grad_enabled():
         return False
     return any(is_tensor(leaf) and leaf.requires_grad for leaf in tree_leaves(args))
 
 
 def quiet_compiled_modules() -> Undo:
-    """A compiled module warns of global hooks: let it do so for the script's alone. Returns what undoes it."""
+    """Make compiled modules warn about global hooks only if the script has some; returns the undo."""
 
     def wrap(original: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(original)
@@ -222,14 +222,16 @@ def quiet_compiled_modules() -> Undo:
 
 
 class UnseenByCompiled:
-    """Hides ampmem's hooks on all modules while compiled code runs, which dynamo would compile for them, and again
-    without them. What is seen then is seen by the modes, and by the hooks on the module that was compiled.
+    """Hides ampmem's global module hooks while compiled code runs.
 
-    ``needed`` says whether the hooks are needed inside, as long as nothing else has seen that forward started.
-    ``in_place`` is called with the class of a model that runs then and that was compiled in its place
-    (``model.compile()``): its compiled code has the hooks' calls inside, where they do nothing.
-    ``casts`` counts the casts of parameters that were seen so far, and is ``None`` where autocast makes none now;
-    ``no_cast`` is called when compiled code has run in which autocast could make casts and none was seen.
+    Dynamo would otherwise compile the code once with them and once without. Meanwhile ops are seen by the dispatch
+    mode, and the forward by the hooks on the compiled module itself.
+
+    ``needed`` says whether the hooks must stay, because nothing else has seen forward start. ``in_place`` is called
+    with the class of a model compiled in place (``model.compile()``) that runs then: its compiled code has the hooks'
+    calls inside, where they do nothing. ``casts`` returns the number of parameter casts so far, or ``None`` if autocast
+    would make none now; ``no_cast`` is called after compiled code in which autocast could have made casts and none was
+    seen.
     """
 
     def __init__(
@@ -244,15 +246,15 @@ class UnseenByCompiled:
         self._casts = casts
         self._no_cast = no_cast
         self._under_autocast: tuple[int, int] | None = None
-        """Of the outermost compiled code that runs under autocast: ``id`` of its frame, and the casts before it."""
+        """For the outermost compiled code running under autocast: ``id`` of its frame, and the casts before it."""
         self._thread = get_ident()
         self._put_back: Undo | None = None
         self._runs_in = 0
-        """``id`` of the frame of dynamo's that runs the code for which they are hidden."""
+        """``id`` of dynamo's frame that runs the code for which the hooks are hidden."""
         self._unpatch: Undo | None = None
 
     def install(self) -> Callable[[], None]:
-        """Patch where dynamo begins and ends to run compiled code; returns what undoes it."""
+        """Patch the function with which dynamo enters and leaves compiled code; returns the undo."""
         with ExitStack() as undo:
             undo.callback(patch(*COMPILE, self._wrap_compile))
             undo.callback(self._end)
@@ -260,7 +262,7 @@ class UnseenByCompiled:
             return undo.pop_all().close
 
     def show(self) -> None:
-        """The hooks are to be where they were: some may be removed next."""
+        """Put the hooks back, before some are removed."""
         if self._put_back is not None:
             self._put_back()
             self._put_back, self._runs_in = None, 0
@@ -272,7 +274,7 @@ class UnseenByCompiled:
             self._unpatch = None
 
     def _look(self) -> None:
-        """Dynamo may have been imported."""
+        """Patch dynamo, if it has been imported by now."""
         place = compiled_code()
         if place is not None and self._unpatch is None:
             self._unpatch = patch(*place, self._wrap)
@@ -287,8 +289,8 @@ class UnseenByCompiled:
         return compile
 
     def _wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        # Called in a frame of dynamo's before and after the code runs; meanwhile by the compiler, too, and by what
-        # is not to be compiled.
+        # Dynamo calls it before and after compiled code; in between, the compiler calls it too, and code that is
+        # excluded from compilation.
         @functools.wraps(original)
         def _maybe_set_eval_frame(callback: Any) -> Any:
             if get_ident() == self._thread:
@@ -308,13 +310,13 @@ class UnseenByCompiled:
         return _maybe_set_eval_frame
 
     def _look_for_model(self, call: Any) -> None:
-        """Compiled code is about to run that ``call`` was compiled to."""
+        """Report the model that was compiled in place, if ``call`` is its compiled function."""
         module = getattr(call, "__self__", None) if type(call) is MethodType else None
         if isinstance(module, nn.Module) and call.__func__.__name__ == CALLS_MODULE and has_parameters(module):
             self._in_place(type(module).__name__)
 
     def _count_casts(self, frame: int) -> None:
-        """Compiled code begins or ends in the frame with this ``id``."""
+        """Compare the casts before and after the compiled code that runs in the frame with this ``id``."""
         began, casts = self._under_autocast, self._casts()
         if began is None:
             self._under_autocast = None if casts is None else (frame, casts)
@@ -325,6 +327,6 @@ class UnseenByCompiled:
 
 
 def _is_own(function: Any) -> bool:
-    """Whether ``function`` is ampmem's."""
+    """Whether ``function`` is part of ampmem."""
     code = getattr(function, "__code__", None) if type(function) in (FunctionType, MethodType) else None
     return code is not None and code.co_filename.startswith(OWN_FOLDERS)

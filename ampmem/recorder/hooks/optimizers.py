@@ -1,4 +1,4 @@
-"""Optimizers: when they update, their state, their own copies of parameters, the GradScaler."""
+"""Hooks of optimizers and GradScaler: updates, optimizer state, and the optimizer's own copies of parameters."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from ampmem.recorder.torch_private.general import (
 )
 
 _Names: TypeAlias = dict[int, list[tuple[int, int]]]
-"""``id`` of each parameter to the text ids of its name and module; of a flat copy to those of all that are in it."""
+"""Text ids of name and module, by ``id`` of the parameter; a flat copy has those of all parameters in it."""
 _Pairs: TypeAlias = Sequence[tuple[Slot, torch.Tensor]]
 _NOBODYS = [(0, 0)]
-"""Those of a parameter of which nothing is known."""
+"""Text ids for a parameter of which nothing is known."""
 _NO_TENSORS = frozenset((int, float, bool, str, type(None)))
-"""Types of what has no tensors in it."""
+"""Types that contain no tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Own:
-    """A parameter that only an optimizer has: what it is, and of which parameters."""
+    """A parameter that only an optimizer has: what it is, and which parameters it copies."""
 
     parameter: weakref.ref[torch.Tensor]
     fact: Fact
@@ -56,7 +56,7 @@ class _Own:
 
 
 class OptimizerHooks:
-    """Reports updates and logs what an update leaves behind."""
+    """Reports updates, and logs the state and gradients of optimizers."""
 
     def __init__(self, listener: Listener, log: Log, models: Models, texts: Texts, update: RunningUpdate) -> None:
         self._listener = listener
@@ -65,39 +65,39 @@ class OptimizerHooks:
         self._texts = texts
         self._update = update
         self._handle: Any = None
-        """Of the hook that is called after a step."""
+        """Handle of the hook that is called after each step."""
         self._updates = 0
-        """Updates seen so far, skipped ones too."""
+        """Number of updates so far, including skipped ones."""
         self._records: dict[int, OptimizerRecord] = {}
         self.own_parameters: dict[str, ParameterRecord] = {}
-        """Parameters that only an optimizer knows, no module."""
+        """Parameters that only an optimizer has, by name."""
         self._own: dict[int, _Own] = {}
-        """By ``id``, those of them that were seen."""
+        """Parameters that only an optimizer has, by ``id``."""
         self._waiting: list[OptimizerRecord] = []
-        """Those that have made no update by the time memory runs out."""
+        """Optimizers that had made no update when memory ran out."""
         self._numbers: dict[int, int] = {}
-        """``id`` of each optimizer in ``_records`` to its place there."""
+        """Index in ``_records`` of each optimizer, by ``id``."""
         self._shells: set[int] = set()
-        """``id`` of each in whose step another has stepped: what it does not keep itself, the other may."""
+        """``id`` of each wrapper, in whose step another optimizer has stepped: that one may hold the state."""
         self._counts: dict[int, int] = {}
-        """How many parameters each had when it was noted last."""
+        """Number of parameters of each optimizer when it was last noted."""
         self.generation = 0
-        """How often something new was noted."""
+        """Number of times that something new was noted."""
         self._states_of = log.misses.guarded(states_of)
         self._look_into = log.misses.guarded(lambda state: list(_tensors(state, "")))
         self._state_names: dict[tuple[str, int], int] = {}
-        """Text ids, by the optimizer's key and the parameter's name: each is asked for in every step."""
+        """Text ids of state tensors by key and parameter, cached because each step needs them."""
         self._optimized: dict[str, int] = {}
-        """Name of each parameter to the number of the optimizer that updates it, or its master copy."""
+        """Index of the optimizer that updates each parameter, or its master copy, by the parameter's name."""
         self._wider: set[str] = set()
-        """Names of the parameters that an update found in wider memory than the forward before."""
+        """Names of the parameters that an update found in a wider dtype than the forward before it."""
         self._made: list[weakref.ref[Optimizer]] = []
-        """The optimizers that were made while it was recorded."""
+        """Optimizers made while recording."""
         self._idle: set[str] = set()
-        """Names of the parameters that optimizers without an update have."""
+        """Names of the parameters of optimizers that made no update."""
 
     def install(self) -> Callable[[], None]:
-        """Register the hooks and wrap ``GradScaler.step``; returns what undoes it."""
+        """Register the hooks and wrap ``GradScaler.step``; returns the undo."""
         with ExitStack() as undo:
             undo.callback(hook(on_step_before, self._log.misses.guarded(self._before)))
             handle = self._handle = on_step_after(self._log.misses.guarded(self._after))
@@ -107,11 +107,11 @@ class OptimizerHooks:
             return undo.pop_all().close
 
     def records(self) -> list[OptimizerRecord]:
-        """The optimizers that have made an update, or whose update a GradScaler left out; then those that wait."""
+        """Optimizers that made an update or whose update a GradScaler skipped, then those that made none."""
         return [*self._records.values(), *self._waiting]
 
     def assign(self, record: ParameterRecord) -> ParameterRecord:
-        """``record`` with the index of its optimizer, when that is known."""
+        """``record`` with the index of its optimizer, if known."""
         optimizer = self._optimized.get(record.name)
         if optimizer is None and record.name not in self._idle:
             return record
@@ -122,24 +122,24 @@ class OptimizerHooks:
         if not self._listener.on_thread():
             return
         stepping = self._update.stepping
-        if stepping:  # one in another, or an earlier step raised
+        if stepping:  # a step inside another, or an earlier step raised
             running = running_steps()
             running[id(optimizer)] -= 1  # this one
-            # A class that calls its base's step is there once for each of the two.
+            # A class whose step calls its base's step has two entries.
             stepping[:] = [entry for n, entry in enumerate(stepping) if stepping[:n].count(entry) < running[entry]]
         stepping.append(id(optimizer))
         if self._listener.recording:
             pairs = list(self._models.parameters())
             self.note_gradients(optimizer, pairs)
             self._note_swapped(optimizer, pairs)
-            if id(optimizer) not in self._records and self._states_of(optimizer):  # which this update may replace
+            if id(optimizer) not in self._records and self._states_of(optimizer):  # this update may replace the state
                 self._note_tensors(optimizer, self._names(optimizer, before=True), named=True)
             self._listener.optimizer_started(type(optimizer).__name__)
 
     def _note_swapped(self, optimizer: Optimizer, pairs: _Pairs) -> None:
-        """Log as master copies what ``optimizer`` updates where forward uses narrower memory, in two steps at least.
+        """Log as master copies the parameters that ``optimizer`` updates in a wider dtype than forward uses.
 
-        In one step alone the model may have been converted in between.
+        It takes two such steps: in one step alone the model may have been converted in between.
         """
         models = self._models
         updated: set[int] | None = None
@@ -157,7 +157,10 @@ class OptimizerHooks:
             self._wider.add(slot.name)
 
     def _go_last(self) -> None:
-        """Torch iterates over these hooks: ours, with which a recording may end, must come last."""
+        """Move our hook to the end of the step hooks.
+
+        Torch iterates over them, and ours may end the recording, which removes it.
+        """
         hooks = None if self._handle is None else self._handle.hooks_dict_ref()
         if hooks and next(reversed(hooks)) != self._handle.id:
             hooks.move_to_end(self._handle.id)
@@ -176,12 +179,12 @@ class OptimizerHooks:
             if not stepping:
                 self._note_others(optimizer)
         if not stepping:
-            found = found_inf(optimizer)  # set by a GradScaler on fused optimizers
+            found = found_inf(optimizer)  # GradScaler sets it on fused optimizers
             skipped = False if found is None else number_of(found)
             self._updated(optimizer, skipped)
 
     def _note_others(self, optimizer: Optimizer) -> None:
-        """Log the state of optimizers whose ``step`` is never called: those of SAM have two of other names."""
+        """Log the state of optimizers whose ``step`` is never called: SAM's have two methods of other names."""
         self._made = [made for made in self._made if made() is not None]
         for reference in self._made:
             other = reference()
@@ -194,7 +197,7 @@ class OptimizerHooks:
         self._listener.updated(id(optimizer), skipped=skipped)
 
     def note_gradients(self, optimizer: Optimizer, pairs: _Pairs) -> None:
-        """Log the gradients that ``optimizer`` is about to use, master copies' among them.
+        """Log the gradients that ``optimizer`` is about to use, including those of master copies.
 
         ``pairs`` are the parameters of the models.
         """
@@ -207,18 +210,18 @@ class OptimizerHooks:
                     about(Fact.GRADIENT, gradient, name, path)
 
     def note_state(self, optimizer: Optimizer) -> None:
-        """Log ``optimizer``'s state and the parameters that are its own."""
+        """Log ``optimizer``'s state and the parameters that only it has."""
         names = self._names(optimizer)
         self._note_optimizer(optimizer, names)
         self._note_tensors(optimizer, names)
 
     def note_kept(self, optimizer: Optimizer) -> None:
-        """Log the state of ``optimizer`` if it has any, whatever becomes of it later."""
+        """Log the state of ``optimizer``, if it has any."""
         if self._states_of(optimizer):
             self._log.misses.guarded(self.note_state)(optimizer)
 
     def note_waiting(self, optimizers: Iterable[Optimizer]) -> None:
-        """Memory ran out: note which optimizers have made no update, and whose parameters they have."""
+        """Note which optimizers have made no update, and their parameters; called when memory ran out."""
         names = {id(parameter): slot.name_id for slot, parameter in self._models.parameters()}
         for optimizer in optimizers:
             if id(optimizer) in self._records:
@@ -231,9 +234,9 @@ class OptimizerHooks:
                     self._optimized.setdefault(self._texts.value(names[id(parameter)]), number)
 
     def note_idle(self, optimizers: Iterable[Optimizer]) -> list[Any]:
-        """Log the state of those that made no update, as far as models have its parameters.
+        """Log the state of optimizers that made no update, for the parameters that models have.
 
-        Returns the state of each parameter that is logged by now, of the others too.
+        Returns the state of each parameter that is logged by now, of all optimizers.
         """
         names = {id(parameter): [(slot.name_id, slot.path_id)] for slot, parameter in self._models.parameters()}
         logged: list[Any] = []
@@ -248,7 +251,7 @@ class OptimizerHooks:
         return logged
 
     def _note_tensors(self, optimizer: Optimizer, names: _Names, *, named: bool = False) -> None:
-        """Log the tensors in ``optimizer``'s state; ``named``: only those of parameters that have a name."""
+        """Log the tensors of ``optimizer``'s state; if ``named``, only for parameters that have a name."""
         about, state_names = self._log.about, self._state_names
         for parameter, state in self._states_of(optimizer) or ():
             if named and id(parameter) not in names:
@@ -263,13 +266,13 @@ class OptimizerHooks:
                         about(Fact.OPTIMIZER_STATE, tensor, known or self._state_name(key, name), path)
 
     def _state_name(self, key: str, parameter: int) -> int:
-        """Text id of a tensor of optimizer state of the ``parameter`` with that text id."""
+        """Text id of the state tensor ``key`` of the ``parameter`` with that text id."""
         state = StateName(state=key, parameter=self._texts.value(parameter))
         found = self._state_names[key, parameter] = self._texts.id(str(state))
         return found
 
     def _note_optimizer(self, optimizer: Optimizer, names: _Names) -> None:
-        """``optimizer`` has made an update, or a GradScaler has left its update out."""
+        """Keep a record of ``optimizer``, which made an update or had it skipped."""
         self._note_own_parameters(optimizer)
         count = sum(len(group["params"]) for group in optimizer.param_groups)
         if self._counts.get(id(optimizer)) == count:
@@ -279,15 +282,15 @@ class OptimizerHooks:
         self._records[id(optimizer)] = _record(optimizer)
         number = self._numbers.setdefault(id(optimizer), len(self._numbers))
         if id(optimizer) in self._shells and not self._states_of(optimizer):
-            return  # the others say which parameters are theirs: not all need be somebody's in this process
+            return  # the inner optimizers know their parameters, which may be fewer in this process
         for _, _, parameter in _parameters(optimizer):
             for name, _ in names[id(parameter)]:
                 self._optimized[self._texts.value(name)] = number
 
     def _names(self, optimizer: Optimizer, pairs: _Pairs | None = None, *, before: bool = False) -> _Names:
-        """Whose each parameter is, of the modules and of ``optimizer``. ``pairs`` are the parameters of the models.
+        """Text ids for each parameter of the modules and of ``optimizer``. ``pairs`` are the parameters of the models.
 
-        ``before`` an update a copy still has its parameter's values, but the model may not have run.
+        ``before`` an update a copy still equals its parameter, but the model may not have run.
         """
         if pairs is None:
             pairs = list(self._models.parameters())
@@ -310,24 +313,27 @@ class OptimizerHooks:
         return names
 
     def _copy_of(self, parameter: torch.Tensor, twinless: Sequence[tuple[Slot, torch.Tensor]]) -> _Own | None:
-        """``parameter`` as a copy of some of those that have none yet; ``None`` where it is none."""
+        """``parameter`` as a copy of some of the ``twinless`` parameters; ``None`` if it is not one."""
         candidates = [candidate for _, candidate in twinless]
         twins: Sequence[int] = twins_of(parameter, candidates) or partition_of(parameter, candidates)
         reached = sum(candidates[place].numel() for place in twins)
-        if reached < parameter.numel():  # what seems to be padding may be others, further on
+        if reached < parameter.numel():  # what looks like padding may be parameters further on
             chosen = chosen_from(parameter, candidates)
             twins = chosen if sum(candidates[place].numel() for place in chosen) > reached else twins
         names = [(twinless[place][0].name_id, twinless[place][0].path_id) for place in twins]
         return _Own(parameter=weakref.ref(parameter), fact=Fact.MASTER_COPY, names=names) if names else None
 
     def _only_in(self, optimizer: Optimizer, group: int, index: int, parameter: torch.Tensor) -> _Own:
-        """A parameter that no module has."""
+        """A parameter that no module has, only ``optimizer``."""
         text = f"{type(optimizer).__name__}.param_groups[{group}][{index}]"
         self.own_parameters[text] = parameter_record(text, parameter)
         return _Own(parameter=weakref.ref(parameter), fact=Fact.PARAMETER, names=[(self._texts.id(text), 0)])
 
     def _note_own_parameters(self, optimizer: Optimizer) -> None:
-        """Twins of module parameters are master copies; tensors no module knows are parameters."""
+        """Log ``optimizer``'s parameters that no module has.
+
+        Those that copy a module's parameters are master copies, all others are parameters.
+        """
         for _, _, parameter in _parameters(optimizer):
             own = self._own.get(id(parameter))
             if own is None or own.parameter() is not parameter:
@@ -339,7 +345,7 @@ class OptimizerHooks:
                     self._log.about(Fact.GRADIENT, gradient, name, path)
 
     def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
-        """They are about to be swapped: each stays what it is, with other values."""
+        """Let go of ``tensors``, which are about to be swapped; each keeps its role."""
         held = []
         for tensor in tensors:
             own = self._own.get(id(tensor))
@@ -379,18 +385,18 @@ class OptimizerHooks:
         return step
 
     def _scaled(self, scaler: GradScaler, optimizer: Optimizer) -> int | None:
-        """``scaler`` is about to update; how many updates there were before."""
+        """Note that ``scaler`` is about to update; returns the number of updates before."""
         if not self._listener.on_thread() or not scaler.is_enabled():
             return None
-        scale = scale_of(scaler)  # get_scale would wait for a device
+        scale = scale_of(scaler)  # get_scale() would synchronize with the device
         self._listener.scaled(scaler.get_scale() if scale is None else number_of(scale))
         self._listener.optimizer_started(type(optimizer).__name__)
         return self._updates
 
     def _skipped(self, optimizer: Optimizer) -> None:
-        """A GradScaler has left out the update of ``optimizer``."""
+        """Note that a GradScaler skipped the update of ``optimizer``."""
         if self._listener.recording:
-            self.note_state(optimizer)  # of updates before: the next one may replace it
+            self.note_state(optimizer)  # state of earlier updates, which the next one may replace
         self._updated(optimizer, True)
 
 
@@ -407,7 +413,7 @@ def _record(optimizer: Optimizer) -> OptimizerRecord:
 
 
 def implementation(optimizer: Optimizer) -> str:
-    """``foreach``, ``fused`` or ``for-loop``: how ``optimizer`` runs its update."""
+    """How ``optimizer`` runs its update: ``foreach``, ``fused`` or ``for-loop``."""
     group = optimizer.param_groups[0]
     if group.get("fused"):
         return "fused"
@@ -424,14 +430,14 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]
 
 
 def _given(optimizer: Optimizer) -> list[tuple[int, int, torch.Tensor]]:
-    """The parameters that ``optimizer`` has; none of one that is not set up, of which that it is so was noted."""
-    with suppress(Exception):  # of a class of the script's, whose groups may be anything
+    """(group, index, parameter) of each parameter of ``optimizer``; empty if it is not set up, which was noted."""
+    with suppress(Exception):  # a custom class may have anything as its groups
         return list(_parameters(optimizer))
     return []
 
 
 def _plain_tensors(state: Any) -> list[tuple[str, torch.Tensor]] | None:
-    """As :func:`_tensors` of a dictionary of plain tensors and numbers, as most are; ``None`` of any other state."""
+    """:func:`_tensors` of a dictionary of plain tensors and numbers, the usual state; ``None`` for any other state."""
     if type(state) is not dict:
         return None
     found: list[tuple[str, torch.Tensor]] = []
@@ -458,10 +464,10 @@ def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterat
             return
         inner = [(name, getattr(value, name)) for name in value.__tensor_flatten__()[0]]
         inner = [(name, part) for name, part in inner if is_tensor(part)]
-        # What wraps one tensor, as DTensor does, is called as that tensor would be.
+        # A wrapper of one tensor, such as DTensor, gets that tensor's key.
         parts = inner if len(inner) > 1 else [("", part) for _, part in inner]
     elif issubclass(kind, dict):
-        parts = dict.items(value)  # not what its class makes of it
+        parts = dict.items(value)  # not its class's own items()
     elif issubclass(kind, Mapping):
         parts = value.items()
     elif issubclass(kind, (list, tuple, set, frozenset, deque)):
@@ -470,19 +476,19 @@ def _tensors(value: Any, key: str, seen: frozenset[int] = frozenset()) -> Iterat
         parts = _attributes(value)
     for name, part in parts:
         below = ".".join(filter(None, (key, str(name))))
-        if type(part) in PLAIN:  # most are: not worth a call
+        if type(part) in PLAIN:  # fast path: most are
             yield below, part
         else:
             yield from _tensors(part, below, seen)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object of any class holds, in its dictionary and in its slots."""
+    """Attributes of an object of any class, in its dictionary and in its slots."""
     yield from list(attributes_of(value).items())
     for base in type(value).__mro__:
         slots = base.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             member = base.__dict__.get(name)  # None for __dict__, __weakref__ and mangled names
             if type(member) is MemberDescriptorType:
-                with suppress(AttributeError):  # nothing is in it
+                with suppress(AttributeError):  # the slot is empty
                     yield name, member.__get__(value)

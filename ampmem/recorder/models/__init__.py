@@ -1,1 +1,1 @@
-"""Whose tensor is it: modules, live objects, and the Python stacks of the script."""
+"""Which module, object or line of the script a tensor belongs to."""

@@ -1,4 +1,4 @@
-"""What modules consist of, past what their classes make of ``parameters``, ``named_modules`` and ``__getattr__``."""
+"""Modules, parameters and buffers, read past classes that override ``parameters`` or ``__getattr__``."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.torch_private.general import CHILDREN, PARAMETERS, TRACED
 
 _attributes_of: Callable[[nn.Module], dict[str, Any]] = vars(nn.Module)["__dict__"].__get__
-"""A module's own dictionary, whatever its class makes of ``__dict__``."""
+"""A module's own dictionary, even if its class overrides ``__dict__``."""
 
 
 def named_tensors(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
-    """The parameters or the buffers of ``module`` itself, by name; those of lazy modules may not be made yet."""
+    """The parameters or buffers of ``module`` itself, by name; lazy ones may not be initialized yet."""
     return {key: tensor for key, tensor in _own(module, kind).items() if tensor is not None}
 
 
 def held_tensors(module: nn.Module, kind: str) -> dict[str, torch.Tensor]:
-    """Those of them that are made: others have neither shape nor memory."""
+    """The initialized parameters or buffers of ``module`` itself: others have neither shape nor memory."""
     return {key: tensor for key, tensor in named_tensors(module, kind).items() if not is_lazy(tensor)}
 
 
 def held_as(module: nn.Module, kind: str, key: str) -> torch.Tensor | None:
-    """The one of that name; ``None`` where there is none, or it is not made yet."""
+    """The parameter or buffer named ``key``; ``None`` if there is none, or it is not initialized yet."""
     own = _attributes_of(module).get(kind)
     tensor: torch.Tensor | None = (own if type(own) is dict else _own(module, kind)).get(key)
     return tensor if type(tensor) in PLAIN or not (tensor is None or is_lazy(tensor)) else None
 
 
 def children(module: nn.Module) -> dict[str, nn.Module]:
-    """The modules that hang at ``module``, by name."""
+    """The direct submodules of ``module``, by name."""
     return {key: child for key, child in _own(module, CHILDREN).items() if issubclass(type(child), nn.Module)}
 
 
 def tree(root: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """``root`` and all below it with their paths, each once, as ``named_modules`` has them."""
+    """``root`` and all modules below it, each once, with their paths, as ``named_modules`` yields them."""
     seen: set[int] = set()
     waiting = [(prefix, root)]
     while waiting:
@@ -53,7 +53,7 @@ def tree(root: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters below ``root`` that there are, each once: those of lazy modules come with their first forward."""
+    """The initialized parameters below ``root``, each once; lazy ones come with their first forward."""
     seen: set[int] = set()
     for path, module in tree(root, ""):
         for key, parameter in held_tensors(module, PARAMETERS).items():
@@ -63,14 +63,14 @@ def named_parameters(root: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def has_parameters(root: nn.Module) -> bool:
-    """Whether there is a parameter below ``root``; one that is still to be made counts."""
+    """Whether ``root`` or a module below it has a parameter; an uninitialized one counts."""
     return any(own is not None for _, module in tree(root, "") for own in _own(module, PARAMETERS).values())
 
 
 def _own(module: nn.Module, kind: str) -> Mapping[str, Any]:
-    """One of the dictionaries that a module has; nothing where its class has not made it, or the script deleted it."""
+    """A dictionary of the module, such as ``_parameters``; empty if it was never made, or was deleted."""
     attributes = _attributes_of(module)
     if kind not in attributes and TRACED in attributes:
         attributes = _attributes_of(attributes[TRACED])
     own: Mapping[str, Any] = attributes.get(kind, {})
-    return own if isinstance(own, dict) else dict(own.items())  # of a scripted module it is neither
+    return own if isinstance(own, dict) else dict(own.items())  # a scripted module's is not a dict

@@ -1,6 +1,6 @@
-"""Which Python object holds a tensor, asked of the garbage collector; and which variables of the script hold memory.
+"""Finds what holds a tensor: Python objects, by the garbage collector, and the script's variables.
 
-The latter are what a reader deletes to give that memory back.
+A reader deletes those variables to free the memory.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from ampmem.recorder.models.models import ROOT, Models
 from ampmem.recorder.torch_private.general import BUFFERS, CHILDREN, PARAMETERS
 
 _LEVELS = 8
-"""How far up is looked: from a tensor to the object that a script knows by name."""
+"""Maximum number of levels between a tensor and the object that the script knows by name."""
 _OBJECTS = 2
-"""How many objects of a class a name has at the most: a cache and its layer."""
+"""Maximum number of class objects in a holder's name: a cache and its layer."""
 _CONTAINERS = (list, tuple, deque)
 _KEYS = (str, int, float, bool, bytes, type(None))
 _CLASS_NAME = type.__dict__["__name__"].__get__
-"""The name of a class, whatever its metaclass makes of it."""
+"""The name of a class, even if its metaclass overrides ``__name__``."""
 _LOOKED_AT = 64
-"""How many storages are asked for, the largest first: each level costs a walk through all objects."""
+"""Maximum number of storages, largest first: each level costs a walk through all objects."""
 
 
 _DEPTH = 4
-"""How many containers and objects deep an attribute of a module or an optimizer is looked into."""
+"""Maximum depth of containers and objects inside an attribute of a module or optimizer."""
 _PARTS = frozenset((PARAMETERS, BUFFERS, CHILDREN))
-"""The attributes of a module that are looked at elsewhere."""
+"""Attributes of a module that are read elsewhere."""
 _SHARE = 100
-"""At a recording's end holders are looked for when nothing is known of more than one in so many bytes."""
+"""At a recording's end, holders are looked for only if over 1 / ``_SHARE`` of the memory is unknown."""
 
 
 class HolderLog:
-    """Logs who holds what a step of inference leaves behind, and what nothing is known of when a recording ends."""
+    """Logs who holds what a step of inference leaves behind, and what is still unknown when a recording ends."""
 
     def __init__(self, log: Log, texts: Texts) -> None:
         self._log = log
@@ -63,20 +63,20 @@ class HolderLog:
         self._note_module = log.misses.guarded(self._note_attributes)
 
     def state_of(self, optimizers: Iterable[Optimizer]) -> list[Tensor]:
-        """The tensors that ``optimizers`` keep for their parameters; of one that cannot be asked there are none."""
+        """The state tensors of ``optimizers``; none for an optimizer that cannot be read."""
         states = (state for each in optimizers for _, state in self._states_of(each) or ())
         return [tensor for state in states for tensor in _tensors(state)]
 
     def note(self) -> None:
-        """Log each large storage that an object holds now, and where it hangs there."""
+        """Log each large storage that an object holds now, and its place in the object."""
         with collection_paused():
             self._note_holders(self._left_behind())
 
     def note_rest(self, models: Models, states: Iterable[Any], blocks: AliveBlocks | None) -> None:
-        """Log parameters of modules that did not run, and who holds what else nothing is known of, if that is much.
+        """Log parameters of modules that did not run, and the holders of unknown memory, if there is much.
 
-        ``states`` is what optimizers keep of each parameter, as far as that was logged.
-        ``blocks`` are those that are alive, where the source knows them: then nobody is asked in vain.
+        ``states`` is the optimizers' state of each parameter, as far as it was logged. ``blocks`` are the live blocks,
+        if the source knows them; without unknown blocks there is no search.
         """
         known = self._known(models, states)
         for module in models.modules():
@@ -91,7 +91,7 @@ class HolderLog:
             self._note_kept(optimizer, known)
 
     def _note_attributes(self, module: nn.Module, path: int, known: set[int]) -> None:
-        """Log what attributes of ``module`` hold, such as a mask that its first forward has made."""
+        """Log the tensors in attributes of ``module``, such as a mask that its first forward made."""
         for key, value in list(attributes_of(module).items()):
             if key not in _PARTS:
                 for name, tensor in _inside(value, key, _DEPTH):
@@ -103,7 +103,7 @@ class HolderLog:
                         )
 
     def _note_kept(self, optimizer: Any, known: set[int]) -> None:
-        """Log what ``optimizer``, which is none of torch.optim's own kind, keeps in its attributes."""
+        """Log the tensors in attributes of ``optimizer``, which is not one of torch.optim's own."""
         for name, tensor in _inside(optimizer, "", _DEPTH):
             address = self._log.storage_address(tensor)
             if address and address not in known:
@@ -111,9 +111,9 @@ class HolderLog:
                 self._log.fact(Fact.OPTIMIZER_STATE, address, self._texts.id(state), tensor=_plain(tensor))
 
     def _note_holders(self, tensors: list[Tensor]) -> list[Any]:
-        """Log who holds ``tensors``; returns those holders that are optimizers of whatever library.
+        """Log who holds ``tensors``; returns the holders that are optimizers, of any library.
 
-        Nothing else of ours may hold ``tensors`` now: it would be found.
+        Nothing else of ampmem may hold ``tensors`` meanwhile: it would be found.
         """
         optimizers: dict[int, Any] = {}
         for tensor, name in zip(tensors, names_of_holders(tensors, optimizers), strict=True):
@@ -124,11 +124,11 @@ class HolderLog:
         return list(optimizers.values())
 
     def _left_behind(self) -> list[Tensor]:
-        """One tensor of each of the largest storages, parameters left out."""
+        """One tensor of each of the largest storages, without parameters."""
         return _largest(self._by_address(tensor for tensor in live_tensors() if not is_parameter(tensor)))
 
     def _unknown(self, models: Models, known: set[int]) -> list[Tensor]:
-        """One tensor of each of the largest storages of which nothing is known; none where they come to little."""
+        """One tensor of each of the largest unknown storages; none if they add up to little."""
         tensors = live_tensors()
         storages = self._by_address(tensors)
         if any(map(_may_be_parameter, (each for each in tensors if self._log.storage_address(each) not in known))):
@@ -146,7 +146,7 @@ class HolderLog:
                 self._log.fact(Fact.PARAMETER_COPY, address, self._texts.id(name), tensor=_plain(parameter))
 
     def _by_address(self, tensors: Iterable[Tensor]) -> dict[int, tuple[int, Tensor]]:
-        """The storages with their bytes, and one tensor of each."""
+        """The storages of ``tensors`` by address: their bytes, and one tensor of each."""
         found: dict[int, tuple[int, Tensor]] = {}
         for tensor in tensors:
             address = self._log.storage_address(tensor)
@@ -155,7 +155,7 @@ class HolderLog:
         return found
 
     def _known(self, models: Models, states: Iterable[Any]) -> set[int]:
-        """Addresses of parameters, their gradients, and of ``states``."""
+        """Addresses of parameters, their gradients, and ``states``."""
         parameters: list[Tensor] = [parameter for _, parameter in models.parameters()]
         gradients = [grad for parameter in parameters if (grad := gradient_of(parameter)) is not None]
         tensors = [*parameters, *gradients, *(tensor for state in states for tensor in _tensors(state))]
@@ -163,12 +163,12 @@ class HolderLog:
 
 
 def _may_be_parameter(tensor: Tensor) -> bool:
-    """Whether a module may have ``tensor`` as a parameter: of other classes than ``Tensor`` some are."""
+    """Whether ``tensor`` may be a module's parameter; some subclasses of ``Tensor`` are."""
     return type(tensor) is not Tensor or tensor.requires_grad
 
 
 def _plain(tensor: Tensor) -> Tensor | None:
-    """``tensor`` where asking for its type and shape runs no code of the script's."""
+    """``tensor`` if reading its type and shape runs no code of the script, else ``None``."""
     return tensor if type(tensor) in PLAIN else None
 
 
@@ -182,9 +182,10 @@ def _tensors(state: Any) -> list[Tensor]:
 
 
 def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that ``value`` holds, at most ``depth`` containers and objects deep, each with its path.
+    """The tensors inside ``value``, at most ``depth`` containers and objects deep, each with its path.
 
-    Modules and optimizers inside of it have their own; of other objects only their dictionary is looked at.
+    Modules and optimizers inside it are left out: they are read by themselves. Of other objects only the dictionary is
+    read.
     """
     kind = type(value)
     if is_tensor(value):
@@ -198,7 +199,7 @@ def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_optimizer(owner: Any) -> bool:
-    """Whether ``owner`` is called an optimizer, or steps and zeroes gradients as one: Keras' own, or a wrapper."""
+    """Whether ``owner`` is an optimizer by its class name or methods: Keras' own, or a wrapper."""
     kinds = type(owner).__mro__
     if issubclass(type(owner), (nn.Module, Optimizer, ModuleType, type)):
         return False
@@ -207,13 +208,13 @@ def _is_optimizer(owner: Any) -> bool:
 
 
 def names_of_holders(tensors: list[Tensor], optimizers: dict[int, Any] | None = None) -> list[str]:
-    """For each of ``tensors`` where it hangs, such as ``DynamicCache.layers[0].keys``; empty where nobody holds it.
+    """The name of each tensor's holder, such as ``DynamicCache.layers[0].keys``; empty if there is none.
 
-    Those of the objects in the names that are optimizers are put into ``optimizers``, by ``id``.
-    What only a local variable of a function holds is held by nobody here: the collector does not see those.
+    Optimizers among the objects in the names are put into ``optimizers``, by ``id``. A local variable of a function
+    does not count as a holder: the garbage collector does not see those.
     """
     if not tensors:
-        return []  # each level is a walk through all objects
+        return []  # save the walk through all objects, once per level
     up: dict[int, tuple[Any, str]] = {}
     level: list[Any] = list(tensors)
     own: list[Any] = [tensors, up]
@@ -243,7 +244,7 @@ def names_of_holders(tensors: list[Tensor], optimizers: dict[int, Any] | None = 
 
 
 def _is_own(owner: Any, level: list[Any], own: list[Any]) -> bool:
-    """Whether it is a frame, one of the lists above, or the arguments of the question itself."""
+    """Whether ``owner`` is a frame, one of the lists above, or the arguments of the query itself."""
     if type(owner) is FrameType or owner is level or any(owner is each for each in own):
         return True
     if not issubclass(type(owner), tuple) or tuple.__len__(owner) != len(level):
@@ -252,9 +253,9 @@ def _is_own(owner: Any, level: list[Any], own: list[Any]) -> bool:
 
 
 def _rank(owner: Any) -> tuple[int, bool, str]:
-    """An object of a class tells the most, a dictionary the least; then what is not private.
+    """Sort key of holders: objects of classes first, dictionaries last, public names before private ones.
 
-    The collector's own order is another one whenever it has run, so the class's name decides in the end.
+    The class's name decides last, because the collector's own order changes with each collection.
     """
     kind = type(owner)
     name = str(_CLASS_NAME(kind))
@@ -262,7 +263,7 @@ def _rank(owner: Any) -> tuple[int, bool, str]:
 
 
 def _parts(owner: Any) -> Iterator[tuple[Any, str]]:
-    """What ``owner`` holds, and as what. Its class is not asked."""
+    """The objects that ``owner`` holds, each with its place. No code of its class is run."""
     for kind in _CONTAINERS:
         if issubclass(type(owner), kind):
             yield from ((item, f"[{index}]") for index, item in enumerate(list(kind.__iter__(owner))))
@@ -275,12 +276,12 @@ def _parts(owner: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _key(key: Any) -> str:
-    """``key`` of a dictionary, as Python writes it; of a class of the script's only that class."""
+    """``key`` of a dictionary as Python writes it; only the class if it is one of the script's."""
     return repr(key) if type(key) in _KEYS else type(key).__name__
 
 
 def _name(item: Any, up: dict[int, tuple[Any, str]]) -> tuple[str, list[Any]]:
-    """From the outermost object of a class; where there is none, from a module's variable or a container.
+    """The name of a holder's path: from the outermost object of a class, else from a module variable or a container.
 
     Returns the objects in the name, too.
     """
@@ -298,7 +299,7 @@ def _name(item: Any, up: dict[int, tuple[Any, str]]) -> tuple[str, list[Any]]:
         else:
             name = type(item).__name__ + path
             objects.append(item)
-    # A tuple that nothing holds is the arguments of a call that is running, such as that of a hook.
+    # A tuple without a holder is the arguments of a running call, such as a hook's.
     return ("" if type(item) is tuple and path.count("[") == 1 else name), objects
 
 
@@ -309,24 +310,24 @@ def _as_attribute(path: str) -> str:
 
 
 _FRAMES = 40
-"""So many of the script's frames are looked at, the innermost first."""
+"""Maximum number of the script's frames that are searched, innermost first."""
 _NAMES = 2000
-"""A namespace with more names is not looked at."""
+"""Namespaces with more names than this are not searched."""
 _ITEMS = 16
-"""So many of the items or attributes of one object are looked at: of a list the last."""
+"""Maximum number of items or attributes searched per object; of a list the last ones."""
 _TENSORS = 200
-"""So many variables are logged at most when the script is looked at once."""
+"""Maximum number of variables logged per search."""
 _NO_HOLDERS = frozenset((ModuleType, type, FunctionType, BuiltinFunctionType, str, int, float, bool, type(None)))
-"""Types whose objects hold no results of the model; most variables are of these."""
+"""Types that hold no results of the model; most variables have one of these."""
 _NO_HOLDERS_EITHER = (nn.Module, ModuleType, type)
-"""The same of their subclasses: what modules keep is known by other ways."""
+"""Types that, with their subclasses, are not searched: the tensors of modules are known by other ways."""
 _SNAPSHOTS = sys.version_info < (3, 13)
-"""Whether ``f_locals`` of a function is a dictionary that the frame keeps."""
+"""Whether a function's ``f_locals`` is a dictionary that the frame keeps (before Python 3.13)."""
 _TAKE_SNAPSHOTS = frozenset({"locals", "eval", "exec"})
 _TAKE_SNAPSHOTS_ALONE = frozenset({"vars", "dir"})
-"""Functions by which a script asks for that dictionary itself, the second where they are called without arguments."""
+"""Functions that return that dictionary themselves; ``dir`` only when called without arguments."""
 _REFERENCES = 3
-"""Those to a dictionary that only its frame and ampmem have: the frame's, ours, and that of the question."""
+"""References to a dictionary that only its frame and ampmem have: the frame's, ours, and the query's argument."""
 
 
 class Variables:
@@ -336,9 +337,9 @@ class Variables:
         self._log = log
         self._texts = texts
         self._codes: dict[int, _Code] = {}
-        """By ``id``, the code that was met: to look it up by itself takes as long as it is large."""
+        """Code seen so far, by ``id``: hashing a code object takes time in proportion to its size."""
         self.note = log.misses.guarded(self._note)
-        """Log a fact for each variable of a running frame of the script, and of its module, that holds a tensor."""
+        """Log a fact for each variable of the script's running frames and modules that holds a tensor."""
 
     def _note(self) -> None:
         now = time_ns()
@@ -348,7 +349,7 @@ class Variables:
                 self._log.about(Fact.VARIABLE, tensor, self._texts.id(name), place, at=now)
 
     def _found(self, start: FrameType | None) -> Iterator[tuple[str, str, torch.Tensor, FrameType]]:
-        """Each variable, the name that it starts with, its tensor, and a frame that sees it."""
+        """(variable, its first name, its tensor, a frame that sees it) of each variable that holds a tensor."""
         frames = list(islice(self._frames(start), _FRAMES))
         spaces: list[tuple[FrameType, Any]] = []
         for frame in frames:
@@ -365,7 +366,7 @@ class Variables:
                     yield held, name, tensor, frame
 
     def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
-        """The frames of the script and its libraries, the innermost first, down to the one that runs the script."""
+        """The frames of the script and its libraries, innermost first, down to the one that runs the script."""
         codes = self._codes
         while frame is not None:
             code = codes.get(id(frame.f_code)) or self._code(frame.f_code)
@@ -382,10 +383,10 @@ class Variables:
         return found
 
     def _place(self, name: str, frame: FrameType) -> str:
-        """``FILE:LINE FUNCTION`` of the line that gave ``name`` its value, as far as the frame's code has it."""
+        """``FILE:LINE FUNCTION`` of the line that assigned ``name``, if the frame's code has one."""
         code = frame.f_code
         known = self._code(code)
-        if name not in known.names:  # a variable of the module, seen from a function
+        if name not in known.names:  # a module variable that a function uses
             return f"{code.co_filename}:0 <module>"
         mine = known.assignments.get(name, [code.co_firstlineno])
         before = [line for line in mine if line <= (frame.f_lineno or 0)]
@@ -393,7 +394,7 @@ class Variables:
 
 
 def _of_function(frame: FrameType) -> list[tuple[str, str, torch.Tensor, FrameType]]:
-    """The variables of a function that hold tensors; what Python wrote down to answer is gone afterwards."""
+    """The variables of a function that hold tensors; leaves no snapshot of ``f_locals`` behind."""
     variables = frame.f_locals
     found = [(held, name, tensor, frame) for held, name, tensor in _tensors_in_space(variables)]
     if _SNAPSHOTS and sys.getrefcount(variables) <= _REFERENCES:
@@ -402,10 +403,10 @@ def _of_function(frame: FrameType) -> list[tuple[str, str, torch.Tensor, FrameTy
 
 
 def _tensors_in_space(space: Any) -> list[tuple[str, str, torch.Tensor]]:
-    """What holds a tensor in ``space`` (``outputs.logits``), the name that this starts with, and the tensor."""
+    """(path such as ``outputs.logits``, its first name, tensor) of each tensor in ``space``."""
     found: list[tuple[str, str, torch.Tensor]] = []
     items = list(space.items())
-    # Without Python's own loop: most variables are of types that hold nothing.
+    # A loop in C, since most variables have types that hold nothing.
     holds_nothing = map(_NO_HOLDERS.__contains__, map(type, map(itemgetter(1), items)))
     for name, value in compress(items, map(not_, holds_nothing)):
         kind = type(value)
@@ -417,10 +418,10 @@ def _tensors_in_space(space: Any) -> list[tuple[str, str, torch.Tensor]]:
 
 
 def _tensors_in_value(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors that ``value`` holds, and how the script writes each. Its class is not asked."""
+    """The tensors inside ``value``, each as the script would write it. No code of its class is run."""
     kind = type(value)
     if issubclass(kind, dict):
-        plain = kind is dict  # an output of a model library has its items as attributes, too
+        plain = kind is dict  # model libraries' outputs have their items as attributes, too
         for key, item in list(islice(dict.items(value), _ITEMS)):
             if type(key) is str and is_tensor(item):
                 yield f"[{key!r}]" if plain or not key.isidentifier() else f".{key}", item
@@ -443,7 +444,7 @@ def _tensors_in_value(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class _Code:
-    """What there is to know of code that a frame runs."""
+    """What is known of the code object of a frame."""
 
     def __init__(self, code: CodeType) -> None:
         self._code = code  # kept alive, so that its id stays its own
@@ -453,13 +454,13 @@ class _Code:
         self.is_script = not (
             self.runs_script or is_torch(file) or file.startswith((*OWN_FOLDERS, *RECORDING_CODE, "<frozen"))
         )
-        """Whether it is the script's or that of a library."""
+        """Whether it belongs to the script or one of its libraries."""
         self.names = frozenset(_names(code))
-        """Its variables."""
+        """The names of its variables."""
 
     @cached_property
     def asks_for_locals(self) -> bool:
-        """Whether the script may have the dictionary of this function's variables: then that is left as it is."""
+        """Whether the script may use this function's ``locals()`` dictionary, which must then stay as it is."""
         return _asks_for_locals(self._code)
 
     @cached_property
@@ -469,19 +470,19 @@ class _Code:
 
 
 def _names(code: CodeType) -> tuple[str, ...]:
-    """The variables of ``code`` itself; of a module those that it names."""
+    """The variables of ``code`` itself; for a module's code, the names that it uses."""
     if not code.co_flags & CO_OPTIMIZED:
         return code.co_names
     return (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
 
 
 def _assignments(code: CodeType) -> dict[str, list[int]]:
-    """The lines that give each variable a value, in their order."""
+    """The lines that assign each variable, in order."""
     found: dict[str, set[int]] = {}
     for instruction in dis.get_instructions(code):
         line = None if instruction.positions is None else instruction.positions.lineno
         if line is not None and instruction.opname.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_D")):
-            stored = instruction.argval  # since Python 3.13 one instruction may store two
+            stored = instruction.argval  # since Python 3.13 one instruction may store two variables
             for name in stored if type(stored) is tuple else (stored,):
                 found.setdefault(str(name), set()).add(line)
     return {name: sorted(lines) for name, lines in found.items()}

@@ -1,4 +1,4 @@
-"""What the garbage collector knows, and keeping it from running."""
+"""Finds live modules, tensors and optimizers by the garbage collector, and pauses the collector."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ampmem.recorder.torch_private.general import never_made
 
 
 def live_modules() -> list[Module]:
-    """Every live module. Looks at all objects once.
+    """Every live module; walks through all objects once.
 
-    Goes by the ``id`` of their exact types: no code of an object's, its class's or its metaclass's is run.
+    Compares the ``id`` of their exact types, so no code of an object, its class or its metaclass is run.
     """
     return _of_types(_with_subclasses(Module), map(gc.get_objects, (None,)))
 
@@ -30,10 +30,10 @@ def live_tensors() -> list[Tensor]:
 
 
 def live_at_start(*, tensors: bool = True) -> tuple[list[Optimizer], list[Tensor]]:
-    """Every live optimizer, and every live tensor whose class may have memory of its own, where ``tensors`` asks so.
+    """Every live optimizer and, if ``tensors``, every live tensor whose class may have memory of its own.
 
-    Asks who refers to their classes, as each object does to its own. For few classes that takes half as long as to
-    look at all objects; for modules, of which there are hundreds of classes, it would take longer.
+    It asks for the referrers of their classes, since each object refers to its own. For few classes that takes half as
+    long as walking through all objects; modules have hundreds of classes, for which it would take longer.
     """
     optimizers = {key: kind for key, kind in _with_subclasses(Optimizer).items() if not _is_idle(kind)}
     found = _with_types(optimizers | _may_have_memory() if tensors else optimizers)
@@ -47,7 +47,7 @@ def dictionaries_with(item: object) -> list[dict[Any, Any]]:
 
 
 def _may_have_memory() -> dict[int, type]:
-    """By ``id``, the classes of tensors whose objects may have memory of their own."""
+    """The tensor classes whose objects may have memory of their own, by ``id``."""
     return {key: kind for key, kind in _with_subclasses(Tensor).items() if not _wraps_others(kind)}
 
 
@@ -57,17 +57,17 @@ def _with_types(kinds: dict[int, type]) -> list[Any]:
 
 
 def _of_types(types: Container[int], candidates: Iterator[list[Any]]) -> list[Any]:
-    """All objects whose exact type has its ``id`` in ``types``, of the one list that ``candidates`` makes.
+    """All objects whose exact type has its ``id`` in ``types``, from the list that ``candidates`` makes.
 
-    Another thread that is making a tuple fails where anybody else holds that, and the garbage collector knows it
-    already. So no other thread may run while they are held: a list of them is made, gone through and dropped
-    inside one call of C, which runs no Python.
+    A thread that is building a tuple fails if anybody else holds it, and the garbage collector already tracks it. So no
+    other thread may run while the candidates are held: their list is made, filtered and dropped inside one call of C,
+    which runs no Python.
     """
     held: list[list[Any]] = []
     made = map(held.append, candidates)
     is_wanted = map(types.__contains__, map(id, map(type, chain.from_iterable(held))))
     wanted = compress(chain.from_iterable(held), is_wanted)
-    rest = filter(None, is_wanted)  # nothing: at its end it lets go of the list
+    rest = filter(None, is_wanted)  # yields nothing, but drops the list at its end
     dropped: Iterator[Any] = iter(held.clear, None)
     with collection_paused():
         return list(chain(filter(None, made), wanted, rest, dropped))
@@ -75,7 +75,7 @@ def _of_types(types: Container[int], candidates: Iterator[list[Any]]) -> list[An
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Our own work must not set off the garbage collector: a free that it causes would go unseen."""
+    """Pause the garbage collector during ampmem's own work: a free that it caused would be missed."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -86,7 +86,7 @@ def collection_paused() -> Iterator[None]:
 
 
 def _with_subclasses(kind: type) -> dict[int, type]:
-    """By ``id``, ``kind`` and all classes below it."""
+    """``kind`` and all its subclasses, by ``id``."""
     types: dict[int, type] = {}
     pending: list[type] = [kind]
     while pending:
@@ -98,12 +98,12 @@ def _with_subclasses(kind: type) -> dict[int, type]:
 
 
 def _is_idle(kind: type) -> bool:
-    """Whether ``kind`` is one of torch's own optimizers of which none was made."""
+    """Whether ``kind`` is one of torch's own optimizers and has no instance."""
     return _is_of_torch(kind) and kind is not Optimizer and never_made(kind)
 
 
 def _wraps_others(kind: type) -> bool:
-    """Whether ``kind`` is one of torch's own classes that take ops themselves: they wrap what has the memory."""
+    """Whether ``kind`` is a wrapper class of torch's: its tensors wrap the one that has the memory."""
     if not _is_of_torch(kind):
         return False
     above = kind.__mro__

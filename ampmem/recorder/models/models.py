@@ -1,6 +1,6 @@
-"""The script's models: which modules are roots, and the full names of all that hangs below them.
+"""The script's models: their root modules, and the full names of all modules, parameters and buffers.
 
-Holds weak references only: a model that the script drops must die as it would without ampmem.
+Holds weak references only: a model that the script drops must be freed as without ampmem.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS, base_of
 
 
 class Sharded:
-    """Which parameter is the shard of which whole one. Weak references to FSDP2's own objects, none to tensors."""
+    """Maps shards to FSDP2's parameters. Weak references to FSDP2's own objects, none to tensors."""
 
     def __init__(self) -> None:
         self._by_shard: dict[int, weakref.ref[Any]] = {}
-        """By ``id`` of the shard, FSDP2's object for it."""
+        """FSDP2's object for each shard, by the shard's ``id``."""
         self._by_stand_in: dict[int, weakref.ref[Any]] = {}
-        """By ``id`` of what modules have in the shard's place."""
+        """FSDP2's object for each tensor that modules have in place of the shard, by that tensor's ``id``."""
 
     def look(self, modules: Iterable[nn.Module]) -> Iterator[Any]:
-        """Find the groups of FSDP2's among ``modules``, which are yielded, and note their parameters."""
+        """Yield FSDP2's groups among ``modules``, and note their parameters."""
         if not fully_sharded():
             return
         for module in modules:
@@ -53,7 +53,7 @@ class Sharded:
                 yield group
 
     def add(self, param: Any) -> None:
-        """Note what belongs to FSDP2's object ``param`` by now."""
+        """Note the tensors of FSDP2's object ``param``."""
         shard = shard_of(param)
         if shard is not None:
             self._by_shard[id(shard)] = weakref.ref(param)
@@ -61,7 +61,7 @@ class Sharded:
             self._by_stand_in[id(tensor)] = weakref.ref(param)
 
     def kept(self, parameter: nn.Parameter) -> nn.Parameter:
-        """``parameter``, or the shard that is this rank's where it stands in for that."""
+        """``parameter``, or this rank's shard if ``parameter`` stands in for one."""
         if not self._by_stand_in:
             return parameter
         reference = self._by_stand_in.get(id(parameter))
@@ -80,7 +80,7 @@ class Sharded:
         return is_offloaded(self._param(parameter))
 
     def padding(self, parameter: torch.Tensor) -> int:
-        """Bytes in the memory of the shard ``parameter`` that are no element's."""
+        """Bytes of padding in the memory of the shard ``parameter``."""
         param = self._param(parameter)
         return 0 if param is None else padding_of(param) * parameter.element_size()
 
@@ -91,11 +91,11 @@ class Sharded:
 
 
 _MOST_RUNS = 100_000
-"""A tensor in more pieces than that is not looked at: it counts as if it shared nothing."""
+"""Maximum number of contiguous runs; a tensor with more is assumed to share no memory."""
 
 
 class Covered:
-    """The addresses that belong to the parameters seen so far."""
+    """The address ranges of the parameters seen so far."""
 
     def __init__(self, data_address: Callable[[torch.Tensor], int]) -> None:
         self._data_address = data_address
@@ -103,18 +103,18 @@ class Covered:
         self._ends: list[int] = []
 
     def place(self, parameter: torch.Tensor) -> tuple[tuple[int, int], ...]:
-        """The ranges of addresses in which ``parameter`` lies; empty where that cannot be told."""
+        """The address ranges of ``parameter``; empty if unknown."""
         parts = [(self._data_address(part), part) for part in parts_of(parameter)]
         return tuple(
             (address + start, address + end) for address, part in parts if address for start, end in _runs(part)
         )
 
     def overlap(self, place: tuple[tuple[int, int], ...], size: int) -> int:
-        """How many of the ``size`` bytes at ``place`` are those of parameters before, or lie there more than once."""
+        """How many of the ``size`` bytes at ``place`` overlap earlier parameters, or each other."""
         return size - sum(self._take(start, end) for start, end in place) if place else 0
 
     def _take(self, start: int, end: int) -> int:
-        """Add this range; how many bytes of it are new."""
+        """Add a range; returns how many of its bytes are new."""
         first = last = bisect_left(self._ends, start)
         new, low, high = end - start, start, end
         while last < len(self._starts) and self._starts[last] <= end:
@@ -126,7 +126,7 @@ class Covered:
 
 
 def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
-    """The ranges of bytes, from its first element on, in which the elements of a strided ``tensor`` lie."""
+    """The byte ranges of a strided ``tensor``'s elements, relative to its first element."""
     dimensions = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
     block, pieces = 1, 1
     while dimensions and dimensions[0][0] == block:
@@ -144,12 +144,12 @@ def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
 
 
 ROOT = "(model)"
-"""Path of the only model's root module; with several models each has its class name instead."""
+"""Path of the root module if there is one model; with several, each has its class name instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Where a parameter or buffer hangs; what hangs there is looked up anew each time."""
+    """The place of a parameter or buffer in a model; its tensor is looked up anew each time."""
 
     module: weakref.ref[nn.Module]
     key: str
@@ -167,35 +167,35 @@ class Slot:
 
 
 class TensorPlaces:
-    """Which named tensor lies where: one storage may hold several."""
+    """The addresses of named tensors; one storage may hold several."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._of: dict[int, dict[int, tuple[int, int]]] = {}
-        """By the storage's address, then by that of a tensor's first element: where it ends, and its name."""
+        """(end, name) by the address of the storage, then by that of the tensor's first element."""
 
     def __bool__(self) -> bool:
         return bool(self._of)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all tensors."""
         self._of.clear()
 
     def add(self, tensor: torch.Tensor, name: int) -> None:
-        """``tensor`` has that name; of tensors in the same place the first one counts."""
+        """Note that ``tensor`` has this name; of several tensors in one place the first counts."""
         for part in (tensor,) if type(tensor) in PLAIN and tensor.layout is torch.strided else parts_of(tensor):
             storage = self._log.storage_address(part)
-            if storage:  # a parameter that never was materialized is nowhere
+            if storage:  # an uninitialized parameter has no storage
                 start = self._log.data_address(part)
                 end = start + part.numel() * part.element_size()
                 self._of.setdefault(storage, {}).setdefault(start, (end, name))
 
     def remove(self, storage: int) -> None:
-        """Nothing of that name lies in the storage any longer."""
+        """Forget the tensors in the storage."""
         self._of.pop(storage, None)
 
     def find(self, storage: int, tensor: torch.Tensor) -> int | None:
-        """Name of the tensor in whose memory ``tensor``, which lies in the storage at that address, begins."""
+        """Name of the known tensor in which ``tensor``, whose storage is at that address, begins."""
         tensors = self._of.get(storage)
         if tensors is None:
             return None
@@ -219,23 +219,23 @@ class Models:
         self._records: dict[str, ParameterRecord] = {}
         self._registered: dict[int, weakref.ref[nn.Module]] = {}
         self.changed = True
-        """Whether something was added to a module since the last :meth:`refresh`."""
+        """Whether something was registered with a module since the last :meth:`refresh`."""
         self.generation = 0
-        """How often everything was named."""
+        """Number of times that everything was named."""
         self.parameters_at = TensorPlaces(log)
         """Text ids of the parameters' names, as of the last :meth:`note`."""
         self.buffers_at = TensorPlaces(log)
-        """The same of the buffers."""
+        """Text ids of the buffers' names, as of the last :meth:`note`."""
         self.widths: dict[int, int] = {}
-        """Bytes per element of each parameter in the newest forward with gradients on, by the text id of its name."""
+        """Bytes per element of each parameter in the newest forward with gradients on, by its name's text id."""
         self.swapped: set[str] = set()
-        """Names of the parameters whose ``data`` the script swaps: an update finds wider memory than each forward."""
+        """Names of parameters whose ``data`` the script swaps: an update finds a wider dtype than each forward."""
         self.sharded = Sharded()
-        """Which parameters stand in for shards, as of the last :meth:`note`."""
+        """Shards and their stand-ins, as of the last :meth:`note`."""
         self._parts: set[int] = set()
-        """``id`` of each module that is, or hangs below, a root with parameters; a loss may be a root without."""
+        """``id`` of each module that is part of a root with parameters; a loss may be a root without."""
         self._strangers: dict[int, weakref.ref[nn.Module]] = {}
-        """Modules without parameters that hang below none that has some, as far as is known."""
+        """Modules without parameters that, as far as is known, are in no module with parameters."""
 
     def add(self, module: nn.Module) -> None:
         """Make ``module`` a root, named after its class unless it is the only one with parameters."""
@@ -243,26 +243,26 @@ class Models:
         self._add_roots([module], alone=alone)
 
     def registered(self, module: nn.Module) -> None:
-        """Something was registered with ``module``: it may be a root, and names may have changed."""
+        """Note that something was registered with ``module``: it may be a root, and names may have changed."""
         self.changed = True
         self._strangers.clear()
         known = self._registered.get(id(module))
-        if known is None or known() is not module:  # a dead module's id is used again
+        if known is None or known() is not module:  # the id of a dead module may be reused
             self._registered[id(module)] = weakref.ref(module)
 
     def add_registered(self) -> None:
-        """Make roots of those registered modules that are nobody's child."""
+        """Make roots of the registered modules that have no parent."""
         modules = [module for reference in self._registered.values() if (module := reference()) is not None]
         self._registered.clear()
         if self.changed:
-            self.refresh()  # what hangs below a root is named now, and no root itself
+            self.refresh()  # names the roots' submodules, which then are not roots
         parents = _parents(modules)
         roots = [m for m in modules if self._known_path(m) is None and id(m) not in parents and has_parameters(m)]
         if roots:
             self._add_roots(roots, alone=len(roots) == 1 and not any(self._live_roots_with_parameters()))
 
     def owns(self, module: nn.Module) -> bool:
-        """Whether ``module`` is a part of a model: it has parameters, or hangs below a module that has."""
+        """Whether ``module`` is part of a model: it has parameters, or is inside a module that has."""
         if self._is_stranger(module):
             return False
         if self._is_part(module) or has_parameters(module):
@@ -275,18 +275,18 @@ class Models:
         return False
 
     def path_id(self, module: nn.Module) -> int:
-        """Text id of ``module``'s path; a module never seen before is looked for, or becomes a root."""
+        """Text id of ``module``'s path; an unknown module is searched for, or becomes a root."""
         found = self._known_path(module)
         if found is None and self.changed:
             self.refresh()
             found = self._known_path(module)
-        if found is None:  # it existed before, or was copied or unpickled, which registers nothing
+        if found is None:  # made before recording, copied or unpickled: nothing was registered
             self.add(module if self._is_stranger(module) else _root_of(module))
             found = self._known_path(module)
         return found or 0
 
     def note(self) -> None:
-        """Log where all parameters and buffers are now."""
+        """Log the addresses of all parameters and buffers."""
         if self.changed:
             self.refresh()
         self.parameters_at.clear()
@@ -311,7 +311,7 @@ class Models:
                 self._log.about(Fact.BUFFER, buffer, slot.name_id, slot.path_id)
 
     def parameters(self) -> Iterator[tuple[Slot, nn.Parameter]]:
-        """Every live parameter with where it hangs."""
+        """Every live parameter with its :class:`Slot`."""
         kept = self.sharded.kept
         for slot in self._parameters:
             module = slot.module()
@@ -320,7 +320,7 @@ class Models:
                 yield slot, kept(parameter)  # type: ignore[arg-type]
 
     def parameter_names(self) -> Iterator[str]:
-        """The names of all parameters, those among them that are gone, or not made yet."""
+        """The names of all parameters, including freed and uninitialized ones."""
         return (slot.name for slot in self._parameters)
 
     def modules(self) -> list[nn.Module]:
@@ -328,13 +328,13 @@ class Models:
         return [module for reference, _ in self._path_ids.values() if (module := reference()) is not None]
 
     def known_path_id(self, module: nn.Module | None) -> int:
-        """Text id of ``module``'s path; 0 for one that was not named."""
+        """Text id of ``module``'s path; 0 if it has no name."""
         return 0 if module is None else self._known_path(module) or 0
 
     def idle(self, modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of those of ``modules`` that are no part of a model, each with a name.
+        """The parameters of those ``modules`` that are not part of a model, each with a name.
 
-        A module whose parameters have the shapes of a model's, in the same order, is called a copy of that.
+        A module whose parameters have the shapes of a model's, in the same order, is called a copy of that model.
         """
         strangers = [module for module in modules if self._known_path(module) is None]
         parents = _parents(strangers)
@@ -370,7 +370,7 @@ class Models:
                 self._name_tree(module, prefix, seen)
 
     def records(self) -> list[ParameterRecord]:
-        """Every parameter ever seen, by name, with the first that lies in the same memory."""
+        """Every parameter ever seen, by name, with the first one that shares its memory."""
         first: dict[tuple[tuple[int, int], ...], str] = {}
         covered = Covered(self._log.data_address)
         wholes = {id(parameter): elements for parameter, elements in self._flat_wholes()}
@@ -394,14 +394,14 @@ class Models:
         return list(self._records.values())
 
     def _flat_wholes(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """What FSDP1 shards, with the elements on all ranks together."""
+        """The parameters that FSDP1 shards, each with its number of elements on all ranks together."""
         for reference, prefix in self._roots:
             root = reference()
             for _, module in () if root is None else tree(root, prefix):
                 yield from flat_wholes(module)
 
     def _in_graph(self, slot: Slot) -> bool | None:
-        """Whether the module of ``slot`` ever ran with gradients on; ``None`` where it never ran."""
+        """Whether the module of ``slot`` ever ran with gradients on; ``None`` if it never ran."""
         return slot.path_id in self._log.in_graph if slot.path_id in self._log.entered else None
 
     def _is_part(self, module: nn.Module) -> bool:
@@ -459,7 +459,7 @@ class Models:
 def parameter_record(
     name: str, parameter: torch.Tensor, *, kind: str = "", shares: str | None = None
 ) -> ParameterRecord:
-    """What the recording keeps of one parameter."""
+    """The recording's record of ``parameter``."""
     return ParameterRecord(
         name=name,
         elements=elements_of(parameter),
@@ -474,9 +474,9 @@ def parameter_record(
 
 
 def _is_computed(parameter: torch.Tensor) -> bool:
-    """Whether ``parameter`` is what ops have made of others: a fast weight, which stands in for the module's own.
+    """Whether ``parameter`` was computed from others: a fast weight, in place of the module's own.
 
-    A view of a leaf is none: it lies in the parameter's own memory.
+    A view of a leaf is not one: it shares the parameter's own memory.
     """
     if parameter.is_leaf:
         return False
@@ -485,7 +485,7 @@ def _is_computed(parameter: torch.Tensor) -> bool:
 
 
 def _sizes(record: ParameterRecord) -> dict[str, Any]:
-    """What of ``record`` is another when the parameter's ``data`` is swapped."""
+    """The fields of ``record`` that change when the parameter's ``data`` is swapped."""
     return {"bytes": record.bytes, "dtype": record.dtype}
 
 
@@ -494,8 +494,8 @@ def _shapes(module: nn.Module) -> list[torch.Size]:
 
 
 def _root_of(module: nn.Module) -> nn.Module:
-    """The module below which ``module`` hangs, however deep."""
-    # Most hang below none, which takes a third of the time of a look at all modules.
+    """The outermost module that contains ``module``."""
+    # Most have no parent, and this check takes a third of the time of a walk through all modules.
     if not any(map(_may_be_children, dictionaries_with(module))):
         return module
     parents = _parents(live_modules())
@@ -506,12 +506,12 @@ def _root_of(module: nn.Module) -> nn.Module:
 
 
 def _may_be_children(found: dict[Any, Any]) -> bool:
-    """Whether ``found`` may be where a module has its children: there is nothing but modules in it."""
+    """Whether ``found`` may be a module's dictionary of submodules: all its values are modules."""
     return all(value is None or issubclass(type(value), nn.Module) for value in list(dict.values(found)))
 
 
 def _parents(modules: Iterable[nn.Module]) -> dict[int, nn.Module]:
-    """``id`` of each child to its parent."""
+    """The parent of each submodule, by the submodule's ``id``."""
     return {id(child): parent for parent in modules for child in children(parent).values()}
 
 

@@ -1,7 +1,6 @@
-"""The optimizers of a script: which there are, whose parameters they hold, and which of their tensors are copies.
+"""The script's optimizers, the parameters that they hold, and which of their tensors are copies of parameters.
 
-:class:`Twins` says which parameters an optimizer's own tensor is a copy of, in another precision: one, a row of them,
-or a slice.
+A copy in another precision may be of one parameter, of several in a row, of some of them, or a slice of all.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ from ampmem.recorder.facts.addresses import PLAIN
 
 
 class Optimizers:
-    """Those that exist, each by its ``id``. ``died`` is called with the ``id`` of one that no longer does."""
+    """The live optimizers, by ``id``. ``died`` is called with the ``id`` of one that was freed."""
 
     def __init__(self, died: Callable[[int], None]) -> None:
         self._died = died
         self._living: dict[int, weakref.ref[Optimizer]] = {}
         self._held: dict[int, tuple[weakref.ref[nn.Module], frozenset[int]]] = {}
-        """Of each module that ran, by ``id``, the optimizers that hold parameters of it."""
+        """The optimizers that hold parameters of each module that ran, by the module's ``id``."""
 
     def __iter__(self) -> Iterator[Optimizer]:
-        """Every optimizer that exists."""
+        """Every live optimizer."""
         for reference in list(self._living.values()):
             optimizer = reference()
             if optimizer is not None:
                 yield optimizer
 
     def add(self, optimizer: Optimizer) -> None:
-        """``optimizer`` exists."""
+        """Add ``optimizer``."""
         key = id(optimizer)
         self._living[key] = weakref.ref(optimizer, lambda _: self._forget(key))
         self._held.clear()
 
     def holding(self, module: nn.Module) -> frozenset[int]:
-        """Those that hold parameters of ``module``."""
+        """``id`` of each optimizer that holds parameters of ``module``."""
         known = self._held.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
@@ -56,11 +55,11 @@ class Optimizers:
         return holders
 
     def trains(self, optimizer: int) -> bool:
-        """Whether any parameter of it takes a gradient now: a script may freeze a model while another is trained."""
+        """Whether any parameter of ``optimizer`` requires a gradient now: GANs freeze one model to train the other."""
         return any(parameter.requires_grad for parameter in self._parameters(optimizer))
 
     def has_gradients(self, optimizer: int) -> bool:
-        """Whether any parameter of it has a gradient now."""
+        """Whether any parameter of ``optimizer`` has a gradient now."""
         return any(parameter.grad is not None for parameter in self._parameters(optimizer))
 
     def _parameters(self, optimizer: int) -> Iterator[torch.Tensor]:
@@ -75,25 +74,25 @@ class Optimizers:
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
-    """None where its class does not let them be asked for: a wrapper need not be set up as torch's are."""
+    """The parameters of ``optimizer``; none if its class raises, as a wrapper that is not set up may."""
     with suppress(Exception):
         for group in optimizer.param_groups:
             yield from group["params"]
 
 
 PADDING = 4096
-"""A flat copy may be so many elements longer than the parameters in it: engines round it up for their ranks."""
+"""Maximum number of padding elements in a flat copy: engines round its size up for their ranks."""
 _LOOKED_AT = 4
-"""Elements at the start of each parameter that are compared."""
+"""Number of elements compared at the start of each parameter."""
 _TOLERANCE = 2**-7
-"""Of a value that went through bfloat16, which has 8 bits."""
+"""Relative tolerance for a value rounded to bfloat16, which has 8 bits of precision."""
 
 
 def twins_of(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
-    """Where in ``parameters`` those are, one after the other, that ``copy`` has in another precision; empty for none.
+    """Indices of the consecutive ``parameters`` that ``copy`` has in another precision; empty if there are none.
 
-    Numbers of elements must agree, and on the CPU the values too, before an update has made them differ. On a device
-    values are not looked at: that would wait for it.
+    Numbers of elements must agree, and on the CPU the values too, before an update has changed them. On a device values
+    are not compared: that would synchronize.
     """
     for place, parameter in enumerate(parameters):
         if parameter.shape == copy.shape and _is_copy(copy, 0, parameter):
@@ -107,7 +106,7 @@ def twins_of(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
 
 
 def _row_from(first: int, copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
-    """The longest row from ``first`` on that ``copy`` consists of, but for its padding."""
+    """The longest row of parameters from ``first`` on that ``copy`` consists of, apart from padding."""
     reached, last = 0, first
     for parameter in parameters[first:]:
         if reached + parameter.numel() > copy.numel() or not _is_copy(copy, reached, parameter):
@@ -117,14 +116,14 @@ def _row_from(first: int, copy: torch.Tensor, parameters: Sequence[torch.Tensor]
 
 
 _WAYS = 64
-"""So many choices of parameters are followed at the most: those that begin with equal values can be mistaken."""
+"""Maximum number of alternatives that are followed: parameters that begin with equal values can be mistaken."""
 
 
 def chosen_from(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[int]:
-    """Which of ``parameters`` a flat ``copy`` in another precision has, in their order but with others in between.
+    """Indices of the ``parameters`` in a flat ``copy`` in another precision, in order but with gaps.
 
-    Such are the copies of a group of parameters: the weights without the biases, some of the layers. Their values must
-    say so. On a device, where those are not looked at, only the matrices, or all else, are tried.
+    Parameter groups are copied so: the weights without the biases, or some of the layers. The values must agree. On a
+    device, where values are not compared, only all matrices, or all others, are tried.
     """
     total = copy.numel()
     if copy.dim() != 1 or not copy.is_floating_point():
@@ -149,11 +148,11 @@ def chosen_from(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[
 
 
 def partition_of(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
-    """Where those are of which ``copy`` has all or, of the first and the last, a part, in another precision.
+    """Indices of the parameters in ``copy``, one rank's slice of all parameters in another precision.
 
-    It is one of several equal slices of all ``parameters`` laid side by side, the last one padded, as engines divide
-    them between ranks. Which slice it is, its values must say, so on a device none is found; and a slice that could be
-    two is none.
+    It is one of several equal slices of all ``parameters`` laid end to end, the last one padded, as engines divide them
+    between ranks; the first and the last parameter may be cut. The values decide which slice it is: so none is found on
+    a device, nor if two slices fit.
     """
     total = sum(parameter.numel() for parameter in parameters)
     size = copy.numel()
@@ -164,7 +163,7 @@ def partition_of(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> rang
 
 
 def _slice_from(start: int, copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
-    """Those that ``copy`` can have from the element ``start`` of all on; none where one is not in it."""
+    """The parameters that ``copy`` can hold from element ``start`` of all on; empty if one does not match."""
     offset, places = 0, []
     for place, parameter in enumerate(parameters):
         first, last = max(offset, start), min(offset + parameter.numel(), start + copy.numel())
@@ -178,7 +177,7 @@ def _slice_from(start: int, copy: torch.Tensor, parameters: Sequence[torch.Tenso
 
 
 def _is_copy(copy: torch.Tensor, offset: int, parameter: torch.Tensor) -> bool:
-    """Whether ``copy`` can have ``parameter`` from its element ``offset`` on."""
+    """Whether ``copy`` can hold ``parameter`` from its element ``offset`` on."""
     if parameter.dtype == copy.dtype or not (parameter.is_floating_point() and copy.is_floating_point()):
         return False
     mine, theirs = _values(copy, offset), _values(parameter, 0)
@@ -188,12 +187,12 @@ def _is_copy(copy: torch.Tensor, offset: int, parameter: torch.Tensor) -> bool:
 
 
 def is_master(key: str, state: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether a tensor of optimizer state, called ``key``, is its ``parameter`` in another precision.
+    """Whether the optimizer state tensor called ``key`` is a copy of its ``parameter`` in another precision.
 
-    Either its name says so, as ``master_param`` of Apex and TransformerEngine does, or, on the CPU, its values: after
-    an update the parameter is what the master copy rounds to.
+    Its name may say so, as ``master_param`` of Apex and TransformerEngine does; or, on the CPU, its values: after an
+    update the parameter is the rounded master copy.
     """
-    if type(state) not in PLAIN or type(parameter) not in PLAIN:  # asking others runs code of the script's
+    if type(state) not in PLAIN or type(parameter) not in PLAIN:  # other classes may run code of the script
         return False
     if state.dtype == parameter.dtype or state.numel() != parameter.numel():
         return False
@@ -208,7 +207,7 @@ def is_master(key: str, state: torch.Tensor, parameter: torch.Tensor) -> bool:
 
 
 def _values(tensor: torch.Tensor, offset: int) -> list[float] | None:
-    """Some elements in a row; ``None`` where they cannot be had without waiting, or without memory."""
+    """Some consecutive elements; ``None`` if reading them would synchronize, or they have no memory."""
     if type(tensor) not in PLAIN or tensor.device.type != "cpu":
         return None
     if not tensor.is_contiguous():

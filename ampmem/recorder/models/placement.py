@@ -1,4 +1,4 @@
-"""Where the script's models were: on the device whose memory is recorded, or elsewhere."""
+"""Where the script's models were: on the recorded device or elsewhere."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ampmem.vocabulary import SourceKind
 
 
 class Placement:
-    """Looks at every mark of a step: a model that is moved to the device for its forward alone was there too."""
+    """Checks the models' device at every mark, so a model moved to the device only for its forward counts, too."""
 
     def __init__(self, models: Models, log: Log, kind: SourceKind, device_type: str) -> None:
         self._models = models
@@ -23,14 +23,14 @@ class Placement:
         self._all_here_in: int | None = None
         """The generation of names all of which were on the device."""
         self._elsewhere: dict[str, str] = {}
-        """The device of each parameter that was not there so far."""
+        """The device of each parameter that was never on the recorded one."""
         self._offloaded: set[str] = set()
-        """Those of them that FSDP2 brings to the device while modules run with them."""
+        """Names of the parameters that FSDP2 brings to the device only while their modules run."""
         self._above: dict[str, tuple[int, ...]] = {}
-        """Of each such parameter its module and those above it."""
+        """The module of each offloaded parameter, and the modules above it."""
 
     def note(self) -> None:
-        """See where each parameter is now that was not on the device so far."""
+        """Check the device of each parameter that was not on the recorded one so far."""
         if self._all_here_in == self._models.generation:
             return
         if self._here.issuperset(self._models.parameter_names()):
@@ -49,9 +49,9 @@ class Placement:
                 self._above[slot.name] = slot.above
 
     def of_the_run(self, parameters: Iterable[ParameterRecord]) -> Iterator[ParameterRecord]:
-        """``parameters`` without those that only lie on another device, such as the layers of other ranks' stages.
+        """``parameters`` without those that only exist on another device, such as the layers of other ranks' stages.
 
-        What is offloaded stays: an optimizer has it, or its module runs, or a module above that.
+        Offloaded parameters stay if an optimizer has them, or their module or one above it runs.
         """
         for record in parameters:
             idle = record.name in self._elsewhere and self._log.entered.isdisjoint(self._above[record.name])
@@ -59,7 +59,7 @@ class Placement:
                 yield record
 
     def missing(self) -> str | None:
-        """Why the recording says nothing of the model; ``None`` when it does."""
+        """Why the recording says nothing about the model; ``None`` when it does."""
         if self._here or self._offloaded or not self._elsewhere:
             return None
         places = " and ".join(sorted(set(self._elsewhere.values())))
@@ -67,7 +67,7 @@ class Placement:
         return f"the model is on {places}: none of its {len(self._elsewhere)} parameters was on {where}"
 
     def notes(self) -> list[str]:
-        """What is in none of the numbers."""
+        """Notes on the parameters that none of the numbers include."""
         if not ((self._here or self._offloaded) and self._elsewhere):
             return []
         name, place = next(iter(self._elsewhere.items()))

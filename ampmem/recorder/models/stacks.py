@@ -1,4 +1,4 @@
-"""Python stacks, cheap to take and turned into text only when they are written."""
+"""Python stacks: cheap to take, and turned into text only when they are written."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _HIDDEN = tuple(
         ("optim", "optimizer.py"),
     )
 )
-"""Torch's own plumbing between a user's line and the op that it calls: noise in every stack."""
+"""Files of torch between the script's line and the op that it calls: noise in every stack."""
 
 
 class Stacks:
-    """Interns stacks as tuples of (code id, instruction offset); ids here are not text ids."""
+    """Interns stacks as tuples of (code id, instruction offset). Stack ids are not text ids."""
 
     def __init__(self, enabled: bool) -> None:
         self._enabled = enabled
         self._index: dict[tuple[int, ...], int] = {(): 0}
-        self._codes: dict[int, CodeType] = {}  # keeps the code objects alive, so that ids stay theirs
+        self._codes: dict[int, CodeType] = {}  # keeps the code objects alive, so that their ids are not reused
         self._lines: dict[tuple[int, int], tuple[str, int, str]] = {}
-        """What each place in the code is in a text."""
+        """File, line and function of each instruction."""
         self._text_ids: list[int] = [0]
         self._pending: list[tuple[int, ...]] = []
         self._calls: dict[int, list[tuple[int, ...]]] = {}
-        """By ``id`` of each frame that runs a module: who called it, once that was asked for."""
+        """The callers of each frame that runs a module, by ``id``; filled in when first needed."""
         self._callers: set[int] = set()
-        """``id`` of the code of those frames."""
+        """``id`` of the code of the frames that run modules."""
 
     def entered(self, frame: FrameType) -> int:
-        """``frame`` runs a module from now until :meth:`left`: where it was called from stays as it is so long.
+        """Note that ``frame`` runs a module until :meth:`left`: its callers stay the same for so long.
 
-        Returns what is to be said to :meth:`left`.
+        Returns the argument for :meth:`left`.
         """
         if not self._enabled:
             return 0
@@ -58,11 +58,11 @@ class Stacks:
         return number
 
     def left(self, number: int) -> None:
-        """The frame of which :meth:`entered` has returned ``number`` runs that module no longer."""
+        """Note that the frame for which :meth:`entered` returned ``number`` no longer runs that module."""
         self._calls.pop(number, None)
 
     def capture(self) -> int:
-        """The id of the stack that called the caller; 0 when stacks are off."""
+        """The id of the caller's stack; 0 when stacks are off."""
         if not self._enabled:
             return 0
         stack = self._above(sys._getframe(2))
@@ -70,7 +70,7 @@ class Stacks:
         return known if known is not None else self._add(stack)
 
     def _above(self, frame: FrameType | None) -> tuple[int, ...]:
-        """Code and instruction of ``frame`` and of all that led to it."""
+        """Code and instruction of ``frame`` and all its callers."""
         calls, callers = self._calls, self._callers
         key: list[int] = []
         asked: list[tuple[list[tuple[int, ...]], int]] = []
@@ -101,7 +101,7 @@ class Stacks:
         return self._index[stack]
 
     def text_ids(self, texts: Texts) -> list[int]:
-        """Maps every id of :meth:`capture` to the id of its text in ``texts``."""
+        """The text id in ``texts`` of each id that :meth:`capture` returned."""
         self._text_ids.extend(texts.id(self._text(stack)) for stack in self._pending)
         self._pending.clear()
         return self._text_ids
@@ -110,7 +110,7 @@ class Stacks:
         return stack_text(map(self._place, zip(stack[::2], stack[1::2], strict=True)))
 
     def _place(self, place: tuple[int, int]) -> tuple[str, int, str]:
-        """File, line and function of an instruction: most are in many stacks."""
+        """File, line and function of an instruction; cached, since most are in many stacks."""
         known = self._lines.get(place)
         if known is None:
             code = self._codes[place[0]]
@@ -119,10 +119,10 @@ class Stacks:
 
 
 def stack_text(frames: Iterable[tuple[str, int, str]]) -> str:
-    """``frames`` (file, line, function; innermost first) as lines, outermost first, without torch's plumbing."""
+    """``frames`` (file, line, function; innermost first) as lines, outermost first, without torch's own."""
     lines: list[str] = []
     for file, line, function in frames:
-        if file == RUNNER:  # below it nothing is the user's
+        if file == RUNNER:  # its callers are ampmem's
             break
         if not file.startswith(OWN_FOLDERS) and not file.endswith(_HIDDEN):
             lines.append(f"{file}:{line} {function}")
@@ -130,7 +130,7 @@ def stack_text(frames: Iterable[tuple[str, int, str]]) -> str:
 
 
 def current_stack() -> str:
-    """The stack of the calling thread, as :func:`stack_text` has it."""
+    """The stack of the calling thread, as text."""
     frames: list[tuple[str, int, str]] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

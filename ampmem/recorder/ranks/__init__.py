@@ -1,1 +1,1 @@
-"""Which process of a job this is, and how the ranks of a job end together."""
+"""The rank of this process, and how the ranks of a job stop together."""

@@ -1,6 +1,6 @@
-"""What launchers such as torchrun tell each process that they start: its rank, and which ranks are on its machine.
+"""The rank of this process by its environment variables, as launchers such as torchrun set them.
 
-Needs no torch: the name of a rank's file is chosen before anything is imported.
+It needs no torch: the name of a rank's file is chosen before anything is imported.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ampmem.events import PlaceRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A process of a job, and the ranks that were started with it on this machine, its own among them."""
+    """A process of a job, and the ranks started with it on this machine, including its own."""
 
     place: PlaceRecord
     here: range
 
 
 def launched(environ: Mapping[str, str] = os.environ) -> Launched | None:
-    """What ``environ`` says; ``None`` where this is no process of several, or what is said makes no sense."""
+    """The rank according to ``environ``; ``None`` if this is not one of several processes, or values are invalid."""
     rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     if rank is None or world_size is None or world_size < 2 or rank >= world_size:
         return None
@@ -46,20 +46,20 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _job(environ: Mapping[str, str]) -> str:
-    """What the processes that one launcher started at one time on this machine have in common, and no others."""
+    """A text shared by exactly the processes that one launcher started at one time on this machine."""
     error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
-    # That is FOLDER/attempt_0/3/error.json, and torchrun makes a new folder each time.
+    # The path is FOLDER/attempt_0/3/error.json; torchrun makes a new FOLDER each time.
     start = str(Path(error_file).parent.parent) if error_file else start_of(os.getppid())
     return identity(start)
 
 
 def identity(start: str) -> str:
-    """A short text for a start, which processes on other machines may call the same."""
+    """A short hash of a start; processes on other machines may have the same."""
     return sha256(f"{socket.gethostname()} {start}".encode()).hexdigest()[:16]
 
 
 def start_of(process: int) -> str:
-    """Which process that is, also when its number is another's later."""
+    """An identifier of a process that stays unique when its number is reused."""
     began = ""
     with suppress(OSError, IndexError):
         began = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]

@@ -1,4 +1,4 @@
-"""Which rank this process is, as torch.distributed knows it, and where it lies in the script's device mesh."""
+"""The rank of this process according to torch.distributed, and its place in the script's device mesh."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ampmem.recorder.torch_private.distributed import NEW_MESH
 
 
 class Places:
-    """Knows the place by now; ``known`` is what the launcher has told, if there is one."""
+    """Finds the place of this process; ``known`` is the launcher's answer, if any."""
 
     def __init__(self, known: PlaceRecord | None) -> None:
         self._place = known
@@ -27,7 +27,7 @@ class Places:
         self._stage_count = 0
 
     def install(self) -> Undo:
-        """Note the meshes that the script makes; returns what undoes it."""
+        """Follow the meshes that the script makes; returns the undo."""
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
@@ -40,7 +40,7 @@ class Places:
         return patch(*NEW_MESH, wrap)
 
     def now(self) -> PlaceRecord | None:
-        """Where this process is; ``None`` where nothing says that it is one of several."""
+        """The place of this process by now; ``None`` if nothing says that it is one of several."""
         if distributed.is_available() and distributed.is_initialized():
             place = self._place or PlaceRecord(rank=0, world_size=1)
             self._place = replace(place, rank=distributed.get_rank(), world_size=distributed.get_world_size())
@@ -51,24 +51,24 @@ class Places:
         return replace(self._place, mesh=self._mesh, stages=self._stages, stage_count=self._stage_count)
 
     def _find_stages(self) -> None:
-        """Which stages of a pipeline are here: looked for among all objects, where the script has loaded pipelines.
+        """Find the pipeline stages of this process among all objects, if the script has imported pipelines.
 
-        To patch them would take importing them first, which takes long, and most scripts have none.
+        Patching them would mean importing the module first, which is slow, and most scripts have none.
         """
         kind = getattr(sys.modules.get("torch.distributed.pipelining"), "PipelineStage", None)
         if not isinstance(kind, type):
             return
-        with suppress(Exception):  # stages of a kind that does not exist yet, or that are only half made
+        with suppress(Exception):  # stages of a future torch, or half constructed
             found = [each for each in gc.get_objects() if kind in type(each).__mro__]
             self._stage_count = max((int(stage.num_stages) for stage in found), default=0)
             here = {int(stage.stage_index) for stage in found if stage.num_stages == self._stage_count}
             self._stages = tuple(sorted(here))
 
     def _made(self, mesh: Any) -> None:
-        """Keep what says the most: of meshes over as many ranks the one with the most axes."""
+        """Keep ``mesh`` if it covers more ranks than the one before, or as many with more axes."""
         try:
             axes = _axes_of(mesh)
-        except Exception:  # a mesh of a kind that does not exist yet is none of the script's trouble
+        except Exception:  # a mesh of a future torch must not make the script fail
             return
         if _says(axes) > _says(self._mesh):
             self._mesh = axes
@@ -82,7 +82,7 @@ def _says(axes: tuple[MeshAxis, ...]) -> tuple[int, int]:
 
 
 def _axes_of(mesh: Any) -> tuple[MeshAxis, ...]:
-    """The axes of ``mesh``; none where this process is not in it."""
+    """The axes of ``mesh``; none if this process is not in it."""
     coordinates = mesh.get_coordinate()
     if coordinates is None:
         return ()

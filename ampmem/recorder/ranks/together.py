@@ -1,15 +1,14 @@
-"""Ranks that stop together: one that leaves while another waits for it in a collective would hang or break that one.
+"""Stops ranks together: one that left while another waits for it in a collective would hang or break that one.
 
-They agree through the store by which torch.distributed brought them together, and nothing is ever sent over the
-script's groups. A rank that has made its steps says so and waits, outside of any collective, until all have; then all
-stop. Where one does not come, because it has fewer steps, works in another way, or is not recorded, all scripts are
-let run to their ends.
+Ranks agree through torch.distributed's store; nothing is ever sent over the script's process groups. A rank that has
+recorded its steps says so and waits, outside of any collective, until all have; then all stop. If one does not come,
+because it has fewer steps, works in another way or is not recorded, all scripts run to completion.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from time import monotonic, sleep  # taken now: a script may put others in their place
+from time import monotonic, sleep  # imported now: a script may patch time
 from typing import Any
 
 from torch import distributed
@@ -21,15 +20,15 @@ _KEY = "ampmem"
 _STOP, _GO_ON = "stop", "go on"
 _POLL_S = 0.02
 _STRANGER_S = 10.0
-"""How long to wait for ranks of which no step was recorded: ampmem may not run there at all."""
+"""Seconds to wait for ranks without a recorded step: ampmem may not run there at all."""
 _SLOWER_S = 20.0
-"""How long at least to wait for ranks that are recorded."""
+"""Minimum seconds to wait for ranks that are recorded."""
 _LEAVE_S = 5.0
-"""How long the rank that may hold the store waits until the others have read what was agreed."""
+"""Seconds that the rank that may host the store waits until the others have read the agreement."""
 
 
 class Together:
-    """Of one rank. ``several`` says that a launcher started this process as one of several."""
+    """Agrees for one rank with the others; ``several`` if a launcher started this process as one of several."""
 
     def __init__(self, *, several: bool) -> None:
         self._several = several
@@ -38,7 +37,7 @@ class Together:
         self._longest = 0.0
 
     def step_ended(self) -> None:
-        """A step of this rank was recorded."""
+        """Note that a step of this rank was recorded."""
         now = monotonic()
         if self._last is not None:
             self._longest = max(self._longest, now - self._last)
@@ -49,9 +48,9 @@ class Together:
                 _say(_store(), "here")
 
     def why_not(self, unless: str = "") -> str | None:
-        """Wait for the others; why this rank must not be stopped, ``None`` when all stop now.
+        """Wait for the other ranks; returns why this rank must not be stopped, or ``None`` if all stop now.
 
-        ``unless`` says why this one must not, where that is so; then none does.
+        ``unless`` is a reason of this rank not to stop; then no rank stops.
         """
         size = world_size()
         if size == 1 and unless:
@@ -67,11 +66,11 @@ class Together:
             if unless and _agreed(store, _GO_ON) == _GO_ON:
                 return unless
             return self._agree(store, size)
-        except Exception as error:  # a store of the script's, one that is gone
+        except Exception as error:  # the store may be the script's own, or closed
             return f"the ranks could not agree to stop ({type(error).__name__})"
 
     def over(self) -> None:
-        """The script has ended by itself: nobody need wait for this rank."""
+        """Tell the others not to wait: this rank's script has ended by itself."""
         with suppress(Exception):
             if world_size() > 1 and not self._stopped:
                 store = _store()
@@ -100,7 +99,7 @@ class Together:
         return None
 
     def _leave(self, store: Any, size: int) -> None:
-        """The others may still ask the store, which rank 0 may hold."""
+        """Wait until the others have read the agreement: rank 0 may host the store."""
         _say(store, "left")
         until = monotonic() + _LEAVE_S
         while distributed.get_rank() == 0 and not store.check(_of_all("left", size)) and monotonic() < until:
@@ -108,7 +107,7 @@ class Together:
 
 
 def _not_stopped(store: Any, size: int) -> str | None:
-    """Let all go on, unless they have agreed otherwise meanwhile; says who has not come."""
+    """Agree that no rank stops, unless the others agreed otherwise meanwhile; returns which ranks have not come."""
     absent = [rank for rank in range(size) if not store.check([f"{_KEY}/done/{rank}"])]
     strange = [rank for rank in absent if not store.check([f"{_KEY}/here/{rank}"])]
     if _agreed(store, _GO_ON) == _STOP:
@@ -139,6 +138,6 @@ def _say(store: Any, word: str) -> None:
 
 
 def _agreed(store: Any, wanted: str) -> str:
-    """What all have agreed on: ``wanted``, unless somebody was first."""
+    """The agreement: ``wanted``, unless another rank was first."""
     answer: bytes = store.compare_set(f"{_KEY}/agreed", "", wanted)
     return answer.decode()

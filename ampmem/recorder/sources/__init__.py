@@ -1,1 +1,1 @@
-"""Where allocator events come from; every source fulfils :class:`~ampmem.recorder.sources.base.Source`."""
+"""Sources of allocator events; each fulfils :class:`~ampmem.recorder.sources.base.Source`."""

@@ -1,4 +1,4 @@
-"""What a source of allocator events is to a session."""
+"""The interface of a source of allocator events."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ from ampmem.vocabulary import Mark, SourceKind
 class RawEvents:
     """Allocator events before they are joined to steps, phases and modules.
 
-    Columns are as in :class:`~ampmem.events.EventColumns`; ``op`` holds indices into
-    ``ops``, the names of autograd nodes, and is 0 (no name) outside of backward.
-    ``sequence`` is, for an event inside backward, autograd's sequence number of the node that runs,
-    which the forward op that made the node has too; elsewhere it is -1. ``stack`` holds indices into
-    ``stacks``, for events whose Python stack the source itself has taken; ``None`` where it takes none.
-    The positions of ``segments`` count these events only.
+    Columns are as in :class:`~ampmem.events.EventColumns`; ``op`` holds indices into ``ops``, the names of autograd
+    nodes, and is 0 (no name) outside of backward. ``sequence`` is, for an event in backward, autograd's sequence number
+    of the running node, which equals that of the forward op that made the node; elsewhere it is -1. ``stack`` holds
+    indices into ``stacks``, if the source itself takes Python stacks; else it is ``None``. The positions of
+    ``segments`` count these events only.
     """
 
     time_ns: Column
@@ -66,7 +65,7 @@ NO_EVENTS = RawEvents(
 
 
 def joined(parts: Sequence[RawEvents]) -> RawEvents:
-    """``parts`` of one window, in order, as one; the stacks of each are among those of the last."""
+    """The ``parts`` of one window joined in order; the stacks of each are among those of the last."""
     names = dict.fromkeys(name for part in parts for name in part.ops)
     index = {name: place for place, name in enumerate(names)}
     columns = ("time_ns", "action", "address", "bytes", "block_bytes", "stream", "allocated", "sequence", "stack")
@@ -95,55 +94,55 @@ class Source(Protocol):
     """Records allocator events between :meth:`start` and :meth:`stop`."""
 
     kind: SourceKind
-    """What a recording names it."""
+    """The source's name in a recording."""
     device_type: str
-    """The type of torch device whose memory it watches."""
+    """The type of the torch device whose memory is recorded."""
     device_name: str
-    """That device, in words."""
+    """The name of the device."""
     uses_profiler: bool
-    """Whether it needs torch's profiler, of which there is one at a time."""
+    """Whether it needs torch's profiler, of which only one can run."""
     uses_history: bool
-    """Whether it needs the memory history of torch's CUDA allocator, of which there is one."""
+    """Whether it needs the memory history of torch's CUDA allocator, of which there is only one."""
 
     @property
     def addresses(self) -> Addresses:
-        """Where tensors lie on that device."""
+        """Addresses of tensors on the device."""
 
     @property
     def see(self) -> See | None:
-        """Told of every tensor that a hook finds to be the script's; ``None`` where the source needs not know."""
+        """Called with each tensor that hooks find to be the script's; ``None`` if the source does not need it."""
 
     def install(self) -> Callable[[], None]:
-        """Patch what it needs to; returns what undoes it."""
+        """Install the source's patches; returns the undo."""
 
     def notes(self) -> list[str]:
-        """What a reader of the recording has to know."""
+        """Notes for the reader of the recording."""
 
     def owns_mode(self, mode: object) -> bool:
-        """Whether this dispatch mode is the device itself, which stays on the stack and never minds what is on top."""
+        """Whether ``mode`` is the simulated device's, which stays on the stack whatever mode is on top."""
 
     def check(self) -> None:
-        """Raise :class:`~ampmem.errors.UsageError` when this source cannot record now."""
+        """Raise :class:`~ampmem.errors.UsageError` if this source cannot record now."""
 
     def start(self, baseline: Mapping[int, int]) -> None:
-        """Begin. ``baseline`` maps the address of each live storage to its bytes."""
+        """Start recording. ``baseline`` maps the address of each live storage to its bytes."""
 
     def drain(self) -> RawEvents:
-        """The events since the last call, in order; goes on recording."""
+        """The events since the last call, in order; recording goes on."""
 
     def stop(self) -> RawEvents:
-        """The events since the last :meth:`drain`; records no more."""
+        """The events since the last :meth:`drain`; stops recording."""
 
     def abandon(self) -> None:
-        """Record no more in this process, a child that was forked; the recording goes on in its parent."""
+        """Stop recording in this process, a forked child; the parent goes on."""
 
     def blocks(self) -> AliveBlocks | None:
-        """What is alive, by the last events; ``None`` where that is not known."""
+        """The live blocks after the last event; ``None`` if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the script was: in ``op`` and ``module``, called from ``stack``; empty where not known."""
+    """The place of the script: in ``op`` and ``module``, called from ``stack``; empty if unknown."""
 
     step: int
     op: str
@@ -153,31 +152,31 @@ class Place:
 
 @runtime_checkable
 class DeviceSource(Source, Protocol):
-    """A source whose allocator has layers above the tensors, and can run out of memory."""
+    """A source whose allocator reserves memory from a device, and can run out of it."""
 
     stamp: Callable[[int], None] | None
-    """Tags what the calling thread allocates from now on with an instant; ``None`` where that is not needed."""
+    """Tags the calling thread's allocations from a time (ns) on; ``None`` if not needed."""
 
     def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
-        """From now on ``locate`` says where the calling thread is; facts that no hook can see go to ``log``."""
+        """Set ``locate``, which returns the calling thread's place, and ``log`` for facts that no hook can see."""
 
     def mark(self, step: int, mark: Mark) -> None:
-        """Take the allocator's statistics now; a mark that comes again in a step replaces the one before."""
+        """Take the allocator's statistics now; a second mark of the same kind in a step replaces the first."""
 
     def pause(self) -> None:
-        """The recorded thread is between two phases: a source that keeps the events of a long step may read them."""
+        """Read the events so far, if there are many: the recorded thread is between two phases."""
 
     def take_layers(self) -> list[LayersRecord]:
-        """The marks that the last :meth:`drain` or :meth:`stop` has settled."""
+        """The marks that the last :meth:`drain` or :meth:`stop` settled."""
 
     def take_ooms(self) -> list[OomRecord]:
-        """The failures since the last call."""
+        """Out-of-memory errors since the last call."""
 
     def allocator(self) -> AllocatorRecord | None:
-        """How the caching allocator was set and used by now; ``None`` where it was not."""
+        """The settings and statistics of the caching allocator so far; ``None`` if it was not used."""
 
     def nothing(self) -> str | None:
-        """Why nothing of the device was recorded, with what to do; ``None`` where something was."""
+        """Why nothing of the device was recorded, with what to do; ``None`` if something was."""
 
     def prediction(self) -> PredictionRecord | None:
-        """What the run comes to on the device by now, where that is only predicted."""
+        """The predicted memory of the run so far; ``None`` where memory is measured."""

@@ -1,4 +1,4 @@
-"""Which source records a run."""
+"""Chooses the source for a run."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def choose_source(options: Options, storages: Storages) -> Source:
 
 
 def records_cuda(options: Options) -> bool:
-    """Whether it is a real CUDA device whose memory is to be recorded."""
+    """Whether ``options`` ask to record a real CUDA device."""
     return options.device == Device.CUDA or (options.device == Device.AUTO and cuda_available())
 
 
 def meant_device(device: Device, gpu: GpuSpec, *, option: str, remedy: str) -> Device:
-    """The device that naming ``gpu`` asks for: a simulated one instead of ``auto``, where torch sees no real GPU.
+    """The device that a GPU's name asks for: a simulated one instead of ``auto``, if torch sees no real GPU.
 
-    ``option`` is what named the GPU, ``remedy`` what asks for a simulated one in so many words. Raises ``UsageError``
-    where torch sees a real GPU: the name does not say whether that one is to be recorded.
+    ``option`` is where ``gpu`` was named, ``remedy`` the explicit way to ask for a simulated one. Raises ``UsageError``
+    if torch sees a real GPU: the name does not say whether to record that one.
     """
     if device is not Device.AUTO:
         return device
@@ -48,6 +48,6 @@ def meant_device(device: Device, gpu: GpuSpec, *, option: str, remedy: str) -> D
 
 
 def check_torch(options: Options) -> list[str]:
-    """What a reader has to know of this torch. Raises :class:`UsageError` where it lacks what ``options`` take."""
+    """Notes on this version of torch. Raises :class:`UsageError` if it lacks what ``options`` need."""
     uses = {Use.ALWAYS: True, Use.CUDA: records_cuda(options), Use.ARM: options.arm != Arm.AS_IS}
     return probe(*(use for use, wanted in uses.items() if wanted))

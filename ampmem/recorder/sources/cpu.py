@@ -1,6 +1,6 @@
 """Source ``cpu``: torch.profiler's allocation events, which come from the CPU allocator itself.
 
-The profiler is stopped and started again at each :meth:`ProfilerSource.drain`.
+The profiler is restarted at each :meth:`ProfilerSource.drain`, because only a stopped profiler returns its events.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ TOLD_BY_SIZE = (
 
 
 def count_all_threads() -> tuple[Undo, str | None]:
-    """Have torch's CPU allocator count for the whole process; returns what undoes it, or why it cannot.
+    """Make torch's CPU allocator count for the whole process; returns the undo, or why it is impossible.
 
-    The profiler looks at one thread. The running total in its events is the process's once :data:`FLAG` of libc10 is
+    The profiler records one thread. The running total in its events covers the process once :data:`FLAG` of libc10 is
     set: then every allocation and free is added up. Source: ``ProfiledCPUMemoryReporter`` in PyTorch's
     ``c10/core/CPUAllocator.cpp``.
     """
-    # At that level torch would print a line for each allocation.
+    # At this log level torch would print a line for each allocation.
     if os.environ.get("TORCH_CPP_LOG_LEVEL", "").upper() in ("INFO", "0"):
         return _nothing, "TORCH_CPP_LOG_LEVEL is INFO"
     flag = torch_flag(FLAG, ctypes.c_bool)
@@ -70,11 +70,11 @@ def count_all_threads() -> tuple[Undo, str | None]:
 
 
 def _nothing() -> None:
-    """There is nothing to restore."""
+    """An undo that does nothing."""
 
 
 class ProfilerSource:
-    """The CPU allocator's events of the calling thread, and what the process's total says of the other threads."""
+    """The CPU allocator's events of the calling thread, and other threads' memory from the process's total."""
 
     kind = SourceKind.CPU
     device_type = "cpu"
@@ -90,7 +90,7 @@ class ProfilerSource:
         self.see: See | None = storages.see
 
     def check(self) -> None:
-        """Raise :class:`~ampmem.errors.UsageError` when another profiler is running: a second one would replace it."""
+        """Raise :class:`~ampmem.errors.UsageError` if another profiler is running: a second would replace it."""
         check_free()
 
     def start(self, baseline: Mapping[int, int]) -> None:
@@ -112,15 +112,15 @@ class ProfilerSource:
             return self._ledger.settle(NOTHING, {"": 0})
 
     def abandon(self) -> None:
-        """Switch the profiler off."""
+        """Switch the profiler off in a forked child."""
         self._window.abandon()
 
     def owns_mode(self, mode: object) -> bool:
-        """A CPU keeps no mode."""
+        """``False``: a CPU has no dispatch mode."""
         return False
 
     def install(self) -> Callable[[], None]:
-        """Count all threads, keep the script's ``record_function`` scopes out; returns what undoes it."""
+        """Count all threads, and keep the script's ``record_function`` scopes out; returns the undo."""
         with ExitStack() as undo:
             restore, problem = count_all_threads()
             undo.callback(restore)
@@ -130,11 +130,11 @@ class ProfilerSource:
             return undo.pop_all().close
 
     def blocks(self) -> AliveBlocks:
-        """What is alive, by the last events."""
+        """The live blocks after the last event."""
         return self._ledger.blocks()
 
     def notes(self) -> list[str]:
-        """What a reader of the recording has to know."""
+        """Notes for the reader of the recording."""
         told = self._ledger.told_by_size
         return [*self._notes, TOLD_BY_SIZE.format(size=format_bytes(told))] if told else self._notes
 
@@ -148,38 +148,38 @@ _of_allocation = attrgetter("ptr", "alloc_size", "total_allocated")
 
 
 class _Walk:
-    """Reads allocations, frees and the autograd nodes around them out of a profile's event tree.
+    """Reads allocations, frees and their autograd nodes out of a profile's event tree.
 
-    Every attribute of a node costs a call into C++, and is read once. What there is of an allocation is read at once:
-    the objects in between must not pile up.
+    Each attribute of a node costs a call into C++, so it is read only once. All of an allocation is read at once: the
+    intermediate objects must not pile up.
     """
 
     def __init__(self, roots: list[Any]) -> None:
         self._times: list[int] = []
         self._numbers: list[int] = []
-        """Three for each allocation: address, bytes, and the total."""
+        """Three numbers for each allocation: address, bytes, and the total."""
         self._runs: list[tuple[int, str, int]] = []
-        """From which allocation on they belong to the node of that name, with that sequence number."""
+        """(index of the first allocation, node's name, its sequence number) of each run of allocations."""
         self._markers: list[Span] = []
         self._only_cpu = not torch.accelerator.is_available()
         self._visit(roots)
         self.ops: dict[str, int] = {"": 0}
-        """The names of the nodes in which there are allocations, with their numbers."""
+        """Indices of the names of the nodes that have allocations."""
 
     def events(self, marks: Marks) -> Profiled:
-        """The allocations and frees on the CPU."""
+        """The allocations and frees on the CPU, in order of time."""
         time = shift_between(self._markers, marks)(np.array(self._times, dtype=np.int64))
         address, size, total = np.array(self._numbers, dtype=np.int64).reshape(-1, 3).T
         op, sequence = self._around()
         columns = Profiled(time_ns=time, address=address, bytes=size, total=total, op=op, sequence=sequence)
-        # A thread of the autograd engine that runs a part of backward has its nodes behind those of this thread.
+        # Nodes that ran on another thread of the autograd engine come after those of this thread.
         if np.any(time[1:] < time[:-1]):
             order = np.argsort(time, kind="stable")
             return Profiled(*(column[order] for column in columns))
         return columns
 
     def _around(self) -> tuple[Column, Column]:
-        """Number and sequence number of the node around each allocation."""
+        """Name and sequence number of the node around each allocation."""
         ends = [start for start, _, _ in self._runs[1:]] + [len(self._times)]
         rows = []
         for (start, name, sequence), end in zip(self._runs, ends, strict=True):
@@ -189,14 +189,14 @@ class _Walk:
         return np.repeat(ops, counts), np.repeat(sequences, counts)
 
     def _visit(self, roots: list[Any]) -> None:
-        """Go through the tree in its order: that of time, thread by thread."""
+        """Walk through the tree in its order: by time, thread by thread."""
         add_time, add_numbers = self._times.append, self._numbers.extend
         pending = [(_with_fields(roots), "", -1)]
         while pending:
             siblings, op, sequence = pending.pop()
             self._runs.append((len(self._times), op, sequence))
             for node, fields in siblings:
-                if type(fields) is ALLOCATION:  # told so without asking for a name
+                if type(fields) is ALLOCATION:  # by type, since reading the name costs a call
                     if self._only_cpu or fields.device.type == "cpu":
                         add_time(node.start_time_ns)
                         add_numbers(_of_allocation(fields))

@@ -1,9 +1,9 @@
-"""One stream of allocator events out of what the profiler saw, the process's total, and the deaths of storages.
+"""Makes one stream of allocator events from the profiler's events, the process's total, and freed storages.
 
-The profiler sees one thread; its running total counts all. What the total has beyond the blocks that are known is
-held by other threads, and stands in the events as one block of their own, at :data:`~ampmem.events.OTHER_THREADS`.
-Where the total has less, blocks that are known died on another thread: those of which that can be told are freed;
-what cannot be told stays a difference between the events and the total.
+The profiler sees one thread, but its running total counts all. Bytes in the total beyond the known blocks belong to
+other threads, and are one block in the events, at :data:`~ampmem.events.OTHER_THREADS`. If the total has fewer bytes
+than the known blocks, another thread has freed some of them: those that can be identified are freed, and the rest stays
+a difference between the events and the total.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ampmem.recorder.sources.storages import Died, SeenStorage, Storages
 
 
 def fates(events: Iterable[tuple[int, int]], blocks: Mapping[int, int]) -> tuple[list[int], set[int]]:
-    """What the ``events`` to come (address, signed bytes) say of ``blocks``.
+    """Addresses of ``blocks`` that later ``events`` (address, signed bytes) reuse, and of those that they free.
 
-    Those at whose addresses memory is handed out again were dead before; those that they free are alive until then.
+    A block whose address is allocated again was freed before; one that is freed is alive until then.
     """
     undecided, reused, freed = set(blocks), [], set()
     for address, size in events:
@@ -40,7 +40,7 @@ def fates(events: Iterable[tuple[int, int]], blocks: Mapping[int, int]) -> tuple
 
 
 def proven_dead(missing: int, blocks: Mapping[int, int], dead: Iterable[int]) -> list[int]:
-    """Those of the ``blocks`` at the addresses ``dead`` that fit into ``missing`` bytes of frees."""
+    """The ``blocks`` at the addresses ``dead`` that fit into ``missing`` bytes of frees."""
     found: list[int] = []
     for address in dead:
         if blocks[address] <= missing:
@@ -50,9 +50,9 @@ def proven_dead(missing: int, blocks: Mapping[int, int], dead: Iterable[int]) ->
 
 
 def told_by_size(missing: int, blocks: Mapping[int, int]) -> list[int]:
-    """Those of the ``blocks`` (address to bytes, oldest first) that make up ``missing`` bytes; none where none do.
+    """The ``blocks`` (address to bytes, oldest first) that add up to ``missing`` bytes; empty if none do.
 
-    That is one block, or several of one size, or several that were allocated in a row.
+    They are one block, several of one size, or several that were allocated in a row.
     """
     return (_of_one_size(missing, blocks) or _in_a_row(missing, blocks)) if missing else []
 
@@ -61,7 +61,7 @@ def _of_one_size(missing: int, blocks: Mapping[int, int]) -> list[int]:
     by_size: dict[int, list[int]] = {}
     for address, size in blocks.items():
         by_size.setdefault(size, []).append(address)
-    for size in sorted(by_size, reverse=True):  # the largest: the fewest blocks
+    for size in sorted(by_size, reverse=True):  # largest first: the fewest blocks
         count, left = divmod(missing, size)
         if not left and 0 < count <= len(by_size[size]):
             return by_size[size][:count]
@@ -83,7 +83,7 @@ def _in_a_row(missing: int, blocks: Mapping[int, int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappedMemory:
-    """Mapped memory, the storages in it (address and bytes of each), and in the same way what lies around them."""
+    """A memory mapping: its storages (address and bytes of each), and the ``rest`` around them."""
 
     address: int
     bytes: int
@@ -92,17 +92,17 @@ class MappedMemory:
 
     @property
     def parts(self) -> tuple[tuple[int, int], ...]:
-        """All of it."""
+        """The rest and the storages."""
         return self.rest + self.storages
 
 
 class Mappings:
-    """Divides each mapping into the storages that were seen in it; what lies around them is one more part."""
+    """Divides each memory mapping into the storages seen in it and the rest, which is one part."""
 
     def __init__(self) -> None:
         self._mappings: dict[int, MappedMemory] = {}
         self._seen: dict[int, int] = {}
-        """Address of each storage that was seen to its bytes; those that no block is known for."""
+        """Address to bytes of each storage that was seen without a known block."""
         self._sorted: list[int] = []
         self.parts: set[int] = set()
         """The addresses of all parts."""
@@ -111,26 +111,26 @@ class Mappings:
         return address in self._mappings
 
     def expect(self, seen: Iterable[SeenStorage]) -> None:
-        """These storages were seen since the last call: some may lie in mappings that are still to be added."""
+        """Take the storages seen since the last call: some may lie in mappings that are still to be added."""
         inside = [storage for mapping in self._mappings.values() for storage in mapping.storages]
         self._seen = dict(inside) | {each.address: each.bytes for each in seen}
         self._sorted = sorted(self._seen)
 
     def add(self, address: int, size: int) -> tuple[tuple[int, int], ...]:
-        """``size`` bytes are mapped at ``address``; their parts."""
+        """Add a mapping of ``size`` bytes at ``address``; returns its parts."""
         mapping = self._mappings[address] = self._divide(address, size)
         self.parts.update(start for start, _ in mapping.parts)
         return mapping.parts
 
     def remove(self, address: int) -> list[int]:
-        """The mapping at ``address`` is no more; the addresses of its parts. None where there is no such mapping."""
+        """Remove the mapping at ``address``; returns the addresses of its parts, none if there is no such mapping."""
         mapping = self._mappings.pop(address, None)
         starts = [] if mapping is None else [start for start, _ in mapping.parts]
         self.parts.difference_update(starts)
         return starts
 
     def around(self, address: int) -> MappedMemory | None:
-        """The mapping in which ``address`` lies."""
+        """The mapping that contains ``address``, if any."""
         for mapping in self._mappings.values():
             if mapping.address <= address < mapping.address + mapping.bytes:
                 return mapping
@@ -142,7 +142,7 @@ class Mappings:
         for start in self._sorted[bisect_left(self._sorted, address) :]:
             if start >= end:
                 break
-            if start < reached or start + self._seen[start] > end:  # a view of what is a part already
+            if start < reached or start + self._seen[start] > end:  # overlaps a storage that is a part already
                 continue
             if start > reached and rest_at is None:
                 rest_at = reached
@@ -156,24 +156,24 @@ class Mappings:
 
 
 ELSEWHERE = "other threads"
-"""The op of what no event of the recorded thread accounts for."""
+"""The op of memory that other threads allocated or freed."""
 MAPPED = "mapped memory"
-"""The op of what lies in a mapping: a file, or memory that processes share."""
+"""The op of mapped memory: a file, or memory that processes share."""
 
 
 class Profiled(NamedTuple):
-    """Allocations and frees as the profiler has them, in order."""
+    """Allocations and frees from the profiler, in order."""
 
     time_ns: Column
     address: Column
     bytes: Column
-    """Below 0 of a free."""
+    """Bytes of the block; negative for a free."""
     total: Column
-    """The process's, after the event. Of mapped memory none is kept, and it is 0."""
+    """The process's allocated bytes after the event; 0 for mapped memory, which is not counted."""
     op: Column
-    """Index of the node's name."""
+    """Index of the name of the node."""
     sequence: Column
-    """Its sequence number, or -1."""
+    """Sequence number of the node, or -1."""
 
 
 _EMPTY = np.zeros(0, dtype=np.int64)
@@ -182,49 +182,49 @@ _NEVER = 1 << 63
 
 
 class Ledger:
-    """Which blocks are alive, and what their sum has to be."""
+    """The live blocks, and what the process's total must be."""
 
     def __init__(self, storages: Storages) -> None:
         self._storages = storages
         self._blocks: dict[int, int] = {}
-        """Those that are in torch's total, oldest first."""
+        """Live blocks that torch's total counts (address to bytes), oldest first."""
         self._counted = 0
-        """Their sum."""
+        """Sum of ``_blocks`` in bytes."""
         self._foreign: dict[int, int] = {}
-        """Those that are not: the baseline, parts of mapped files, memory that torch did not allocate."""
+        """Live blocks that torch's total does not count: the baseline, parts of mapped files, others' memory."""
         self._uncounted = 0
         self._mappings = Mappings()
         self._stale: int | None = None
-        """What the total has of earlier profiles in the process; ``None`` before the first event."""
+        """Bytes in the total from earlier profiles of the process; ``None`` before the first event."""
         self._balance = 0
-        """What the total had beyond the blocks at the last event; below 0 where frees are missing."""
+        """Bytes in the total beyond the blocks at the last event; negative if frees are missing."""
         self._others = 0
-        """Size of the block of the other threads."""
+        """Bytes of the block that stands for other threads."""
         self._dead: set[int] = set()
-        """Addresses of blocks whose storages are dead."""
+        """Addresses of blocks whose storages were freed."""
         self._pending: list[tuple[int, int, int]] = []
-        """What of the baseline is still to be written: (time, address, bytes)."""
+        """Blocks of the baseline that are still to be written: (time, address, bytes)."""
         self._elsewhere = self._mapping = 0
-        """Indices of the two among the ops."""
+        """Indices of :data:`ELSEWHERE` and :data:`MAPPED` among the ops."""
         self._rows = _Rows()
         self.told_by_size = 0
-        """Bytes of blocks that other threads have freed, as only their sizes tell."""
+        """Bytes of blocks freed by other threads that only their sizes identify."""
 
     def add_baseline(self, blocks: Mapping[int, int]) -> None:
-        """These blocks (address to bytes) are alive."""
+        """Add blocks (address to bytes) that are alive at the start."""
         now = time_ns()
         self._pending = [(now, address, size) for address, size in blocks.items()]
 
     def blocks(self) -> AliveBlocks:
-        """What is alive."""
+        """The live blocks."""
         alive = self._blocks | self._foreign
         unseen = {address: size for address, size in alive.items() if not self._storages.alive(address)}
         return AliveBlocks(unseen, sum(alive.values()))
 
     def settle(self, events: Profiled, ops: dict[str, int]) -> RawEvents:
-        """The ``events``, which came since the last call, and what happened beside them, in order.
+        """The ``events`` since the last call together with those inferred between them, in order.
 
-        ``ops`` are the names of the nodes; the one for other threads is added.
+        ``ops`` are the names of the nodes; the names for other threads and mapped memory are added.
         """
         rows = self._rows = _Rows()
         self._elsewhere = ops.setdefault(ELSEWHERE, len(ops))
@@ -240,10 +240,10 @@ class Ledger:
         return rows.events(events, tuple(ops))
 
     def _settle_events(self, events: Profiled, beside: list[SeenStorage | Died]) -> None:
-        """Go through the ``events``, and through those ``beside`` them up to the last of them.
+        """Process the ``events``, and those of ``beside`` up to the last event.
 
-        Most events change the total by their own bytes, at an address that says the same: :meth:`_Rows.events` makes
-        rows of these. The loop is the hottest of a recording.
+        Most events change the total by their own bytes at an address in the expected state: :meth:`_Rows.events` makes
+        the rows of these. This loop is the hottest of a recording.
         """
         rows, blocks, foreign, dead = self._rows, self._blocks, self._foreign, self._dead
         counted, expected = self._counted, self._expected()
@@ -276,7 +276,7 @@ class Ledger:
         self._counted, rows.place = counted, len(events.time_ns)
 
     def _expected(self) -> int:
-        """The total while nothing happens; there is none before the first event."""
+        """The total if nothing happens; there is none before the first event."""
         return _NEVER if self._stale is None else self._stale + self._counted + self._balance
 
     def _counted_event(self, time: int, address: int, size: int, total: int, events: Profiled, place: int) -> None:
@@ -288,11 +288,11 @@ class Ledger:
             self._counted += size
         elif own:
             self._counted += size
-            del self._blocks[address]  # whatever others have freed, it is not this one
-        elif self._is_whole(address):  # counted by an earlier profile
+            del self._blocks[address]  # freed here, so not by another thread
+        elif self._is_whole(address):  # an earlier profile counted it
             self._stale += size
             self._free_foreign(time, address)
-        elif total - self._stale < self._counted:  # unknown to us, and of an earlier profile
+        elif total - self._stale < self._counted:  # unknown here, so of an earlier profile
             self._stale += size
         balance = total - self._stale - self._counted
         if balance != self._balance:
@@ -306,7 +306,7 @@ class Ledger:
             self._rows.add((time, Action.FREE, address, -size, now, 0, -1))
 
     def _make_way(self, time: int, address: int) -> None:
-        """Memory is handed out at ``address``: what was there has died, unseen."""
+        """Free whatever is known at ``address``, which is being allocated: its free was missed."""
         self._dead.discard(address)
         if address in self._blocks:
             self._free(time, address)
@@ -314,7 +314,7 @@ class Ledger:
             self._free_foreign(time, address)
 
     def _settle_others(self, time: int, balance: int, events: Profiled, place: int) -> None:
-        """The total has ``balance`` bytes beyond the blocks."""
+        """Attribute the ``balance`` bytes that the total has beyond the blocks."""
         if balance < 0:
             for address in self._freed_elsewhere(-balance - max(-self._balance, 0), events, place):
                 balance += self._blocks[address]
@@ -323,7 +323,7 @@ class Ledger:
         self._hold_elsewhere(time, max(balance, 0))
 
     def _freed_elsewhere(self, missing: int, events: Profiled, place: int) -> list[int]:
-        """Addresses of the blocks that make up ``missing`` bytes of frees, as far as that can be told."""
+        """Addresses of the blocks that add up to ``missing`` bytes of frees, as far as they can be identified."""
         if missing <= 0:
             return []
         later = zip(events.address[place:].tolist(), events.bytes[place:].tolist(), strict=True)
@@ -345,7 +345,7 @@ class Ledger:
             self._others = size
 
     def _mapped(self, time: int, address: int, size: int) -> None:
-        """A file or shared memory was mapped, or unmapped: of that the profiler keeps no total."""
+        """Add or remove the mapping of a file or of shared memory, for which the profiler has no total."""
         if size > 0:
             self._map(time, address, size)
         else:
@@ -356,13 +356,13 @@ class Ledger:
             self._free_foreign(time, part)
 
     def _map(self, time: int, address: int, size: int) -> None:
-        """Divide what is mapped at ``address``, anew if it was there before."""
+        """Divide the memory mapped at ``address`` into parts, again if it was divided before."""
         self._unmap(time, address)
         for part, part_size in self._mappings.add(address, size):
             self._add_foreign(time, part, part_size, Action.ALLOC, self._mapping)
 
     def _beside(self, what: SeenStorage | Died) -> None:
-        """A storage was seen, or died."""
+        """Process a storage that was seen, or freed."""
         if isinstance(what, SeenStorage):
             self._saw(what)
             return
@@ -373,7 +373,7 @@ class Ledger:
             self._free_foreign(time, address)
 
     def _saw(self, seen: SeenStorage) -> None:
-        """A hook has seen a storage: if its block is not known, it is now."""
+        """Add the block of a storage that a hook has seen, if it is not known yet."""
         time, address, size, resizable, kept = seen
         if address in self._blocks or address in self._foreign:
             return
@@ -390,7 +390,7 @@ class Ledger:
             self._add_foreign(time, address, size, Action.ALLOC)
 
     def _is_whole(self, address: int) -> bool:
-        """Whether a block lies there that torch does not count, and that is no part of a mapping."""
+        """Whether a block at ``address`` is not counted by torch, and is not part of a mapping."""
         return address in self._foreign and address not in self._mappings.parts
 
     def _inside_block(self, address: int) -> bool:
@@ -407,7 +407,7 @@ class Ledger:
         self._rows.add((time, Action.FREE, address, size, UNKNOWN, 0, -1))
 
     def _free(self, time: int, address: int) -> None:
-        """A block of torch's died where no event shows it."""
+        """Free a block of torch's for which there is no event."""
         size = self._blocks.pop(address)
         self._counted -= size
         self._dead.discard(address)
@@ -415,25 +415,25 @@ class Ledger:
 
 
 class _Rows:
-    """Collects rows of :class:`RawEvents` beside those that events come to by themselves."""
+    """Collects the rows of :class:`RawEvents` that are not made directly from an event."""
 
     def __init__(self) -> None:
         self.place = 0
-        """Position of the event before which rows are added now."""
+        """Index of the event before which rows are added now."""
         self._rows: list[tuple[int, ...]] = []
         self._left_out: list[int] = []
         self._shifts: list[tuple[int, int]] = []
 
     def add(self, row: tuple[int, ...]) -> None:
-        """A row of its own."""
+        """Add a row."""
         self._rows.append((self.place, *row))
 
     def shift(self, bytes_beside: int) -> None:
-        """From here on so much more is alive than the total says."""
+        """From here on ``bytes_beside`` more bytes are alive than the total says."""
         self._shifts.append((self.place, bytes_beside))
 
     def leave_out(self, place: int, bytes_beside: int) -> None:
-        """The event at ``place`` is not a row by itself: what it comes to was added."""
+        """Make no row from the event at ``place``: its rows were added."""
         self._left_out.append(place)
         self.shift(bytes_beside)
 
@@ -451,7 +451,7 @@ class _Rows:
         plain = (places, given.time_ns, action, given.address, np.abs(given.bytes), allocated, op, sequence)
         flat = np.fromiter(chain.from_iterable(self._rows), dtype=np.int64, count=len(plain) * len(self._rows))
         added = flat.reshape(-1, len(plain)).T
-        # What was added before an event comes first: it stands first here, and the sort is stable.
+        # The sort is stable, so rows added before an event stay before it.
         order = np.argsort(np.concatenate([added[0], places]), kind="stable")
         columns = [np.concatenate(parts)[order] for parts in zip(added[1:], plain[1:], strict=True)]
         time, action, address, size, allocated, op, sequence = columns

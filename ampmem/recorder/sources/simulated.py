@@ -1,4 +1,4 @@
-"""Source ``simulated``: what the model of the caching allocator did for the tensors of a simulated device."""
+"""Source ``simulated``: the events of the modelled caching allocator of a simulated device."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _ONE_STEP = (
 )
 
 _LATER = 8
-"""So many failures after the recorded steps are kept, the last ones."""
+"""Maximum number of failures kept after the recorded steps, the last ones."""
 
 _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
 
 
 class SimulatedSource:
-    """The events of the device that is simulated in this process."""
+    """The events of the device that this process simulates."""
 
     kind = SourceKind.SIMULATED
     uses_profiler = uses_history = False
@@ -65,35 +65,35 @@ class SimulatedSource:
         self._events: list[DeviceEvent] = []
         self._segments = SegmentLog()
         self._first_step = True
-        """Whether no step has ended so far, and none passed before."""
+        """Whether no step has ended so far, and none was skipped."""
         self._marks: dict[tuple[int, Mark], LayersRecord] = {}
         self._peak: LayersRecord | None = None
         self._layers: list[LayersRecord] = []
         self._ooms: list[OomRecord] = []
         self._at_end: Mapping[int, object] = {}
-        """What was alive when the recording ended, by address."""
+        """The live storages when the recording ended, by address."""
 
     def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
-        """Log facts about what no hook can see."""
+        """Set ``log``, for facts that no hook can see."""
         self._locate = locate
         self._log = log
         self._texts = texts
 
     def install(self) -> Callable[[], None]:
-        """Nothing to patch: the device was put in place before the script started."""
+        """Do nothing: the device was installed before the script started."""
         return lambda: None
 
     def owns_mode(self, mode: object) -> bool:
-        """Whether ``mode`` runs the ops of the simulated device."""
+        """Whether ``mode`` is the one that runs the simulated device's ops."""
         return isinstance(mode, SimulatedMode)
 
     def check(self) -> None:
-        """Raise :class:`UsageError` when the device is recorded already."""
+        """Raise :class:`UsageError` if the device is being recorded already."""
         if self._device.recorder is not None:
             raise UsageError("the simulated device is being recorded already")
 
     def start(self, baseline: Mapping[int, int]) -> None:
-        """Begin. ``baseline`` is ignored: the device knows what is alive."""
+        """Start recording. ``baseline`` is ignored: the device knows what is alive."""
         now = time_ns()
         total = 0
         self._first_step = not self._device.live()
@@ -110,14 +110,17 @@ class SimulatedSource:
             self._workspace(address, library)
 
     def drain(self) -> RawEvents:
-        """The events since the last call; a step has ended."""
+        """The events since the last call; called when a step has ended."""
         for what in take_stops():
             self._device.warn(f"{what} (the script caught this and went on)")
         self._see_whether_state_is_missing()
         return self._drain()
 
     def _see_whether_state_is_missing(self) -> None:
-        """What the first update leaves behind is alive in forward and backward from the second step on."""
+        """Warn if the only step so far ended with more memory than its backward.
+
+        The optimizer state that its update left is alive in forward and backward from the second step on.
+        """
         left = {mark: layers.requested for (_, mark), layers in self._marks.items()}
         grew = left.get(Mark.AFTER_OPTIMIZER, 0) > left.get(Mark.AFTER_BACKWARD, 0)
         if self._first_step and grew:
@@ -136,10 +139,10 @@ class SimulatedSource:
         return _raw(events, self._segments.take())
 
     def blocks(self) -> None:
-        """Which are alive is not kept."""
+        """``None``: the live blocks are not kept."""
 
     def stop(self) -> RawEvents:
-        """The last events; what fails from now on for want of memory is kept for :meth:`take_ooms`."""
+        """The last events; later out-of-memory errors are kept for :meth:`take_ooms`."""
         self._device.recorder = self._device.on_workspace = self._device.on_scratch = None
         self._at_end = self._alive()
         self._device.on_out_of_memory = self._failed_later
@@ -147,12 +150,12 @@ class SimulatedSource:
         return self._drain()
 
     def abandon(self) -> None:
-        """Let go of the device, which goes on in the child."""
+        """Stop in a forked child, where the device goes on."""
         self.stop()
         self._device.on_out_of_memory, self._at_end = None, {}
 
     def mark(self, step: int, mark: Mark) -> None:
-        """Take the model's statistics."""
+        """Take the modelled allocator's statistics, for ``mark`` of ``step``."""
         self._marks[(step, mark)] = self._statistics(step, mark)
 
     def take_layers(self) -> list[LayersRecord]:
@@ -166,7 +169,7 @@ class SimulatedSource:
         return taken
 
     def allocator(self) -> AllocatorRecord:
-        """How the model of the allocator was set and used by now."""
+        """The settings and statistics of the modelled allocator so far."""
         segments = self._device.segments()
         variable, text = self._device.in_force
         return AllocatorRecord(
@@ -180,20 +183,20 @@ class SimulatedSource:
         )
 
     def notes(self) -> list[str]:
-        """What was taken for granted, and what was left out."""
+        """Notes on the assumptions, and on what was left out."""
         device = self._device
         assumed = (_NO_GPU, _context(device.gpu), *device.assumptions)
         return [*device.warnings, *assumed, *map(not_modelled, device.unmodelled)]
 
     def pause(self) -> None:
-        """The events are few enough."""
+        """Do nothing: the events are few."""
 
     def nothing(self) -> str | None:
-        """A simulated device records whatever the script allocates on it."""
+        """``None``: a simulated device records all that the script allocates on it."""
         return None
 
     def prediction(self) -> PredictionRecord:
-        """What the run comes to on the simulated GPU, by now."""
+        """The predicted memory of the run on the simulated GPU so far."""
         return self._device.prediction()
 
     def _record(self, event: DeviceEvent) -> None:
@@ -231,12 +234,12 @@ class SimulatedSource:
             self._log.fact(fact, address, self._texts.id(name))
 
     def _failed(self, error: OutOfMemory) -> None:
-        self._device.retract(_ONE_STEP)  # another one ran, and was too large
+        self._device.retract(_ONE_STEP)  # a second step ran, and did not fit
         place = _NOWHERE if self._locate is None else self._locate()
         self._ooms.append(self._record_of(error, place))
 
     def _failed_later(self, error: OutOfMemory) -> None:
-        """The script goes on after the recorded steps, and memory runs out."""
+        """Keep ``error``: memory ran out after the recorded steps."""
         stack = "" if self._locate is None else self._locate().stack
         now = self._alive()
         later = tuple(address for address, tensor in self._at_end.items() if now.get(address) is tensor)
@@ -244,7 +247,7 @@ class SimulatedSource:
         self._ooms = [*self._ooms[1 - _LATER :], replace(record, later=later)]
 
     def _alive(self) -> Mapping[int, object]:
-        """What has memory of the device, by address: the storage, or the library whose workspace is there."""
+        """The owner of each live block by address: a storage, or the library whose workspace it is."""
         return {**self._device.workspaces, **self._device.tensors()}
 
     def _record_of(self, error: OutOfMemory, place: Place) -> OomRecord:

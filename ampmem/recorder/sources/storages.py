@@ -1,4 +1,4 @@
-"""The storages of the script's tensors: those alive when a recording starts, and those that hooks see later."""
+"""CPU storages of the script's tensors: those alive when a recording starts, and those that hooks see later."""
 
 from __future__ import annotations
 
@@ -16,43 +16,45 @@ from ampmem.recorder.torch_private.general import without_functions
 
 
 class SeenStorage(NamedTuple):
-    """A storage that a hook has seen; ``resizable`` where torch's allocator handed its memory out."""
+    """A storage that a hook has seen; ``resizable`` if torch's allocator allocated its memory."""
 
     time_ns: int
     address: int
     bytes: int
     resizable: bool
     kept: bool
-    """Whether it is the script's for long: a parameter, a buffer, optimizer state."""
+    """Whether the script keeps it for long: a parameter, a buffer, optimizer state."""
 
 
 class Died(NamedTuple):
-    """The storage that was known at ``address`` is dead."""
+    """The storage known at ``address`` was freed."""
 
     time_ns: int
     address: int
 
 
 class Storages:
-    """Knows CPU storages and notes when each dies.
+    """Knows CPU storages, and when each is freed.
 
-    The profiler reports neither the free of a block that it did not see allocated nor what other threads do; a weak
-    reference to the storage tells its death, since the storage's Python object lives as long as the storage.
+    The profiler reports neither frees of blocks whose allocation it missed nor events of other threads. A weak
+    reference to the storage shows when it is freed: its Python object lives as long as the storage.
     """
 
     def __init__(self) -> None:
         self.baseline: dict[int, int] = {}
-        """Address of each live storage to its bytes, at the start."""
+        """Address to bytes of each storage that was alive at the start."""
         self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._places: dict[int, int] = {}
-        """``id`` of each storage to where it was seen last: one may be emptied, and filled again elsewhere."""
+        """The last known address of each storage, by ``id``: one may be emptied, and filled again elsewhere."""
         self._seen: list[SeenStorage] = []
         self._died: list[Died] = []
 
     def add(self, tensors: Iterable[torch.Tensor], kept: Iterable[torch.Tensor] = ()) -> None:
-        """Take the storages of ``tensors`` into the baseline; those of ``kept`` whoever handed their memory out."""
-        # Memory that torch's allocator did not hand out (numpy's, a mapped file's) cannot be resized; nor can what
-        # torch.load has read, such as the optimizer state of a training that is resumed.
+        """Add the storages of ``tensors`` to the baseline; those of ``kept`` even if torch did not allocate them.
+        memory.
+        """
+        # Memory that torch's allocator did not allocate (numpy's, a mapped file's) cannot be resized; neither can what
+        # torch.load has read, such as the optimizer state of a resumed training.
         for tensor, any_memory in chain(zip(kept, repeat(True)), zip(tensors, repeat(False))):
             storage = _storage(tensor)
             if storage is None or storage.data_ptr() in self.baseline:
@@ -62,7 +64,7 @@ class Storages:
                 self._watch(storage)
 
     def see(self, tensor: torch.Tensor, *, kept: bool) -> None:
-        """A hook has found ``tensor`` to be the script's; nothing new where it was seen before."""
+        """Note that a hook found ``tensor`` to be the script's; does nothing if it was seen before."""
         storage = _of_cpu(tensor)
         if storage is None or self._was_seen(storage):
             return
@@ -73,29 +75,29 @@ class Storages:
             self._watch(storage)
 
     def _was_seen(self, storage: torch.UntypedStorage) -> bool:
-        """Whether ``storage`` is known where it is now."""
+        """Whether ``storage`` is known at its current address."""
         address = storage.data_ptr()
         known = self._references.get(address)
         return known is not None and known() is storage and self._places.get(id(storage)) == address
 
     def alive(self, address: int) -> bool:
-        """Whether a storage that was seen at ``address`` lives."""
+        """Whether a storage that was seen at ``address`` is alive."""
         known = self._references.get(address)
         storage = None if known is None else known()
         return storage is not None and storage.data_ptr() == address
 
     def take_seen(self) -> list[SeenStorage]:
-        """What was seen since the last call, in order."""
+        """The storages seen since the last call, in order."""
         seen, self._seen = self._seen, []
         return seen
 
     def take_died(self) -> list[Died]:
-        """What died since the last call, in order."""
+        """The storages freed since the last call, in order."""
         died, self._died = self._died, []
         return died
 
     def forget(self) -> None:
-        """Drop the weak references."""
+        """Drop all weak references."""
         self._references.clear()
         self._places.clear()
         self._seen.clear()
@@ -107,7 +109,7 @@ class Storages:
         self._references[address] = weakref.ref(storage, functools.partial(self._note_death, address, id(storage)))
 
     def _left(self, storage: torch.UntypedStorage, address: int) -> None:
-        """``storage`` is at ``address`` now: of what is where it was it says nothing any longer."""
+        """Forget the earlier address of ``storage``, which is at ``address`` now."""
         before = self._places.get(id(storage), address)
         if before != address:
             known = self._references.get(before)
@@ -124,21 +126,21 @@ class Storages:
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """``tensor``'s storage; ``None`` where it has no memory of the CPU's."""
+    """``tensor``'s storage; ``None`` if it has no CPU memory."""
     storage = _of_cpu(tensor)
     return storage if storage is not None and storage.data_ptr() and storage.nbytes() else None
 
 
 def _of_cpu(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """``tensor``'s storage, which may be empty; ``None`` where that is not on the CPU, or cannot be told."""
+    """``tensor``'s storage, which may be empty; ``None`` if it is not on the CPU, or unknown."""
     try:
         with without_functions():
             storage = torch.Tensor.untyped_storage(tensor)
-            # To make the word of a device's type takes longer than all the rest.
+            # Creating the string of a device's type would take longer than all the rest.
             on_cpu = tensor.is_cpu if type(tensor) in PLAIN else storage.device.type == "cpu"
-        if not on_cpu:  # a fake one's, say, of which torch warns when it is asked where it lies
+        if not on_cpu:  # a fake storage, for one: torch warns when its address is read
             return None
         storage.data_ptr()
         return storage
-    except Exception:  # fake, functorch and lazy tensors; those of classes that do not let it be asked
+    except Exception:  # fake, functorch and lazy tensors, and classes that refuse
         return None

@@ -1,4 +1,4 @@
-"""The settings of torch's C++ that no function of torch's sets: global variables that libc10 exports."""
+"""Settings of torch's C++ that no function of torch sets: global variables exported by libc10."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CellT = TypeVar("_CellT", ctypes.c_bool, ctypes.c_int)
 
 
 def torch_flag(name: str, kind: type[_CellT]) -> _CellT | None:
-    """The variable ``name``; ``None`` where this torch does not export it."""
+    """The variable ``name``; ``None`` if this torch does not export it."""
     for library in ("libc10.so", "libc10.dylib", "c10.dll"):
         path = Path(torch.__file__).parent / "lib" / library
         if path.exists():
@@ -32,13 +32,13 @@ def torch_flag(name: str, kind: type[_CellT]) -> _CellT | None:
 
 @functools.cache
 def log_level() -> ctypes.c_int | None:
-    """How grave what torch's C++ prints has to be; ``None`` where that cannot be set."""
+    """The minimum severity that torch's C++ prints; ``None`` if it cannot be set."""
     return torch_flag(LOG_LEVEL, ctypes.c_int)
 
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """What torch's C++ would warn of in here is not printed, where that can be had."""
+    """Suppress warnings of torch's C++, where possible."""
     level = log_level()
     if level is None:
         yield
@@ -52,10 +52,10 @@ def without_warnings() -> Iterator[None]:
 
 @contextmanager
 def counting_begins() -> Iterator[None]:
-    """In here torch begins to count the CPU's blocks.
+    """A block in which torch begins to count the CPU's blocks.
 
-    The first time that one is freed which it does not know, and every thousandth time, it warns on stderr. So the
-    first is a block of ours. Source: ``ProfiledCPUMemoryReporter`` in PyTorch's ``c10/core/CPUAllocator.cpp``.
+    At the first free of a block that it does not know, and at every thousandth, torch warns on stderr. So ampmem frees
+    one itself first. Source: ``ProfiledCPUMemoryReporter`` in PyTorch's ``c10/core/CPUAllocator.cpp``.
     """
     block = torch.UntypedStorage(1)
     yield

@@ -51,14 +51,14 @@ from ampmem.recorder.torch_private.general import (
 )
 
 _SIZE = 4096
-"""More bytes than a ``ConfigLoader`` has."""
+"""Upper bound of the size of a ``ConfigLoader`` in bytes."""
 _PATIENCE_S = 1.0
-"""How long to wait for the thread to wait, which it does a tenth of a millisecond after it has started."""
+"""Maximum seconds to wait until the thread waits, which takes 0.1 ms from its start."""
 
 
 @contextmanager
 def thread_ended() -> Iterator[None]:
-    """End the thread if the first profile of the process is started in here."""
+    """End kineto's thread, if the first profile of the process starts in this block."""
     _without_client()
     before = _threads()
     yield
@@ -68,10 +68,10 @@ def thread_ended() -> Iterator[None]:
 
 
 def _without_client() -> None:
-    """Let kineto start on this thread without a line on stderr, which it prints where that is not the main one.
+    """Let kineto start on this thread without the line that it prints on stderr if that is not the main one.
 
-    It would tell its client, torch, that it has started, on the thread alone that has loaded torch's libraries. Torch
-    does nothing with that unless a daemon may ask for profiles. Source: ``libkineto_api.cpp``.
+    Kineto notifies its client, torch, only on the thread that loaded torch's libraries. Torch does nothing then, unless
+    a daemon may request profiles, so no client is needed. Source: ``libkineto_api.cpp``.
     """
     if threading.get_ident() == threading.main_thread().ident or "KINETO_USE_DAEMON" in os.environ:
         return
@@ -94,7 +94,7 @@ def _threads() -> set[str]:
 
 
 def _end(thread: str) -> None:
-    """Have kineto end its ``thread``. It goes on where this torch does not export how."""
+    """End kineto's ``thread``. It goes on if this torch does not export the function for that."""
     try:
         library = _torch_cpu()
         instance, stop = getattr(library, CONFIG_LOADER), getattr(library, STOP_THREAD)
@@ -102,7 +102,7 @@ def _end(thread: str) -> None:
         return
     instance.restype, stop.argtypes, stop.restype = ctypes.c_void_p, (ctypes.c_void_p,), None
     loader = instance()
-    # It is told by a condition variable. Told before it waits there, it would sleep for minutes first.
+    # The stop notifies a condition variable: if the thread did not wait on it yet, it would sleep for minutes first.
     deadline = monotonic() + _PATIENCE_S
     while monotonic() < deadline:
         waits_for = _waits_for(thread)
@@ -115,7 +115,7 @@ def _end(thread: str) -> None:
 
 
 def _waits_for(thread: str) -> int | None:
-    """What ``thread`` has asked the kernel to wait for, an address; 0 while it runs, ``None`` where nobody says."""
+    """The address that ``thread`` waits on in the kernel; 0 while it runs, ``None`` if unknown."""
     try:
         call = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
     except OSError:
@@ -124,31 +124,37 @@ def _waits_for(thread: str) -> int | None:
 
 
 MARKER = "ampmem::clock"
-"""The name of the markers."""
+"""The name of the marker scopes."""
 
 MARKERS = 4
-"""Markers put at each end of a window; the first of a process is slow."""
+"""Number of markers at each end of a window; several, since the first in a process is slow."""
 _ACTIVITIES = {ProfilerActivity.CPU}
 _PARTS: dict[ProfilerActivity, set[str]] = {
     ProfilerActivity.CPU: {"CPU_OP", "CPU_INSTANT_EVENT", "USER_ANNOTATION"},
-    # Nothing of it; but the first profile of a process settles whether any later one, the script's own, can have it.
+    # Empty, but present: the first profile of a process decides whether later ones, such as the script's, can have it.
     ProfilerActivity.CUDA: set(),
 }
 _ALLOCATIONS = "CPU_INSTANT_EVENT"
-"""The part that allocations are. Torch's event tree has them without it, too; kineto would make texts of each, which
-doubles the time to close a window. But then torch warns on stderr that kineto has not seen them all.
+"""The activity of allocations, left out where possible.
+
+Torch's event tree has allocations without it, too; kineto would format a text for each, which doubles the time to close
+a window. But without it torch warns on stderr that kineto has not seen them all.
 """
 _SCOPES = {USER_SCOPE, BACKWARD_SCOPE}
-"""The markers, and the autograd nodes that backward runs. Recording every op too would double the cost
-of profiling; the dispatch mode knows the ops of forward already.
+"""The recorded scopes: ampmem's markers, and the autograd nodes that backward runs.
+
+Recording every op too would double the cost of profiling; the dispatch mode sees the ops of forward already.
 """
 
 COLLECTIVES = ("gloo:", "nccl:", "mpi:", "ucc:")
-"""How the names of a process group's records begin. They end on its threads: what lies in one need not be of it."""
+"""Prefixes of a process group's records.
+
+They end on the group's threads, so events nested in one need not belong to it.
+"""
 
 
 class ClockMark(NamedTuple):
-    """A marker by ``time.time_ns``: just before it began, while it lasted, and just after its end."""
+    """Times of a marker by ``time.time_ns``: just before it began, inside it, and just after its end."""
 
     before_ns: int
     within_ns: int
@@ -156,14 +162,14 @@ class ClockMark(NamedTuple):
 
 
 Marks: TypeAlias = tuple[list[ClockMark], list[ClockMark]]
-"""Those of a window's two ends, ``MARKERS`` each."""
+"""The markers of a window's two ends, ``MARKERS`` each."""
 
 Span: TypeAlias = tuple[int, int]
 """Start and end by the profiler's clock."""
 
 
 class ProfileLost(RecordingError):
-    """Another thread has prepared a profile: there is one per process, and the window's is gone."""
+    """Another thread has started a profile: there is one per process, so the window's is lost."""
 
     def __init__(self) -> None:
         super().__init__(OTHER_PROFILER)
@@ -172,12 +178,12 @@ class ProfileLost(RecordingError):
 OTHER_PROFILER = "the script started torch.profiler, and PyTorch allows only one profiler at a time"
 _PREPARING = Lock()
 _open: set[Window] = set()
-"""Those between their start and their end."""
+"""The windows that are open now."""
 
 
 @contextmanager
 def prepared_elsewhere() -> Iterator[None]:
-    """What runs in here prepares a profile on another thread, whatever becomes of the windows that are open."""
+    """A block in which another thread prepares a profile; all open windows are lost."""
     with _PREPARING:
         for window in _open:
             window.lost = True
@@ -195,12 +201,12 @@ class Window:
         """Whether another thread has prepared a profile since the start."""
 
     def open(self) -> None:
-        """Begin."""
+        """Start the profiler."""
         if self._opened:
             self._start()
             return
         previous = os.environ.get("KINETO_LOG_LEVEL")
-        os.environ["KINETO_LOG_LEVEL"] = "99"  # read at the first start: silences its lines on stderr
+        os.environ["KINETO_LOG_LEVEL"] = "99"  # kineto reads it at its first start: no lines on stderr
         try:
             with thread_ended():
                 self._start()
@@ -212,7 +218,7 @@ class Window:
                 os.environ["KINETO_LOG_LEVEL"] = previous
 
     def close(self) -> tuple[Any, Marks]:
-        """End; torch's result, and the two marks. Raises :class:`ProfileLost` where there is none, now and later."""
+        """Stop; returns torch's result, and the markers of both ends. Raises :class:`ProfileLost` if it was lost."""
         with _PREPARING:
             _open.discard(self)
             if self.lost:
@@ -222,16 +228,16 @@ class Window:
             return _disabled(), marks
 
     def abandon(self) -> None:
-        """End in a child that was forked, where the profile of the thread that forked goes on."""
-        if not profiler_enabled():  # that was another thread
+        """Stop in a forked child; the parent's profile goes on."""
+        if not profiler_enabled():  # another thread has forked
             return
-        if in_backward():  # what the profiler saw begin must not end after it
+        if in_backward():  # scopes that began in the profile must end in it
             atexit.register(self._end)
         else:
             self._end()
 
     def _end(self) -> None:
-        """Drop what was profiled; torch crashes where kineto, which prepares, has no profile to end."""
+        """Drop the profile; torch crashes if kineto has no prepared profile to end, hence the new preparation."""
         if profiler_enabled():
             if self.lost:
                 self._prepare()
@@ -257,13 +263,13 @@ def _without_allocations() -> dict[ProfilerActivity, set[str]]:
 
 
 def _disabled() -> Any:
-    """Torch's result; it would warn that kineto has seen no allocations."""
+    """Torch's result, without its warning that kineto has seen no allocations."""
     with without_warnings() if FILTERS else nullcontext():
         return disable_profiler()
 
 
 def check_free() -> None:
-    """Raise :class:`UsageError` when another profiler is running: a second one would take its place."""
+    """Raise :class:`UsageError` if another profiler is running: a second would replace it."""
     if profiler_enabled():
         raise UsageError(
             "torch.profiler is running, and PyTorch allows only one profiler at a time; start ampmem outside of it"
@@ -280,9 +286,9 @@ def install() -> Callable[[], None]:
 
 
 def shift_between(markers: Sequence[Span], marks: Marks) -> Callable[[Column], Column]:
-    """What turns the profiler's times into ``time.time_ns``: linear between the two ends of the window.
+    """A function from the profiler's times to ``time.time_ns``: linear between the two ends of the window.
 
-    ``markers`` are all that the profiler has of the window.
+    ``markers`` are all markers in the profile.
     """
     ends = (markers[:MARKERS], markers[-MARKERS:])
     offsets = [_offset(spans, burst) for spans, burst in zip(ends, marks, strict=True)]
@@ -295,10 +301,10 @@ def shift_between(markers: Sequence[Span], marks: Marks) -> Callable[[Column], C
 
 
 def _offset(spans: Sequence[Span], burst: Sequence[ClockMark]) -> int:
-    """How far ``time.time_ns`` is ahead of the profiler's clock.
+    """The difference in ns between ``time.time_ns`` and the profiler's clock.
 
-    Each marker says from where to where that can be: it began between the first two times taken, and ended between the
-    last two. All together leave a few hundred nanoseconds, less than an op takes before it allocates.
+    Each marker bounds it: it began between the first two times taken, and ended between the last two. Together the
+    bounds leave a few hundred ns, less than an op takes before it allocates.
     """
     least: list[int] = []
     most: list[int] = []
@@ -309,7 +315,7 @@ def _offset(spans: Sequence[Span], burst: Sequence[ClockMark]) -> int:
 
 
 def _mark() -> list[ClockMark]:
-    """Put markers into the profile, and take the time around each."""
+    """Put markers into the profile, with the times around each."""
     marks = []
     for _ in range(MARKERS):
         before = time_ns()

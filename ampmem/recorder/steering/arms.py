@@ -1,4 +1,4 @@
-"""Which precision mode the script runs in, as seen while its modules run."""
+"""The precision in which the script runs, as seen while its modules run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ampmem.vocabulary import Arm
 
 @dataclass(slots=True, kw_only=True)
 class ArmSeen:
-    """What :meth:`sample` met so far, on devices of one type."""
+    """The autocast states that :meth:`sample` saw on devices of one type."""
 
     device_type: str
     dtypes: dict[torch.dtype, None] = field(default_factory=dict)
     cache: bool | None = None
     scaler: bool = False
     other: bool = False
-    """Whether parameters are cast by something other than autocast, as by a policy of FSDP2's."""
+    """Whether something other than autocast casts parameters, such as a policy of FSDP2."""
 
     def copy(self) -> ArmSeen:
-        """All of this, as it is now."""
+        """A copy of the states seen so far."""
         return replace(self, dtypes=dict(self.dtypes))
 
     def on(self) -> bool:
-        """Whether autocast is on. Not to be asked inside a dispatch mode: there it is always off."""
+        """Whether autocast is on. Inside a dispatch mode it is always off, so do not call it there."""
         return torch.is_autocast_enabled(self.device_type)
 
     def sample(self) -> None:
-        """Note autocast's state now."""
+        """Note autocast's current state."""
         if self.on():
             self.dtypes[torch.get_autocast_dtype(self.device_type)] = None
             self.cache = bool(self.cache) or torch.is_autocast_cache_enabled()
@@ -40,7 +40,7 @@ class ArmSeen:
 def arm_record(
     seen: ArmSeen, parameters: Sequence[ParameterRecord], *, forced: Arm = Arm.AS_IS, wrapped: bool = False
 ) -> ArmRecord:
-    """Name what was forced, or else what was seen: ``as-is`` when neither FP32 nor autocast describes it."""
+    """The record of the forced precision, or else of the one seen: ``as-is`` if it is neither FP32 nor autocast."""
     name = forced
     if forced == Arm.AS_IS and seen.dtypes:
         name = Arm.AMP if seen.cache else Arm.AMP_NOCACHE

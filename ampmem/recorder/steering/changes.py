@@ -1,7 +1,7 @@
-"""Forces changes that save memory on an unmodified script, as if they were written in it, and says what came of each.
+"""Forces changes that save memory on an unmodified script, as if they were written in it, and reports each.
 
-A change that found nothing to act on, and one that the script had decided otherwise, is a reason to fail:
-what was recorded then is not what was asked for.
+A change that found nothing to act on, or that the script decided otherwise, is an error: the recording is not what was
+asked for.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from ampmem.recorder.torch_private.general import (
 )
 from ampmem.vocabulary import Forced
 
-_CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped in another file
+_CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped by one of another file
 
 
 class ForcedChanges:
-    """The changes of ``forced``, from :meth:`install` until what that returns is called.
+    """The changes in ``forced``, in place from :meth:`install` until its undo.
 
-    ``note`` is told what was changed, and what was left as the script has it, for the recording.
+    ``note`` is called with what was changed and what was left as in the script, for the recording.
     """
 
     def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
@@ -72,22 +72,22 @@ class ForcedChanges:
         self._parts += parallel_changes(forced, note)
 
     def install(self) -> Undo:
-        """Patch and hook; returns what undoes all of it."""
+        """Install the patches and hooks; returns the undo."""
         with ExitStack() as undo:
             for part in self._parts:
                 undo.callback(part.install())
             return undo.pop_all().close
 
     def unmet(self) -> list[str]:
-        """Why what was asked for was not done, or not all of it; empty where all was."""
+        """Why changes were not made, or not everywhere; empty if all were."""
         return [reason for part in self._parts for reason in part.unmet()]
 
 
 class _Forwards:
-    """Runs the forwards of chosen modules in another way.
+    """Runs the forward of chosen modules in another way.
 
-    A module's name is the one that ``named_modules()`` of the outermost module that runs gives it. The forwards of the
-    modules' classes are replaced, not those of the modules: a copy of a model then has nothing of ours.
+    A module's name is its name in ``named_modules()`` of the outermost module that runs. The forwards of the modules'
+    classes are replaced, not those of the modules, so a copy of a model has nothing of ampmem's.
     """
 
     option: str
@@ -116,11 +116,11 @@ class _Forwards:
             self._choose_of(module)
 
     def _choose_of(self, root: nn.Module) -> None:
-        """Choose modules of ``root``, an outermost one that is about to run for the first time."""
+        """Choose modules of ``root``, an outermost module that is about to run for the first time."""
         raise NotImplementedError
 
     def _run(self, name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run ``forward`` of ``module``, a chosen one."""
+        """Run the ``forward`` of ``module``, which was chosen."""
         raise NotImplementedError
 
     def _refuse(self, reason: str) -> None:
@@ -132,7 +132,7 @@ class _Forwards:
         owner = next(kind for kind in type(module).__mro__ if "forward" in vars(kind))
         if owner not in self._owners:
             self._owners.add(owner)
-            place: Place = (owner, "forward")  # of the script's own class, or of one of torch's
+            place: Place = (owner, "forward")  # a class of the script or of torch
             self._undo.callback(patch(*place, self._wrap))
 
     def _wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,13 +147,16 @@ class _Forwards:
         return run
 
     def _is_due(self, module: nn.Module) -> bool:
-        """Whether the forward of ``module`` that begins now is to run in the other way."""
+        """Whether this forward of ``module`` is to run in the other way."""
         if module not in self._chosen or in_backward() or not torch.is_grad_enabled():
             return False
         return module is not getattr(self._inside, "of", None)
 
     def _alone(self, forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """``forward`` of ``module``, where that of a class above it, which may be ours as well, does no more."""
+        """Run ``forward`` of ``module`` without the change.
+
+        It may call the forward of a base class, which may be replaced, too.
+        """
         before, self._inside.of = getattr(self._inside, "of", None), module
         try:
             return forward(module, *args, **kwargs)
@@ -162,7 +165,7 @@ class _Forwards:
 
 
 class _Checkpoints(_Forwards):
-    """Runs modules whose names match ``patterns`` under ``torch.utils.checkpoint``: backward computes them again."""
+    """Runs modules whose names match ``patterns`` under ``torch.utils.checkpoint``: backward recomputes them."""
 
     def __init__(self, patterns: tuple[str, ...], note: Callable[[str], None]) -> None:
         super().__init__(note)
@@ -202,7 +205,7 @@ class _Checkpoints(_Forwards):
         return result
 
     def _compare(self, name: str, module: nn.Module, before: dict[str, tuple[int, int]]) -> None:
-        """Refuse what the forward of ``module`` has changed: backward runs it again, and it is changed twice."""
+        """Refuse modules whose forward changes buffers: backward runs it again, and would change them twice."""
         after = _buffers(module)
         changed = next((buffer for buffer in after if after[buffer] != before.get(buffer)), None)
         if changed is not None:
@@ -221,12 +224,12 @@ class _Checkpoints(_Forwards):
 
 
 class _Offload(_Forwards):
-    """Keeps what the outermost modules save for backward in the CPU's memory: ``save_on_cpu`` around their forward."""
+    """Keeps saved tensors of the outermost modules in CPU memory: ``save_on_cpu`` around their forward."""
 
     option = "--force-offload"
 
     def install(self) -> Undo:
-        place: Place = (nn.Module, "__call__")  # torch has looked up forward by the time that its hooks run
+        place: Place = (nn.Module, "__call__")  # not forward, which torch has looked up before hooks run
         self._undo.callback(patch(*place, self._wrap_call))
         return self._undo.close
 
@@ -264,18 +267,18 @@ class _Offload(_Forwards):
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether ``pattern`` fits ``name``, part by part between the dots."""
+    """Whether ``pattern`` matches ``name``, compared part by part between the dots."""
     names, patterns = name.split("."), pattern.split(".")
     return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
 def _buffers(module: nn.Module) -> dict[str, tuple[int, int]]:
-    """Each buffer of ``module`` by name: which tensor it is, and how often that was written to."""
+    """(``id``, version) of each buffer of ``module``, by name."""
     return {name: (id(buffer), version_of(buffer)) for name, buffer in module.named_buffers()}
 
 
 def _no_checkpoint(module: nn.Module) -> str | None:
-    """Why ``module`` must not run its forward twice; ``None`` where nothing is known against it."""
+    """Why ``module`` must not run its forward twice; ``None`` if there is no known reason."""
     counting = next((type(each).__name__ for each in module.modules() if _counts(each)), None)
     if counting is not None:
         return f"has a {counting} inside, whose running statistics a second forward would change"
@@ -285,7 +288,7 @@ def _no_checkpoint(module: nn.Module) -> str | None:
 
 
 def _not_in_python(module: nn.Module) -> str | None:
-    """Why the forward of ``module`` cannot be replaced; ``None`` where it can."""
+    """Why the forward of ``module`` cannot be replaced; ``None`` if it can."""
     if type(module).__name__ == "OptimizedModule" or is_compiled_in_place(module):
         return "is compiled, and what it keeps or computes again is up to its own settings"
     if isinstance(module, torch.jit.ScriptModule):
@@ -300,12 +303,12 @@ def _counts(module: nn.Module) -> bool:
 
 
 def _counted(names: list[str]) -> str:
-    """``h.0``; ``12 modules, h.0 to h.11``."""
+    """``names`` as a text: ``h.0``, or ``12 modules, h.0 to h.11``."""
     return names[0] if len(names) == 1 else f"{len(names)} modules, {names[0]} to {names[-1]}"
 
 
 class _Implementation:
-    """Has each optimizer run its update ``foreach`` or ``fused``, where the script leaves the choice to torch."""
+    """Makes each optimizer update ``foreach`` or ``fused``, where the script leaves the choice to torch."""
 
     def __init__(self, option: str, value: bool, note: Callable[[str], None]) -> None:
         self._option, self._value = option, value
@@ -314,7 +317,7 @@ class _Implementation:
         self._done = False
         self._refused: dict[str, None] = {}
         self._making: set[int] = set()
-        """``id`` of each optimizer whose class is setting it up: the class below sets it up, too."""
+        """``id`` of each optimizer inside its class's ``__init__``, which calls that of its base class."""
 
     def install(self) -> Undo:
         with ExitStack() as undo:
@@ -398,7 +401,7 @@ class _Implementation:
 
 
 def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
-    """Why the script's choice of how ``optimizer`` updates stays; ``None`` where it has made none."""
+    """Why the script's choice of implementation stays; ``None`` if it has made none."""
     name = type(optimizer).__name__
     if option not in chosen:
         return f"{name} has no {option} implementation"
@@ -413,8 +416,8 @@ def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
 class _ChunkedLoss:
     """Computes ``F.cross_entropy`` in ``count`` chunks of rows, each under ``torch.utils.checkpoint``.
 
-    Backward then makes the log-softmax, and what it needs in the logits' type, of one chunk at a time. Only what adds
-    up is computed so: a sum over rows, or a mean, whose divisor is the number of rows that count.
+    Backward then makes the log-softmax and its temporaries in the logits' dtype for one chunk at a time. Only sums are
+    chunked: a sum over rows, or a mean, whose divisor is the number of rows that count.
     """
 
     def __init__(self, count: int, note: Callable[[str], None]) -> None:
@@ -422,15 +425,15 @@ class _ChunkedLoss:
         self._note = note
         self._installed = self._done = False
         self._compiled = False
-        """Whether it was called while torch compiled."""
+        """Whether it was called under torch.compile."""
         self._refused: dict[str, None] = {}
 
     def install(self) -> Undo:
-        place: Place = (functional, "cross_entropy")  # nn.CrossEntropyLoss looks it up there, too
+        place: Place = (functional, "cross_entropy")  # nn.CrossEntropyLoss calls it through this module, too
         with ExitStack() as undo:
             undo.callback(setattr, self, "_installed", False)
             undo.callback(patch(*place, self._wrap))
-            self._installed = True  # who has imported the function has ours beyond the recording's end
+            self._installed = True  # code that imported the function keeps ours after the end
             return undo.pop_all().close
 
     def unmet(self) -> list[str]:
@@ -497,7 +500,7 @@ class _ChunkedLoss:
 
 
 def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
-    """Why a call of ``F.cross_entropy`` with these arguments is not the sum of chunks; ``None`` where it is."""
+    """Why a call of ``F.cross_entropy`` with these arguments is not a sum over chunks; ``None`` if it is."""
     logits, target = given["input"], given["target"]
     if given["weight"] is not None:
         return "the script gives cross_entropy weights of classes"
@@ -519,9 +522,9 @@ def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
 
 
 class _FreedGradients:
-    """Sets the gradients that an optimizer has used to ``None`` right after its update, as ``zero_grad()`` there does.
+    """Sets gradients to ``None`` right after the optimizer's update, as ``zero_grad()`` there would.
 
-    A script that zeroes none may add up the gradients of several updates: that is refused.
+    Refused in a script that never zeroes gradients: it may accumulate them over several updates.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -565,7 +568,7 @@ class _FreedGradients:
 
 
 class _BatchSize:
-    """Has each DataLoader of larger batches put no more than ``size`` samples into one."""
+    """Makes each DataLoader with larger batches use ``size`` samples."""
 
     def __init__(self, size: int, note: Callable[[str], None]) -> None:
         self._size = size
@@ -608,7 +611,7 @@ class _BatchSize:
         return __init__
 
     def _before(self, module: nn.Module, _: Any) -> None:
-        """A module whose results depend on the size of the batch makes the change another training."""
+        """Refuse modules whose results depend on the batch size: it would be another training."""
         if torch.compiler.is_compiling() or module in self._seen or not torch.is_grad_enabled():
             return
         self._seen.update(module.modules())

@@ -1,4 +1,4 @@
-"""Gives the script the recursion depth that it has without ampmem: what ampmem's own frames take comes on top."""
+"""Adds ampmem's own frames to Python's recursion limit, so the script has the depth that it has without ampmem."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ampmem.patching import Undo, replace_all
 _get, _set = sys.getrecursionlimit, sys.setrecursionlimit
 
 _on_top: int | None = None
-"""By how much the limit that Python has is above the script's, while a script runs."""
+"""Difference between Python's limit and the script's, while a script runs."""
 _room = 0
-"""What of that is for a forward that runs now."""
+"""The part of it for a forward that runs now."""
 _at_start = 0
-"""The limit that there was before the script."""
+"""The limit before the script."""
 
 
 def install(frames: int) -> Undo:
-    """From now on the script runs, ``frames`` calls below the caller: its limit is the one that Python has now.
+    """Raise the limit by the depth of the caller plus ``frames``, the number of calls down to the script.
 
-    It asks for the limit and sets it as before, but is not told of what is on top.
+    The script reads and sets its own limit as before, without what was added.
     """
     global _on_top, _at_start
     _at_start = _get()
-    _on_top = _depth() - 1 + frames  # but for the frame of this function
+    _on_top = _depth() - 1 + frames  # without the frame of this function
     _set(_at_start + _on_top)
     with ExitStack() as undo:
         undo.callback(_uninstall)
@@ -36,21 +36,21 @@ def _uninstall() -> None:
     global _on_top, _room
     limit = _script_limit()
     _on_top, _room = None, 0
-    _set(max(limit, _at_start))  # what is left to do must not fail for want of depth
+    _set(max(limit, _at_start))  # the rest must not fail with RecursionError
 
 
 def make_room() -> None:
-    """A forward begins: with hooks on modules torch takes one call more for each module, and the hooks need some."""
+    """Raise the limit for a forward: with hooks torch makes one more call per module, and the hooks need some."""
     global _on_top, _room
     if _on_top is not None and _room == 0:
         limit = _script_limit()
-        _room = limit // 3 + 100  # torch takes three calls for a module at least
+        _room = limit // 3 + 100  # without hooks torch makes at least three calls per module
         _on_top += _room
         _set(limit + _on_top)
 
 
 def take_room() -> None:
-    """The forward is over. Where the script is too deep for its own limit already, that has to wait."""
+    """Lower the limit after the forward, or later if the script is already deeper than its own limit."""
     global _on_top, _room
     if _on_top is not None and _room:
         try:
@@ -65,15 +65,15 @@ def _script_limit() -> int:
 
 
 def getrecursionlimit() -> int:
-    """The script's, as it asks for it."""
+    """The limit that the script sees."""
     return _script_limit()
 
 
 def setrecursionlimit(limit: int, /) -> None:
-    """The script's, as it sets it. Raises as Python does."""
+    """Set the script's limit. Raises as Python does."""
     on_top = _on_top or 0
     if not isinstance(limit, int) or limit < 1:
-        _set(limit)  # which refuses it
+        _set(limit)  # raises
     try:
         _set(limit + on_top)
     except RecursionError:
@@ -84,7 +84,7 @@ def setrecursionlimit(limit: int, /) -> None:
 
 
 def _depth() -> int:
-    """How deep the caller is, as Python counts: its refusal of a limit that is lower says so, and changes nothing."""
+    """Depth of the caller by Python's count, from the error for a limit that is too low; changes nothing."""
     try:
         _set(1)
     except RecursionError as error:

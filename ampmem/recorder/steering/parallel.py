@@ -1,6 +1,6 @@
-"""Changes of how a script's training is spread over ranks, beside those of a process alone: they may import FSDP.
+"""Changes to how a script is trained on several ranks: arguments of torch's wrappers for that.
 
-They are arguments of the wrappers that torch has for that; a part has what the parts of ``changes.py`` have.
+This module may import FSDP. Its classes have the interface of those in ``changes.py``.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ampmem.vocabulary import Forced
 
 
 class _Decided(Exception):
-    """Why the script's choice of an argument stays."""
+    """The reason why the script's value of an argument stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Argument:
-    """``name`` of the calls at ``place``, which ``call`` names; ``new`` makes the value of the one that is given.
+    """The argument ``name`` of the calls at ``place``, named ``call`` in messages; ``new`` makes the new value.
 
-    What equals the given value changes nothing. ``new`` raises :class:`_Decided` where the script's value has to stay.
-    ``default`` is what torch takes for ``None``.
+    An equal value is not a change. ``new`` raises :class:`_Decided` if the script's value has to stay. ``default`` is
+    the value that torch uses for ``None``.
     """
 
     place: Place
@@ -100,7 +100,7 @@ def _backward_prefetch() -> Iterator[_Argument]:
 
 
 class ArgumentChange:
-    """Has calls of torch's functions take another value of an argument; ``option`` says so on the command line."""
+    """Replaces an argument in calls of torch's functions; ``option`` is its command-line option."""
 
     def __init__(
         self, option: str, calls: str, arguments: Callable[[], Iterator[_Argument]], note: Callable[[str], None]
@@ -112,14 +112,14 @@ class ArgumentChange:
         self._refused: dict[str, None] = {}
 
     def install(self) -> Undo:
-        """Patch the calls; returns what undoes it."""
+        """Patch the calls; returns the undo."""
         with ExitStack() as undo:
             for argument in self._arguments():
                 undo.callback(patch(*argument.place, functools.partial(self._wrap, argument)))
             return undo.pop_all().close
 
     def unmet(self) -> list[str]:
-        """Why not every call was changed that was to be."""
+        """Why calls were not changed that should have been."""
         reasons = list(self._refused)
         if not self._changed and not reasons:
             reasons = list(self._kept) or [f"the script makes no {self._calls}"]
@@ -138,7 +138,7 @@ class ArgumentChange:
         return call
 
     def _chosen(self, argument: _Argument, given: Any) -> Any:
-        """What the call gets; notes what became of it."""
+        """The value that the call gets; notes whether it was changed."""
         try:
             value = argument.new(given)
         except _Decided as decided:
@@ -158,9 +158,10 @@ class ArgumentChange:
 
 
 class _NoPrefetch(ArgumentChange):
-    """Has FSDP gather no parameters ahead in backward.
+    """Disables FSDP's prefetching of parameters in backward.
 
-    FSDP2 gathers those of the next module unless it is told which: each is told its own, which are there already.
+    FSDP2 prefetches the next module unless a module names another: each is set to name itself, which is gathered
+    already.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -210,7 +211,7 @@ _SHARDED = "fully_shard and no FullyShardedDataParallel"
 
 
 def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[ArgumentChange]:
-    """The parts of ``forced`` that are of training on several ranks."""
+    """The changes in ``forced`` that concern training on several ranks."""
     found = []
     if forced.bucket_view:
         found.append(ArgumentChange("--force-bucket-view", "DistributedDataParallel", _bucket_view, note))

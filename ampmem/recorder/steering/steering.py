@@ -1,4 +1,4 @@
-"""Forces one precision arm on an unmodified script, through torch's own autocast and GradScaler."""
+"""Forces a precision on an unmodified script, through torch's own autocast and GradScaler."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 
 
 def entering_code() -> CodeType:
-    """The code that enters a region, past the ``__enter__`` of ours and of autocast's subclasses."""
+    """The code that enters an autocast region, above the ``__enter__`` of ampmem and of autocast's subclasses."""
     frame: FrameType = sys._getframe(1)
     while frame.f_code.co_name == "__enter__" and frame.f_back is not None:
         frame = frame.f_back
@@ -58,27 +58,27 @@ def entering_code() -> CodeType:
 
 
 def restates(code: CodeType) -> bool:
-    """Whether ``code`` is torch's, which enters a region to restore a state: checkpoint, custom_fwd, DataParallel."""
+    """Whether ``code`` is torch's, entering a region to restore a state: checkpoint, custom_fwd, DataParallel."""
     of_script = code.co_name in ("decorate_autocast", ENTER_AUTOCAST)
     return code.co_filename.startswith(_TORCH) and not of_script
 
 
 def of_compiled(code: CodeType) -> bool:
-    """Whether ``code`` is what compiled code enters its regions by."""
+    """Whether ``code`` is the function through which compiled code enters regions."""
     return code.co_filename.startswith(_TORCH) and code.co_name == ENTER_AUTOCAST
 
 
 def has_autocast(function: Any) -> bool:
-    """Whether ``function``, a module or a method of one perhaps, opens autocast, or a module inside it."""
+    """Whether ``function``, such as a module's method, opens autocast itself or in a module inside it."""
     owner = getattr(function, "__self__", function)
     modules = owner.modules() if isinstance(owner, nn.Module) else ()
     return _opens_autocast(function) or any(_opens_autocast(module.forward) for module in modules)
 
 
 def _opens_autocast(function: Any) -> bool:
-    """Whether ``function`` is decorated with autocast, or names it other than to disable it."""
+    """Whether ``function`` is decorated with autocast, or uses it other than to disable it."""
     while function is not None:
-        if hasattr(function, DECORATED):  # autocast's decorator leaves it
+        if hasattr(function, DECORATED):  # set by autocast's decorator
             return True
         code = getattr(function, "__code__", None)
         if isinstance(code, CodeType) and _names_autocast(code) and not only_disables(code):
@@ -93,13 +93,13 @@ def _names_autocast(code: CodeType) -> bool:
 
 
 def _is_autocast(name: str) -> bool:
-    """Whether what is called ``name`` can enter autocast: ``is_autocast_enabled`` cannot."""
+    """Whether an object called ``name`` can enter autocast: ``is_autocast_enabled``, for one, cannot."""
     return "autocast" in name and not name.startswith(("is_", "get_", "set_", "clear_"))
 
 
 @functools.lru_cache(maxsize=256)
 def only_disables(code: CodeType) -> bool:
-    """Whether ``code`` names autocast only in calls that say ``enabled=False``, as the islands of FP32 in models do."""
+    """Whether ``code`` uses autocast only with ``enabled=False``, as FP32 islands in models do."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):
@@ -107,13 +107,13 @@ def only_disables(code: CodeType) -> bool:
     nodes = list(ast.walk(tree))
     calls = {node.func: node for node in nodes if isinstance(node, ast.Call)}
     variables = _made_here(nodes)
-    # What a variable such as autocast_ctx holds is looked at where it is made, unless the variable itself is called.
+    # A variable such as autocast_ctx is judged where it is assigned, unless the variable itself is called.
     named = [node for node in nodes if _is_autocast(_name(node)) and (node in calls or _name(node) not in variables)]
     return bool(named) and all(node in calls and _disabled(calls[node]) for node in named)
 
 
 def _made_here(nodes: Sequence[ast.AST]) -> set[str]:
-    """The variables that are only ever set to what calls of autocast or ``nullcontext`` make, right there."""
+    """The variables that are only assigned calls of autocast or ``nullcontext``."""
     assigned = [node for node in nodes if isinstance(node, ast.Assign) and len(node.targets) == 1]
     made = [_name(node.targets[0]) for node in assigned if _makes(node.value)]
     stored = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
@@ -140,7 +140,7 @@ def _disabled(call: ast.Call) -> bool:
 
 
 def forget_code() -> None:
-    """Let go of all code that was looked at."""
+    """Forget all code that was analysed."""
     only_disables.cache_clear()
 
 
@@ -160,20 +160,20 @@ _PLAIN_SCALERS = (GradScaler, torch.cuda.amp.grad_scaler.GradScaler, torch.cpu.a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Open:
-    """A region that is open; ``scripts`` when it is the script's own, of the session's device type."""
+    """An open region; ``scripts`` if it is the script's own, for the session's device type."""
 
     region: Any
     scripts: bool
 
 
 class _Regions(threading.local):
-    """The autocast regions open on this thread, outermost first, of all device types, ours too."""
+    """The autocast regions open on this thread, outermost first, of all device types, including ampmem's."""
 
     def __init__(self) -> None:
         self.open: list[_Open] = []
 
     def pop(self, region: Any) -> Any:
-        """Forget ``region``; returns the one entered directly after it that is still open, if there is one."""
+        """Remove ``region``; returns the one entered directly after it, if that is still open."""
         for index in range(len(self.open) - 1, -1, -1):
             if self.open[index].region is region:
                 del self.open[index]
@@ -182,18 +182,18 @@ class _Regions(threading.local):
 
 
 class Steering:
-    """Steers every autocast region and GradScaler of the script into one arm.
+    """Steers every autocast region and GradScaler of the script into one precision.
 
-    ``fp32`` disables them all. ``amp`` enables the outermost regions of ``device_type`` and leaves
-    disabled what is disabled inside them; ``amp-nocache`` does the same with the weight cache off.
-    ``dtype`` is what to cast to; ``None`` keeps what the script says, or torch's default for the
-    device. A script without autocast gets a region of ours around each outermost forward and what
-    follows it, up to backward. GradScalers made before :meth:`install` stay as they are.
+    ``fp32`` disables them all. ``amp`` enables the outermost regions of ``device_type`` and leaves regions disabled
+    that the script disables inside them; ``amp-nocache`` does the same without the weight cache. ``dtype`` is the dtype
+    to cast to; ``None`` keeps the script's, or torch's default for the device. A script without autocast gets a region
+    of ampmem's around each outermost forward and what follows it, up to backward. GradScalers made before
+    :meth:`install` stay as they are.
     """
 
     def __init__(self, arm: Arm, dtype: torch.dtype | None, device_type: str, note: Callable[[str], None]) -> None:
         self.wrapped = False
-        """Whether ampmem itself had to open a region, as the script has none."""
+        """Whether ampmem had to open a region itself, because the script has none."""
         self._fp32 = arm == Arm.FP32
         self._cache = arm == Arm.AMP
         self._dtype = dtype
@@ -203,23 +203,23 @@ class Steering:
         self._thread = 0
         self._regions = _Regions()
         self._ours: Any = None
-        """The region that we opened, while it is open."""
+        """Ampmem's own region, while it is open."""
         self._opener = 0
-        """``id`` of the module whose forward opened it; 0 when checkpoint did."""
+        """``id`` of the module whose forward opened it; 0 if checkpoint did."""
         self._scripts_own = False
-        """Whether the script is known to use autocast of its own on this device type."""
+        """Whether the script is known to use autocast itself on this device type."""
         self._float16_seen = False
         self._without: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        """Models that were looked through and have no autocast inside."""
+        """Models that were analysed and have no autocast inside."""
         self._undecided: weakref.WeakSet[GradScaler] = weakref.WeakSet()
-        """Scalers that the script disabled and that are enabled if autocast turns out to cast to float16."""
+        """Scalers that the script disabled; they are enabled if autocast turns out to cast to float16."""
         self._enter: Any = None
         self._exit: Any = None
 
     def install(self) -> Callable[[], None]:
-        """Patch and hook; returns what undoes all of it, leaving our region first when one is open.
+        """Install patches and hooks; the returned undo first leaves ampmem's region, if it is open.
 
-        To be installed before the other hooks, which shall find the region open.
+        Install it before the other hooks, which must find the region open.
         """
         self._installed, self._thread = True, threading.get_ident()
         self._enter, self._exit = autocast.__enter__, autocast.__exit__
@@ -241,7 +241,7 @@ class Steering:
             return undo.pop_all().close
 
     def leave(self) -> None:
-        """Leave the region that we opened, if it is open."""
+        """Leave ampmem's own region, if it is open."""
         if torch.compiler.is_compiling() or self._ours is None or not self._on_thread():
             return
         self._leave_ours()
@@ -253,7 +253,7 @@ class Steering:
     # -- regions of the script ------------------------------------------------------------------
 
     def _wrap_enter(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        # Subclasses such as torch.cuda.amp.autocast come here through super().
+        # Subclasses such as torch.cuda.amp.autocast call it through super().
         @functools.wraps(original)
         @never_compiled
         def __enter__(region: Any) -> Any:
@@ -285,9 +285,9 @@ class Steering:
         return __exit__
 
     def _exit_region(self, region: Any, leave: Callable[[], Any]) -> Any:
-        """Leave ``region``, also when the one entered after it stays open and one of the two is ours.
+        """Leave ``region``, even if the one entered after it stays open and one of the two is ampmem's.
 
-        The regions of different device types share only the flag of the cache.
+        Regions of different device types share only the flag of the cache.
         """
         above = self._regions.pop(region)
         if above is None or (self._ours is not region and self._ours is not above):
@@ -299,13 +299,13 @@ class Steering:
         return result
 
     def _steered(self, region: Any, *, scripts: bool, replayed: bool) -> tuple[bool, torch.dtype, bool]:
-        """With what ``region`` is entered: whether enabled, the dtype, and whether with cache."""
+        """The values to enter ``region`` with: enabled, dtype, cache enabled."""
         enabled, dtype, cache = region_says(region)
         if self._fp32:
             return False, dtype, cache
         if region.device != self._device_type:
             return enabled, dtype, cache
-        if replayed:  # a state that forward had, steered then; only the cache is not part of it
+        if replayed:  # forward's state, which was steered; only the cache is not part of it
             return enabled, dtype, cache and self._cache
         if scripts and not enabled and not self._inside_another():
             enabled = True
@@ -320,9 +320,9 @@ class Steering:
         return torch.is_autocast_enabled(self._device_type) or any(entry.scripts for entry in self._regions.open)
 
     def _give_way(self, region: Any, code: CodeType) -> None:
-        """The script enters ``region``: from now on that it opens regions is left to it."""
-        # What compiled code enters must not change what it was compiled under, nor what is checkpointed what it
-        # is recomputed under; and what can only disable autocast is an island of FP32, not the script's way to AMP.
+        """Note that the script enters ``region`` itself, so ampmem opens no more regions."""
+        # Regions of compiled code must not change the state it was compiled under, and those of checkpointed code not
+        # the state it is recomputed under; code that only disables autocast is an FP32 island, not the script's AMP.
         if self._ours is not None and (self._opener == 0 or of_compiled(code)):
             return
         if self.wrapped and not region_says(region)[0] and only_disables(code):
@@ -334,10 +334,10 @@ class Steering:
         if self._ours is not None:
             self._leave_ours()
 
-    # -- the region of ours -----------------------------------------------------------------------
+    # -- ampmem's own region ----------------------------------------------------------------------
 
     def _before(self, module: nn.Module, args: Any) -> None:
-        # Asked first: dynamo traces the hooks too, and must find nothing in them that breaks the script's graph.
+        # First of all: dynamo traces the hooks too, and anything else here would break the script's graph.
         if torch.compiler.is_compiling() or not self._may_open() or next(module.parameters(), None) is None:
             return
         if module not in self._without:
@@ -372,7 +372,7 @@ class Steering:
         self._ours = None
 
     def _wrap_checkpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        # It keeps the state to recompute under, before the function that it is given runs: no module has started yet.
+        # Checkpoint saves the autocast state before it runs its function, so before any module has started.
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling() and self._may_open():
@@ -407,7 +407,7 @@ class Steering:
             elif not scaler_enabled(scaler) and self._may_enable(scaler):
                 bound = signature.bind(scaler, *args, **kwargs)
                 bound.arguments["enabled"] = True
-                with suppress(AssertionError):  # of arguments that nobody looks at in a disabled one
+                with suppress(AssertionError):  # a disabled scaler ignores its arguments, so they may be invalid
                     original(*bound.args, **bound.kwargs)
                 complete = is_set_up(scaler)
                 enable_scaler(scaler, complete and self._dtype is torch.float16)
@@ -417,11 +417,11 @@ class Steering:
         return __init__
 
     def _may_enable(self, scaler: Any) -> bool:
-        """Whether ``scaler``, disabled now, may have to scale in this arm."""
+        """Whether ``scaler``, which is disabled, may have to be enabled in this precision."""
         device = scaler_device(scaler)
         if device != self._device_type or (device == "cuda" and torch.cuda.amp.amp_definitely_not_available()):
             return False
-        # Another class may have set itself up as disabled by the time that is decided.
+        # A subclass may have set itself up as disabled before the decision.
         return self._dtype is torch.float16 or (self._dtype is None and type(scaler) in _PLAIN_SCALERS)
 
     def _wrap_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,10 +1,10 @@
-"""Stops the script once the recording is complete, also one that catches everything and goes on."""
+"""Stops the script once the recording is complete, even one that catches every exception."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from os import getpid  # taken now: a script may put another in its place
+from os import getpid  # imported now: a script may patch os
 
 import torch
 
@@ -15,9 +15,9 @@ from ampmem.recorder.torch_private.general import on_module_before
 
 
 class Stopper:
-    """Raises :class:`StopScript` in the script, and again whenever it runs a module after it has caught that.
+    """Raises :class:`StopScript` in the script, and again at its next module if the script catches it.
 
-    ``on_give_up`` is called when it has caught :data:`TRIES` of them: it is then let run to its end.
+    ``on_give_up`` is called when it has caught :data:`TRIES` of them; it then runs to completion.
     """
 
     TRIES = 5
@@ -28,21 +28,21 @@ class Stopper:
         self._runner = (0, 0)
         self._raised = 0
         self.caught = 0
-        """How many of the stops the script has caught without ending, once it has ended."""
+        """Number of stops that the script caught, known once it has ended."""
         self.stopped = False
-        """Whether the last one has ended it."""
+        """Whether the last stop ended the script."""
         self.spared = ""
-        """Why the script was not to be stopped, where it was not: other ranks may wait for it."""
+        """Why the script must not be stopped, if so: other ranks may wait for it."""
         self.device_failed = False
-        """Whether it was not stopped since its device has failed."""
+        """Whether the script was not stopped because its device has failed."""
         self.line = ""
-        """Where the last one met the script."""
+        """The line of the script at the last stop."""
 
     def stop(self) -> None:
-        """Stop the script, which runs in this thread.
+        """Stop the script, which runs on this thread.
 
-        Where a kernel of the script's has failed on the device, and the script does not know yet, it is left alone:
-        its next call raises the error, and stopping it would hide that.
+        If a kernel of the script has failed on the device, and the script does not know yet, it is not stopped: its
+        next call raises the error, which the stop would hide.
         """
         self.device_failed = _device_failed()
         if self.device_failed:
@@ -52,7 +52,7 @@ class Stopper:
         self._raise()
 
     def ended(self, error: BaseException | None) -> None:
-        """The script has ended, with ``error`` where it raised one."""
+        """Note that the script has ended, with ``error`` if it raised one."""
         self._undo()
         met = stops_in(error)
         self.stopped, self.caught = met > 0, self._raised - met
@@ -72,7 +72,7 @@ class Stopper:
 
 
 def _device_failed() -> bool:
-    """Whether the CUDA device in use has failed; waits for it."""
+    """Whether the current CUDA device has failed; synchronizes."""
     if not torch.cuda.is_initialized():
         return False
     try:
@@ -83,5 +83,5 @@ def _device_failed() -> bool:
 
 
 def _runner() -> tuple[int, int]:
-    """The process and the thread that runs now: a forked worker has the hooks too."""
+    """The current process and thread: a forked worker has the hooks, too."""
     return getpid(), threading.get_ident()

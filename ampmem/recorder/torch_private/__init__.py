@@ -1,1 +1,1 @@
-"""The names of torch that torch does not promise and that recording takes, or patches."""
+"""Private torch APIs that recording uses, and torch functions that it patches."""

@@ -1,6 +1,6 @@
-"""The private names of torch that recording a CUDA device stands on; the others are in ``general.py``.
+"""Private torch APIs for recording a CUDA device; the others are in ``general.py``.
 
-They are looked up at each call, since a simulated device may be in their place when this is imported.
+They are looked up at each call, because a simulated device may have replaced them when this module is imported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ASKS_STATS, RESETS_PEAKS = (
         ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"),
     )
 )
-"""Where a script, and all of torch, asks for the allocator's statistics, and where it resets their peaks."""
+"""Functions that read the allocator's statistics, and those that reset their peaks, in script and torch."""
 for _owner, _name, _why in (
     ("torch.cuda", "_lazy_call", "to begin when the script initializes CUDA"),
     ("torch.cuda.memory", "_record_memory_history_impl", "the allocator's history, past our own patch"),
@@ -77,54 +77,54 @@ for _name, _why, _without in (
 
 
 def when_cuda_is_ready(action: Callable[[], None]) -> None:
-    """Do ``action`` right after the script has initialized CUDA."""
+    """Call ``action`` right after the script has initialized CUDA."""
     torch.cuda._lazy_call(action)
 
 
 def record_history(*arguments: Any, **options: Any) -> None:
-    """Switch the allocator's history on or off; not by the public function, of whose calls the session is told."""
+    """Switch the allocator's history on or off; not by the public function, which is patched for the script's calls."""
     torch.cuda.memory._record_memory_history_impl(*arguments, **options)
 
 
 def cuda_snapshot() -> Any:
-    """The allocator's segments and the traces of all devices."""
+    """Segments and traces of all devices."""
     return torch.cuda.memory._snapshot()
 
 
 def history_is_on() -> bool:
-    """Whether the allocator's history is recorded; no where torch cannot be asked."""
+    """Whether the allocator's history is recorded; ``False`` if this torch cannot be asked."""
     asks = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return bool(asks is not None and asks())
 
 
 def allocator_is_on() -> bool:
-    """Whether the caching allocator serves the script; yes where torch cannot be asked."""
+    """Whether the caching allocator is in use; ``True`` if this torch cannot be asked."""
     asks = getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)
     return asks is None or bool(asks())
 
 
 def settings_in_force() -> str | None:
-    """The allocator's settings, as text; ``None`` where torch does not say. Asked too early, torch would read them."""
+    """The allocator's settings as text; ``None`` if torch does not say. Reading them too early would fix them."""
     found = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     return None if found is None else str(found())
 
 
 def set_settings(text: str) -> None:
-    """Put other settings in force, where torch can."""
+    """Set the allocator's settings, if this torch can."""
     change = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
     if change is not None:
         change(text)
 
 
 def observe_out_of_memory(observer: Callable[[int, int, int, int], None]) -> None:
-    """Have ``observer`` called whenever memory runs out, for as long as the process lives, where torch can."""
+    """Call ``observer`` whenever memory runs out, until the process ends, if this torch can."""
     attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)
     if attach is not None:
         attach(observer)
 
 
 def metadata_setter() -> Callable[[str], None] | None:
-    """Tags the calling thread's events; ``None`` where torch cannot, or the script does so itself."""
+    """A function that tags the calling thread's events; ``None`` if torch cannot, or the script uses the tags."""
     setter, getter = (getattr(torch._C, f"_cuda_{verb}MemoryMetadata", None) for verb in ("set", "get"))
     if setter is None or getter is None or getter():
         return None
@@ -132,10 +132,10 @@ def metadata_setter() -> Callable[[str], None] | None:
 
 
 def memory_stats() -> Callable[[int], Any]:
-    """The allocator's statistics of a device, past our own patch."""
+    """The function for the allocator's statistics of a device, without ampmem's patch."""
     return vars(torch._C)["_cuda_memoryStats"]  # type: ignore[no-any-return]
 
 
 def reset_peaks() -> Callable[[int], None]:
-    """Resets the peaks of a device, past our own patch."""
+    """The function that resets the peaks of a device, without ampmem's patch."""
     return vars(torch._C)["_cuda_resetPeakMemoryStats"]  # type: ignore[no-any-return]

@@ -1,8 +1,8 @@
-"""What recording takes of torch.distributed that torch does not promise, or patches; as in ``general.py``.
+"""Private APIs of torch.distributed that recording uses, and functions that it patches; as in ``general.py``.
 
-Of sharded training that is FSDP2's parameters and groups, the flat parameters of FSDP1, and DTensor's collectives. None
-of it is imported before the script has done so. :func:`fully_sharded` and :func:`functional` say whether it has.
-Versions differ: what one of them lacks is left out, and a note says what is not seen then.
+For sharded training: FSDP2's parameters and groups, FSDP1's flat parameters, DTensor's collectives. Nothing is imported
+before the script has imported it: :func:`fully_sharded` and :func:`functional` tell. Versions differ: what one lacks is
+left out, and a note says what is then not seen.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GROUP_MADE = patched(
 
 
 def world_size() -> int:
-    """How many ranks there are; 1 where torch.distributed is not in use."""
+    """Number of ranks; 1 if torch.distributed is not initialized."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
@@ -112,7 +112,7 @@ def fully_sharded() -> bool:
 
 
 def functional() -> bool:
-    """Whether the script has imported the collectives that return what they fill, as DTensor does."""
+    """Whether the script has imported functional collectives, which return new tensors; DTensor uses them."""
     return _FUNCTIONAL in sys.modules
 
 
@@ -138,10 +138,10 @@ INPUTS = attribute(
 
 
 def _with_attributes_of(owner: str, *methods: str) -> SimpleNamespace:
-    """An object with all names that those methods set on theirs, and that the class says its objects have."""
+    """An object with all attributes that those methods set, and that the class annotates."""
     kind = at(owner)
     named = {name for method in methods for name in vars(kind)[method].__code__.co_names} | set(kind.__annotations__)
-    # What is in the class and cannot be had from it cannot be had from its objects either.
+    # An attribute that the class has but that cannot be read from it is missing in its objects, too.
     return SimpleNamespace(**{name: None for name in named if name not in vars(kind) or hasattr(kind, name)})
 
 
@@ -187,7 +187,7 @@ _FLAT_SIZE, _FLAT_SHAPES, _FLAT_PARAMS = (
     )
 )
 _ACCUMULATED = "unsharded_accumulated_grad"
-"""Where a version of torch has these; others have no such memory."""
+"""The accumulated gradient of an unsharded parameter; only some versions of torch have it."""
 
 _STATE = attribute(
     f"{_PACKAGE}._fully_shard.FSDPModule",
@@ -197,18 +197,18 @@ _STATE = attribute(
     use=Use.SHARDED,
 )
 _GROUPS = ("_fsdp_param_groups", "_fsdp_param_group")
-"""Of a state: several since 2.12, one before."""
+"""Names of an FSDP state's groups: a list since 2.12, a single one before."""
 
 
 def places(name: str) -> list[Place]:
-    """Where one of the names above is patched; nowhere where this torch lacks it."""
+    """The places at which one of the names above is patched; none if this torch lacks it."""
     module = "_fsdp_collectives" if name == INPUTS else "_fsdp_param_group"
     owner = at(_GROUP) if name in (UNSHARD, WAIT, RESHARD, POST_BACKWARD) else at(f"{_PACKAGE}.{module}")
     return [(owner, name)] if name in vars(owner) else []
 
 
 def fsdp_groups(module: nn.Module) -> list[Any]:
-    """The groups of parameters that FSDP2 has made of ``module``; none where it has not."""
+    """The parameter groups that FSDP2 made of ``module``; none if it made none."""
     if not isinstance(module, at(f"{_PACKAGE}._fully_shard").FSDPModule):
         return []
     state = getattr(module, _STATE)()
@@ -228,23 +228,23 @@ def fsdp_module(group: Any) -> nn.Module | None:
 
 
 def is_gathering(group: Any) -> bool:
-    """Whether an all-gather for ``group`` was started that nobody has waited for yet."""
+    """Whether an all-gather for ``group`` is pending."""
     return getattr(group, _PENDING, None) is not None
 
 
 def gathered(group: Any) -> torch.Tensor | None:
-    """What that all-gather fills."""
+    """The output of the pending all-gather for ``group``."""
     result = getattr(group, _PENDING, None)
     return result[0] if isinstance(result, tuple) and isinstance(result[0], torch.Tensor) else None
 
 
 def shard_of(param: Any) -> nn.Parameter | None:
-    """The shard, which is the optimizer's."""
+    """The sharded parameter, which the optimizer has."""
     return getattr(param, _SHARD, None)
 
 
 def stand_ins(param: Any) -> Iterator[torch.Tensor]:
-    """The parameters that modules have in the shard's place while they run."""
+    """The parameters that modules have instead of the shard while they run."""
     for name in (_WHOLE, _PARTLY_WHOLE[1]):
         found = getattr(param, name, None)
         if found is not None:
@@ -252,19 +252,19 @@ def stand_ins(param: Any) -> Iterator[torch.Tensor]:
 
 
 def whole_of(param: Any) -> nn.Parameter | None:
-    """The whole parameter; ``None`` before it was gathered for the first time."""
+    """The unsharded parameter; ``None`` before its first all-gather."""
     return getattr(param, _WHOLE, None)
 
 
 def whole_memory(param: Any) -> list[torch.Tensor]:
-    """The tensors with its memory, which are there all the time: their storages are empty in between."""
+    """The tensors that hold the unsharded parameter; they persist, with empty storages while it is not gathered."""
     partly = getattr(param, _PARTLY_WHOLE[0], None)
     more = [] if partly is None else [partly]
     return [*getattr(param, _OUTPUTS, ()), *getattr(param, _INNER, ()), *more]
 
 
 def whole_gradients(param: Any) -> Iterator[torch.Tensor]:
-    """The gradients of the whole parameter that are there now."""
+    """The current gradients of the unsharded parameter."""
     whole = whole_of(param)
     for gradient in (None if whole is None else whole.grad, getattr(param, _ACCUMULATED, None)):
         if gradient is not None:
@@ -272,13 +272,13 @@ def whole_gradients(param: Any) -> Iterator[torch.Tensor]:
 
 
 def padding_of(param: Any) -> int:
-    """So many elements of the shard's memory are no parameter's."""
+    """Number of padding elements in the shard's memory."""
     padded, size = getattr(param, _PADDED, None), getattr(param, _SIZE, None)
     return 0 if padded is None or size is None else int(padded.numel() - size.numel())
 
 
 def flat_wholes(module: nn.Module) -> Iterator[tuple[torch.Tensor, int]]:
-    """Each parameter that FSDP1 shards for ``module``, and its elements on all ranks together; none elsewhere."""
+    """The parameters that FSDP1 shards for ``module``, each with its elements on all ranks; none without FSDP1."""
     handle = vars(module).get("_handle")
     if handle is None or _FLAT not in sys.modules or not isinstance(handle, at(_FLAT).FlatParamHandle):
         return
@@ -293,12 +293,12 @@ def flat_wholes(module: nn.Module) -> Iterator[tuple[torch.Tensor, int]]:
 
 
 def is_offloaded(param: Any) -> bool:
-    """Whether the shard stays on the CPU while no module runs with it (``CPUOffloadPolicy``)."""
+    """Whether the shard stays on the CPU while its module does not run (``CPUOffloadPolicy``)."""
     return bool(getattr(param, _OFFLOADED, False))
 
 
 def is_part_of_whole(tensor: torch.Tensor) -> bool:
-    """Whether other processes have other elements of ``tensor``, which is a DTensor then."""
+    """Whether ``tensor`` is a DTensor of which other processes hold other elements."""
     module = sys.modules.get(_DTENSOR)
     if module is None or not isinstance(tensor, module.DTensor):
         return False
@@ -316,7 +316,7 @@ _COLLECTIVES: dict[str, tuple[str, ...]] = {
     "all_to_all": ("all_to_all", "all_to_all_single"),
     "broadcast": ("broadcast", "scatter"),
 }
-"""Of each part, the functions of ``torch.distributed`` that fill what they are given, where a version has them."""
+"""Functions of ``torch.distributed`` that fill their arguments, by kind of memory, if this version has them."""
 
 _RETURNING: dict[str, tuple[str, ...]] = {
     "all_gather": (
@@ -335,19 +335,19 @@ _RETURNING: dict[str, tuple[str, ...]] = {
     "all_to_all": ("all_to_all_single",),
     "broadcast": ("broadcast",),
 }
-"""The same of those that return what they have filled, each where a version has it."""
+"""Functional collectives, which return their outputs, by kind of memory, if this version has them."""
 
 for _part, _names in _RETURNING.items():
     attribute(_FUNCTIONAL, _names[0], f"{_part} of DTensor's", without=_NOT_SEEN, use=Use.SHARDED)
 
 
 def collectives() -> Iterator[tuple[str, Place]]:
-    """Each function of ``torch.distributed`` that fills what it is given, after the part that it is of."""
+    """(kind of memory, place) of each function of ``torch.distributed`` that fills its arguments."""
     return _found(torch.distributed, _COLLECTIVES)
 
 
 def returning_collectives() -> Iterator[tuple[str, Place]]:
-    """The same of those that return what they have filled."""
+    """(kind of memory, place) of each functional collective."""
     return _found(at(_FUNCTIONAL), _RETURNING)
 
 

@@ -1,4 +1,4 @@
-"""How the private names of torch in this folder are kept, looked up, and asked for before a recording."""
+"""How this folder registers, looks up and probes private torch APIs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import torch
 from ampmem.errors import UsageError
 
 TESTED = ((2, 11), (2, 15))
-"""The oldest and the newest torch that ampmem is tested with."""
+"""The oldest and the newest torch version with which ampmem is tested."""
 
 Place: TypeAlias = tuple[Any, str]
-"""An owner and the name of what is patched there."""
+"""An owner, and the name of its attribute that is patched."""
 
 
 class Use(Enum):
@@ -34,10 +34,9 @@ class Use(Enum):
 class PrivateName:
     """One private name.
 
-    ``since`` is the first torch known to have it; 2.11 is the oldest that was looked at. ``without`` says what
-    ampmem does where it is missing: empty where it cannot record then. ``example`` makes an object that has the
-    name, where that is an attribute of instances and not of ``owner`` itself. ``own`` asks for a name that ``owner``
-    does not inherit.
+    ``since`` is the first torch known to have it; 2.11 is the oldest that was checked. ``without`` says what ampmem
+    does if it is missing; empty: it cannot record. ``example`` makes an object that has the name, for attributes of
+    instances and not of ``owner`` itself. ``own`` requires a name that ``owner`` does not inherit.
     """
 
     owner: str
@@ -51,14 +50,14 @@ class PrivateName:
 
     @property
     def title(self) -> str:
-        """The name in full."""
+        """The full name."""
         return f"{self.owner}.{self.name}"
 
     def find(self) -> Any:
-        """What torch has under that name; :data:`NOTHING` where it has not."""
+        """The object under that name; :data:`NOTHING` if there is none."""
         try:
             owner = at(self.owner) if self.example is None else self.example()
-        except Exception:  # an owner that is not there, or cannot be made without what is missing
+        except Exception:  # the owner is missing, or cannot be made without the name
             return NOTHING
         if self.own and self.name not in vars(owner):
             return NOTHING
@@ -71,7 +70,7 @@ ENTRIES: list[PrivateName] = []
 
 
 class Missing:
-    """What stands for a name that is not there: nobody gets one, since the probe has refused by then."""
+    """A placeholder for a missing needed name: it is never used, because the probe refuses first."""
 
     def __init__(self, *_: object, **__: object) -> None:
         probe(*Use)
@@ -79,7 +78,7 @@ class Missing:
 
 
 def needed(owner: str, name: str, why: str, *, since: str = "2.11", use: Use = Use.ALWAYS) -> Any:
-    """What ``owner`` has under ``name``; without it ampmem refuses to record."""
+    """The attribute ``name`` of ``owner``; if it is missing, ampmem refuses to record."""
     found = _added(owner, name, why, since=since, use=use).find()
     return Missing if found is NOTHING else found
 
@@ -87,7 +86,7 @@ def needed(owner: str, name: str, why: str, *, since: str = "2.11", use: Use = U
 def optional(
     owner: str, name: str, why: str, *, without: str, otherwise: Any, since: str = "2.11", use: Use = Use.ALWAYS
 ) -> Any:
-    """The same, but ``otherwise`` where it is missing; the recording then has a note that says ``without``."""
+    """The attribute ``name`` of ``owner``, else ``otherwise``; then ``without`` goes into the recording's notes."""
     found = _added(owner, name, why, since=since, without=without, use=use).find()
     return otherwise if found is NOTHING else found
 
@@ -102,20 +101,20 @@ def attribute(
     without: str = "",
     use: Use = Use.ALWAYS,
 ) -> str:
-    """``name`` itself, for what is looked up anew each time: in ``owner``, or in what ``example`` makes of it."""
+    """``name`` itself, for attributes read anew each time: of ``owner``, or of the object that ``example`` makes."""
     return _added(owner, name, why, since=since, without=without, use=use, example=example).name
 
 
 def patched(owner: str, name: str, why: str, *, since: str = "2.11", without: str = "", use: Use = Use.ALWAYS) -> Place:
-    """Where ``name`` is patched; where it is missing a place that nobody calls."""
+    """The place of ``name``, to be patched; if it is missing, a place that nothing calls."""
     entry = _added(owner, name, why, since=since, without=without, use=use, own=True)
     return (type("Nowhere", (), {name: None}) if entry.find() is NOTHING else at(owner)), name
 
 
 def probe(*uses: Use) -> list[str]:
-    """What a reader of the recording has to know of this torch: what it lacks, that it was not tested.
+    """Notes on this version of torch: what it lacks, and whether it is untested.
 
-    Raises :class:`UsageError` where it lacks what ampmem needs for ``uses``.
+    Raises :class:`UsageError` if it lacks what ampmem needs for ``uses``.
     """
     missing = [entry for use in uses for entry in _missing(use)]
     refused = [entry.title for entry in missing if not entry.without]

@@ -1,11 +1,11 @@
-"""Every private name of torch that recording stands on: what for, since when, and what ampmem does without.
+"""Every private torch API that recording uses: what for, since when, and what ampmem does without it.
 
-Those of a CUDA device are in ``cuda.py``, of torch.distributed in ``distributed.py``; nothing else in
-``ampmem/recorder`` names one (the simulated device has its own room, ``simulator/private/``). What is public but
-patched is here too, since a patch takes it for granted where a name is; and so is what registers hooks. Each is looked
-up when this module is imported, which never fails; :func:`~ampmem.recorder.torch_private.entries.probe` says before a
-recording what is missing. ``needed`` names are refused without, ``optional`` ones say what is lost. To bring ampmem to
-a new torch: read this folder, run the probe, run the tests.
+APIs for CUDA devices are in ``cuda.py``, for torch.distributed in ``distributed.py``; nothing else in
+``ampmem/recorder`` uses private APIs (the simulated device's are in ``simulator/private/``). Public functions that are
+patched are here, too, since a patch depends on where a name is; and so are functions that register hooks. Each is
+looked up when this module is imported, which never fails; :func:`~ampmem.recorder.torch_private.entries.probe` says
+before a recording what is missing. Without a ``needed`` name ampmem does not record; ``optional`` ones say what is
+lost. To bring ampmem to a new torch: read this folder, run the probe, run the tests.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _is_grad_tracking, _get_unwrapped, _is_batched = (
 
 
 def below_functorch(tensor: torch.Tensor) -> torch.Tensor | None:
-    """``tensor`` without the wrappers of torch.func; ``None`` where it stands for many, or that cannot be known."""
+    """``tensor`` without torch.func's wrappers; ``None`` if it is batched, or unknown."""
     if None in (_is_grad_tracking, _get_unwrapped, _is_batched):
         return None
     while _is_grad_tracking(tensor):
@@ -112,12 +112,12 @@ def below_functorch(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def of_functorch(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` is one of torch.func's, which a gradient is taken of."""
+    """Whether ``tensor`` is a wrapper of torch.func for gradients."""
     return _is_grad_tracking is not None and bool(_is_grad_tracking(tensor))
 
 
 def tracked_below(tensor: torch.Tensor) -> bool:
-    """Whether what torch.func has wrapped into ``tensor`` belongs to a graph itself: of an outer gradient, a loss."""
+    """Whether the tensor inside torch.func's wrapper is part of a graph itself: an outer gradient, or the loss."""
     if _get_unwrapped is None or _is_batched is None:
         return True
     inner = _get_unwrapped(tensor)
@@ -139,7 +139,7 @@ is_tracing: Callable[[], bool] = optional(
     otherwise=lambda: False,
 )
 TRACED = "_actual_script_module"
-"""What a module that torch.jit.trace made has in place of these; where it is named otherwise, it has nothing."""
+"""The attribute of a traced module (torch.jit.trace) that has these instead; none if torch renamed it."""
 on_module_before, on_module_after, on_new_parameter, on_new_buffer, on_new_module = (
     needed("torch.nn.modules.module", f"register_module_{name}_hook", why)
     for name, why in (
@@ -179,12 +179,12 @@ _ALWAYS_CALLED: dict[int, Any] = optional(
 
 
 def module_hooks() -> list[Any]:
-    """All hooks that are on all modules."""
+    """All global module hooks."""
     return [hook for hooks in _HOOKS for hook in hooks.values()]
 
 
 def taken_out(is_meant: Callable[[Any], bool]) -> Callable[[], None]:
-    """Take the hooks that are meant off all modules; returns what puts them back in their places."""
+    """Remove the global module hooks for which ``is_meant``; the returned undo restores their order, too."""
     taken = []
     for hooks in _HOOKS:
         for key in [key for key, hook in hooks.items() if is_meant(hook)]:
@@ -209,26 +209,26 @@ _compile_context: Any = optional(
 
 
 def is_compiled_in_place(module: torch.nn.Module) -> bool:
-    """Whether ``module.compile()`` was called. A torch without this attribute compiles no module in its place."""
+    """Whether ``module.compile()`` was called; ``False`` if this torch has no such attribute."""
     return vars(module).get("_compiled_call_impl") is not None
 
 
 def makes_graph() -> bool:
-    """Whether torch.compile is making a graph on this thread: what runs meanwhile computes nothing of a step."""
+    """Whether torch.compile is tracing on this thread: code that runs meanwhile is not part of a step."""
     return _compile_context is not None and _compile_context.try_get() is not None
 
 
 COMPILE: Place = patched("torch", "compile", "that dynamo is there", without="torch.compile may compile once more")
 _EVAL_FRAME, _SET_EVAL_FRAME, RUNS_COMPILED = "torch._dynamo.eval_frame", "_maybe_set_eval_frame", "compile_wrapper"
-"""The last is the function in which compiled code runs."""
+"""``RUNS_COMPILED`` is the function in which compiled code runs."""
 CALLS_MODULE = "_call_impl"
-"""The method of a module that ``module.compile()`` compiles: the variable ``fn`` of that function's frame."""
+"""The method that ``module.compile()`` compiles: the variable ``fn`` in that function's frame."""
 
 
 def compiled_code() -> Place | None:
-    """What dynamo calls before and after it runs compiled code; ``None`` where it is not imported, or has no such.
+    """The function that dynamo calls before and after compiled code; ``None`` if it is not imported, or has none.
 
-    It was there in 2.11. Not asked for by the probe, since dynamo takes seconds to import.
+    It exists since 2.11. The probe leaves it out, because importing dynamo takes seconds.
     """
     module = sys.modules.get(_EVAL_FRAME)
     return None if module is None or _SET_EVAL_FRAME not in vars(module) else (module, _SET_EVAL_FRAME)
@@ -257,7 +257,7 @@ profiler_enabled: Callable[[], bool] = needed(
     "torch._C._autograd", "_profiler_enabled", "whether another one runs: there is but one per process"
 )
 FILTERS = "activity_filter" in str(prepare_profiler.__doc__)
-"""Whether torch can leave out a part of an activity (2.12 can). If not, "CPU" has every call of CUDA's runtime too."""
+"""Whether torch can filter an activity (since 2.12). If not, "CPU" includes each call of CUDA's runtime."""
 enable_record_function: Callable[[bool], None] = needed(
     "torch._C._autograd", "_enable_record_function", "keeps the script's record_function out of the profile"
 )
@@ -286,16 +286,16 @@ ENTER_SCOPE: Place = patched(
     "torch.autograd.profiler.record_function", "__enter__", "keeps the script's record_function out of the profile"
 )
 CONFIG_LOADER, STOP_THREAD = (f"_ZN9libkineto12ConfigLoader{name}Ev" for name in ("8instance", "10stopThread"))
-"""Symbols of libtorch_cpu for the thread that kineto starts; without them a forked child hangs when it ends."""
+"""Symbols of libtorch_cpu that end kineto's thread; without them a forked child hangs at its end."""
 KINETO, REGISTER_CLIENT = (
     "_ZN9libkineto3apiEv",
     "_ZN9libkineto12LibkinetoApi14registerClientEPNS_15ClientInterfaceE",
 )
-"""Symbols of libtorch_cpu for who is told of kineto's start; without them one on a thread prints a line of kineto's."""
+"""Symbols of libtorch_cpu for kineto's client; without them its start on a thread prints a line."""
 LOG_LEVEL = "FLAGS_caffe2_log_level"
-"""Symbol of libc10: how grave what torch's C++ prints has to be. Without it windows take longer to close."""
+"""Symbol of libc10: the minimum severity that torch's C++ prints. Without it windows take longer to close."""
 CPU_REPORTER = "_ZN3c1025profiledCPUMemoryReporterEv"
-"""Symbol of libc10: torch's count of the CPU's blocks. Without it the CPU's memory cannot be watched."""
+"""Symbol of libc10: torch's counter of CPU memory. Without it CPU memory cannot be watched."""
 PREPARE: Place = patched(
     "torch.autograd.profiler.profile",
     "_prepare_trace",
@@ -317,13 +317,13 @@ _FOUND_INF = attribute(
 
 
 def found_inf(optimizer: torch_optimizer.Optimizer) -> torch.Tensor | None:
-    """Above 0 where ``optimizer``, which a GradScaler runs, leaves its update out; ``None`` where none has said."""
+    """Above 0 if ``optimizer``, run by a GradScaler, must skip its update; ``None`` without a scaler's answer."""
     found = getattr(optimizer, _FOUND_INF, None)
     return found if isinstance(found, torch.Tensor) else None
 
 
 def scale_of(scaler: GradScaler) -> torch.Tensor | None:
-    """The scale of ``scaler`` on its device; ``None`` before it has scaled, or where it is not to be had."""
+    """The scale of ``scaler`` on its device; ``None`` before its first use, or if unknown."""
     return getattr(scaler, _SCALE, None)
 
 
@@ -353,7 +353,7 @@ SCALER_INIT, SCALER_SCALE = (
 
 
 def scaler_enabled(scaler: GradScaler) -> bool:
-    """Whether ``scaler`` scales, of whichever class it is."""
+    """Whether ``scaler``, of whatever class, is enabled."""
     return bool(getattr(scaler, _SCALER_ENABLED))
 
 
@@ -363,12 +363,12 @@ def enable_scaler(scaler: GradScaler, enabled: bool) -> None:
 
 
 def scaler_device(scaler: GradScaler) -> str:
-    """The type of the device that ``scaler`` is for."""
+    """The device type of ``scaler``."""
     return str(getattr(scaler, _SCALER_DEVICE)).split(":")[0]
 
 
 def is_set_up(scaler: GradScaler) -> bool:
-    """Whether ``scaler`` has all that one that was made enabled has."""
+    """Whether ``scaler`` has all attributes of one made as enabled."""
     return hasattr(scaler, _SCALER_STATES)
 
 
@@ -387,11 +387,11 @@ for _name in ("device", "prev_cache_enabled"):
         "torch.autocast", _name, "whose regions they are, and what they go back to", use=Use.ARM, example=_left_region
     )
 region_says: Callable[[Any], tuple[bool, torch.dtype, bool]] = attrgetter(*_SAYS)
-"""Whether a region is enabled, its dtype, and whether it caches."""
+"""Whether an autocast region is enabled, its dtype, and whether it caches weights."""
 
 
 def say_region(region: Any, values: tuple[bool, torch.dtype, bool]) -> None:
-    """Have ``region`` say ``values``, as :func:`region_says` gives them."""
+    """Set the ``values`` of ``region``, as :func:`region_says` returns them."""
     for name, value in zip(_SAYS, values, strict=True):
         setattr(region, name, value)
 
@@ -433,15 +433,15 @@ _UNTRACED = "_torchdynamo_disable"
 
 
 def untraced(function: _FunctionT) -> _FunctionT:
-    """Have dynamo break its graph where compiled code calls ``function``, and call it as it is."""
+    """``function``, marked so that dynamo breaks its graph at a call and runs it as it is."""
     setattr(function, _UNTRACED, True)
     return function
 
 
 def never_compiled(function: _FunctionT) -> _FunctionT:
-    """Have dynamo run ``function`` as it is: it compiles what is called at a break in the graph of compiled code."""
+    """``function``, marked so that dynamo runs it uncompiled: it would compile calls made at a graph break."""
     if None not in (_exec_strategy, _exec_strategies, _actions):
-        passed_over(function)  # as a patch is, which makes another code of it
+        passed_over(function)  # as a patch, which changes its code object, must be
         skip = _actions.SKIP
         _exec_strategy(function.__code__, _exec_strategies(skip, skip))
     return function
@@ -451,9 +451,9 @@ OPTIMIZER_INIT: Place = patched("torch.optim.Optimizer", "__init__", "that an op
 FUSED_INITS: tuple[Place, ...] = tuple(
     (kind, "__init__") for kind in (torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 )
-"""Where each optimizer that can run its update fused is made."""
+"""The ``__init__`` of each optimizer that supports fused updates."""
 ZERO_GRADS: tuple[Place, ...] = ((Optimizer, "zero_grad"), (nn.Module, "zero_grad"))
-"""By what a script zeroes gradients."""
+"""The methods that zero gradients."""
 on_step_before, on_step_after = (
     needed("torch.optim.optimizer", f"register_optimizer_step_{when}_hook", "when an optimizer updates")
     for when in ("pre", "post")
@@ -461,7 +461,7 @@ on_step_before, on_step_after = (
 
 
 def _by_device(parameters: list[torch.Tensor], differentiable: bool, use_fused: bool) -> tuple[bool, bool]:
-    """torch's documented rule: foreach where all parameters are plain tensors on a GPU."""
+    """Torch's documented rule: foreach if all parameters are plain tensors on a GPU."""
     plain = (torch.Tensor, nn.Parameter)
     return False, not differentiable and all(type(each) in plain and each.is_cuda for each in parameters)
 
@@ -476,11 +476,11 @@ fused_or_foreach: Callable[..., tuple[bool, bool]] = optional(
 
 
 def running_steps() -> Counter[int]:
-    """``id`` of each optimizer whose ``step`` is on the Python stack, and how often it is.
+    """``id`` of each optimizer whose ``step`` is on the Python stack, and how many times.
 
     Reads a local variable of torch's own: the function ``wrapper`` in ``torch/optim/optimizer.py``, which runs every
-    optimizer's ``step`` and calls the hooks, has the optimizer as ``self`` (2.11 and newer). Nothing else knows of a
-    step that raised. Where torch names it otherwise, an optimizer whose step raised is taken for one that runs on.
+    optimizer's ``step`` and its hooks, has the optimizer as ``self`` (2.11 and newer). Nothing else shows that a step
+    raised. If torch renames it, an optimizer whose step raised is considered to be still running.
     """
     running: Counter[int] = Counter()
     frame: FrameType | None = sys._getframe()
@@ -505,17 +505,17 @@ _HOOKED = attribute(
 
 
 def never_made(kind: type[Optimizer]) -> bool:
-    """Whether ``kind``, a class of torch's own, has made no optimizer yet; ``False`` where that cannot be told.
+    """Whether ``kind``, a class of torch's own, has no instance yet; ``False`` if unknown.
 
-    With the first one torch wraps the ``step`` of its class, and marks what it puts there. A ``step`` that somebody
-    else has put there since has no mark, and says nothing.
+    At the first instance torch wraps the ``step`` of the class, and marks the wrapper. A ``step`` that other code put
+    there since has no mark, and shows nothing.
     """
     step = kind.step
     return _MARKS and _is_of_torch(step) and not hasattr(step, _HOOKED)
 
 
 def _is_of_torch(function: object) -> bool:
-    """Whether its code is torch's, and that of what it wraps: a name can be taken over from what was replaced."""
+    """Whether its code and the code that it wraps are torch's: a replacement may have copied the name."""
     while type(function) is FunctionType and function.__code__.co_filename.startswith(_FOLDER):
         if not hasattr(function, "__wrapped__"):
             return True
@@ -539,11 +539,11 @@ COPY = needed("torch.ops.aten.copy_", "default", "the op by which parameters get
 PRODUCT = needed("torch.ops.aten._unsafe_view", "default", "the last op of a matrix product of many dimensions")
 _LAYOUT: Any = torch.Tensor.layout
 layout_of: Callable[[torch.Tensor], torch.layout] = _LAYOUT.__get__
-"""Torch's own, whatever the class of a tensor makes of it."""
+"""Torch's own property: a subclass may override it."""
 
 
 def wrapped_names(tensor: torch.Tensor) -> Sequence[str]:
-    """The attributes of the wrapper ``tensor`` that hold the tensors in it."""
+    """The attributes of the wrapper ``tensor`` that hold its inner tensors."""
     names: Sequence[str] = tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
     return names
 
@@ -563,8 +563,8 @@ _COMPRESSED = {
 
 
 def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The indices and values of a sparse tensor; none of a layout that shows none."""
-    with without_dispatch(), torch.no_grad():  # the script's own modes count only what the script does
+    """The indices and values of a sparse tensor; none for layouts that expose none."""
+    with without_dispatch(), torch.no_grad():  # the script's own dispatch modes must see only the script's ops
         return [getattr(tensor, name)() for name in _COMPRESSED.get(tensor.layout, ())]
 
 
@@ -599,12 +599,12 @@ _GRADIENT_HOOKS = attribute(
 
 
 def gradient_hooks(parameter: torch.Tensor) -> Any:
-    """The hooks that ``parameter`` has for its gradient; ``None`` where it never had any."""
+    """The hooks on ``parameter``'s gradient; ``None`` if it never had any."""
     return getattr(parameter, _GRADIENT_HOOKS, None)
 
 
 def forget_gradient_hooks(parameter: torch.Tensor) -> None:
-    """``parameter`` has no hooks: let it be as if it never had any."""
+    """Reset ``parameter``, which has no hooks any more, to the state of never having had any."""
     if gradient_hooks(parameter) is not None:
         setattr(parameter, _GRADIENT_HOOKS, None)
 
@@ -623,7 +623,7 @@ attribute("torch.autograd.graph.Node", "_raw_saved_result", "which tensors a nod
 
 
 def saved_names(kind: type) -> tuple[str, ...]:
-    """The attributes of a node of this class that are tensors that it saved, or tuples of such."""
+    """Names of the attributes of this class of nodes that are saved tensors, or tuples of them."""
     names = (name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw"))
     return tuple(name for name in names if hasattr(kind, name))
 
@@ -666,12 +666,12 @@ _SAVED = attribute(_FUNCTION, "saved_tensors", "what a Function has saved", with
 
 
 def to_save(function: Any) -> Any:
-    """What ``function`` is going to save when its forward is over; ``None`` afterwards."""
+    """The tensors that ``function`` will save when its forward ends; ``None`` afterwards."""
     return _own(_TO_SAVE).__get__(function)
 
 
 def saved_by(function: Any) -> tuple[torch.Tensor | None, ...]:
-    """What ``function`` has saved, past what its class may say."""
+    """The tensors that ``function`` has saved, without calling overrides of its class."""
     saved: tuple[torch.Tensor | None, ...] = _own(_SAVED).__get__(function)
     return saved
 

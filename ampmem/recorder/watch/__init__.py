@@ -1,1 +1,1 @@
-"""A whole run, watched at a price that nobody notices: gauges, light hooks, and full recordings now and then."""
+"""Watches a whole run at little cost: gauges, light hooks, and a full recording from time to time."""

@@ -1,7 +1,7 @@
-"""How much is allocated now, and how much at most since the last look: of the CPU, a CUDA device, a simulated one.
+"""Gauges of allocated memory, now and at its peak: of the CPU, a CUDA device, a simulated device.
 
-A gauge moves nothing that a script can see. CUDA's allocator has one peak for each number, which only a reset makes
-that of a phase: so what a reset forgets is put back into all that a script can ask.
+A gauge changes nothing that a script can see. CUDA's allocator has one peak for each number, and only a reset makes it
+the peak of a phase: so the peaks before a reset are added again to all that a script can read.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ampmem.recorder.torch_private.general import CPU_REPORTER
 from ampmem.simulator.device import SimulatedDevice
 
 RING = 100_000
-"""How many entries of the allocator's history are kept: what was allocated longer ago has no stack."""
+"""Maximum number of entries of the allocator's history; older allocations have no stack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One device at the end of a step, in bytes; ``retries`` is a count."""
+    """Memory of one device at the end of a step, in bytes; ``retries`` is a count."""
 
     peak: int
     alive: int
@@ -46,10 +46,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnservedRequest:
-    """A request that could not be served, in bytes, and the blocks that were in use then.
+    """A request that failed for lack of memory, in bytes, and the blocks in use then.
 
-    ``blocks`` has each address with its size, and ``lines`` each with the line of the script that allocated it, where
-    that is known.
+    ``blocks`` maps addresses to bytes; ``lines`` maps addresses to the line of the script that allocated them, if
+    known.
     """
 
     asked: int
@@ -61,43 +61,43 @@ class UnservedRequest:
 
 
 class Gauge(ABC):
-    """What is measured of one device. Only a CUDA device knows which line of the script has allocated what."""
+    """Measures one device. Only a CUDA device knows which line of the script allocated a block."""
 
     sampled = False
-    """Whether the peak is the largest of the instants at which it is asked for."""
+    """Whether the peak is only the largest of the values at the times of reading."""
 
     @abstractmethod
     def install(self, short: Callable[[UnservedRequest], None]) -> Undo:
-        """Begin; ``short`` is told of each request that could not be served. Returns what undoes it."""
+        """Start measuring; ``short`` is called with each failed request. Returns the undo."""
 
     @abstractmethod
     def peak(self) -> int:
-        """The most that was allocated since :meth:`take` was called last."""
+        """The peak of allocated bytes since the last :meth:`take`."""
 
     @abstractmethod
     def take(self) -> Reading:
-        """A step has ended: what there is now, and its peak, which is over then."""
+        """The reading at the end of a step; resets the peak."""
 
     @abstractmethod
     def device(self) -> tuple[str, int | None]:
-        """The device's name, and its memory; ``""`` as long as none is in use."""
+        """The device's name and its memory in bytes; ``""`` while none is in use."""
 
     def line_of(self, address: int) -> str:
-        """Which line of the script has allocated the block at ``address``; empty where that is not known."""
+        """The line of the script that allocated the block at ``address``; empty if unknown."""
         return ""
 
     def keep_lines(self, *, wanted: bool) -> None:  # noqa: B027
-        """Keep from now on which line allocates what, or no longer: it costs time at each allocation."""
+        """Start or stop to keep the line of each allocation, which costs time."""
 
     def pause(self) -> None:  # noqa: B027
-        """A full recording begins, which has the device's history to itself."""
+        """Stop, because a full recording needs the device's history."""
 
     def resume(self) -> None:  # noqa: B027
-        """It has ended."""
+        """Go on after a full recording."""
 
 
 class CpuGauge(Gauge):
-    """The running total of torch's CPU allocator, which counts for all threads once it is told to.
+    """The running total of torch's CPU allocator, set to count all threads.
 
     Source: ``ProfiledCPUMemoryReporter`` in PyTorch's ``c10/core/CPUAllocator.cpp``.
     """
@@ -121,7 +121,7 @@ class CpuGauge(Gauge):
         return undo
 
     def peak(self) -> int:
-        """One more instant."""
+        """The largest value read since the last :meth:`take`, including now."""
         self._most = max(self._most, self._now())
         return self._most
 
@@ -146,12 +146,12 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 _TRIALS = (4 << 20, 12 << 20)
-"""Bytes that are allocated to see which number grows by as much, and falls again."""
+"""Bytes of trial allocations, which show the counter that rises and falls by as much."""
 _WORDS = 40
 
 
 def _running_total() -> ctypes.c_size_t | None:
-    """The word of torch's reporter that has the bytes in use: the one that follows two trials exactly."""
+    """The word of torch's reporter that has the bytes in use: the only one that follows two trials exactly."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         reporter = getattr(library, CPU_REPORTER)
@@ -173,7 +173,7 @@ def _running_total() -> ctypes.c_size_t | None:
 
 
 class SimulatedGauge(Gauge):
-    """The allocator's own numbers, in which the part since the last look has a peak of its own."""
+    """The modelled allocator's counters, which include a peak since the last reading."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
@@ -217,9 +217,9 @@ class SimulatedGauge(Gauge):
 
 
 class CudaGauge(Gauge):
-    """One CUDA device: that with the most memory in use when it is first asked for.
+    """One CUDA device: the one with the most memory in use at the first reading.
 
-    The allocator's history, which says which line has allocated what, is kept as a ring where it is wanted.
+    If wanted, the allocator's history, which has the line of each allocation, is kept as a ring.
     """
 
     def __init__(self, *, stacks: bool) -> None:
@@ -231,7 +231,7 @@ class CudaGauge(Gauge):
         self._short: Callable[[UnservedRequest], None] = lambda _: None
         self._lines: dict[int, str] = {}
         self._peaks: dict[int, dict[tuple[str, str], int]] = {}
-        """By device, what each peak was when we reset it: since the script's own reset, or the process's start."""
+        """Each peak before ampmem's reset, by device: since the script's own reset, or the process's start."""
         self._stats = torch_private.memory_stats()
         self._reset = torch_private.reset_peaks()
 
@@ -248,7 +248,7 @@ class CudaGauge(Gauge):
             return undo.pop_all().close
 
     def _switch_on(self) -> None:
-        """CUDA is there. Called by torch in the middle of its own initialization: must not raise."""
+        """Start when CUDA is ready. Torch calls this inside its own initialization, so it must not raise."""
         if self._wanted:
             self._on = True
             self.resume()
@@ -278,7 +278,7 @@ class CudaGauge(Gauge):
                 self._begin_ring()
 
     def _begin_ring(self) -> None:
-        if self._on and not self._api.history_is_on():  # else the script has one of its own
+        if self._on and not self._api.history_is_on():  # else the script records one itself
             self._ring, self._lines = True, {}
             self._api.history(on=True, entries=RING, stacks=True)
 
@@ -363,7 +363,7 @@ class CudaGauge(Gauge):
 
     @staticmethod
     def _in_use(snapshot: Snapshot, device: int) -> tuple[dict[int, int], dict[int, str]]:
-        """The blocks in use: each address with its size, and with the line that has allocated it."""
+        """The blocks in use: bytes, and the line that allocated them, by address."""
         blocks, lines = {}, {}
         for segment in snapshot["segments"]:
             if segment["device"] == device:
@@ -386,7 +386,7 @@ _ELSEWHERE = (
 
 
 def _line_of(frames: Any) -> str:
-    """``FILE:LINE`` of the innermost of ``frames`` that is the script's: neither torch's, a library's nor ampmem's."""
+    """``FILE:LINE`` of the innermost of ``frames`` that is the script's, not a library's, torch's or ampmem's."""
     for frame in frames:
         file = str(frame["filename"])
         if file.endswith(".py") and not any(part in file for part in _ELSEWHERE):

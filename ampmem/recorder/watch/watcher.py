@@ -1,6 +1,6 @@
-"""Keeps a whole run: a row for each step, a few steps in full now and then, and what there was when memory ran out.
+"""Watches a whole run: a row for each step, some steps recorded in full, and the state when memory ran out.
 
-Between full recordings those hooks of a session that cost little follow the script's steps and phases.
+Between full recordings only the cheap hooks of a session follow the script's steps and phases.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ from ampmem.version import __version__
 from ampmem.vocabulary import SourceKind
 
 _SHAPES = 3
-"""So many tensors of a batch are named."""
+"""Maximum number of a batch's tensors that are named."""
 
 
 class Passing(Protocol):
-    """What is told of the script as it goes by."""
+    """Receives the script's phases, batches and steps."""
 
     def entered(self, phase: Phase) -> None:
-        """The script is in another phase."""
+        """The script enters ``phase``."""
 
     def fed(self, module: nn.Module, batch: str, size: int) -> None:
-        """An outermost ``module`` is fed what ``batch`` says, of ``size`` elements."""
+        """An outermost ``module`` gets ``batch`` (shapes and dtypes as text), of ``size`` elements."""
 
     def step_ended(self, number: int) -> None:
-        """A step has ended."""
+        """The step ``number`` has ended."""
 
 
 class LightSession(Session):
-    """A session that only times steps, in which ``passing`` is told what comes by.
+    """A session that only times steps, and reports them to ``passing``.
 
-    ``look`` is called at the end of each module's forward, where the peak is the largest of what is seen then.
+    ``look`` is called after each module's forward, for gauges whose peak is only sampled.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LightSession(Session):
         self.at_end(hook(on_step_before, self._update_begins))
 
     def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not in_backward():  # else it is computed again
+        if not in_backward():  # else it is recomputed
             self._passing.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
             self._passing.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
         super().skimmed(module, args)
@@ -109,7 +109,7 @@ class LightSession(Session):
             self._passing.entered(Phase.OPTIMIZER)
 
     def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
-        super().updated(optimizer, skipped=skipped)  # whose step may end with that, in this phase
+        super().updated(optimizer, skipped=skipped)  # the step may end with it, in this phase
         if not in_backward():
             self._passing.entered(Phase.BETWEEN)
 
@@ -119,7 +119,7 @@ class LightSession(Session):
 
 
 def _batch(args: tuple[Any, ...], kwargs: Any) -> tuple[str, int]:
-    """The shapes and dtypes of the first tensors, ``8x512 int64``, and the elements of all."""
+    """Shapes and dtypes of the first tensors, such as ``8x512 int64``, and the number of elements of all."""
     given = (*args, *(kwargs or {}).values())
     if any(isinstance(each, dict | list | tuple) for each in given):
         given = tuple(tree_leaves(given))
@@ -133,29 +133,29 @@ def _batch(args: tuple[Any, ...], kwargs: Any) -> tuple[str, int]:
 
 
 FULL_STEPS = 3
-"""So many steps are recorded in full at a time."""
+"""Number of steps per full recording."""
 _HIGHER = 1.05
-"""A peak is new where it is higher than all that were recorded in full by this much."""
+"""Factor by which a peak must exceed all fully recorded ones to be recorded itself."""
 _SERIES = 2048
-"""So many steps are remembered to see whether the run grows; with more, every other one is forgotten."""
+"""Number of steps kept to detect growth; beyond it, every other one is dropped."""
 _NO_STEP = "no step ended: no backward ran and no optimizer made an update; for inference, say --step-on forward"
 _IN_CHILDREN = (
     "no step ended in the script's own process: it started others, which are not watched; start its ranks with "
     "torchrun ... -m ampmem watch SCRIPT"
 )
 _MODELS = 64
-"""With so many models that ran, those that are gone are forgotten."""
+"""Number of models that ran at which freed ones are forgotten."""
 _FIRST = 5
 _NEAR = 0.8
-"""In the first steps, and from this share of the device's memory on, lines are kept of what is allocated."""
+"""Share of the device's memory from which on lines of allocations are kept, as in the first steps."""
 _PASSING = (Phase.BETWEEN, Phase.SETUP)
-"""What comes up in these is seen when the next phase ends: asking costs more than it says."""
+"""Phases whose peak is read only when the next phase ends: reading costs more than it shows."""
 _LINES = 12
-"""So many lines of the script are named of what was held when memory ran out."""
+"""Maximum number of the script's lines named for memory held when it ran out."""
 
 
 class Series:
-    """What was alive at the ends of steps, evenly thinned out: a bound for the memory of a run of any length."""
+    """Memory alive at the ends of steps, evenly thinned out: its size is bounded for a run of any length."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -163,7 +163,7 @@ class Series:
         self._every = 1
 
     def add(self, step: int, alive: int) -> None:
-        """A step has ended."""
+        """Add the bytes ``alive`` at the end of ``step``."""
         if step % self._every:
             return
         self.steps.append(step)
@@ -175,22 +175,22 @@ class Series:
 
 
 class FullRecordings:
-    """When the next few steps are to be recorded in full: asked at the end of each step. Pure."""
+    """Decides at the end of each step whether to record the next few in full. Pure."""
 
     def __init__(self, every: int) -> None:
         self._every = every
         self._recorded = 0
-        """The highest peak of the steps that were recorded in full."""
+        """The highest peak of the fully recorded steps."""
         self._not_before = 0
         self._wait = FULL_STEPS
         self._next_growth = LEAST_STEPS
 
     def note(self, row: Row) -> None:
-        """``row`` is of a step that was recorded in full."""
+        """Note ``row`` of a fully recorded step."""
         self._recorded = max(self._recorded, row.peak)
 
     def wanted(self, row: Row, *, grows: Callable[[], bool]) -> Why | None:
-        """Why to record the steps after ``row`` in full; ``grows`` is asked rarely."""
+        """Why to record the steps after ``row`` in full, if so; ``grows`` is called rarely."""
         step = row.step + 1
         if step % self._every == 0:
             return Why.EVERY
@@ -199,7 +199,7 @@ class FullRecordings:
             if grows():
                 return Why.GROWTH
         if not row.full and row.peak > self._recorded * _HIGHER and step >= self._not_before:
-            # Those that follow may be lower: then the wait for the next attempt doubles.
+            # The next steps may be lower: then the wait for the next attempt doubles.
             self._wait *= 2
             self._not_before = step + self._wait
             return Why.HIGHEST
@@ -207,14 +207,14 @@ class FullRecordings:
 
 
 class GrowthLook:
-    """Which tensors came between two looks and are alive still, and who holds them. Parameters are left out."""
+    """Finds tensors made between two looks and still alive, and their holders. Parameters are left out."""
 
     def __init__(self, step: int) -> None:
         self.step = step
         self._there = {id(each): weakref.ref(each) for each in _others()}
 
     def end(self, step: int, line_of: Callable[[int], str]) -> Grown:
-        """The second look, at the end of ``step``; ``line_of`` says which line has allocated what is at an address."""
+        """The second look, at the end of ``step``; ``line_of`` returns the line that allocated an address."""
         fresh = [each for each in _others() if (known := self._there.get(id(each))) is None or known() is not each]
         fresh.sort(key=lambda each: -each.nbytes)
         del fresh[_LOOKED_AT:]
@@ -225,13 +225,13 @@ class GrowthLook:
         ordered = sorted(by_holder.items(), key=lambda each: -sum(each[1]))[:_LINES]
         held = [Held(what=what, bytes=sum(sizes), count=len(sizes)) for what, sizes in ordered if what]
         steps = step - self.step
-        often = [each for each in held if 2 * each.count >= steps]  # a batch is there after each step, and grows not
+        often = [each for each in held if 2 * each.count >= steps]  # a batch is alive after each step without growing
         return Grown(step=step, steps=steps, held=tuple(often or held))
 
 
 _LOOKED_AT = 1000
 _LOOK_STEPS = 10
-"""So many steps lie between the two looks."""
+"""Number of steps between the two looks."""
 _NUMBER = re.compile(r"\[\d+\]")
 
 
@@ -241,7 +241,7 @@ def _called(holder: str, line: str) -> str:
 
 
 def _others() -> list[torch.Tensor]:
-    """Tensors that are alive, with memory of their own, and are no parameters nor their gradients."""
+    """Live tensors with memory of their own that are neither parameters nor gradients of parameters."""
     return [each for each in live_tensors() if not isinstance(each, nn.Parameter) and _has_memory(each)]
 
 
@@ -253,7 +253,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 _watching: list[Watcher] = []
-"""The one that watches, if there is one."""
+"""The active watcher, if any."""
 
 
 def _forget_in_child() -> None:
@@ -265,11 +265,11 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class Watcher:
-    """Watches from :meth:`start` to :meth:`close`, and stands where a session stands for who runs a script.
+    """Watches from :meth:`start` to :meth:`close`; the runner of a script uses it like a session.
 
-    ``simulated`` is the device to watch in place of the one that ``options.device`` names. ``every`` so many steps some
-    are recorded in full, of which the last ``keep`` are kept. ``on_step`` is told of each step, ``say`` of what
-    goes wrong in one line.
+    ``simulated`` replaces the device that ``options.device`` names. Every ``every`` steps some are recorded in full;
+    the last ``keep`` recordings are kept. ``on_step`` is called after each step, ``say`` with one-line messages about
+    errors.
     """
 
     def __init__(
@@ -304,26 +304,26 @@ class Watcher:
         self._phase, self._peak, self._peak_phase = Phase.SETUP, 0, Phase.SETUP
         self._batch = self._fed = ""
         self._largest = 0
-        """The most elements of a batch so far."""
+        """The largest number of elements of a batch so far."""
         self._careful, self._grew = True, False
-        """Whether this step may run out of memory, so that lines are worth their time; whether memory grew."""
+        """Whether this step may run out of memory, so lines are worth their time; whether memory grew."""
         self._limit: int | None = None
         self._named = False
         self._look: GrowthLook | None = None
         self._models: dict[int, weakref.ref[nn.Module]] = {}
         self._shortage: Ending | None = None
-        """The last request that could not be served, as an end."""
+        """The last failed request, as an ending."""
         self._caught = False
         self._failure: FailureRecord | None = None
         self.rows = 0
         self.stopped_by: str | None = None
-        """Why the file ends before the run does, where it does."""
+        """Why the file ends before the run, if so."""
 
     def _source(self) -> Source | None:
         return None if self._simulated is None else SimulatedSource(self._simulated)
 
     def start(self) -> None:
-        """Begin, and record the first steps in full. Where that fails, nothing and no file is left."""
+        """Begin, and record the first steps in full. On an error nothing is left, not even a file."""
         self._folder = tempfile.mkdtemp(prefix="ampmem-watch-")
         self._undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
         try:
@@ -343,7 +343,7 @@ class Watcher:
         self._begin_full(Why.START)
 
     def close(self, failure: BaseException | None = None) -> None:
-        """End, write how the run has ended, and undo every hook; the second time do nothing."""
+        """Write how the run ended, and undo every hook; a second call does nothing."""
         if self.forked() or self._folder == "":
             return
         self._folder, folder = "", self._folder
@@ -357,22 +357,22 @@ class Watcher:
             self._undo.close()
 
     def failed(self, failure: FailureRecord) -> None:
-        """The script has failed."""
+        """Note ``failure``, with which the script failed."""
         self._failure = failure
         if self._full is not None:
             self._full.failed(failure)
 
     def forget(self) -> None:
-        """This process is a child that was just forked."""
-        with suppress(Exception):  # a full recording has forgotten itself
+        """Stop in a forked child."""
+        with suppress(Exception):  # a full recording forgets itself
             self._light.forget()
 
     def forked(self) -> bool:
-        """Whether this process is a child that was forked: the run is its parent's."""
+        """Whether this process is a forked child: the run is its parent's."""
         return self._light.forked()
 
     def manual_step(self) -> None:
-        """The user says that a step ends here; from now on only that counts."""
+        """End the step here; from now on only this method ends steps."""
         if self._folder == "":
             raise UsageError("watch.step() was called after the with block; call it inside, at the end of an iteration")
         full = self._full
@@ -380,35 +380,35 @@ class Watcher:
         if full is not None and active() is full:
             full.manual_step()
 
-    # What comes by.
+    # Called by the light session.
 
     def entered(self, phase: Phase) -> None:
-        """The script is in another phase."""
+        """The script enters ``phase``."""
         if self._phase not in _PASSING or self._gauge.sampled:
             self._note_peak(self._gauge.peak())
         self._phase = phase
 
     def _note_peak(self, peak: int) -> None:
-        """The peak of the step rises in the phase that ends here, if it has risen since this was asked last."""
+        """Attribute ``peak`` to the phase that ends here, if it rose since the last reading."""
         if peak > self._peak:
             self._peak, self._peak_phase, self._fed = peak, self._phase, self._batch
 
     def fed(self, module: nn.Module, batch: str, size: int) -> None:
-        """An outermost ``module`` is fed what ``batch`` says, of so many elements."""
+        """An outermost ``module`` gets ``batch``, of ``size`` elements."""
         self._batch = batch
         if size > self._largest:
             self._largest = size
-            if not self._careful:  # nothing as large has gone through so far
+            if not self._careful:  # a batch as large has not passed so far
                 self._careful = True
                 self._gauge.keep_lines(wanted=True)
         known = self._models.get(id(module))
         if known is None or known() is not module:
-            if len(self._models) >= _MODELS:  # losses that are made anew in each step
+            if len(self._models) >= _MODELS:  # for example losses made anew in each step
                 self._models = {key: each for key, each in self._models.items() if each() is not None}
             self._models[id(module)] = weakref.ref(module)
 
     def step_ended(self, number: int) -> None:
-        """A step has ended: its row is written before anything else may begin."""
+        """Write the row of the step that has ended, before anything else."""
         now, host = self._gauge.take(), _resident()
         self._note_peak(now.peak)
         self._phase = Phase.BETWEEN
@@ -442,7 +442,7 @@ class Watcher:
             self._on_step(row)
 
     def _note_what_went_on(self) -> None:
-        """A request failed in the step that has ended: the script has caught that."""
+        """Note a failed request in the step that has ended: the script caught the error."""
         short, self._shortage = self._shortage, None
         if short is not None and not self._caught:
             self._caught = True
@@ -451,10 +451,10 @@ class Watcher:
             self._write(lambda file: file.note(note))
 
     def _go_on(self, row: Row) -> None:
-        """Begin or end a full recording, if it is time."""
+        """Begin or end a full recording, if due after ``row``."""
         if self._full is not None:
             self._plans.note(row)
-            if active() is self._full:  # it ends by itself, after this: its hooks come last
+            if active() is self._full:  # it ends itself after this call: its hooks come last
                 return
             self._end_full(Path(self._folder), None)
         look = self._look
@@ -478,7 +478,7 @@ class Watcher:
     # Full recordings.
 
     def _begin_full(self, why: Why) -> None:
-        if self.stopped_by is not None or active() is not self._light:  # the script records something itself
+        if self.stopped_by is not None or active() is not self._light:  # or the script records something itself
             return
         self._why, self._first = why, self._light.outcome.number
         path = Path(self._folder) / "full.ampmem"
@@ -530,7 +530,7 @@ class Watcher:
     # The file, and its end.
 
     def _write(self, write: Callable[[WatchedFile], object]) -> None:
-        """A full disk ends the recording, never the script."""
+        """Call ``write``; a full disk ends the recording, never the script."""
         if self._file is None or self.stopped_by is not None or self.forked():
             return
         try:
@@ -563,7 +563,7 @@ class Watcher:
         )
 
     def _short(self, shortage: UnservedRequest) -> None:
-        """A request could not be served; the script does not know yet."""
+        """Note a failed request; the script does not know yet."""
         with collection_paused():
             self._shortage = Ending(
                 step=self._light.outcome.number,
@@ -580,7 +580,7 @@ class Watcher:
             )
 
     def _held(self, blocks: Mapping[int, int], lines: Mapping[int, str]) -> tuple[Held, ...]:
-        """What the ``blocks`` are: by identity first, the rest by the line that allocated them."""
+        """What the ``blocks`` are: known tensors first, the rest by the line that allocated them."""
         left, found = dict(blocks), []
         for what, tensors in self._known():
             addresses = {address for each in tensors if (address := self._light.log.storage_address(each))}
@@ -599,7 +599,7 @@ class Watcher:
         return tuple(found)
 
     def _known(self) -> list[tuple[str, list[torch.Tensor]]]:
-        """Parameters and buffers of the models that ran, their gradients, and the states of optimizers."""
+        """Parameters and buffers of the models that ran, their gradients, and optimizer states, each with a label."""
         models = [model for reference in self._models.values() if (model := reference()) is not None]
         parameters: list[torch.Tensor] = [each for model in models for each in model.parameters()]
         gradients = [grad for each in parameters if (grad := each.grad) is not None]
@@ -653,7 +653,7 @@ _PAGE = resource.getpagesize()
 
 
 def _resident() -> int:
-    """The process's resident memory in bytes, now where the system tells that, and at most where it does not."""
+    """The process's resident memory in bytes; its peak if the system does not report the current value."""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as stream:  # noqa: PTH123
         return int(stream.read().split()[1]) * _PAGE
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

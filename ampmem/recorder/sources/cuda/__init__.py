@@ -1,1 +1,1 @@
-"""The CUDA caching allocator of a real GPU as a source of events."""
+"""Source ``cuda``: the CUDA caching allocator of a real GPU."""

@@ -1,4 +1,4 @@
-"""The handful of calls that source ``cuda`` makes to torch; tests put an object of their own in their place."""
+"""The few calls to torch that source ``cuda`` makes; tests replace them with an object of their own."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ampmem.patching import Undo, patch
 from ampmem.recorder.torch_private import cuda as torch_private
 
 Snapshot = Mapping[str, Any]
-"""What ``torch.cuda.memory._snapshot()`` gives."""
+"""The value of ``torch.cuda.memory._snapshot()``."""
 
 OomObserver = Callable[[int, int, int, int], None]
-"""Called with the device, the bytes asked of it, its total (or what the process may take), what is free."""
+"""Called with the device, the bytes requested, the device's total (or the process's limit), and the free bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """One device's statistics: those of ``torch.cuda.memory_stats``, all pools together.
+    """Statistics of one device, as ``torch.cuda.memory_stats`` has them, all pools together.
 
-    ``blocks`` is their number, ``uses`` how many were handed out and taken back since the process started.
+    ``blocks`` is the number of blocks in use, ``uses`` of allocations and frees since the process started.
     """
 
     blocks: int
@@ -40,77 +40,77 @@ class Stats:
 
 
 class CudaApi(Protocol):
-    """What the source needs of a CUDA build of torch."""
+    """The calls to a CUDA build of torch that the source needs."""
 
     def problem(self) -> str | None:
-        """Why nothing can be recorded here, with what to do; ``None`` when it can."""
+        """Why nothing can be recorded here, with what to do; ``None`` if it can."""
 
     def when_ready(self, action: Callable[[], None]) -> None:
-        """Do ``action`` now, or right after the script has initialized CUDA."""
+        """Call ``action`` now, or right after the script has initialized CUDA."""
 
     def settings_in_force(self) -> str | None:
-        """The allocator's settings, as text, once CUDA is initialized; ``None`` where torch does not say."""
+        """The allocator's settings as text, once CUDA is initialized; ``None`` if torch does not say."""
 
     def set_settings(self, text: str) -> None:
-        """Put other settings in force."""
+        """Set the allocator's settings."""
 
     def caches(self) -> bool:
-        """Whether PyTorch's caching allocator serves the script: what it does not serve is in no history."""
+        """Whether PyTorch's caching allocator is in use: the history has no other allocations."""
 
     def history_is_on(self) -> bool:
-        """Whether somebody records memory history already."""
+        """Whether memory history is being recorded already."""
 
     def history(self, *, on: bool, entries: int, stacks: bool) -> None:
-        """Switch memory history on, with an empty trace, or off."""
+        """Switch memory history off, or on with an empty trace."""
 
     def snapshot(self) -> Snapshot:
         """Segments and traces of all devices."""
 
     def stats(self, device: int) -> Stats:
-        """The allocator's statistics."""
+        """The allocator's statistics for ``device``."""
 
     def changes(self, device: int) -> tuple[int, ...]:
-        """Counts that grow with every event of the device's trace: the same twice if there was none in between."""
+        """Counters that grow with each event of the device's trace: if equal twice, there was none in between."""
 
     def memory_info(self, device: int) -> tuple[int, int]:
         """Free and total bytes of the device."""
 
     def process_used(self, device: int) -> int | None:
-        """Bytes that the driver counts as this process's, where NVML can be asked."""
+        """Bytes of the device that the driver counts for this process; ``None`` if NVML cannot be asked."""
 
     def current_device(self) -> int:
         """The index of the calling thread's device."""
 
     def device_count(self) -> int:
-        """How many devices there are."""
+        """Number of devices."""
 
     def device_name(self, device: int) -> str:
-        """Its name."""
+        """The name of ``device``."""
 
     def synchronize(self, device: int) -> None:
         """Wait for all work on the device."""
 
     def follow_captures(self) -> Undo:
-        """Know of the graphs that any thread captures from now on; returns what ends that."""
+        """Follow the CUDA graphs that any thread captures; returns the undo."""
 
     def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured, in whatever thread: a call that waits would spoil it."""
+        """Whether any thread is capturing a CUDA graph: a call that synchronizes would end the capture."""
 
     def observe_oom(self, observer: OomObserver) -> None:
-        """Have ``observer`` called whenever memory runs out, for as long as the process lives."""
+        """Call ``observer`` whenever memory runs out, until the process ends."""
 
     def metadata_setter(self) -> Callable[[str], None] | None:
-        """Tags the calling thread's events; ``None`` where torch cannot, or the script does so itself."""
+        """A function that tags the calling thread's events; ``None`` if torch cannot, or the script uses the tags."""
 
 
 class TorchCuda:
-    """The real one."""
+    """:class:`CudaApi` with the real torch."""
 
     def __init__(self) -> None:
         self._asks_nvml = True
 
     def problem(self) -> str | None:
-        """A build, driver or allocator that cannot be recorded."""
+        """Why this build, driver or allocator cannot be recorded; ``None`` if it can."""
         if not cuda_available():
             why = "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
             return f"cuda cannot be recorded: {why}; record on the CPU with --device cpu (device='cpu' in Python)"
@@ -131,7 +131,7 @@ class TorchCuda:
         return None
 
     def when_ready(self, action: Callable[[], None]) -> None:
-        # Initializing CUDA here would come before what the script still says, such as CUDA_VISIBLE_DEVICES.
+        # Initializing CUDA here would be before the script has set CUDA_VISIBLE_DEVICES, for one.
         if torch.cuda.is_initialized():
             action()
         else:
@@ -183,9 +183,9 @@ class TorchCuda:
             return None
         try:
             used = _process_used(device)
-        except Exception:  # no pynvml, no permission, no such figure: NVML's errors are many
+        except Exception:  # no pynvml, no permission, not supported: NVML has many errors
             used = None
-        self._asks_nvml = used is not None  # a container may hide process ids
+        self._asks_nvml = used is not None  # NVML may not find this process, since containers hide process ids
         return used
 
     def current_device(self) -> int:
@@ -214,9 +214,9 @@ class TorchCuda:
 
 
 def cuda_available() -> bool:
-    """Whether torch can use CUDA, asked of NVML where that is there.
+    """Whether torch can use CUDA, according to NVML if that is installed.
 
-    CUDA itself, once asked, would settle ``CUDA_VISIBLE_DEVICES`` before the script can set it.
+    A call of CUDA itself would fix ``CUDA_VISIBLE_DEVICES`` before the script can set it.
     """
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
     if name in os.environ:
@@ -230,7 +230,7 @@ def cuda_available() -> bool:
 
 _STATS = ("requested", "allocated", "active", "reserved")
 _CHANGES = ("allocation", "active", "reserved_bytes")
-"""Allocations and frees, waits for other streams, segments."""
+"""Statistics that change with allocations and frees, waits for other streams, and segments."""
 
 _captured: set[int] = set()
 """``id`` of each graph that is being captured."""
@@ -264,7 +264,7 @@ def _follow_captures() -> Undo:
 
 
 _observer: list[OomObserver] = []
-"""The observer that counts now; torch's own list of them only ever grows, so it gets one entry, once."""
+"""The current observer: torch's own list of observers only grows, so it gets one entry, once."""
 
 
 def _observe_oom(observer: OomObserver) -> None:
@@ -278,13 +278,13 @@ def _attach_once() -> None:
 
 
 def forget_observer(observer: OomObserver) -> None:
-    """``observer`` wants no more calls."""
+    """Stop calling ``observer``."""
     if observer in _observer:
         _observer.remove(observer)
 
 
 def _observed(device: int, segment: int, total: int, free: int) -> None:
-    # What is raised here would come out of the script's allocation in place of its OutOfMemoryError.
+    # An error here would replace the script's OutOfMemoryError.
     try:
         for observer in list(_observer):
             observer(device, segment, total, free)
@@ -300,7 +300,7 @@ def _process_used(device: int) -> int | None:
 
 @functools.cache
 def _nvml(device: int) -> tuple[Any, Any]:
-    """The module, and its handle of ``device``. NVML stays initialized, as torch itself leaves it: that takes long."""
+    """The NVML module and its handle of ``device``. NVML stays initialized, as in torch, since that is slow."""
     nvml: Any = import_module("pynvml")
     nvml.nvmlInit()
     return nvml, nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")

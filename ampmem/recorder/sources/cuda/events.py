@@ -1,4 +1,4 @@
-"""Which blocks there are after a trace, and by it before."""
+"""Computes the blocks after a trace of the allocator and, backwards from them, those before it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from ampmem.recorder.sources.cuda.trace import (
 )
 
 _ALLOCATED, _FREE = "active_allocated", "inactive"
-"""What torch calls blocks that a tensor has, and blocks that nobody has; others await streams."""
+"""Torch's states for a block in use and a free block; the other states await other streams."""
 
 
 class LiveBlock(NamedTuple):
-    """What is alive at an address: asked and set-aside bytes, and the stream it belongs to."""
+    """A live block at some address: requested bytes, block bytes, and its stream."""
 
     requested: int
     size: int
@@ -48,14 +48,14 @@ class LiveBlock(NamedTuple):
 
 
 class HeldBlocks(NamedTuple):
-    """The blocks that a tensor has, and those that await other streams."""
+    """The blocks in use by tensors, and the freed blocks that still await other streams."""
 
     alive: dict[int, LiveBlock]
     awaiting: dict[int, LiveBlock]
 
     @classmethod
     def of(cls, snapshot: Snapshot, device: int) -> HeldBlocks:
-        """Those of ``device`` in a snapshot that torch has just taken."""
+        """The held blocks of ``device`` in a snapshot."""
         found = cls({}, {})
         for segment in snapshot["segments"]:
             if segment["device"] == device:
@@ -67,11 +67,11 @@ class HeldBlocks(NamedTuple):
 
     @property
     def counted(self) -> Counted:
-        """What torch counts of them."""
+        """The counts that torch has for these blocks."""
         return Counted(len(self.alive), sum(block.requested for blocks in self for block in blocks.values()))
 
     def same(self, alive: dict[int, LiveBlock], awaiting: dict[int, LiveBlock]) -> bool:
-        """Whether these are the blocks, but for what their sizes are rounded to."""
+        """Whether these are the same blocks, except for the rounding of their sizes."""
         return all(
             mine.keys() == theirs.keys() and all(theirs[at].requested == block.requested for at, block in mine.items())
             for mine, theirs in zip(self, (alive, awaiting), strict=True)
@@ -79,7 +79,7 @@ class HeldBlocks(NamedTuple):
 
 
 def extents_in(snapshot: Snapshot, device: int) -> list[Extent]:
-    """The segments of ``device`` in a snapshot that torch has just taken."""
+    """The segments of ``device`` in a snapshot."""
     return [
         Extent(
             segment["address"],
@@ -94,10 +94,10 @@ def extents_in(snapshot: Snapshot, device: int) -> list[Extent]:
 
 
 class Chain:
-    """What a trace says of each address, one after the other: allocs, frees and ends of waits, oldest first.
+    """The entries of a trace sorted by address: allocs, frees and ends of waits, oldest first.
 
-    ``live`` and ``awaiting`` are the blocks that there were before the trace. :attr:`place` is where an entry stands in
-    the trace, :attr:`bytes` those of its block, which :meth:`size_blocks` fills in.
+    ``live`` and ``awaiting`` are the blocks before the trace. :attr:`place` is the index of an entry in the trace,
+    :attr:`bytes` the size of its block, which :meth:`size_blocks` fills in.
     """
 
     def __init__(self, trace: Trace, live: dict[int, LiveBlock], awaiting: dict[int, LiveBlock]) -> None:
@@ -117,14 +117,14 @@ class Chain:
         self.stream = self._handed_on(self._with_known(self.stream, [block.stream for block in self._before]))
 
     def leads_to(self, final: HeldBlocks) -> bool:
-        """Whether the entries go on from what there was without a gap, and end with the blocks of ``final``."""
+        """Whether the entries follow from the blocks before without a gap, and lead to the blocks of ``final``."""
         kind = self._with_known(np.roll(self.kind, 1), self._kind_before, always=True)
         size = self._with_known(np.roll(self.size, 1), [block.requested for block in self._before], always=True)
         goes_on = (self.kind == _NEXT[kind]) & ((self.kind == IS_ALLOC) | (self.size == size))
         return bool(goes_on.all()) and final.same(*self.after())
 
     def after(self) -> HeldBlocks:
-        """The blocks that there are then."""
+        """The blocks after the trace."""
         blocks = HeldBlocks(dict(self._live), dict(self._awaiting))
         last = (self.address, self.kind, self.size, self.bytes, self.stream)
         for address, kind, *block in zip(*(column[self._last].tolist() for column in last), strict=True):
@@ -135,9 +135,9 @@ class Chain:
         return blocks
 
     def size_blocks(self, final: HeldBlocks, settings: Settings) -> None:
-        """Fill in the bytes of the blocks: as the profiler saw one come or go, or as it is in ``final``.
+        """Fill in the sizes of the blocks: from the profiler, or from ``final``.
 
-        Of the others the rounded request is the best guess: a block of the large pool may be up to 1 MiB larger.
+        For others the rounded request is the best guess: a block of the large pool may be up to 1 MiB larger.
         """
         born = self.kind == IS_ALLOC
         later = np.where(self._last, 0, np.roll(self._seen, -1))
@@ -149,14 +149,14 @@ class Chain:
         self.bytes = self._handed_on(np.where(born, found, self.bytes))
 
     def _with_known(self, column: Column, known: list[int], *, always: bool = False) -> NDArray[np.int64]:
-        """``column`` with what was ``known`` before in each address's first row, unless that is an alloc."""
+        """``column`` with the ``known`` earlier value in each address's first row, unless that is an alloc."""
         column = column.astype(np.int64)
         of_first = np.array(known, dtype=np.int64)
         column[self._first] = np.where(always | (self.kind[self._first] != IS_ALLOC), of_first, column[self._first])
         return column
 
     def _handed_on(self, column: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``column`` with what an alloc has in its free, and that in the end of the wait."""
+        """``column`` with an alloc's value copied to its free, and a free's to the end of its wait."""
         for kind in (IS_FREE, IS_DONE):
             rows = np.flatnonzero((self.kind == kind) & ~self._first)
             column[rows] = column[rows - 1]
@@ -165,11 +165,11 @@ class Chain:
 
 _NO_BLOCK = LiveBlock(0, 0, 0)
 _NEXT = np.array([0, IS_FREE, IS_DONE, IS_ALLOC])
-"""What comes at an address after each of the kinds."""
+"""The kind of entry that follows each kind at one address."""
 
 
 def rewound_blocks(entries: list[TraceEntry], final: HeldBlocks) -> HeldBlocks:
-    """What there was before the first entry: the final state with every entry undone, the newest first."""
+    """The blocks before the first entry: ``final`` with every entry undone, newest first."""
     before = HeldBlocks(dict(final.alive), dict(final.awaiting))
     for entry in reversed(entries):
         if entry.action == ALLOC:
@@ -183,9 +183,9 @@ def rewound_blocks(entries: list[TraceEntry], final: HeldBlocks) -> HeldBlocks:
 
 
 def true_sizes(entries: list[TraceEntry], final: dict[int, LiveBlock]) -> dict[int, int]:
-    """Block sizes of the allocs, by index: as the profiler saw the block come or go, or as it is in the end.
+    """Block sizes of the allocs, by index: from the profiler, or from ``final``.
 
-    Of the others the rounded request is the best guess: a block of the large pool may be up to 1 MiB larger.
+    For others the rounded request is the best guess: a block of the large pool may be up to 1 MiB larger.
     """
     sizes: dict[int, int] = {}
     later: dict[int, int] = {address: block.size for address, block in final.items()}
@@ -204,7 +204,7 @@ _SNAPSHOT = "snapshot"
 
 
 class TraceWindow(NamedTuple):
-    """One step's trace, and what there is after it."""
+    """The trace of one step, and the blocks and segments after it."""
 
     trace: Trace
     held: list[Extent]
@@ -212,7 +212,7 @@ class TraceWindow(NamedTuple):
 
 
 class Level(NamedTuple):
-    """The allocator's layers at an instant."""
+    """The bytes in the allocator's layers at one time."""
 
     requested: int
     allocated: int
@@ -222,10 +222,10 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A window's events, as columns; ``lost`` counts the blocks and segments in which trace and final state differ.
+    """The events of a window as columns; ``lost`` counts the blocks and segments in which trace and state differ.
 
-    ``seen`` says which of the profiler's blocks an event is, or -1. ``awaiting_ns`` and ``awaiting`` say how many
-    requested bytes await other streams from when on. ``peak`` is the state with the most requested bytes.
+    ``seen`` is the index of an event's block in the profiler's, or -1. ``awaiting_ns`` and ``awaiting`` are times, and
+    the requested bytes that await other streams from then on. ``peak`` is the state with the most requested bytes.
     """
 
     time_ns: Column
@@ -249,7 +249,7 @@ class Settled:
 
 
 class History:
-    """One device's events, window after window. Tolerates lost entries: the segments say what is alive."""
+    """The events of one device, window after window. Tolerates lost entries: the segments show what is alive."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -262,12 +262,12 @@ class History:
         self.stacks = StackTexts()
 
     def read(self, snapshot: Snapshot, device: int, again: Callable[[], Snapshot] | None) -> TraceWindow:
-        """What ``snapshot`` has of ``device``, before the trace is emptied. Takes the traces out of ``snapshot``.
+        """The trace and final state of ``device`` in ``snapshot``; removes the traces from ``snapshot``.
 
-        torch reads the trace first and then the segments, each under a lock of its own: what other threads did in
-        between is in the segments alone. Where the two do not follow from what was known, ``again`` takes another
-        snapshot, whose trace says what that was. It costs as much as the first one, which may be seconds: ``None``
-        says that nothing happened while the snapshot was taken. There is never more than one trace in memory.
+        Torch copies first the trace and then the segments, each under a lock of its own: events of other threads in
+        between are in the segments alone. If the two do not follow from the state before, ``again`` takes another
+        snapshot, whose trace has those events. It costs as much as the first, perhaps seconds; ``None`` says that
+        nothing happened during the snapshot. There is never more than one trace in memory.
         """
         held, final = extents_in(snapshot, device), HeldBlocks.of(snapshot, device)
         traces = snapshot["device_traces"]
@@ -288,7 +288,7 @@ class History:
         seen: SeenBlocks = NO_BLOCKS,
         marks: Sequence[MarkCount] = (),
     ) -> Settled:
-        """The events of ``window``, which was from ``since_ns`` to ``until_ns``."""
+        """The events of ``window``, which lasted from ``since_ns`` to ``until_ns``."""
         trace, held, final = window
         _add_blocks(trace, seen)
         start = max(self._now, since_ns)
@@ -314,13 +314,13 @@ class History:
         return read_trace(traces[device] if device < len(traces) else (), self.stacks)
 
     def _follows(self, trace: Trace, final: HeldBlocks, held: list[Extent]) -> bool:
-        """Whether what there was before ``trace``, by where it led, is what is known. At first nothing is."""
+        """Whether the state before ``trace``, computed backwards, is the known one; true for the first window."""
         before = rewound_blocks(trace.entries(), final)
         reserved = sum(extent.size for extent in _before(held, trace))
         return not self._first and reserved == self._segments.held.size and before.same(self._live, self._awaiting)
 
     def _await_again(self, before: dict[int, LiveBlock]) -> None:
-        """What awaited other streams at the start. torch may have lost when a wait was over, as any entry."""
+        """Note the blocks that awaited other streams at the start. The end of a wait may be among the lost entries."""
         known = self._awaiting
         self._awaiting = {}
         for address, block in before.items():
@@ -331,10 +331,10 @@ class History:
         self._awaiting_bytes = sum(block.requested for block in self._awaiting.values())
 
     def _reconcile(self, writer: _Writer, before: dict[int, LiveBlock], start_ns: int) -> int:
-        """Make what is alive what the trace and the segments say it is at the start; how many blocks that took.
+        """Make the known blocks equal those that trace and segments show at the start; returns how many differed.
 
-        At first that is the baseline. Later there is a difference only where entries were lost: between a
-        snapshot and the clearing of the trace, or because a step had more of them than the trace holds.
+        In the first window they are the baseline. Later they differ only if entries were lost: between a snapshot and
+        the clearing of the trace, or because a step had more entries than the trace holds.
         """
         changed = 0
         for address, block in list(self._live.items()):
@@ -349,7 +349,7 @@ class History:
         return changed
 
     def _reconcile_segments(self, held: list[Extent], trace: Trace, start_ns: int) -> int:
-        """The same for segments, which are there before the blocks in them."""
+        """Make the known segments equal those at the start, before the blocks in them; returns how many differed."""
         before = _before(held, trace)
         if self._first:
             self._segments.begin(start_ns, before)
@@ -357,7 +357,7 @@ class History:
         return self._segments.agree(start_ns, 0, before)
 
     def _followed(self, trace: Trace, final: HeldBlocks) -> _Rows | None:
-        """The rows of a ``trace`` that leads without a gap from what is known to ``final``; ``None`` of another."""
+        """The rows of a ``trace`` that leads without a gap from the known state to ``final``; else ``None``."""
         chain = Chain(trace, self._live, self._awaiting)
         if not chain.leads_to(final):
             return None
@@ -367,7 +367,7 @@ class History:
         block, stream = chain.bytes[in_order], chain.stream[in_order]
         is_row, time = kind != IS_DONE, trace.time_ns[place]
         count = np.cumsum(is_row)
-        # Before the first entry, and after each.
+        # Bytes before the first entry, and after each.
         sign, waiting = _SIGN[kind], _WAITING[kind]
         requested = _sums(sum(each.requested for each in self._live.values()), sign * size)
         allocated = _sums(sum(each.size for each in self._live.values()), sign * block)
@@ -423,30 +423,30 @@ class History:
 
 
 def device_segments(snapshot: Snapshot, device: int) -> tuple[SnapshotSegment, ...]:
-    """The segments of one device."""
+    """The segments of one device, in the form of the recording."""
     return read_segments(snapshot["segments"], device)
 
 
 _SIGN, _WAITING = np.zeros(len(KINDS), dtype=np.int64), np.zeros(len(KINDS), dtype=np.int64)
 _SIGN[[IS_ALLOC, IS_FREE]] = 1, -1
 _WAITING[[IS_FREE, IS_DONE]] = 1, -1
-"""What each kind of entry does to the bytes that tensors have, and to those that await other streams."""
+"""Change by each kind of entry of the bytes in use, and of the bytes that await other streams."""
 
 
 def _sums(start: int, changes: Column) -> Column:
-    """``start``, and what it comes to after each of ``changes``."""
+    """``start``, and the running total after each of ``changes``."""
     return np.cumsum(np.concatenate([[start], changes]))
 
 
 def _segment_calls(trace: Trace) -> Iterator[tuple[int, str, Extent]]:
-    """Of each entry about a segment: its place, its word, and the segment or pages."""
+    """(index, action, segment or pages) of each entry about a segment."""
     for at in np.flatnonzero(trace.kind >= IS_SEGMENT).tolist():
         action = trace.action[at]
         yield at, action, extent_of_call(action, int(trace.address[at]), int(trace.size[at]), int(trace.stream[at]))
 
 
 def _before(held: list[Extent], trace: Trace) -> list[Extent]:
-    """The segments that were there before ``trace``, which led to ``held``."""
+    """The segments before ``trace``, which led to ``held``."""
     return rewound(held, [(action, extent) for _, action, extent in _segment_calls(trace)])[0]
 
 
@@ -455,9 +455,9 @@ def _extent(entry: TraceEntry) -> Extent:
 
 
 def _until_snapshot(traces: Sequence[Any], device: int, count: int) -> Sequence[Any] | None:
-    """The later ``traces`` up to where the snapshot before them read the segments.
+    """The later ``traces`` up to the point at which the snapshot before them read the segments.
 
-    ``None`` where they have lost that, or the ``count`` entries which that snapshot had.
+    ``None`` if they have lost that point, or any of the ``count`` entries of that snapshot.
     """
     trace = traces[device] if device < len(traces) else ()
     places = [index for index, row in enumerate(trace) if row["action"] == _SNAPSHOT and index >= count]
@@ -473,17 +473,17 @@ def _add_blocks(trace: Trace, seen: SeenBlocks) -> None:
 
 
 class _Rows(NamedTuple):
-    """Events of a window, one a row as :class:`Settled` has the columns, and the requested bytes that await streams."""
+    """Events of a window as rows, with columns as in :class:`Settled`, and the requested bytes that await streams."""
 
     table: NDArray[np.int64]
     awaiting: NDArray[np.int64]
     peak: Level
 
     def settled(self, final_requested: int, segments: SegmentColumns, lost: int) -> Settled:
-        """The columns; ``final_requested`` bytes are alive in the end, as the segments say."""
+        """The columns of :class:`Settled`; ``final_requested`` are the bytes alive at the end, by the segments."""
         time, action, address, size, block, stream, stack, seen = np.ascontiguousarray(self.table.T)
         delta = np.where(action == Action.FREE, -size, size)
-        # Counted back from what the segments hold now, and not on from what was known before: a sum of its own.
+        # Counted backwards from the segments, so that errors of earlier windows do not add up.
         allocated = final_requested - (delta.sum() - np.cumsum(delta))
         since, awaiting = np.ascontiguousarray(self.awaiting.T)
         return Settled(
@@ -522,7 +522,7 @@ class _Writer:
 
     @property
     def count(self) -> int:
-        """Events so far."""
+        """Number of events so far."""
         return len(self._rows)
 
     def alloc(self, index: int, entry: TraceEntry) -> None:
@@ -548,7 +548,7 @@ class _Writer:
         return block
 
     def agree(self, now_ns: int) -> int:
-        """Make what is alive what the segments hold; how many blocks that took, sizes apart."""
+        """Make the live blocks equal those in the segments; returns how many differed, sizes aside."""
         changed = 0
         for address, block in list(self._live.items()):
             there = self._final.get(address)
@@ -574,6 +574,6 @@ class _Writer:
         self._awaiting.append((time_ns, size))
 
     def rows(self) -> _Rows:
-        """All of them."""
+        """All events as rows."""
         awaiting = np.array(self._awaiting, dtype=np.int64).reshape(-1, 2)
         return _Rows(np.array(self._rows, dtype=np.int64).reshape(-1, 8), awaiting, self._peak)

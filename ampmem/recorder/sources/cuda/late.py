@@ -1,4 +1,4 @@
-"""Numbers that are on a device: copied to the host behind the work that makes them, and read when that is done."""
+"""Numbers on a CUDA device: copied to the host asynchronously, and read once the copy is done."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ampmem.recorder.torch_private.general import without_dispatch, without_func
 
 
 class LateNumber:
-    """One number on its way from a CUDA device; nothing waits for it."""
+    """A number that is being copied from a CUDA device; nothing waits for it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        # Pinned memory is the host's: the device's allocator is not asked for anything. The script may have said that
-        # tensors are made on the device, and its own modes count only what the script does.
+        # Pinned host memory: the device allocates nothing. The script may have set the device as the default
+        # of new tensors, and its dispatch modes must see only its own ops.
         with without_functions(), without_dispatch():
             self._copy = torch.empty((), dtype=tensor.dtype, device="cpu", pin_memory=True)
             self._copy.copy_(tensor.detach().reshape(()), non_blocking=True)
@@ -23,16 +23,16 @@ class LateNumber:
             self._event.record(torch.cuda.current_stream(tensor.device))
 
     def __del__(self) -> None:
-        # torch asks the device whether it still needs the copy, in a destructor, which ends the process where the
-        # device has failed: before the script gets to see its error. An empty number has no copy.
+        # The copy's destructor queries the device, and an error there ends the process: on a failed device, even
+        # before the script sees its own error. An empty number has no copy.
         copy = self.__dict__.pop("_copy", None)
         if copy is not None and not self._may_be_freed():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(copy))
 
     def value(self) -> float | None:
-        """The number; ``None`` where the device has not come that far, or must not be asked."""
-        with suppress(RuntimeError):  # of a device that has failed: the script gets to know by itself
-            if torch.cuda.is_current_stream_capturing():  # to query an event would end the capture
+        """The number; ``None`` while it is not copied yet, or if the device must not be queried."""
+        with suppress(RuntimeError):  # a failed device: the script will get the error itself
+            if torch.cuda.is_current_stream_capturing():  # querying an event would end the capture
                 return None
             if self._event.query():
                 with without_functions(), without_dispatch():
@@ -40,27 +40,27 @@ class LateNumber:
         return None
 
     def _may_be_freed(self) -> bool:
-        """Whether the device still answers, which it does whatever the answer."""
+        """Whether the device answers a query at all."""
         try:
             if not torch.cuda.is_current_stream_capturing():
                 self._event.query()
                 return True
-        except Exception:  # of the device, of an event that was never made, of an interpreter that ends
+        except Exception:  # a failed device, an event never made, a finalizing interpreter
             return False
         return False
 
 
 def number_of(tensor: torch.Tensor) -> float | LateNumber | None:
-    """The one number in ``tensor``, now or late; ``None`` while a CUDA graph is captured, or of a failed device."""
+    """The single number in ``tensor``, now or late; ``None`` during graph capture, or on a failed device."""
     with without_functions():
         if not tensor.is_cuda or type(tensor) is not torch.Tensor:
             return float(tensor.detach())
-        with suppress(RuntimeError):  # the script gets to know by itself
+        with suppress(RuntimeError):  # the script will get the error itself
             if not torch.cuda.is_current_stream_capturing():
                 return LateNumber(tensor)
     return None
 
 
 def settled_number(number: float | LateNumber | None) -> float | None:
-    """``number``, where it is there."""
+    """``number`` if it is known by now, else ``None``."""
     return number.value() if isinstance(number, LateNumber) else number

@@ -1,6 +1,6 @@
-"""Which autograd node ran when, and which blocks were handed out in it: names and numbers for what backward allocates.
+"""Autograd nodes: when each ran and which blocks were allocated in it, to name what backward allocates.
 
-The CPU profiler follows a backward pass onto the engine's own threads.
+The CPU profiler follows a backward pass onto the autograd engine's own threads.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ampmem.recorder.torch_private.general import ALLOCATION, OP_FIELDS, enter_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """From ``since_ns`` on, until the next row, the node ``op`` (an index into ``ops``) with ``sequence`` runs."""
+    """From ``since_ns`` until the next row, the node ``op`` (an index into ``ops``) with ``sequence`` was running."""
 
     since_ns: Column
     op: Column
@@ -32,11 +32,11 @@ class Nodes:
     ops: tuple[str, ...]
 
     def name_at(self, instant_ns: int) -> str:
-        """The op at one instant; empty where none runs."""
+        """The op at ``instant_ns``; empty if none was running."""
         return self.ops[int(self.at(np.array([instant_ns]))[0][0])]
 
     def at(self, times: Column) -> tuple[Column, Column]:
-        """The op and the sequence number at each of ``times``; 0 and -1 where no node runs."""
+        """The op and the sequence number at each of ``times``; 0 and -1 if no node was running."""
         if len(self.since_ns) == 0:
             return np.zeros_like(times), np.full_like(times, -1)
         place = np.searchsorted(self.since_ns, times, side="right") - 1
@@ -45,7 +45,7 @@ class Nodes:
 
 
 class SeenNodes:
-    """What the profiler saw of a window: the nodes that ran, each on its thread, and the devices' blocks."""
+    """The profiler's data of a window: the nodes that ran, by thread, and the devices' blocks."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class SeenNodes:
         self._blocks = blocks or {}
 
     def nodes(self, device: int) -> Nodes:
-        """The nodes by which memory of ``device`` is named: each device has a thread of the engine's own.
+        """The nodes that may have allocated on ``device``: the engine has one thread per device.
 
-        A thread whose nodes had memory of other devices only has none of this one's.
+        A thread whose nodes allocated only on other devices is left out.
         """
         known = self._nodes.get(device)
         if known is None:
@@ -77,36 +77,36 @@ class SeenNodes:
 
 
 class NodeRecorder:
-    """Follows the nodes from one :meth:`take` to the next."""
+    """Records the nodes from one :meth:`take` to the next."""
 
     def __init__(self) -> None:
         self._window = Window(memory=True)
         self._scope: Any = None
         self.running = False
-        """Whether nodes are followed."""
+        """Whether nodes are being recorded."""
 
     def start(self) -> None:
-        """Begin."""
+        """Start the profiler."""
         with counting_begins():
             self._window.open()
-        # Of a device's blocks torch's tree has only those that lie in something.
+        # Torch's event tree has a device's allocations only inside another event, hence one scope around all.
         self._scope = enter_scope(_WHOLE)
         self.running = True
 
     def abandon(self) -> None:
-        """End in a child that was forked."""
+        """Stop in a forked child."""
         if self.running:
             self._left()
             self._window.abandon()
 
     def _left(self) -> None:
-        """The scope must not end after the profile that it is in."""
+        """End the scope, which must not outlast the profile that it is in."""
         self.running = False
         scope, self._scope = self._scope, None
         exit_scope(scope)
 
     def take(self, *, go_on: bool) -> SeenNodes:
-        """What was seen since the last call, or since :meth:`start`."""
+        """The nodes since the last call, or since :meth:`start`."""
         if not self.running:
             return SeenNodes()
         self._left()
@@ -117,18 +117,18 @@ class NodeRecorder:
         if go_on:
             self.start()
         walk = _Walk(result.experimental_event_tree())
-        if len(walk.markers) < 2 * MARKERS:  # without them there is no telling when the nodes ran
+        if len(walk.markers) < 2 * MARKERS:  # without them the nodes' times are unknown
             return SeenNodes()
         shift = shift_between(walk.markers, marks)
         return SeenNodes(walk.spans, walk.blocks(shift), walk.devices, shift)
 
 
 _WHOLE = "ampmem::window"
-"""The name of the scope around all that the recorded thread does."""
+"""The name of the scope around the whole window."""
 
 
 class _Around(NamedTuple):
-    """The node that the walk is in; ``sequence`` is that of the innermost one that has a number."""
+    """The node around the current place of the walk; ``sequence`` is the innermost known number."""
 
     name: str = ""
     sequence: int = -1
@@ -139,7 +139,7 @@ _IN_NONE = _Around()
 
 
 class Ran(NamedTuple):
-    """A node that ran, by the profiler's clock; ``thread`` is its number of the thread."""
+    """A node that ran, with times of the profiler's clock; ``thread`` is the profiler's number of the thread."""
 
     start: int
     end: int
@@ -149,7 +149,7 @@ class Ran(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """A node that runs: its end, the index of its name, its sequence number, its thread."""
+    """A running node: its end, the index of its name, its sequence number, its thread."""
 
     end: int
     op: int
@@ -164,20 +164,20 @@ _of_allocation = attrgetter("ptr", "alloc_size", "device")
 class _Walk:
     """Reads the nodes, and the device's blocks in them, out of a profile's event tree.
 
-    Every attribute of a node costs a call into C++: those of allocations, which are most of the tree, are read by loops
-    that are not Python's.
+    Each attribute of a node costs a call into C++: those of allocations, which are most of the tree, are read by loops
+    in C.
     """
 
     def __init__(self, roots: list[Any]) -> None:
         self.markers: list[Span] = []
         self.spans: list[Ran] = []
-        """Parents before children."""
+        """The nodes that ran; parents come before their children."""
         self._times: list[int] = []
         self._allocations: list[tuple[int, int, torch.device]] = []
         self._runs: list[tuple[int, _Around]] = []
-        """From which allocation on they lie in which node."""
+        """(index of the first allocation, node around it) of each run of allocations."""
         self._thread: int | None = None
-        """The recorded one, in the profiler's numbers: the markers are its own."""
+        """The profiler's number of the recorded thread, known from the markers."""
         pending = [(roots, _IN_NONE)]
         while pending:
             nodes, around = pending.pop()
@@ -189,7 +189,7 @@ class _Walk:
         }
 
     def _visit(self, nodes: list[Any], around: _Around) -> list[tuple[list[Any], _Around]]:
-        """Read the ``nodes`` that lie in ``around``; gives those in them, with the node around each."""
+        """Read the ``nodes`` inside ``around``; returns their children, each list with the node around it."""
         fields = list(map(_fields, nodes))
         kinds = list(map(type, fields))
         allocated = [kind is ALLOCATION for kind in kinds]
@@ -199,7 +199,7 @@ class _Walk:
             self._allocations += map(_of_allocation, compress(fields, allocated))
         found = []
         for node, of_node, kind in zip(nodes, fields, kinds, strict=True):
-            if kind is OP_FIELDS:  # or else a call of CUDA's runtime
+            if kind is OP_FIELDS:  # otherwise a call of the CUDA runtime
                 name = node.name
                 if name == MARKER:
                     self.markers.append((node.start_time_ns, node.end_time_ns))
@@ -214,7 +214,7 @@ class _Walk:
 
     @property
     def devices(self) -> dict[int, set[int]]:
-        """By thread, the CUDA devices whose memory its nodes took or gave back."""
+        """The CUDA devices on which each thread's nodes allocated or freed."""
         found: dict[int, set[int]] = {}
         for thread, (_, _, device) in zip(self._around()[2].tolist(), self._allocations, strict=True):
             if self._indices[device] >= 0:
@@ -222,7 +222,7 @@ class _Walk:
         return found
 
     def blocks(self, shift: Callable[[Column], Column] = np.array) -> dict[int, SeenBlocks]:
-        """What the profiler saw of the blocks, by the index of their device."""
+        """The blocks that the profiler saw, by device index."""
         numbers = [(address, size, self._indices[device]) for address, size, device in self._allocations]
         address, size, device = np.array(numbers, dtype=np.int64).reshape(-1, 3).T
         time = np.array(self._times, dtype=np.int64)
@@ -246,7 +246,7 @@ class _Walk:
         return found
 
     def _around(self) -> tuple[Column, Column, Column]:
-        """Of each allocation: the run that it is in, and the sequence number and the thread of the node around."""
+        """Name, sequence number and thread of the node around each allocation."""
         starts = [start for start, _ in self._runs]
         counts = np.diff([*starts, len(self._times)])
         sequences = np.array([around.sequence for _, around in self._runs], dtype=np.int64)
@@ -256,19 +256,19 @@ class _Walk:
 
     def _node(self, node: Any, fields: Any, name: str, around: _Around) -> _Around:
         number, thread = getattr(fields, "sequence_number", -1), node.start_tid
-        # What runs inside a node on the engine's own thread was made there: forward is computed again.
+        # A node inside another on the engine's thread was made there, by a recomputed forward.
         if number >= 0 and around.sequence >= 0 and thread != self._thread:
             number += ELSEWHERE
         self.spans.append(Ran(node.start_time_ns, node.end_time_ns, name, number, thread))
-        # What a node calls has no number of its own.
+        # Ops that a node calls have no number of their own.
         return _Around(name, number if number >= 0 else around.sequence, thread)
 
 
 def nodes_of(spans: Sequence[Ran], shift: Callable[[Column], Column] = np.array) -> Nodes:
-    """``spans``, which may lie in each other, as what runs innermost when.
+    """The innermost running node at each time, from ``spans``, which may be nested.
 
-    Where those of several threads overlap and none lies in the other, nothing tells whose an allocation is: no node
-    runs there. One that lies in another thread's is what that thread waits for: a reentrant checkpoint.
+    Where spans of several threads overlap without being nested, an allocation cannot be attributed: no node runs there.
+    A span nested in another thread's is one that the other thread waits for: a reentrant checkpoint.
     """
     names: dict[str, int] = {"": 0}
     in_order = sorted(spans, key=lambda span: (span[0], -span[1]))
@@ -279,7 +279,7 @@ def nodes_of(spans: Sequence[Ran], shift: Callable[[Column], Column] = np.array)
 
 
 def _of_one_thread(spans: Sequence[Ran], names: dict[str, int]) -> list[tuple[int, int, int]]:
-    """Since when which of ``names`` runs, with which number: each span lies in the one before, or after its end."""
+    """(time, index into ``names``, sequence) of each change; each span is nested in the last, or after its end."""
     rows: list[tuple[int, int, int]] = []
     running: list[tuple[int, int, int]] = []
     for start, end, name, sequence, _ in [*spans, Ran(2**62, 2**62, "", -1)]:
@@ -288,7 +288,7 @@ def _of_one_thread(spans: Sequence[Ran], names: dict[str, int]) -> list[tuple[in
             rows.append((ended, *running[-1][1:]) if running else (ended, 0, -1))
         if name:
             number = sequence
-            if running:  # by the clock a node may seem to outlast the one that it is in
+            if running:  # clock resolution: a node may seem to outlast its parent
                 end = min(end, running[-1][0])
                 number = sequence if sequence >= 0 else running[-1][2]
             running.append((end, names.setdefault(name, len(names)), number))
@@ -297,7 +297,7 @@ def _of_one_thread(spans: Sequence[Ran], names: dict[str, int]) -> list[tuple[in
 
 
 def _of_threads(spans: Sequence[Ran], names: dict[str, int]) -> list[tuple[int, int, int]]:
-    """The same for spans of several threads, in order."""
+    """(time, index into ``names``, sequence) of each change, for spans of several threads, in order."""
     rows: list[tuple[int, int, int]] = []
     open_spans: list[_Open] = []
 
@@ -316,7 +316,7 @@ def _of_threads(spans: Sequence[Ran], names: dict[str, int]) -> list[tuple[int, 
     for start, end, name, sequence, thread in spans:
         close(start)
         around = next((each for each in reversed(open_spans) if each.thread == thread), None)
-        if around is not None:  # by the clock a node may seem to outlast the one that it is in
+        if around is not None:  # clock resolution: a node may seem to outlast its parent
             end = min(end, around.end)
         number = sequence if sequence >= 0 or around is None else around.number
         open_spans.append(_Open(end, names.setdefault(name, len(names)), number, thread))

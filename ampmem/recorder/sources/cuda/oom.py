@@ -1,4 +1,4 @@
-"""What is kept when the device runs out of memory, and whether the script ends with that."""
+"""Records what was on the device when memory ran out, and whether the script ended with that."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ampmem.recorder.sources.cuda.device import CudaApi
 from ampmem.recorder.sources.cuda.events import OOM, device_segments
 
 KEPT = 8
-"""How many failures of a step are kept, the last ones: scripts retry with smaller batches, and die of the last."""
+"""Maximum number of failures kept per step, the last ones: scripts retry with smaller batches."""
 
 _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
 
 
 class OomKeeper:
-    """Looks at the allocator whenever it gives up, before the script gets to know."""
+    """Observes the allocator's out-of-memory errors, before the script gets them."""
 
     def __init__(self, api: CudaApi) -> None:
         self._api = api
@@ -32,7 +32,7 @@ class OomKeeper:
         self.locate: Callable[[], Place] | None = None
 
     def observe(self, device: int, segment: int, total: int, free: int) -> None:
-        """Memory ran out; runs on the thread that asked for it, without the allocator's lock."""
+        """Memory ran out; called on the thread that requested it, without the allocator's lock."""
         now = time_ns()
         place = _NOWHERE if self.locate is None else self.locate()
         snapshot = self._api.snapshot()
@@ -59,20 +59,20 @@ class OomKeeper:
         )
 
     def _whole(self, device: int, told: int) -> int:
-        """The device's memory: torch tells what the process may take where that is limited."""
+        """The device's total memory: torch reports the process's limit if there is one."""
         whole = told
-        with suppress(RuntimeError):  # of a device that has failed
+        with suppress(RuntimeError):  # a failed device
             if not self._api.capturing():
                 whole = self._api.memory_info(device)[1]
         return max(whole, told)
 
     @property
     def device(self) -> int | None:
-        """The device on which memory ran out last; ``None`` where it did on none."""
+        """The device on which memory last ran out, if any."""
         return self._records[-1].device if self._records else None
 
     def name_ops(self, op_at: Callable[[int, int], str]) -> None:
-        """Name the ops that no mode saw, which are autograd's, by the device and when they failed there."""
+        """Name the ops of failures in backward, which no mode saw, by device and time."""
         named = [
             record if record.op else replace(record, op=op_at(record.device, record.time_ns))
             for record in self._records
@@ -81,17 +81,17 @@ class OomKeeper:
         self._records.extend(named)
 
     def take(self) -> list[OomRecord]:
-        """The failures since the last call, on whatever device."""
+        """The failures since the last call, on all devices."""
         taken = list(self._records)
         self._records.clear()
         return taken
 
 
 def ended_with(failure: BaseException | None, ooms: Sequence[OomRecord], forward_ns: int) -> bool:
-    """Whether the script got no further than the last of ``ooms``, in time order.
+    """Whether the script got no further than the last of ``ooms``, which are in order of time.
 
-    ``failure`` is the exception that ended it, if one did; ``forward_ns`` when its last forward began. A script
-    that caught the failure and ended by itself got no further either, one that failed of something else did.
+    ``failure`` is the exception that ended it, if any; ``forward_ns`` the time when its last forward began. A script
+    that caught the failure and ended by itself got no further either; one that failed with another error did.
     """
     if not ooms or ooms[-1].time_ns < forward_ns:
         return False
@@ -99,7 +99,7 @@ def ended_with(failure: BaseException | None, ooms: Sequence[OomRecord], forward
 
 
 def is_out_of_memory(failure: BaseException) -> bool:
-    """Whether ``failure`` is the device's own error, or came of it."""
+    """Whether ``failure`` is the device's out-of-memory error, or was caused by one."""
     error: BaseException | None = failure
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
@@ -111,7 +111,7 @@ def is_out_of_memory(failure: BaseException) -> bool:
 
 
 def last_failure(snapshot: Mapping[str, Any], device: int) -> Mapping[str, Any]:
-    """The trace's entry of the failure; it has the size of the block, where torch tells only the segment's."""
+    """The trace's entry of the failure; it has the block's size, where torch's error has only the segment's."""
     traces = snapshot["device_traces"]
     if device < len(traces):
         for entry in reversed(traces[device]):

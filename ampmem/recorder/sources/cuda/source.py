@@ -1,8 +1,8 @@
-"""Source ``cuda``: the trace of PyTorch's caching allocator, taken from it at the end of every step.
+"""Source ``cuda``: the trace of PyTorch's caching allocator, read and emptied at the end of every step.
 
-The trace is switched on when the script initializes CUDA, emptied at each :meth:`CudaSource.drain`, and
-switched off at the end. One device is recorded: the one with the largest peak when the first mark is reached, or the
-one that ran out of memory before that.
+The trace is switched on when the script initializes CUDA, emptied at each :meth:`CudaSource.drain`, and switched off at
+the end. One device is recorded: the one with the largest peak at the first mark, or the one that ran out of memory
+before that.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from ampmem.vocabulary import Mark, SourceKind
 
 
 class TracePeaks:
-    """The largest sum of blocks that each device has had by now.
+    """The peak of allocated block bytes of each device so far.
 
-    ``torch.cuda.reset_peak_memory_stats`` takes the allocator's own peak down to what is there; the trace has it.
+    ``torch.cuda.reset_peak_memory_stats`` resets the allocator's own peak; the trace still shows it.
     """
 
     def __init__(self, api: CudaApi, settings: Settings) -> None:
@@ -57,13 +57,13 @@ class TracePeaks:
         self._known: dict[int, int] = {}
 
     def now(self) -> dict[int, int]:
-        """By device; also where only the allocator says so."""
+        """The peaks in bytes, by device, from the trace and the allocator's statistics."""
         for device in range(self._api.device_count()):
             self._know(device, self._api.stats(device).allocated_peak)
         return dict(self._known)
 
     def note(self, snapshot: Snapshot) -> None:
-        """Take in what the trace of ``snapshot`` led through, on every device."""
+        """Add the peaks of the trace in ``snapshot``, for all devices."""
         blocks: dict[int, dict[int, int]] = {}
         for segment in snapshot["segments"]:
             of_device = blocks.setdefault(segment["device"], {})
@@ -74,7 +74,7 @@ class TracePeaks:
             self._know(device, self._largest(trace, blocks.get(device, {})))
 
     def _largest(self, trace: Sequence[Mapping[str, Any]], blocks: dict[int, int]) -> int:
-        """Backwards from the ``blocks`` that are there after ``trace``; others count as what they are rounded to."""
+        """The peak in ``trace``, backwards from the ``blocks`` after it; sizes of other blocks are rounded requests."""
         now = most = sum(blocks.values())
         for row in reversed(trace):
             if row["action"] == FREE_REQUESTED:
@@ -90,11 +90,11 @@ class TracePeaks:
 
 
 ENTRIES = 2_000_000
-"""How many entries of the trace torch keeps: a bound for its memory, far above what a phase of a step makes."""
+"""Maximum number of trace entries that torch keeps: it bounds memory, far above what a phase of a step makes."""
 PART = 20_000
-"""After so many allocations and frees the trace is read between two phases of a step, and emptied.
+"""Number of allocations and frees after which the trace is read and emptied between two phases of a step.
 
-As Python objects an entry takes over a kilobyte; the columns that are kept of it until the step ends take 104 bytes.
+As Python objects an entry takes over a kilobyte; the columns kept of it until the step ends take 104 bytes.
 """
 _OFF = (
     "the script turned PyTorch's caching allocator off (torch.cuda.caching_allocator_enable(False)), and the memory "
@@ -144,11 +144,11 @@ class CudaSource:
         self._refused: str | None = None
         """Why recording could not begin when the script initialized CUDA."""
         self._parts: list[RawEvents] = []
-        """What was read of the running step before its end."""
+        """The events of the running step that were read before its end."""
         self._uses = 0
-        """How many allocations and frees the allocator had counted when the trace was emptied last."""
+        """The allocator's number of allocations and frees when the trace was last emptied."""
         self._peak: Level | None = None
-        """The state of the running step with the most requested bytes, by what was read."""
+        """The state of the running step with the most requested bytes, as far as it was read."""
         self._in_force = ""
         self._expandable = False
         self._streams: set[int] = set()
@@ -157,11 +157,11 @@ class CudaSource:
         self.stamp: Callable[[int], None] | None = self._stamp
 
     def check(self) -> None:
-        """Raise :class:`UsageError` where nothing can be recorded, or somebody else records already."""
+        """Raise :class:`UsageError` if nothing can be recorded, or memory history is being recorded already."""
         problem = self._api.problem()
         if problem is not None:
             raise UsageError(problem)
-        # There is one history per process, and emptying it at every step would take it from its owner.
+        # A process has one history: emptying it at every step would take it from its owner.
         if self._api.history_is_on():
             raise UsageError(
                 "the script is recording memory history already (torch.cuda.memory._record_memory_history), and "
@@ -170,35 +170,35 @@ class CudaSource:
         check_free()
 
     def owns_mode(self, mode: object) -> bool:
-        """A GPU keeps no mode."""
+        """``False``: a GPU has no dispatch mode."""
         return False
 
     def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
-        """``locate`` says where memory ran out; everything else is in the trace."""
+        """Set ``locate``, which says where memory ran out; everything else is in the trace."""
         self._oom.locate = locate
 
     def install(self) -> Callable[[], None]:
-        """Keep the script's scopes out of the profile that names nodes; know of the graphs that it captures."""
+        """Keep the script's scopes out of the profile that names nodes, and follow graph captures; returns the undo."""
         with ExitStack() as undo:
             undo.callback(self._api.follow_captures())
             undo.callback(install())
             return undo.pop_all().close
 
     def start(self, baseline: Mapping[int, int]) -> None:
-        """Begin, or wait for the script to initialize CUDA. What is alive is in the first snapshot."""
+        """Begin, or wait for the script to initialize CUDA. The first snapshot has what is alive."""
         self._wanted = True
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._since_ns = time_ns()
         self._api.when_ready(self._switch_on)
 
     def mark(self, step: int, mark: Mark) -> None:
-        """Take the statistics now."""
+        """Take the statistics now, for ``mark`` of ``step``."""
         device = self._chosen()
         if device is None:
             return
         self._look_at_allocator()
         since, now = self._stamps.last, time_ns()
-        self._stamp(now)  # what comes next is not to be taken for something before the mark
+        self._stamp(now)  # separates later events from those before the mark
         stats = self._api.stats(device)
         used = None
         with suppress(RuntimeError):  # of a device that has failed: the script gets to know by itself
@@ -214,21 +214,21 @@ class CudaSource:
             active=stats.active,
             reserved=stats.reserved,
             device_used=used,
-            process_used=self._api.process_used(device) if last else None,  # it may take a millisecond
+            process_used=self._api.process_used(device) if last else None,  # NVML may take a millisecond
         )
-        self._marks.pop((step, mark), None)  # in order of time
+        self._marks.pop((step, mark), None)  # a later mark replaces it and goes to the end
         self._layers = [each for each in self._layers if (each.step, each.mark) != (step, mark)]
         self._marks[(step, mark)] = (MarkCount(since, now, Counted(stats.blocks, stats.requested)), record)
         self._read_much(stats.uses)
 
     def pause(self) -> None:
-        """Read what there is of the running step, if that is much."""
+        """Read the trace of the running step so far, if it is long."""
         if self._on:
             device = self._api.current_device() if self._device is None else self._device
             self._read_much(self._api.stats(device).uses)
 
     def _read_much(self, uses: int) -> None:
-        # Inside backward the profiler cannot be closed: what runs there began before.
+        # Inside backward the profiler cannot be closed, because the running nodes began in it.
         if uses - self._uses >= PART and threading.get_ident() == self._thread and not in_backward():
             with collection_paused():
                 self._parts.append(self._part(go_on=True))
@@ -238,10 +238,10 @@ class CudaSource:
         return self._take(go_on=True)
 
     def blocks(self) -> None:
-        """Which are alive is not kept."""
+        """``None``: the live blocks are not kept."""
 
     def stop(self) -> RawEvents:
-        """The last events; switches off what :meth:`start` has switched on."""
+        """The last events; switches off what :meth:`start` switched on."""
         events = self._take(go_on=False)
         self._wanted = False
         if self._on:
@@ -254,7 +254,7 @@ class CudaSource:
         return events
 
     def abandon(self) -> None:
-        """Hear of nothing any more. A child cannot use the CUDA of its parent, so there is nothing to switch off."""
+        """Stop in a forked child. It cannot use its parent's CUDA, so there is nothing to switch off."""
         self._wanted = self._on = False
         self._nodes.abandon()
 
@@ -264,11 +264,11 @@ class CudaSource:
         return taken
 
     def take_ooms(self) -> list[OomRecord]:
-        """The failures since the last call; those on another device than the recorded one, too."""
+        """The failures since the last call, on all devices."""
         return self._oom.take()
 
     def allocator(self) -> AllocatorRecord | None:
-        """How the caching allocator was set and used by now; ``None`` before anything was allocated."""
+        """The settings and statistics of the caching allocator so far; ``None`` before the first allocation."""
         if self._device is None:
             return None
         set_in = [name for name in VARIABLES if os.environ.get(name) == self._in_force]
@@ -283,28 +283,28 @@ class CudaSource:
         )
 
     def nothing(self) -> str | None:
-        """Why nothing of the device was recorded; ``None`` where something was."""
+        """Why nothing of the device was recorded; ``None`` if something was."""
         return None if self._device is not None else self._refused or _NOTHING
 
     def prediction(self) -> None:
-        """Nothing is only predicted on a real device."""
+        """``None``: a real device is measured."""
 
     def notes(self) -> list[str]:
-        """What a reader has to know."""
+        """Notes for the reader of the recording."""
         return list(self._notes)
 
     def _settings(self) -> Settings:
         try:
             return settings_of_environment(os.environ)
-        except UsageError:  # an option that this version of ampmem does not know; torch does, or has refused it
+        except UsageError:  # an option unknown to this version of ampmem; torch knows it, or refused it
             return Settings()
 
     def _switch_on(self) -> None:
-        """CUDA is there. Called by torch in the middle of its own initialization: must not raise."""
+        """Switch the history on when CUDA is ready. Called inside torch's own initialization, so it must not raise."""
         if not self._wanted or self._on or os.getpid() != self._process:  # a forked worker is not recorded
             return
         problem = self._api.problem()
-        if problem is not None:  # the script has changed the allocator since
+        if problem is not None:  # the script may have changed the allocator since
             self._refused = f"nothing was recorded: {problem}"
             return
         try:
@@ -317,19 +317,19 @@ class CudaSource:
         except Exception as error:
             self._refused = f"nothing was recorded: memory history could not be switched on: {error}"
             return
-        # Not before: a build for CUDA sets CUPTI up with the profiler, and the script may still choose its devices.
+        # Only now: in a CUDA build the profiler initializes CUPTI, and earlier the script may still choose its devices.
         if threading.get_ident() == self._thread:
             self._follow_nodes()
 
     def _take_settings(self) -> None:
-        """Put settings in force that the script has made before it imported torch, which ampmem had imported by then.
+        """Apply allocator settings that the script put into the environment before it imported torch.
 
-        Torch reads them when CUDA is first used, or, in some versions, when it is imported.
+        By then ampmem had imported torch, which reads them at CUDA's first use or, in some versions, at import.
         """
         asked = text_of_environment(os.environ)[1]
         if asked == self._asked:
             return
-        if asked and self._api.settings_in_force() == self._asked:  # nobody has changed them by a call
+        if asked and self._api.settings_in_force() == self._asked:  # the script has not changed them by a call
             self._api.set_settings(asked)
         self._history = History(self._settings())
         self._peaks = TracePeaks(self._api, self._settings())
@@ -337,15 +337,15 @@ class CudaSource:
     def _follow_nodes(self) -> None:
         try:
             self._nodes.start()
-        except RuntimeError as error:  # the allocator's events are worth having without the names
+        except RuntimeError as error:  # the events are useful without the names, too
             self._note(f"autograd's nodes have no names here: the profiler did not start ({error})")
 
     def _stamp(self, now_ns: int) -> None:
-        # A tag is its thread's own: on the engine's threads nobody could take it away again.
+        # Tags are per thread: on the engine's threads the tag could not be removed again.
         if threading.get_ident() == self._thread:
             self._stamps.add(now_ns)
             if self._tag is not None:
-                try:  # not a context manager, which takes longer than the tag
+                try:  # faster than suppress(), which takes longer than the tag
                     self._tag(str(now_ns))
                 except RuntimeError:  # of a device that has failed
                     return
@@ -355,12 +355,13 @@ class CudaSource:
             self._note(warning(_OFF))
 
     def _chosen(self, *, over: bool = False) -> int | None:
-        """The device that is recorded; ``None`` while nothing is on any. ``over``: the recording ends.
+        """The index of the recorded device; ``None`` while no device has allocations. ``over``: the recording ends.
 
-        A device that memory ran out on counts first: always where the script got no further, else where it has some.
+        A device that ran out of memory comes first: always if the script got no further, otherwise if it has blocks in
+        use.
         """
         if self._device is None and self._on:
-            if self._api.device_count() > 1:  # of which the script may have reset the peaks
+            if self._api.device_count() > 1:  # the script may have reset their peaks
                 self._peaks.note(self._api.snapshot())
             peaks = self._peaks.now()
             best = max(peaks.values(), default=0)
@@ -368,7 +369,7 @@ class CudaSource:
                 current, short = self._api.current_device(), self._oom.device
                 ranked = [device for device, peak in peaks.items() if peak == best]
                 if short is not None and not over and self._api.stats(short).blocks == 0:
-                    short = None  # the script only tried what it would get there
+                    short = None  # the script only tried how much it can allocate there
                 self._device = short if short in peaks else current if current in ranked else ranked[0]
                 self.device_name = self._api.device_name(self._device)
         return self._device
@@ -379,8 +380,8 @@ class CudaSource:
             try:
                 if not self._api.capturing():
                     self._api.synchronize(device)
-            except RuntimeError as error:  # what the allocator knows can still be had
-                # A kernel's failure stays with the process: the script gets it from its own next call.
+            except RuntimeError as error:  # the allocator's data can still be read
+                # A kernel's failure is sticky: the script's own next call raises it, too.
                 what = (str(error).splitlines() or [type(error).__name__])[0]
                 self._note(warning(f"{_FAILED}: {what}"))
         last = self._part(go_on=go_on)
@@ -389,7 +390,7 @@ class CudaSource:
         return joined([*parts, last]) if parts else last
 
     def _part(self, *, go_on: bool) -> RawEvents:
-        """The events since the trace was emptied last."""
+        """The events since the trace was last emptied."""
         device = self._chosen(over=not go_on)
         if device is None:
             self._nodes.take(go_on=go_on)
@@ -407,7 +408,7 @@ class CudaSource:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
             self._uses = self._api.stats(device).uses
         profiled = self._nodes.take(go_on=go_on)
-        if go_on and not self._nodes.running:  # another thread has initialized CUDA
+        if go_on and not self._nodes.running:  # not started yet, because another thread initialized CUDA
             self._follow_nodes()
         self._oom.name_ops(lambda where, when: profiled.nodes(where).name_at(when))
         nodes, seen = profiled.nodes(device), profiled.blocks(device)
@@ -425,7 +426,10 @@ class CudaSource:
         return _raw(settled, nodes, seen, self._history)
 
     def _settle_marks(self, settled: Settled) -> None:
-        """torch counts a request until its wait for other streams is over; tensors end with the free."""
+        """Add the marks, with requested bytes as tensors have them: they end with the free.
+
+        Torch counts a request until its wait for other streams is over.
+        """
         marks, self._marks = list(self._marks.values()), {}
         for count, record in marks:
             self._layers.append(replace(record, requested=record.requested - settled.awaiting_at(count.time_ns)))
@@ -433,7 +437,7 @@ class CudaSource:
             self._peak = settled.peak
 
     def _settle_peak(self) -> None:
-        """The step has ended whose last mark was settled last."""
+        """Add the peak of the step that has ended."""
         if self._peak is not None and self._layers:
             step = self._layers[-1].step
             self._layers.append(LayersRecord(step=step, mark=Mark.PEAK, device_used=None, **self._peak._asdict()))
@@ -450,7 +454,7 @@ class CudaSource:
             )
         settings: Mapping[str, object] = snapshot.get("allocator_settings", {})
         text = next((str(settings[name]) for name in VARIABLES if name in settings), "")
-        # torch names what was asked for last, also where it refused that: the backend cannot change once it runs.
+        # The snapshot has the settings requested last, even refused ones: the backend cannot change once it is running.
         if backend_of_environment({VARIABLES[0]: text}) == NATIVE:
             self._in_force = text
         for segment in snapshot["segments"]:
@@ -468,7 +472,7 @@ class CudaSource:
 
 
 def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> RawEvents:
-    """The events with the autograd nodes around them: as the profiler saw the block, or else by the time."""
+    """The events with their autograd nodes: as the profiler saw the block, else by time."""
     op, sequence = nodes.at(settled.time_ns)
     known = settled.seen >= 0
     op[known], sequence[known] = seen.op[settled.seen[known]] + len(nodes.ops), seen.sequence[settled.seen[known]]

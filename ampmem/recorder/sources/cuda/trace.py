@@ -1,8 +1,8 @@
-"""The entries of the allocator's trace, when each of them was, and what the profiler saw of the same blocks.
+"""The entries of the allocator's trace, the time of each, and what the profiler saw of the same blocks.
 
-The allocator reports every block it hands out or takes back to the profiler of the calling thread, with its exact size
-and the autograd node around it; the engine's threads have that of the thread whose backward they run. What other
-threads do is in the trace alone.
+The allocator reports each allocation and free to the profiler of the calling thread, with the exact block size and the
+autograd node around it; the engine's threads use the profiler of the thread whose backward they run. Events of other
+threads are in the trace alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ampmem.recorder.models.stacks import stack_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenBlocks:
-    """Blocks handed out (``bytes`` above 0) and taken back (below), in order; ``op`` indexes ``ops``, nodes' names."""
+    """Blocks allocated (``bytes`` > 0) and freed (< 0), in order; ``op`` indexes ``ops``, the names of nodes."""
 
     time_ns: Column
     address: Column
@@ -41,7 +41,7 @@ NO_BLOCKS = SeenBlocks(time_ns=_NONE, address=_NONE, bytes=_NONE, op=_NONE, sequ
 
 
 class Uses(NamedTuple):
-    """Allocs (``size`` requested bytes) and frees of the trace; ``entry`` is the index of each there."""
+    """Allocs (``size`` requested bytes) and frees of the trace; ``entry`` is the index of each in the trace."""
 
     entry: Column
     address: Column
@@ -50,10 +50,10 @@ class Uses(NamedTuple):
 
 
 def found_in(uses: Uses, seen: SeenBlocks) -> tuple[Column, Column]:
-    """Indices of entries of the trace, and indices into ``seen``, of what is surely the same.
+    """Indices of trace entries and, for each, of the event in ``seen`` that is certainly the same.
 
-    At each address both are in order, and ``seen`` may lack what other threads did. Going through from the front gives
-    the earliest entry that each can be, from the back the latest: where these are one, there is no other.
+    At each address both are in order, but ``seen`` lacks events of other threads. A scan from the front gives the
+    earliest entry that each can be, one from the back the latest: if these are equal, there is no other.
     """
     there, known = np.argsort(uses.address, kind="stable"), np.argsort(seen.address, kind="stable")
     addresses, counts = np.unique(seen.address, return_counts=True)
@@ -61,7 +61,7 @@ def found_in(uses: Uses, seen: SeenBlocks) -> tuple[Column, Column]:
     place = np.minimum(np.searchsorted(used_at, addresses), max(len(used_at) - 1, 0))
     if len(used_at) == 0 or len(addresses) == 0:
         return _NONE, _NONE
-    as_many = (used_at[place] == addresses) & (used[place] == counts)  # as nearly always: each can be one only
+    as_many = (used_at[place] == addresses) & (used[place] == counts)  # the usual case: each matches exactly one
     there_alike = there[np.isin(uses.address[there], addresses[as_many])]
     known_alike = known[np.isin(seen.address[known], addresses[as_many])]
     fits = (uses.freed[there_alike] == (seen.bytes[known_alike] < 0)) & (
@@ -79,7 +79,7 @@ def found_in(uses: Uses, seen: SeenBlocks) -> tuple[Column, Column]:
 
 
 def _surely_same(uses: Uses, there: Column, seen: SeenBlocks, known: Column) -> tuple[Column, Column]:
-    """The same at one address, where the profiler has not seen as many as the trace has."""
+    """Certain matches at one address, if the profiler has seen fewer events than the trace has."""
     rows = list(zip(uses.entry[there].tolist(), uses.size[there].tolist(), uses.freed[there].tolist(), strict=True))
     sizes = seen.bytes[known].tolist()
     early = _earliest(rows, sizes)
@@ -90,7 +90,7 @@ def _surely_same(uses: Uses, there: Column, seen: SeenBlocks, known: Column) -> 
 
 
 def _earliest(uses: Sequence[tuple[int, int, bool]], sizes: Sequence[int]) -> list[int]:
-    """The first entry that each block can be; empty where they do not fit into each other."""
+    """The first entry that each block can be; empty if they do not fit."""
     found: list[int] = []
     rest = iter(uses)
     for size in sizes:
@@ -109,14 +109,14 @@ _SNAPSHOT = "snapshot"
 
 
 class Counted(NamedTuple):
-    """What torch counts: blocks until they are freed, requested bytes until no other stream is waited for any more."""
+    """Torch's counts: blocks until they are freed, requested bytes until their wait for other streams is over."""
 
     blocks: int
     requested: int
 
 
 class MarkCount(NamedTuple):
-    """What the allocator counted at a mark, which was after the stamp ``since_ns``."""
+    """The allocator's counts at a mark, which came after the stamp ``since_ns``."""
 
     since_ns: int
     time_ns: int
@@ -138,11 +138,11 @@ class TraceEntry(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """The entries of the trace, as columns: a step may have a million, and an object for each takes time.
+    """The entries of the trace as columns: a step may have a million, and an object for each would be slow.
 
-    ``kind`` has the words of :data:`KINDS` as their places there, and others as 0. ``stack`` has indices into
-    :attr:`StackTexts.texts`, ``tag`` the instant that an entry is tagged with, or 0. ``seen`` has indices into the
-    blocks that the profiler saw, or -1; ``block`` are the bytes of the block, 0 where they are not known.
+    ``kind`` is the index of the action in :data:`KINDS`, 0 for others. ``stack`` indexes :attr:`StackTexts.texts`,
+    ``tag`` is the time that an entry is tagged with, or 0. ``seen`` indexes the blocks that the profiler saw, or is -1;
+    ``block`` is the block's size in bytes, 0 if unknown.
     """
 
     action: list[str]
@@ -160,35 +160,35 @@ class Trace:
         return len(self.action)
 
     def entries(self) -> list[TraceEntry]:
-        """The entries one by one, for whoever has to look at each."""
+        """The entries one by one, for code that must look at each."""
         columns = (self.address, self.size, self.stream, self.time_ns, self.stack, self.block, self.seen)
         return list(map(TraceEntry, self.action, *(column.tolist() for column in columns)))
 
 
 KINDS = ("", ALLOC, FREE_REQUESTED, FREE_COMPLETED, _SNAPSHOT, *RESERVING)
-"""The words of a trace that count."""
+"""The actions of a trace that are used."""
 IS_ALLOC, IS_FREE, IS_DONE, IS_SNAPSHOT, IS_SEGMENT = 1, 2, 3, 4, 5
-"""Their places in :data:`KINDS`; segments are those from the last one on."""
+"""Indices in :data:`KINDS`; ``IS_SEGMENT`` and larger ones are actions on segments."""
 _KIND = {word: place for place, word in enumerate(KINDS)}
 
 
 class Stamps:
-    """Instants that the recorded thread tagged its events with; each holds until the next."""
+    """Times with which the recorded thread tagged its events; each holds until the next."""
 
     def __init__(self) -> None:
         self._instants: list[int] = []
 
     def add(self, now_ns: int) -> None:
-        """What is allocated from ``now_ns`` on is tagged so."""
+        """Tag allocations with ``now_ns`` from now on."""
         self._instants.append(now_ns)
 
     @property
     def last(self) -> int:
-        """The one that holds now; 0 before the first."""
+        """The current stamp; 0 before the first."""
         return self._instants[-1] if self._instants else 0
 
     def take(self) -> dict[int, int]:
-        """Each instant with the one after it; the last one holds on, and is kept for the next call."""
+        """Each stamp with the one after it; the last one stays current, and is kept for the next call."""
         taken = self._instants[:]
         del self._instants[: len(taken) - 1]
         return dict(pairwise([*taken, _NEVER]))
@@ -202,11 +202,11 @@ class StackTexts:
         self._known: dict[tuple[int, ...], int] = {}
 
     def forget(self) -> None:
-        """The frames of the last snapshot are gone, and others may have their places in memory."""
+        """Forget the identities of the last snapshot's frames, whose memory may be reused."""
         self._known.clear()
 
     def index(self, frames: Any) -> int:
-        """The index of ``frames``, a list as torch gives it; 0 for none."""
+        """The index of ``frames``, a list as torch returns it; 0 for no frames."""
         if not frames:
             return 0
         key = tuple(map(id, frames))
@@ -218,12 +218,12 @@ class StackTexts:
 
 
 def read_trace(rows: Sequence[Mapping[str, Any]], stacks: StackTexts) -> Trace:
-    """The entries on the trace's own clock; nothing is known of their blocks."""
+    """The entries with times of the trace's own clock; nothing is known of their blocks."""
     action = [row["action"] for row in rows]
     # A free has the stack of its alloc.
     stack = [stacks.index(row.get("frames")) if word == ALLOC else 0 for word, row in zip(action, rows, strict=True)]
     texts = [row.get("user_metadata", "") for row in rows]
-    instants = {text: int(text) if text.isdigit() else 0 for text in set(texts)}  # one tag holds for many entries
+    instants = {text: int(text) if text.isdigit() else 0 for text in set(texts)}  # many entries share one tag
     count = len(rows)
     return Trace(
         action=action,
@@ -248,25 +248,25 @@ def timed(
     span: tuple[int, int],
     final: Counted,
 ) -> NDArray[np.int64]:
-    """When each entry of ``trace`` was by ``time.time_ns``: in their order, none outside of ``span``.
+    """The time of each entry of ``trace`` on the clock of ``time.time_ns``: in order, and inside ``span``.
 
-    torch gives whole microseconds, cut off, on a clock that is put on ``time.time_ns``'s by a line through two
-    points: off by what the system's clock was slewed in between. So what is known better has its way:
+    Torch gives whole microseconds, truncated, on a clock that it maps to ``time.time_ns`` by a line through two points:
+    off by the system clock's slew in between. So better knowledge comes first:
 
     - what the profiler saw has the profiler's time, which is set at both ends of the step;
-    - what is tagged came after that stamp of the recorded thread, and before its next;
-    - the order of the trace is that of the allocator's lock, whichever thread it was;
-    - at a mark the allocator had counted blocks and bytes: of the places at which the mark may be by the tags, it is
-      one at which the entries come to as much, the nearest by the clock.
+    - a tagged entry came after that stamp of the recorded thread, and before its next;
+    - the order of the trace is that of the allocator's lock, across threads;
+    - at a mark the allocator had counted blocks and bytes: of the places allowed by the tags, the mark is at one
+      where the entries add up to those counts, the nearest by the clock.
 
-    ``final`` is what is counted after the last entry. Where several events share an instant they keep their order:
-    the memory of a free and of the alloc that reuses it must not change places.
+    ``final`` are the counts after the last entry. Events with equal times keep their order: a free and the alloc that
+    reuses its memory must not be swapped.
     """
     if not len(trace):
         return trace.time_ns
     when = trace.time_ns
     tag, ends = _known_tags(trace.tag, stamps)
-    # A snapshot has an entry, too: one that ampmem takes within a mark is not something that the script did before it.
+    # A snapshot has an entry, too: one that ampmem takes at a mark is not an event of the script before the mark.
     done = trace.kind != IS_SNAPSHOT
     low = np.maximum.accumulate(np.maximum(tag, span[0]))
     high = np.minimum.accumulate(np.minimum(ends, span[1])[::-1])[::-1].copy()
@@ -276,7 +276,7 @@ def timed(
         near = np.searchsorted(_clamped(when, low, high), mark.time_ns, side="left")
         places = places[places >= first]
         first = int(places[np.argmin(np.abs(places - near))])
-        # Also where the profiler is taken to have seen one of them before: the wrong one of two uses of an address.
+        # Even if the profiler's time is earlier: then the match was the wrong one of two uses of the address.
         high[first:] = np.maximum(high[first:], mark.time_ns)
         tagged = (done[:first] & (tag[:first] == mark.since_ns)).any()
         before = mark.time_ns if tagged else mark.since_ns or mark.time_ns
@@ -286,7 +286,7 @@ def timed(
 
 
 def _known_tags(tags: Column, stamps: Mapping[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Each entry's stamp, 0 where its tag is none of ours, and the last instant before the next stamp."""
+    """Each entry's stamp, 0 if the tag is not ampmem's, and the last instant before the next stamp."""
     known, of = np.unique(tags, return_inverse=True)
     stamp = np.array([each if each in stamps else 0 for each in known.tolist()], dtype=np.int64)
     end = np.array([stamps.get(each, _NEVER) - 1 for each in stamp.tolist()], dtype=np.int64)
@@ -296,9 +296,9 @@ def _known_tags(tags: Column, stamps: Mapping[int, int]) -> tuple[NDArray[np.int
 def _around_seen(
     of: Column, seen: SeenBlocks, low: NDArray[np.int64], high: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The bounds of entries, where those that the profiler saw were at its time, if that is within the bounds.
+    """The bounds of entries, with the profiler's time for those that it saw, if that is within the bounds.
 
-    ``of`` says which of the blocks each entry is, or -1.
+    ``of`` is the index of each entry's block in ``seen``, or -1.
     """
     known = of >= 0
     low, high = low.copy(), high.copy()
@@ -311,7 +311,7 @@ def _clamped(when: Column, low: Column, high: Column) -> NDArray[np.int64]:
 
 
 def _counted(trace: Trace, final: Counted) -> NDArray[np.int64]:
-    """What is counted before each entry, and after the last: rows of :class:`Counted`."""
+    """Torch's counts before each entry and after the last, as rows of :class:`Counted`."""
     change = np.stack([_BLOCKS[trace.kind], _REQUESTED[trace.kind] * trace.size])
     after = np.concatenate([np.cumsum(change[:, ::-1], axis=1)[:, ::-1], np.zeros((2, 1), dtype=np.int64)], axis=1)
     counted: NDArray[np.int64] = np.array(final, dtype=np.int64) - after.T
@@ -329,7 +329,7 @@ _REQUESTED = _by_kind({IS_ALLOC: 1, IS_DONE: -1})
 def _places(
     marks: Sequence[MarkCount], tag: Column, ends: Column, counted: NDArray[np.int64]
 ) -> list[tuple[MarkCount, NDArray[np.int64]]]:
-    """Before which entries each mark may be, so that the later marks have a place behind it."""
+    """The entries before which each mark may be, such that later marks still fit behind it."""
     found: list[tuple[MarkCount, NDArray[np.int64]]] = []
     end = len(tag)
     for mark in reversed(marks):
