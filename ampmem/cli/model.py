@@ -72,9 +72,7 @@ def model(file: Path | None, params: str | None, optimizer: str, name: str | Non
 
 
 def parse_count(text: str) -> int:
-    """The number in a text such as ``7e9``, ``1.5B``, ``350M``, ``124_000_000``. Raises :class:`UsageError`
-    otherwise.
-    """
+    """The number in a text such as ``7e9``, ``1.5B``, ``350M``, ``124_000``. Raises :class:`UsageError` otherwise."""
     found = _COUNT.fullmatch(text.strip())
     if found is not None:
         number, unit = found.groups()
