@@ -191,7 +191,7 @@ class PhaseColumns(Columns):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SegmentColumns(Columns):
-    """What the allocator takes from the device and gives back, in order; the baseline comes first.
+    """The memory that the allocator takes from the device and gives back, in order; the baseline comes first.
 
     ``position`` is how many events of the recording came before: a segment is reserved right before the alloc that it
     is for, and often in the same microsecond. ``action`` is a :class:`SegmentAction`. ``small`` (in the pool for small

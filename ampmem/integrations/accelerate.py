@@ -97,7 +97,7 @@ class AmpmemTracker(GeneralTracker):  # type: ignore[misc]
 
     @property
     def tracker(self) -> None:
-        """None: there is no run of a service behind this tracker."""
+        """No run of a service: this tracker has none."""
         return None
 
     def start(self) -> None:

@@ -93,7 +93,7 @@ class Person:
         self._terminal.step(f"step {ended.done} of {ended.wanted}", last=last)
 
     def failed(self, failure: FailureRecord) -> None:
-        """Nothing: a person has the traceback, or sees ampmem's own message when the command ends."""
+        """Print nothing: a person has the traceback, or sees ampmem's own message when the command ends."""
 
 
 class Parent:
@@ -108,13 +108,13 @@ class Parent:
         return None
 
     def say(self, message: str) -> None:
-        """Nothing."""
+        """Print nothing: the parent has its own words."""
 
     def complain(self, message: str) -> None:
-        """Nothing."""
+        """Print nothing: the parent has its own words."""
 
     def show(self, text: str) -> None:
-        """Nothing."""
+        """Print nothing: the parent has its own tables."""
 
     def step(self, ended: StepEnded) -> None:
         """Append the step as a line of JSON."""
@@ -181,10 +181,10 @@ class OfRank(Person):
         super().say(f"rank {self._launched.place.rank}: {message}")
 
     def show(self, text: str) -> None:
-        """Nothing: the tables of several ranks would mix."""
+        """Print nothing: the tables of several ranks would mix."""
 
     def failed(self, failure: FailureRecord) -> None:
-        """Nothing: a person has the traceback, or the complaint."""
+        """Print nothing: a person has the traceback, or the complaint."""
 
     def refused(self, error: AmpmemError) -> None:
         """Report why this rank is not recorded; an error of all ranks is reported by each machine's first rank."""
