@@ -218,6 +218,7 @@ def lock_file(descriptor: int, *, wait_s: float = 0.0) -> bool | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            # flock has no time limit, so it is tried again and again.
             if monotonic() >= until:
                 return False
             sleep(_POLL_S)
@@ -230,6 +231,7 @@ def lock_file(descriptor: int, *, wait_s: float = 0.0) -> bool | None:
 def being_written(path: Path) -> bool:
     """Whether a process holds the lock of the file at ``path``; false if the file system has no locks."""
     try:
+        # O_NONBLOCK: opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False

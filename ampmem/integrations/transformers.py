@@ -102,6 +102,7 @@ class _Watched:
 
     def add(self, callback: AmpmemCallback) -> None:
         self._alive += 1
+        # Weakly, so that callbacks can die; when Python ends there is nothing left to put back.
         weakref.finalize(callback, self._gone).atexit = False
         if self._undo is None:
             self._undo = patch(Trainer, "train", _watching)
@@ -132,6 +133,7 @@ def _watching(train: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             for callback in ours:
                 callback.training_left(failure)
+            # Its traceback refers to this frame: the cycle would keep what the training held alive.
             del failure
 
     return watched

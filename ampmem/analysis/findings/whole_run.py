@@ -235,9 +235,7 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
 
 
 def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Finding:
-    """The finding for growth without a known place; ``own``: the recorded thread allocated it, as others hold no
-    more.
-    """
+    """The finding for growth of unknown place; ``own`` says that the recorded thread allocated it all."""
     who = (
         "the recorded thread allocates it in ops that were not recorded; who holds it was not seen, so it need not "
         "be a leak."

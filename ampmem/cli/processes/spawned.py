@@ -73,6 +73,7 @@ class Spawner:
         @functools.wraps(original)
         def get_preparation_data(name: str) -> dict[str, Any]:
             data = original(name)
+            # A DataLoader's workers and a Manager are spawned too, and a forked child inherits the patch.
             if not loads_data(sys._getframe(1)) and os.getpid() == self._process:
                 with suppress(Exception):
                     data["ampmem"] = Passenger(ROOT, self._told())

@@ -111,6 +111,7 @@ class Warmed:
         """The connection to the process, which starts with the first run, and the process."""
         with self._lock:
             if self._connection is None or self._process is None:
+                # In packets: threads send at the same time, and each request must keep its own descriptors.
                 self._connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with there:
                     self._process = subprocess.Popen(
