@@ -216,7 +216,7 @@ NO_SEGMENTS = SegmentColumns(**{name: np.zeros(0, dtype=np.int64) for name in Se
 class StepRecord:
     """One step that ended; or the step in which memory ran out and the recording ended, which is not ``finished``.
 
-    ``loss`` is the tensor that the last of the step's ``backwards`` started from, unscaled; ``None`` unless it is one
+    ``loss`` is the value that the last of the step's ``backwards`` started from, unscaled; ``None`` unless it is one
     number. ``batch_size`` is the first dimension of the last outermost module's first tensor argument, ``batch_loaded``
     says that a DataLoader made the batch, ``autocast_in_backward`` that a backward ran under autocast.
     """

@@ -100,7 +100,7 @@ def fragmentation(run: TrainingRun) -> Finding | None:
     settings = _settings(run)
     peaks = {} if settings is None else _replayed(run, settings)
     proven = bool(peaks) and abs(peaks[""] - reserved) <= _AGREES * reserved
-    # Of equal settings the first.
+    # Of several settings with an equal peak the first.
     best = min((each for each in peaks if each), key=lambda each: peaks[each]) if proven else _SETTING
     saved = peaks[""] - peaks[best] if proven else 0
     if proven and saved < least:

@@ -84,7 +84,7 @@ def warmed(device: Device) -> AbstractContextManager[Warmed | None]:
 
 
 class Warmed:
-    """A process that has imported torch and simulated a step: runs forked from it start seconds sooner.
+    """A process that has imported torch and tried the simulation: runs forked from it start seconds sooner.
 
     Several threads may start runs. A forked run finds the same state as in a fresh process after ampmem's imports: the
     trial leaves nothing behind, and random numbers are seeded anew.
