@@ -74,29 +74,29 @@ def profile(
         skip: let this many steps pass first.
         stacks: record the Python stack of every op of the forward pass.
         force: replace ``output`` when it exists.
-        device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one. With ``sim``
-            there is a simulated GPU inside the block, of which ``torch.cuda`` speaks; models that are made before may
-            be moved to it, and cannot be used after the block: what is on the device has no values.
-        gpu: which GPU to simulate, such as ``h100``, or its memory, such as ``24GiB``. Where torch sees no GPU, this
-            alone is enough, without ``device``; where torch sees one, ``device="sim"`` says that it is not meant.
-        assume: what is said of data that a simulated GPU has not, such as ``["nonzero=0.5", "train.py:12=7"]``;
-            ``compile=eager`` runs uncompiled what ``torch.compile`` compiles. One string is taken as one of them.
+        device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one. With ``sim``,
+            ``torch.cuda`` is a simulated GPU inside the block. Models made before can be moved to it, but not used
+            after the block: tensors on the simulated GPU have no values.
+        gpu: which GPU to simulate, such as ``h100``, or its memory, such as ``24GiB``. Without ``device`` this is
+            enough where torch sees no GPU; where it sees one, ``device="sim"`` is needed.
+        assume: assumptions about data that a simulated GPU does not have, such as ``["nonzero=0.5", "train.py:12=7"]``;
+            ``compile=eager`` runs code of ``torch.compile`` uncompiled. A string is one assumption.
         step_on: what ends a step: ``backward``, ``optimizer``, ``forward`` for inference, or each return of a function,
             as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; by default found automatically.
         precision: what to force on the block: ``fp32`` without autocast and GradScaler, ``amp`` with autocast,
             ``amp-nocache`` with autocast without its weight cache; ``as-is`` changes nothing.
         dtype: what autocast casts to, ``bf16`` or ``fp16``, under ``amp`` and ``amp-nocache``; by default what the
             block's own autocast says.
-        seed: seed Python's, numpy's and torch's random numbers on entering. A model that is made before keeps its
-            weights.
+        seed: seed of Python's, numpy's and torch's random numbers, set on entering. Models made before
+            keep their weights.
 
     Returns:
         A context manager: inside the block ``prof.step()`` ends a step, and afterwards ``prof.summary()`` has the
         result, ``prof.recording()`` the events, and ``prof.report("page.html")`` writes the page.
 
     Raises:
-        UsageError: at once, when an argument cannot be meant, when ``gpu`` is not known, when ``device`` is a real one
-            beside ``gpu`` or ``assume``, or when ``step_on`` names nothing; on entering, when another ``profile`` is
+        UsageError: at once, when an argument is invalid, when ``gpu`` is unknown, when ``device`` is a real one but
+            ``gpu`` or ``assume`` is given, or when ``step_on`` names nothing; on entering, when another ``profile`` is
             active, when ``output`` exists or cannot be written, when ``device`` cannot be recorded, when ``gpu`` is
             given without ``device`` where torch sees a GPU, or when torch.profiler is running.
     """

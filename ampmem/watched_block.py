@@ -40,7 +40,7 @@ def watch(
     assume: Sequence[str] = (),
     step_on: str | None = None,
 ) -> Watch:
-    """Record all training steps inside a ``with`` block, one row each, at negligible cost.
+    """Record all training steps inside a ``with`` block, one row each.
 
     Args:
         output: the file to write; by default ``train-watch.ampmem`` for ``train.py``, in the current directory, with a
@@ -56,7 +56,7 @@ def watch(
         file, which can be read at any moment.
 
     Raises:
-        UsageError: at once, when an argument cannot be meant; on entering, when a recording is active, when ``output``
+        UsageError: at once, when an argument is invalid; on entering, when a recording is active, when ``output``
             exists or cannot be written, or when ``device`` cannot be watched.
     """
     return Watch(

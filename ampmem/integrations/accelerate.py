@@ -40,7 +40,7 @@ def record(
     to the accelerator's ``logging_dir``, else its ``project_dir``, else the current directory.
 
     Raises:
-        UsageError: on entering, when an argument makes no sense.
+        UsageError: on entering, when an argument is invalid.
     """
     wanted = Wanted(
         skip=skip, steps=steps, page=page, stacks=stacks, device=device, watch=watch, every=every, keep=keep
@@ -65,7 +65,7 @@ class AmpmemTracker(GeneralTracker):  # type: ignore[misc]
     accelerate begins trackers on the main process only: with several ranks only that one is recorded.
 
     Raises:
-        UsageError: ``log_to`` has something that is not a logger, or an argument makes no sense.
+        UsageError: ``log_to`` has something that is not a logger, or an argument is invalid.
     """
 
     name = "ampmem"

@@ -38,7 +38,7 @@ class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
     ``page``, ``stacks``, ``device``, ``watch``, ``every`` and ``keep`` are those of :func:`ampmem.log_to`.
 
     Raises:
-        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` is invalid.
     """
 
     def _start_over(self) -> None:

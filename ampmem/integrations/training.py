@@ -453,19 +453,19 @@ def log_to(
     Args:
         writers: TensorBoard's ``SummaryWriter``, a run of wandb, ``mlflow``, or any object with ``add_scalar``,
             ``log_metrics``, ``log_metric`` or ``log``.
-        folder: where the recording and the page go: ``memory-step2.ampmem`` and ``memory-step2.html``.
+        folder: the folder of the recording and the page, ``memory-step2.ampmem`` and ``memory-step2.html``.
         skip: let this many steps pass first.
         steps: record this many.
         first_step: the number that the loop gives its first step.
         page: whether to write the page.
         stacks: record the Python stack of every op of the forward pass.
         device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one.
-        watch: keep the whole loop instead, as :func:`ampmem.watch` does it, in ``memory-watch.ampmem``, and log each
-            step's peak, what is allocated and reserved at its end, and the process's memory.
+        watch: record the whole loop instead, as :func:`ampmem.watch` does, in ``memory-watch.ampmem``, and log each
+            step's peak, the bytes allocated and reserved at its end, and the process's memory.
         every, keep: those of :func:`ampmem.watch`.
 
     Raises:
-        UsageError: on entering, when a writer is not a logger, or an argument makes no sense.
+        UsageError: on entering, when a writer is not a logger, or an argument is invalid.
     """
     loggers = [logger_of(writer) for writer in writers]
     wanted = Wanted(

@@ -333,11 +333,14 @@ class CheckResult(Shown):
     schema: Annotated[str, OneOf((SCHEMA,))]
     ampmem: str
     label: str
+    """The run's name in messages."""
     rank: int
     world_size: int
     ok: bool
+    """Whether the run could be judged and keeps all limits."""
     problems: tuple[str, ...]
     baseline: Baseline | None
+    """The baseline; null without one."""
     judged: tuple[Judged, ...]
     """All budgets and, with a baseline, all sizes that are compared."""
     broken: tuple[Broken, ...]
