@@ -288,7 +288,7 @@ class SimulatedMode(SharedFakeTensorMode):
         """Whether other threads may use the device."""
         self._process = os.getpid()
         self._inside = 0
-        """Number of enclosing ops that a GPU runs as one kernel: the ops that torch runs inside allocate nothing there.
+        """Number of enclosing ops that a GPU runs as one kernel: ops inside them allocate nothing there.
         """
         self._remembers = self.cache_enabled
         # The memo of fake tensors for real ones is not needed, and its weak references would prevent a module from

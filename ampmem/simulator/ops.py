@@ -544,10 +544,9 @@ def _nonzero(found: Found, tensor: Tensor) -> Tensor:
 
 
 def places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
-    """The indices of nonzero elements: ``nonzero_cuda_out_impl`` (``cuda/Nonzero.cu``), column by column, as on the
-    CPU.
+    """The indices of nonzero elements: ``nonzero_cuda_out_impl`` (``cuda/Nonzero.cu``).
 
-    ``find`` returns how many elements there are, once they are counted.
+    The result is column by column, as on the CPU. ``find`` returns how many elements there are, once they are counted.
     """
     pieces = reductions.nonzero(tensor.numel(), gpu) if tensor.device.type == "cuda" else []
     source = tensor.contiguous() if pieces else tensor

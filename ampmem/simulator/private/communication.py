@@ -231,10 +231,10 @@ def tracers() -> tuple[Any, ...]:
 
 
 def built_in_hooks(register: Callable[[Any, Any], None]) -> Callable[[], None]:
-    """Replace the registration of DDP's C++ hooks by ``register``, called with the reducer and the kind; returns the
-    undo.
+    """Replace the registration of DDP's C++ hooks by ``register``; returns the undo.
 
-    They take C++ lists of tensors out of a future, and a future made in Python has a Python list.
+    ``register`` gets the reducer and the kind. The hooks take C++ lists of tensors out of a future, and a future made
+    in Python has a Python list.
     """
     return patch(torch.distributed, "_register_builtin_comm_hook", lambda original: register)
 

@@ -331,8 +331,7 @@ def keep_names_in_torchscript() -> Callable[[], None]:
 
 
 def read_in_lists(read: Callable[[torch.Tensor], Any]) -> Callable[[], None]:
-    """Make ``torch.tensor([x])`` with a fake device tensor ``x`` use the number that ``read(x)`` returns; returns the
-    undo.
+    """Make ``torch.tensor([x])`` with a fake device tensor ``x`` use the number ``read(x)``; returns the undo.
 
     All functions that make a tensor from a list (``torch.tensor``, ``torch.as_tensor``, ``Tensor.new_tensor``) read the
     tensors in it in C++, below every mode, so by the CUDA kernel of ``_local_scalar_dense``. CPU builds have no such
