@@ -365,6 +365,7 @@ MODELS: tuple[AtlasModel, ...] = (
         "AlbertForMaskedLM AlbertConfig",
         partial(masked_tokens, 30_000, 512),
         "512 tokens",
+        checkpointing=False,
         hidden_size=768,
         num_attention_heads=12,
         intermediate_size=3072,

@@ -187,7 +187,6 @@ function rowOf(line) {
     line.family,
     line.phases[0] === line.phases[1] ? line.phases[0] : line.phases.join(", "),
     line.break_even,
-    line.in_fp32 ?? "",
     `${(line.parameters / 1e6).toFixed(1)} M`,
     percent(line.shares[0]),
     percent(line.shares[last]),
@@ -195,6 +194,7 @@ function rowOf(line) {
     line.largest === null ? "" : String(line.largest),
     line.activations === null ? "" : line.activations.toFixed(2),
     line.copies === null ? "" : line.copies.toFixed(2),
+    line.in_fp32 ?? "",
   ];
 }
 
@@ -202,8 +202,7 @@ const HEADS = [
   "model",
   "family",
   "peak in (FP32, this precision)",
-  "break-even",
-  "activations that are FP32 (share of all)",
+  "batch sizes at which it saves",
   "parameters",
   "saved at batch 1",
   "saved at the largest batch",
@@ -211,6 +210,7 @@ const HEADS = [
   "largest batch that fits in this precision",
   "activations, of FP32's",
   "weight copies, bytes per parameter",
+  "activations that are FP32 (share of all)",
 ];
 
 const TABLES = {
@@ -250,7 +250,7 @@ async function start() {
   const draw = async () => {
     lines = shown();
     sorted = endsSorted(lines);
-    byId("lines").replaceChildren(table(HEADS, lines.map(rowOf), 5));
+    byId("lines").replaceChildren(table(HEADS, lines.map(rowOf), 4));
     const layout = endsLayout(sorted, ends.clientWidth);
     await window.Plotly.react(ends, endsTraces(sorted, layout.yaxis.gridcolor), layout, data.config);
     await window.Plotly.react(chart, lines.map(traceOf), layoutOf(lines, chart.clientWidth), data.config);

@@ -10,7 +10,7 @@ from typing import Any
 
 from atlas_document import Document, Point, group_of, setting_of, whole_groups
 from atlas_models import BY_NAME, PUBLISHED
-from atlas_search import BASE
+from atlas_search import BASE, LARGEST
 from atlas_summary import Saving, break_even_of, paragraph, savings_of
 from atlas_tables import emulated_of, findings_of, published_of, rules_of
 from atlas_train import PRECISIONS
@@ -64,7 +64,8 @@ def assumed(points: Sequence[Point]) -> list[str]:
         "precision and none for FP32, to the saving with none for this precision and the largest for FP32. A mark "
         "without a line has no convolutions, or none whose workspaces reach the peak.",
         "A run fits if it fits even with the most that is assumed for cuDNN and for the CUDA context. Batch sizes are "
-        "powers of two. A batch is not run if the peak, growing on as it did, would be beyond the GPU's memory.",
+        f"powers of two up to {LARGEST:,}. A batch is not run if the peak, growing on as it did, would be beyond the "
+        "GPU's memory.",
         "AMP without the weight cache and bf16 are run with AdamW only, at batch 1 and at the largest that fits in "
         "FP32, or at the latter alone; how large a batch they fit was not searched. With SGD, and with checkpointing "
         "(AdamW, for the models whose library offers it), FP32 and AMP are run.",

@@ -68,12 +68,12 @@ def _saving(points: Iterable[Point], group: Group, precision: str) -> Saving:
 
 
 def break_even_of(saving: Saving) -> str:
-    """The break-even of a curve in words."""
+    """The batch sizes at which a curve saves, in words."""
     if saving.saves_at is None:
-        return "saves at no batch size"
+        return "at no size"
     if saving.costs_at is None:
-        return "saves at every batch size"
-    return f"saves from batch {saving.saves_at} on, not at {saving.costs_at}"
+        return "at every size"
+    return f"from {saving.saves_at} on, not at {saving.costs_at}"
 
 
 def paragraph(points: Sequence[Point], about: Mapping[str, Any]) -> str:

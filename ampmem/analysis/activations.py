@@ -1,4 +1,4 @@
-"""What the activations are, and in which type: why AMP does not simply halve them."""
+"""What the activations are for and in which type, which explains why AMP does not simply halve them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from ampmem.events import Column, Fact
 LOW_PRECISION = ("bfloat16", "float16")
 FULL_PRECISION = ("float32", "float64")
 MASKS, INDICES, WORKSPACE, UNSAVED = "masks", "indices", "workspace of", "unsaved"
-"""Words of a group's kind."""
+"""The kinds of groups that are not named after an op."""
 UNSAVED_IN_WORDS = "saved by no op"
-"""A variable of the script holds them, such as the logits, or a checkpoint its input; or what no hook can look into."""
+"""The plain kind of an activation that no op saved: a script's variable holds it (the logits), a checkpoint does (its
+input), or no hook saw the save."""
 _KINDS = (("norm", "norms"), ("softmax", "softmax"), ("loss", "loss"), ("cross_entropy", "loss"))
 _MASKED = ("dropout", "mask", "where")
-"""In the names of ops whose saved bytes are a mask."""
+"""Words in the names of ops whose saved bytes are a mask."""
 _LIBRARIES = ("mkldnn_rnn", "cudnn_rnn", "miopen_rnn", "batch_norm")
-"""In the names of ops whose saved bytes are what a library's forward keeps for its backward, in a layout of its own."""
+"""Words in the names of ops that save a library's buffer, which has a layout of its own."""
 
 _Sums = defaultdict[tuple[str, str | None], defaultdict[tuple[str, str, str], tuple[int, int]]]
-"""By kind and type, then by the op that saved, the op that made and the module: how many tensors, and their bytes."""
+"""For each kind and type, for each (op that saved, op that made, module): the number of tensors and their bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationPart:
-    """Of a group what one op saved of what another op made in one module; ``None`` where that was not seen.
+    """The activations of a group that one op saved, another op made and one module owns; ``None`` where not seen.
 
     Ops are as torch names them (``aten::addmm``); :func:`ampmem.analysis.ops.plain_op` has their plain names.
     """
@@ -48,9 +49,10 @@ class ActivationPart:
 class ActivationGroup:
     """Activations of one kind and type.
 
-    ``kind`` is what they are for: ``norms``, ``softmax``, ``loss``, ``masks``, ``indices``, ``workspace of`` an op
-    whose library keeps it for backward, or else the op that saved them; where none was seen to, ``unsaved`` with the
-    op that made them. ``dtype`` is ``None`` where no hook saw it; of a workspace it says nothing of the precision.
+    ``kind`` is the purpose: ``norms``, ``softmax``, ``loss``, ``masks``, ``indices``, ``workspace of`` an op whose
+    library keeps it for backward, or else the op that saved the activations; where no op was seen to save them,
+    ``unsaved`` with the op that made them. ``dtype`` is ``None`` where no hook saw it; the type of a workspace says
+    nothing about the precision.
     """
 
     kind: str
@@ -62,7 +64,7 @@ class ActivationGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainGroup:
-    """Activations of one type, and of one kind in words for people: ``the loss``, ``norms``, ``matmuls``."""
+    """The activations of one type and one plain kind: ``the loss``, ``norms``, ``matmuls``."""
 
     kind: str
     dtype: str | None
@@ -72,7 +74,7 @@ class PlainGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """What one op saved of what another made, in one type; ops by their plain names, ``None`` where not seen."""
+    """The activations that one op saved and another made, in one type; ops have plain names, ``None`` if not seen."""
 
     saved_for: str | None
     made_by: str | None
@@ -83,9 +85,9 @@ class Saving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """For each allocation the op that saved it first and its type (text ids); the type alone where none did.
+    """For each allocation the first op that saved it and its type (text ids); only the type where no op saved it.
 
-    ``workspace`` says which are a library's own, in bytes: how large one would be in another precision is not known.
+    ``workspace`` has the bytes that are a library's own buffer: how large it would be in another precision is unknown.
     """
 
     op: Column
@@ -125,7 +127,7 @@ def _group(kind: str, dtype: str | None, sums: dict[tuple[str, str, str], tuple[
 
 
 def plain_groups(groups: Iterable[ActivationGroup]) -> tuple[PlainGroup, ...]:
-    """``groups`` once more by kinds in words for people, largest first: ``softmax`` is the loss's or not, say."""
+    """``groups`` summed up by plain kind, largest first; a ``softmax`` of the loss counts as the loss."""
     sums: dict[tuple[str, str | None], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for group in groups:
         for part in group.parts:
@@ -140,7 +142,7 @@ def plain_groups(groups: Iterable[ActivationGroup]) -> tuple[PlainGroup, ...]:
 
 
 def savings(groups: Iterable[ActivationGroup]) -> tuple[Saving, ...]:
-    """``groups`` by which op saved what another made, and type, largest first: saved for gelu, made by addmm."""
+    """``groups`` summed up by the op that saved, the op that made and the type, largest first."""
     sums: dict[tuple[str | None, str | None, str | None], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for group in groups:
         for part in group.parts:
@@ -159,7 +161,7 @@ def _plain(op: str | None) -> str | None:
 
 
 def kind_in_words(group: ActivationGroup, part: ActivationPart) -> str:
-    """What a part of a group is for, in words for people."""
+    """The plain kind of one part of a group, such as ``the loss``."""
     if group.kind in (MASKS, INDICES):
         return group.kind
     if group.kind.startswith(WORKSPACE):
@@ -168,11 +170,11 @@ def kind_in_words(group: ActivationGroup, part: ActivationPart) -> str:
 
 
 def saved_as(history: MemoryHistory) -> Saved:
-    """Who saved each allocation, and its type."""
+    """For each allocation the op that saved it, and its type."""
     facts, count = history.facts, len(history.lifetimes)
     op = np.zeros(count, dtype=np.int64)
     dtype = np.zeros(count, dtype=np.int64)
-    for fact in (Fact.OUTPUT, Fact.SAVED):  # what a later one says counts
+    for fact in (Fact.OUTPUT, Fact.SAVED):  # a later fact overrides an earlier one
         rows = np.flatnonzero(facts.fact == fact)[::-1]
         dtype[facts.allocation[rows]] = facts.dtype[rows]
         if fact == Fact.SAVED:
@@ -190,7 +192,7 @@ def _is_library(op: str) -> bool:
 def _kind(op: str, dtype: str | None) -> str:
     if dtype == "bool":
         return MASKS
-    if dtype == "uint8":  # bytes may be anything: who saved them decides
+    if dtype == "uint8":  # uint8 bytes may be anything: the op that saved them decides
         if _is_library(op):
             return f"{WORKSPACE} {op.removeprefix('aten::')}"
         return MASKS if any(word in op for word in _MASKED) else op or "other"

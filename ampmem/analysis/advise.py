@@ -1,7 +1,7 @@
-"""Which forced changes to run a script with, and what the runs say (``ampmem.advise/1``).
+"""Which changes to force on a script, and the results of those runs (``ampmem.advise/1``).
 
-Everything here is said of runs that were made, on a simulated GPU or a real device. No peak is computed from another;
-only what a change costs on a simulated GPU, and how it is written in code, follows from other records of the runs.
+Every peak was measured in a run, on a simulated GPU or a real device; no peak is computed from another. Only the cost
+of a change on a simulated GPU and its code are derived from other records of the runs.
 """
 
 from __future__ import annotations
@@ -51,57 +51,57 @@ class AllowedChange(StrEnum):
 
 
 EXPANDABLE = "expandable_segments:True"
-"""The setting of the allocator that is tried."""
+"""The setting of the caching allocator that is tried."""
 
 WORKSPACE = ":16:8"
-"""The smaller one of the two settings that cuBLAS documents for results that are always the same: 128 KiB."""
+"""The smaller of the two settings (128 KiB) that cuBLAS documents for deterministic results."""
 
 LOSS_CHUNKS = 8
-"""In so many chunks the loss is tried."""
+"""The number of chunks in which the loss is tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What the recording of the script as it is says of it, as far as it came."""
+    """What the recording of the unchanged script says about the script, as far as the run came."""
 
     blocks: Blocks | None
     optimizers: tuple[str, ...]
     updated: int
-    """How many parameters are trained."""
+    """The number of trained parameters."""
     trained_bytes: int = 0
     batch: int | None = None
-    """How many samples a DataLoader puts into a batch; ``None`` where no DataLoader was seen to make the last one."""
+    """Samples that the DataLoader puts into a batch; ``None`` where no DataLoader was seen to make the last batch."""
     no_precision: str | None = None
-    """Why autocast in bfloat16 is not tried; ``None`` where it is."""
+    """Why autocast in bfloat16 is not tried; ``None`` where it is tried."""
     no_loss: str | None = None
-    """Why the loss is not tried in chunks; ``None`` where it is."""
+    """Why the loss is not tried in chunks; ``None`` where it is tried."""
     idle_gradients: bool = False
-    """Whether gradients that the update has used are alive when forward starts."""
+    """Whether gradients that the update has used already are still alive when forward starts."""
     cached_casts: bool = False
-    """Whether autocast's weight cache has copies at the peak that are worth a word."""
+    """Whether the copies in autocast's weight cache are a notable part of the peak."""
     workspaces: bool = False
-    """Whether cuBLAS has workspaces at the peak that are worth a word."""
+    """Whether cuBLAS's workspaces are a notable part of the peak."""
     suggestions: tuple[Suggestion, ...] = ()
     device: Device = Device.SIMULATED
-    """What the runs are made on."""
+    """The device of the runs."""
     device_name: str = ""
     replicated: bool = False
-    """Whether it trains on several ranks, each with all of the parameters."""
+    """Whether the script trains on several ranks, each with all parameters."""
     sharded: bool = False
-    """Whether it trains on several ranks, each with a part of some parameters."""
+    """Whether the script trains on several ranks, each with a shard of some parameters."""
     ranks: tuple[int, ...] = ()
-    """The ranks that changes are run as; empty where the script runs in one process."""
+    """The ranks as which the changes are run; empty where the script runs in one process."""
     stages: tuple[tuple[str, ...], ...] = ()
-    """The names of the blocks that each rank has, where they differ, as stages of a pipeline do."""
+    """The blocks of each rank by name, where ranks have different blocks (pipeline stages)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """A run with changes. ``memory`` is ``None`` where it ran out, or where ``failure`` says why there was no run.
 
-    ``flops`` are those of the last step, of which ``recomputed_flops`` ran in backward once more, and ``moved_bytes``
-    are what it has copied between the GPU and the CPU; 0 where not known. ``step_ns`` is how long a step takes without
-    recording, on a real device. ``rank`` is whose peaks these are, where there are several ranks.
+    ``flops`` are those of the last step, ``recomputed_flops`` the part that backward computed again, and
+    ``moved_bytes`` what the step copied between GPU and CPU; 0 where not known. ``step_ns`` is the duration of a step
+    without recording, on a real device. ``rank`` is the rank that has these peaks, where there are several.
     """
 
     memory: Memory | None
@@ -114,11 +114,14 @@ class Trial:
 
 
 Trials = Mapping[Forced, Trial]
-"""The runs so far, by their changes; the first is of the script as it is."""
+"""The runs so far, by their changes; the first run is of the unchanged script."""
 
 
 def changeable_script(recording: Recording, module_flops: Mapping[str, int] = MappingProxyType({})) -> Script:
-    """What can be changed in the script that was recorded; ``module_flops`` as :func:`blocks_of` takes them."""
+    """The properties of the recorded script that decide which changes are tried.
+
+    ``module_flops`` are FLOPs by module, as :func:`blocks_of` takes them.
+    """
     analysis = analyse(recording)
     run = TrainingRun(analysis=analysis)
     several = recording.run.world_size > 1
@@ -146,16 +149,16 @@ _DEVICES = {SourceKind.CUDA: Device.CUDA, SourceKind.CPU: Device.CPU}
 
 
 def _much_at_the_peak(run: TrainingRun, category: Category) -> bool:
-    """Whether so much of ``category`` is alive at the last step's peak that it is worth a word."""
+    """Whether the bytes of ``category`` at the last step's peak are notable."""
     return bool(run.peaks) and run.notable(run.live(category, run.peaks[-1]))
 
 
 def measured_memory(recording: Recording) -> Memory | None:
-    """The peaks of a run on a real device, ``None`` for one that ran out of memory; what has no layers reserves none.
+    """The peaks of a run on a real device; ``None`` if it ran out of memory.
 
-    What the device has in use at most is the peak of reserved memory, and what is outside of the allocator: of this
-    process where the driver says so, else of all. Raises :class:`~ampmem.errors.RecordingError` and
-    :class:`~ampmem.errors.NothingRecorded`.
+    A recording without allocator layers has no reserved memory. The device's use is the peak of reserved memory plus
+    the memory outside of the allocator: this process's where the driver reports it, else that of all processes. Raises
+    :class:`~ampmem.errors.RecordingError` and :class:`~ampmem.errors.NothingRecorded`.
     """
     if recording.ooms:
         return None
@@ -169,20 +172,20 @@ def measured_memory(recording: Recording) -> Memory | None:
 
 
 def step_time(recording: Recording) -> int | None:
-    """How long a step takes without recording: the median of those after the first, which makes more than others."""
+    """The duration of a step without recording in ns: the median of all steps but the first, which allocates more."""
     times = sorted(recording.plain_step_ns[1:] or recording.plain_step_ns)
     return times[len(times) // 2] if times else None
 
 
 def how_bad(trial: Trial) -> tuple[int, ...]:
-    """Orders what ranks have of a run: the worst failed, or ran out of memory, or has the most in use on its device."""
+    """A sort key for the runs of several ranks: failures are worst, then out of memory, then the most device memory."""
     if trial.memory is None:
         return (2 + (trial.failure is not None),)
     return (not trial.memory.surely, trial.memory.most, trial.memory.allocated)
 
 
 def different_ranks(found: Iterable[tuple[Trial, Script | None]]) -> tuple[int, ...]:
-    """Of ranks whose script as it is has equal peaks, parameters and costs the first one: changes are run as these."""
+    """Of each set of ranks with equal blocks, parameters, peaks and costs the first: only these run the changes."""
     first: dict[tuple[Trial, Script | None], int] = {}
     for trial, script in found:
         first.setdefault((replace(trial, rank=None), script), trial.rank or 0)
@@ -190,11 +193,11 @@ def different_ranks(found: Iterable[tuple[Trial, Script | None]]) -> tuple[int, 
 
 
 def blocks_of_ranks(blocks: Iterable[Blocks | None]) -> Blocks | None:
-    """The blocks of all ranks: a stage of a pipeline has some of them."""
+    """The blocks of all ranks together: one stage of a pipeline has only some of them."""
     known = [each for each in blocks if each is not None]
     saved: dict[str, int] = {}
     flops: dict[str, int] = {}
-    for each in reversed(known):  # of what several have, the first one's
+    for each in reversed(known):  # where several ranks have a block, the first rank's counts
         saved |= zip(each.names, each.saved_bytes, strict=False)
         flops |= zip(each.names, each.flops, strict=False)
     names = tuple(dict.fromkeys(name for each in known for name in each.names))
@@ -217,7 +220,7 @@ def _no_precision(recording: Recording) -> str | None:
 
 
 def why_not_run(forced: Forced, script: Script) -> str | None:
-    """Why ``forced`` is not run, as far as the run of the script as it is says; ``None`` where it is."""
+    """Why ``forced`` is not run, judging by the run of the unchanged script; ``None`` where it is run."""
     if script.device is Device.CPU:
         for changes, why in (
             (forced.allocator, "it sets CUDA's caching allocator, which the CPU does not have"),
@@ -243,7 +246,7 @@ def _class_names(optimizers: Sequence[OptimizerRecord]) -> Iterator[str]:
 
 
 def meets(trial: Trial, budget: int | None) -> bool:
-    """Whether the run surely fits on the GPU and, where there is a ``budget``, takes no more of it than that."""
+    """Whether the run surely fits on the GPU and, if there is a ``budget`` (bytes), within that too."""
     memory = trial.memory
     return memory is not None and memory.surely and (budget is None or memory.most <= budget)
 
@@ -251,7 +254,8 @@ def meets(trial: Trial, budget: int | None) -> bool:
 def next_forced(trials: Trials, script: Script, allowed: frozenset[AllowedChange], budget: int | None) -> Forced | None:
     """The changes to run next; ``None`` when the search is over.
 
-    First each change alone, then what lowers more than one part of the peak, then the fewest blocks that are enough.
+    First each change is tried alone, then combinations that lower several parts of the peak, then the fewest blocks
+    that are enough.
     """
     singles = _singles(script, allowed)
     for forced in singles.values():
@@ -267,7 +271,7 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[AllowedChange
     bases = _bases(trials, singles)
     for base, last in bases if wanted else ((NOTHING_FORCED, None), *((each, None) for each in _kept(trials, singles))):
         if last is not None and meets(trials[last], budget):
-            return None  # it is enough alone, where nothing is that comes before it
+            return None  # the change is enough alone, and no cheaper one is
         forced = base if blocks is None or whole is None else replace(base, checkpoint=whole.checkpoint)
         if forced not in trials:
             return forced
@@ -278,14 +282,14 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[AllowedChange
 
 
 def due(trials: Trials, script: Script, allowed: frozenset[AllowedChange], budget: int | None) -> list[Forced]:
-    """The changes to run now, any of them at the same time; none when the search is over."""
+    """The changes to run now, all of which may run at the same time; empty when the search is over."""
     missing = [forced for forced in _singles(script, allowed).values() if forced not in trials]
     following = next_forced(trials, script, allowed, budget)
     return missing or ([] if following is None else [following])
 
 
 def most_left(trials: Trials, script: Script, allowed: frozenset[AllowedChange], budget: int | None) -> int:
-    """How many runs are left at most: all of them, if none that is to come is enough."""
+    """The most runs that can be left: the number if none of them is enough."""
     made = dict(trials)
     while (forced := next_forced(made, script, allowed, budget)) is not None:
         made[forced] = Trial(memory=None, failure=why_not_run(forced, script))
@@ -295,12 +299,12 @@ def most_left(trials: Trials, script: Script, allowed: frozenset[AllowedChange],
     searches = int(not any(meets(trial, budget) for trial in trials.values()))
     loss = _singles(script, allowed).get(AllowedChange.LOSS)
     if loss is not None and (loss not in trials or (searches and _helps(trials, loss))):
-        searches += 1  # with the loss in chunks, once it is known to help
+        searches += 1  # once more with the loss in chunks, if that helps
     return len(made) - len(trials) + searches * max(blocks - 1, 0).bit_length()
 
 
 def _singles(script: Script, allowed: frozenset[AllowedChange]) -> dict[AllowedChange, Forced]:
-    """Each change alone, in the order in which they are tried."""
+    """Each change alone, in the order in which the changes are tried."""
     found = {AllowedChange.FUSED: Forced(fused=True), AllowedChange.FOREACH: Forced(foreach=False)}
     if script.blocks is not None:
         found[AllowedChange.CHECKPOINT] = Forced(checkpoint=script.blocks.names)
@@ -325,9 +329,10 @@ def _singles(script: Script, allowed: frozenset[AllowedChange]) -> dict[AllowedC
 
 
 def _bases(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> Iterator[tuple[Forced, Forced | None]]:
-    """What blocks are checkpointed with in a combination, each with one change more than the one before.
+    """The changes that block checkpointing is combined with, each with one change more than the one before.
 
-    What takes a lot of time comes late, and what may change the results last, each with that change alone.
+    Changes that cost much time come late and those that may change the results last; each combination comes with the
+    added change alone.
     """
     yield NOTHING_FORCED, None
     base = NOTHING_FORCED
@@ -337,7 +342,7 @@ def _bases(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> Iterator[
         single = singles.get(change)
         if single is None or trials[single].failure is not None:
             continue
-        # What is kept after forward is there already: only with resharding is something gathered ahead.
+        # Whole parameters that stay after forward are there already: prefetching gathers ahead only with resharding.
         if _helps(trials, single) or (single.no_prefetch and base.reshard):
             base = _with(base, single)
             yield base, None
@@ -367,16 +372,16 @@ def _bases(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> Iterator[
 
 
 _OF_RANKS = (AllowedChange.BUCKET_VIEW, AllowedChange.RESHARD, AllowedChange.PREFETCH)
-"""Changes of how training is spread over ranks that leave the results as they are: the cheapest first."""
+"""Changes of distributed training that leave the results as they are, the cheapest first."""
 
 
 def _with(base: Forced, change: Forced) -> Forced:
-    """``base``, and ``change`` as well."""
+    """The changes of ``base`` and of ``change`` together."""
     return replace(base, **{name: getattr(change, name) for name in change.kinds()})
 
 
 def _kept(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> list[Forced]:
-    """The bases that a step takes about as long with: updates, gradients freed after them, then the loss in chunks."""
+    """The combinations that hardly cost time: the update, gradients freed after it, then the chunked loss."""
     update = _update(trials)
     for change in (AllowedChange.GRADIENTS, AllowedChange.CACHE):
         single = singles.get(change)
@@ -390,19 +395,19 @@ def _kept(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> list[Force
 
 
 def _helps(trials: Trials, forced: Forced) -> bool:
-    """Whether the device has less in use with ``forced``, or may have: the script as it is ran out of memory."""
+    """Whether ``forced`` lowers the device's use, or may: the unchanged script ran out of memory."""
     before, after = trials[NOTHING_FORCED].memory, trials[forced]
     return after.failure is None and (before is None or (after.memory is not None and after.memory.most < before.most))
 
 
 def _allocates_less(trials: Trials, forced: Forced) -> bool:
-    """Whether less is allocated with ``forced``, though more may be reserved: another setting may change that."""
+    """Whether ``forced`` lowers the allocated peak; reserved memory may still rise, as another setting may change."""
     before, after = trials[NOTHING_FORCED].memory, trials[forced].memory
     return before is not None and after is not None and after.allocated < before.allocated
 
 
 def _update(trials: Trials) -> Forced:
-    """How the optimizers are to update in a combination: fused where that ran, else one by one, else as they do."""
+    """How the optimizers update in a combination: fused if that ran, else one by one, else as the script says."""
     for forced in (Forced(fused=True), Forced(foreach=False)):
         if forced in trials and trials[forced].failure is None:
             return forced
@@ -410,9 +415,9 @@ def _update(trials: Trials) -> Forced:
 
 
 def _fewest(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, loss: Forced | None) -> Forced | None:
-    """The next run of the search for the fewest blocks that are enough with ``base``, then with the loss in chunks.
+    """The next run to find the fewest blocks that are enough with ``base``, then also with the chunked loss.
 
-    That computes little again, so a block less is worth it.
+    The chunked loss recomputes little, so it is worth one block less.
     """
     following = _between(trials, blocks, base, budget, len(blocks.names))
     if following is not None or loss is None or base.loss_chunks or not _helps(trials, loss):
@@ -424,7 +429,7 @@ def _fewest(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, lo
 
 
 def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, high: int) -> Forced | None:
-    """The next number of blocks below ``high`` to run with ``base``, halfway between too few and enough."""
+    """The next number of blocks below ``high`` to run with ``base``: halfway between too few and enough."""
     low = 0
     if meets(trials.get(base, Trial(memory=None)), budget):
         return None
@@ -438,11 +443,11 @@ def _between(trials: Trials, blocks: Blocks, base: Forced, budget: int | None, h
 
 
 def ranked(trials: Trials, budget: int | None) -> list[Forced]:
-    """The runs: those that meet the ``budget`` first, with the fewest changes; then by what they take; failures last.
+    """The runs as the table has them: those within the ``budget`` by number of changes, others by memory, failures.
 
-    Where the script fits as it is and there is no budget, those that allocate least come first. What may change the
-    results comes after what does not: first the precision, then the size of a batch. Of those that meet the budget
-    offloading comes after all that does without.
+    Where the unchanged script fits and there is no budget, the run that allocates least comes first. Changes that may
+    change the results come after the others: first the precision, then the batch size. Among the runs that meet the
+    budget, those with offloading come last.
     """
     wanted = budget is not None or not meets(trials[NOTHING_FORCED], None)
 
@@ -456,15 +461,17 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
             return (0, *computes, forced.offload, len(forced.checkpoint), len(forced.kinds()), *size)
         return (1, *(() if wanted else computes), *size)
 
-    simplest = sorted(trials, key=lambda forced: (len(forced.kinds()), forced.options()))  # runs may end in any order
+    # runs may end in any order, so the key alone decides
+    simplest = sorted(trials, key=lambda forced: (len(forced.kinds()), forced.options()))
     return sorted(simplest, key=key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """Three real steps on the CPU with the changes, beside three of ``base``: the script as it is, or ``foreach=True``.
+    """Three real steps on the CPU with the changes, compared with three steps of ``base``.
 
-    ``difference`` is ``None`` where ``failure`` says why there is none.
+    ``base`` is the unchanged script, or the script with ``foreach=True``. ``difference`` is ``None`` where ``failure``
+    says why the comparison failed.
     """
 
     base: str
@@ -473,22 +480,22 @@ class Proof:
 
 
 PROOF_STEPS = 3
-"""An update changes what the next step computes, and its state what the one after that does."""
+"""Three steps: an update changes what the second step computes, and the optimizer state what the third does."""
 
 _MOST_FLOPS = 5 * 10**11
 _MOST_TRAINED = 256 << 20
 _MOST_ALLOCATED = 4 << 30
-"""What may be run on the CPU: the FLOPs of a step, the bytes of trained parameters, and the bytes of the peak."""
+"""The largest run on the CPU: the FLOPs of a step, the bytes of trained parameters, and the bytes of the peak."""
 
 
 def proof_base(forced: Forced, script: Script) -> Forced:
-    """What ``forced`` is to be compared with: optimizers that are not told run ``foreach`` on a GPU, not on a CPU."""
+    """The changes that ``forced`` is compared with: ``foreach`` is the default on a GPU, but not on a CPU."""
     updates = forced.fused or forced.foreach is False
     return Forced(foreach=True) if updates and script.device is not Device.CPU else NOTHING_FORCED
 
 
 def why_unproven(trials: Trials, script: Script) -> str | None:
-    """Why the script is too large to run on the CPU; ``None`` where it is not, or has run there."""
+    """Why the script is too large to run on the CPU; ``None`` if it is small enough, or was run there already."""
     if script.device is Device.CPU:
         return None
     plain = trials[NOTHING_FORCED]
@@ -505,7 +512,7 @@ def why_unproven(trials: Trials, script: Script) -> str | None:
 
 
 def incomparable(forced: Forced) -> str | None:
-    """Why other results are expected of ``forced``, or no run is needed; ``None`` where it is worth a run."""
+    """Why ``forced`` is not compared: other results are expected, or no run is needed; ``None`` if it is."""
     if forced.batch_size is not None:
         return "a smaller batch has other losses"
     if forced.kinds() == ("allocator",):
@@ -516,7 +523,7 @@ def incomparable(forced: Forced) -> str | None:
 
 
 def to_prove(trials: Trials, budget: int | None) -> list[Forced]:
-    """The best run with changes, and of each change alone the best run that was made."""
+    """The runs to prove: the best run with changes, and the best run of each change alone."""
     found: dict[tuple[str, ...], Forced] = {}
     for place, forced in enumerate(ranked(trials, budget)):
         kinds = forced.kinds()
@@ -550,7 +557,7 @@ def name_of(forced: Forced, script: Script) -> str:
 
 
 def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None = None) -> str:
-    """What the changes cost: the time of a step beside that of ``before`` where it was measured, and what they do."""
+    """The cost of the changes in words: the step time beside that of ``before``, and what is computed or moved."""
     words = [] if trial.step_ns is None else [_time_beside(trial.step_ns, before)]
     if trial.recomputed_flops:
         share = trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1)
@@ -584,7 +591,7 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
 
 
 def _time_beside(step_ns: int, before: Trial | None) -> str:
-    """``a step takes 12.3 ms (+8.1 %)``."""
+    """The step time in words, compared with ``before``: ``a step takes 12.3 ms (+8.1 %)``."""
     took = f"a step takes {format_duration(step_ns)}"
     if before is None or not before.step_ns:
         return took
@@ -592,7 +599,7 @@ def _time_beside(step_ns: int, before: Trial | None) -> str:
 
 
 def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
-    """The changes in the script's code, where ``model`` is the outermost module that it calls."""
+    """The changes as lines of code, in which ``model`` is the outermost module that the script calls."""
     lines: list[str] = []
     if forced.checkpoint and script.blocks is not None:
         lines.append(
@@ -646,7 +653,7 @@ SCHEMA = "ampmem.advise/1"
 class ProvenResults:
     """The losses and gradients of three real steps on the CPU with the change, beside those of ``compared_with``.
 
-    ``equal`` says that all have the same bits, null where they could not be compared for the reason in ``failure``. The
+    ``equal`` says that all bits are the same; null where they could not be compared, and ``failure`` says why. The
     differences are the largest of any element; null where the numbers of results or their shapes differ, or where one
     is not finite.
     """
@@ -664,24 +671,24 @@ class ProvenResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedRun:
-    """One run: the changes, and its peaks, null where memory ran out or the change was not made.
+    """One run: the changes and the peaks; a peak is null where memory ran out or the change was not made.
 
-    ``options`` are those of ``ampmem profile`` that make this run. ``saved_bytes`` is what it allocates less than the
-    script as it is, ``saved_reserved_bytes`` what it reserves less; null where one of the two has no peak. ``meets``
-    says that it surely fits, and takes no more than the budget where there is one. ``failure`` is why the change was
-    not made, or the script failed. On the CPU nothing is reserved, and no memory of a device is in use: null.
+    ``options`` are the options of ``ampmem profile`` that make this run. ``saved_bytes`` is how much less it allocates
+    than the unchanged script, ``saved_reserved_bytes`` how much less it reserves; null where one of the two has no
+    peak. ``meets`` says that the run surely fits, and within the budget if there is one. ``failure`` is why the change
+    was not made, or the script failed. On the CPU nothing is reserved, and no memory of a device is in use: null.
 
     ``cost`` is computed on a simulated GPU. On a real device it has the time of a step, ``step_ns``: a run of its own
     without recording, the median of its steps after the first; null elsewhere.
 
     ``step_flops`` are the floating-point operations of the last step's matrix products, convolutions and attention,
     ``recomputed_flops`` those of them that activation checkpointing computed again; null where they were not counted.
-    ``moved_bytes`` are what it has copied between the GPU and the CPU, inputs too. ``proof`` is there with ``--prove``,
-    for the best run and each change alone. ``rank`` is the worst of several ranks, of which all of this is said; null
-    where the script runs in one process.
+    ``moved_bytes`` are the bytes copied between GPU and CPU, inputs included. ``proof`` is there with ``--prove``, for
+    the best run and each change alone. ``rank`` is the worst of several ranks, whose figures these are; null where the
+    script runs in one process.
 
-    ``checkpointed`` names the blocks that are checkpointed. ``unbeaten`` says that no other run needs as little memory
-    at as low a cost, and less of one of the two: the line of such runs is the Pareto front.
+    ``checkpointed`` names the blocks that are checkpointed. ``unbeaten`` says that the run is on the Pareto front: no
+    other run is better in memory or cost without being worse in the other.
     """
 
     change: str
@@ -726,10 +733,10 @@ class AdvisedBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceDocument:
-    """The whole search; ``runs`` have the best first. ``budget_bytes`` is null where only the GPU's memory counts.
+    """The document of a whole search; ``runs`` have the best first. ``budget_bytes`` is null without a budget.
 
-    ``blocks`` are in the order in which they are checkpointed. ``suggestions`` were not run: what they save is
-    computed from the recording of the script as it is.
+    ``blocks`` are in the order in which they are checkpointed. ``suggestions`` were not run: what they save is computed
+    from the recording of the script as it is.
 
     ``device`` says what the runs were made on: ``sim``, ``cuda`` or ``cpu``. ``gpu`` is the name of that, and
     ``gpu_bytes`` the memory of a simulated GPU, null for a real device. ``world_size`` is how many ranks there are, and
@@ -776,7 +783,7 @@ def advice(
     world_size: int = 1,
     proofs: Mapping[Forced, Proof] = MappingProxyType({}),
 ) -> AdviceDocument:
-    """The search as its document."""
+    """The search as a document (``ampmem.advise/1``)."""
     runs = tuple(
         replace(
             _run(forced, trials, script, budget),
@@ -811,9 +818,10 @@ def _advised(blocks: Blocks | None) -> tuple[AdvisedBlock, ...]:
 
 
 def _beats(other: Forced, forced: Forced, trials: Trials) -> bool:
-    """Whether the run with ``other`` needs no more memory than that with ``forced``, costs no more, and less of either.
+    """Whether the run with ``other`` is on a par with that of ``forced`` in memory and cost, and better in one of them.
 
-    One that computes something else is no match for one that does not. What has no peak is beaten by any other.
+    A run that computes something else is not compared with one that does not. A run without a peak loses to every
+    other.
     """
     one, two = _price(trials[other]), _price(trials[forced])
     if two is None or one is None:
@@ -823,7 +831,7 @@ def _beats(other: Forced, forced: Forced, trials: Trials) -> bool:
 
 
 def _price(trial: Trial) -> tuple[float, ...] | None:
-    """What a run needs and what it costs: the time of a step, or else what is recomputed and what is moved."""
+    """The memory that a run needs and its cost: the step time where measured, else what is recomputed and moved."""
     if trial.memory is None:
         return None
     if trial.step_ns is not None:

@@ -1,4 +1,4 @@
-"""The file of runs that ``ampmem advise --resume`` keeps, and which findings of a recording those runs disprove."""
+"""The file of runs that ``ampmem advise --resume`` keeps, and which findings those runs disprove."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ampmem.units import format_bytes
 from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced, SourceKind
 
 KIND = "ampmem advise"
-"""The key that the first line of a file of runs has, with the version of ampmem."""
+"""The key in the first line of a file of runs; its value is the version of ampmem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedRun:
-    """A run that has ended, with ``script``, what the script as it is says of itself, of that run alone."""
+    """A run that has ended; ``script`` is there for the run of the unchanged script only."""
 
     forced: Forced
     trial: Trial
@@ -33,7 +33,7 @@ class EndedRun:
 
 
 def identity_in(line: str) -> dict[str, Json] | None:
-    """What the runs have in common, as the first line of their file says it; ``None`` where that is another file."""
+    """What the runs of a file have in common, from its first line; ``None`` if it is another kind of file."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -42,7 +42,7 @@ def identity_in(line: str) -> dict[str, Json] | None:
 
 
 def run_in(line: str) -> EndedRun | None:
-    """A run; ``None`` for a line of which a killed process has written a part."""
+    """The run in one line of the file; ``None`` for a line that a killed process has written in part."""
     try:
         return from_json(EndedRun, parsed(line))
     except NotOfThisKind:
@@ -58,20 +58,21 @@ _CHANGES: Mapping[str, Mapping[str, Forced]] = {
     "gradients-through-forward": {"gradients freed after the update": Forced(free_gradients=True)},
     "fragmentation": {"expandable_segments": Forced(allocator=EXPANDABLE)},
 }
-"""By code, the findings whose change ``ampmem advise`` runs, and that change alone: any of them is the advice."""
+"""The findings, by code, whose change ``ampmem advise`` runs, with the changes that are run: each of them is the
+advice."""
 
 _DEVICES = {SourceKind.SIMULATED: Device.SIMULATED, SourceKind.CUDA: Device.CUDA, SourceKind.CPU: Device.CPU}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advised:
-    """The runs in a file; ``of`` is what they have in common, ``trials`` are the runs by their changes."""
+    """The runs in a file: ``of`` is what the runs have in common, ``trials`` are the runs by their changes."""
 
     path: Path
     of: Mapping[str, Json]
     trials: Mapping[Forced, Trial]
     script: Script
-    """What the run of the script as it is says of the script."""
+    """The properties of the script, from the run of the unchanged script."""
 
     def left_out(self, run: RankRun) -> RankRun:
         """``run`` without the findings that the runs disprove, and with a note that says so."""
@@ -81,7 +82,7 @@ class Advised:
         return replace(run, entry=replace(run.entry, summary=summary), notes=(*run.notes, *told))
 
     def without_disproved(self, summary: Summary, run: RunRecord, arm: ArmRecord) -> tuple[Summary, tuple[str, ...]]:
-        """``summary`` without the findings that are disproved for its script, and the notes that it has of that."""
+        """``summary`` without the findings that the runs of its script disprove, and the notes about that."""
         other = self._differences(run, arm, summary)
         if other:
             told = [
@@ -95,9 +96,9 @@ class Advised:
         return replace(summary, findings=tuple(kept), notes=(*summary.notes, *told)), tuple(told)
 
     def disproof(self, finding: Finding) -> str | None:
-        """Why ``finding`` is not shown; ``None`` where a change saves something, or one was neither run nor refused."""
+        """Why ``finding`` is not shown; ``None`` if one of its changes saves memory, or was neither run nor refused."""
         changes = _CHANGES.get(finding.code, {})
-        if finding.code == _OF_LOSS and not finding.proof:  # of other activations nothing is run
+        if finding.code == _OF_LOSS and not finding.proof:  # no change is run for other activations
             return None
         if any(forced not in self.trials and why_not_run(forced, self.script) is None for forced in changes.values()):
             return None
@@ -117,12 +118,12 @@ class Advised:
         return before.reserved - after.reserved if forced.allocator else before.allocated - after.allocated
 
     def _notable(self, saved: int) -> bool:
-        """Whether a finding that saves so much would be shown."""
+        """Whether a finding that saves ``saved`` bytes would be shown."""
         memory = self.trials[NOTHING_FORCED].memory
         return memory is not None and saved >= max(NOTABLE_BYTES, NOTABLE_SHARE * memory.allocated)
 
     def _differences(self, run: RunRecord, arm: ArmRecord, summary: Summary) -> list[str]:
-        """In what the recording differs from these runs: the words for what decides over its findings."""
+        """The differences between the recording and these runs that matter for its findings, in words."""
         arm_name, _, dtype = str(self.of.get("precision", "")).partition(" ")
         gpu = str(self.of.get("GPU", ""))
         all_ranks = str(self.of.get("rank")).startswith("all ")
@@ -146,7 +147,7 @@ def _size(saved: int) -> str:
 
 
 def read_advised(path: Path) -> Advised:
-    """The runs in the file ``path``, which ``--advised`` names. Raises :class:`UsageError` where there are none."""
+    """The runs in the file ``path`` (``--advised``). Raises :class:`UsageError` if it has none."""
     try:
         first, *lines = path.read_text(encoding="utf-8").splitlines() or [""]
     except (OSError, ValueError) as error:

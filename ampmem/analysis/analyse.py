@@ -1,4 +1,4 @@
-"""Everything that the analysis derives from a recording before it is summed up, and whether it adds up."""
+"""Everything that the analysis derives from a recording before it is summed up, and whether the sums are right."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from ampmem.units import format_bytes, format_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conservation:
-    """How far our sums ever were from the allocator's own totals; 0 when they agree.
+    """The largest differences between our sums and the allocator's own totals; 0 where they agree.
 
-    ``residual_bytes`` is of the categories, ``reserved_residual_bytes`` of the segments at the steps' marks.
-    ``other_threads_bytes`` is the most that threads held which are not recorded: it is in ``other``, without names.
+    ``residual_bytes`` compares the categories, ``reserved_residual_bytes`` the segments at the steps' marks.
+    ``other_threads_bytes`` is the most memory held by threads that are not recorded: it counts as ``other``.
     """
 
     events: int
@@ -37,7 +37,7 @@ class Conservation:
 
     @property
     def breach(self) -> str | None:
-        """How far the sums are off, in words; ``None`` where all that could be compared agrees."""
+        """The error of the sums, in words; ``None`` where everything that could be compared agrees."""
         parts = []
         if self.residual_bytes:
             parts.append(f"the categories are up to {_exactly(self.residual_bytes)} off the allocator's own total")
@@ -53,7 +53,8 @@ def conservation_of(history: MemoryHistory, layers: AllocatorLayers | None) -> C
     known = events.allocated != UNKNOWN
     residual = marks_residual(history)
     if known.any():
-        # Of the categories and not of the total: an allocation lost on the way to a category must show.
+        # The sum of the categories, not the timeline's total: an allocation that is lost before it gets a category must
+        # show.
         categories = history.timeline.live.sum(axis=0)[1:]
         residual = max(residual or 0, int(np.abs(categories[known] - events.allocated[known]).max()))
     return Conservation(
@@ -65,9 +66,10 @@ def conservation_of(history: MemoryHistory, layers: AllocatorLayers | None) -> C
 
 
 def doubts_of(conservation: Conservation, static_problem: str | None, notes: Sequence[str]) -> tuple[str, ...]:
-    """Why the numbers of a run prove nothing, or less, a sentence each; empty where they add up.
+    """Why the numbers of a run cannot be trusted, or less so, a sentence for each reason; empty where they add up.
 
-    ``static_problem`` is why its static model is no verdict; ``notes`` are the recorder's, some of which are warnings.
+    ``static_problem`` is why the static model gives no verdict; ``notes`` are the recorder's, some of which are
+    warnings.
     """
     found = []
     breach = conservation.breach
@@ -84,25 +86,25 @@ def _exactly(size: int) -> str:
     return f"{format_bytes(size)} ({format_count(size)} bytes)"
 
 
-# Everything that the analysis derives from a recording before anything is summed up for people.
+# Everything that the analysis derives from a recording before it is summed up for people.
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Analysis(MemoryHistory):
-    """A history, and what several readers need of it: each is derived when it is first asked for, and once."""
+    """A history, and what several readers need of it: each value is computed when it is first needed, and once."""
 
     @cached_property
     def start_ns(self) -> int:
-        """When the recording starts: the instant of its first event, phase or step."""
+        """The start of the recording in ns: the first event, phase or step."""
         columns = (self.timeline.time_ns, self.recording.phases.time_ns)
         times = [int(column[0]) for column in columns if len(column)]
         return min([*times, *(step.start_ns for step in self.recording.steps)], default=0)
 
     @cached_property
     def peaks(self) -> tuple[int, ...]:
-        """The position of each step's peak: where the most is allocated, or requested where no allocator is known.
+        """The position of each step's peak: the most bytes allocated, or requested if no allocator was recorded.
 
-        Of positions with as much allocated it is the first with the most requested.
+        Of several positions with that many allocated bytes, the first with the most requested bytes counts.
         """
         return tuple(self._peak_of(step) for step in self.recording.steps)
 
@@ -112,20 +114,20 @@ class Analysis(MemoryHistory):
             return self.timeline.peak_between(step.start_ns, step.end_ns)
         start, end = map(self.timeline.position, (step.start_ns, step.end_ns))
         allocated = layers.allocated[start : end + 1]
-        # Blocks are rounded: two tensors may take more than a third that is larger than both.
+        # Block sizes are rounded: two tensors may take more than a third that is larger than both together.
         return start + int(np.argmax(np.where(allocated == allocated.max(), total[start : end + 1], -1)))
 
     @cached_property
     def sizes(self) -> Column:
-        """The bytes by which a peak is measured, at each position: allocated where that is known, else requested."""
+        """The bytes that a peak is measured in, at each position: allocated where known, else requested."""
         return self.timeline.total if self.layers is None else self.layers.allocated
 
     @cached_property
     def top(self) -> int:
-        """The place, among the recording's steps, of the one with the run's peak: of equal steps the last.
+        """The place, among the recording's steps, of the step with the run's peak; of equal ones the last, else 0.
 
-        The last step is the one that a comparison shows and that the page opens on, so every text names the same step.
-        A step that only begins with what the one before it reached does not have that one's peak. 0 without a step.
+        Comparisons and the page show the last such step too, so every text names the same step. A step that only starts
+        at the level of the previous step's peak does not have that peak.
         """
         sizes, peaks = self.sizes, self.peaks
 
@@ -137,12 +139,12 @@ class Analysis(MemoryHistory):
 
     @cached_property
     def peak(self) -> int:
-        """The position of the run's peak, which is that of the step :attr:`top`; 0 without a step."""
+        """The position of the run's peak, that of the step :attr:`top`; 0 without a step."""
         return self.peaks[self.top] if self.peaks else 0
 
     @cached_property
     def ledger(self) -> CastLedger:
-        """The cast copies, one by one."""
+        """The cast copies, one entry each."""
         return ledger_of(self)
 
     @cached_property
@@ -157,12 +159,12 @@ class Analysis(MemoryHistory):
 
     @cached_property
     def tensors(self) -> Tensors:
-        """For each allocation the type and the shape of its tensor."""
+        """For each allocation the type and shape of its tensor."""
         return tensors_of(self.lifetimes, self.facts, self.recording.texts)
 
     @cached_property
     def communication(self) -> CommunicationParts:
-        """The memory of distributed training, by what it is for."""
+        """The memory of distributed training, by purpose."""
         return communication_of(self)
 
     @cached_property
@@ -172,22 +174,22 @@ class Analysis(MemoryHistory):
 
     @cached_property
     def verdict(self) -> StaticVerdict | None:
-        """The static model against the last step with a backward; ``None`` when there is none."""
+        """The static model's verdict on the last step with a backward; ``None`` without such a step."""
         return judge(self, self.ledger, breach=self.conservation.breach)
 
     @cached_property
     def conservation(self) -> Conservation:
-        """How far the sums are from the allocator's own totals."""
+        """The differences between the sums and the allocator's own totals."""
         return conservation_of(self, self.layers)
 
     @cached_property
     def failed_request(self) -> FailedRequest | None:
-        """The last request that failed for want of memory; ``None`` when none did."""
+        """The last request that failed with out of memory; ``None`` when no request failed."""
         return failed_request(self, self.tensors)
 
 
 def analyse(recording: Recording) -> Analysis:
-    """Raises :class:`~ampmem.errors.RecordingError` when the events contradict each other."""
+    """The analysis of a recording. Raises :class:`~ampmem.errors.RecordingError` for contradictory events."""
     recording = in_order(recording)
     lifetimes = pair(recording.events)
     facts = join_facts(recording.events, lifetimes, recording.facts)
@@ -202,5 +204,5 @@ def analyse(recording: Recording) -> Analysis:
         marks=marks_of(recording),
         untrained=names,
     )
-    _ = analysis.layers  # segments that contradict each other are refused here, before anything is made of the rest
+    _ = analysis.layers  # contradictory segments are refused here, before anything is derived from the rest
     return analysis

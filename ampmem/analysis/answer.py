@@ -1,4 +1,4 @@
-"""The answer that is said first: what a peak is made of, what mixed precision made of it, which findings are left."""
+"""The answer that comes first: what a peak is made of, what mixed precision changed, and which findings remain."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ampmem.units import format_apart, format_bytes
 from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
 
 NO_DIFFERENCE = 0.01
-"""Peaks that differ by less than this share of the baseline's are the same."""
+"""Peaks that differ by less than this share of the baseline's count as equal."""
 _NOTABLE = 0.01
-"""What is less than this share of the larger peak is no reason."""
+"""A difference below this share of the larger peak is not given as a reason."""
 
 
 class Effect(StrEnum):
-    """What mixed precision did to the peak."""
+    """How mixed precision changed the peak."""
 
     SAVES = "saves"
     COSTS = "costs"
@@ -36,10 +36,10 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakOf:
-    """The peak of one recording, in the step that is compared.
+    """The peak of one recording, in the compared step.
 
-    ``phase`` is when it was; ``op`` and ``module`` are those of the alloc that reached it, where they are known.
-    ``bytes`` were requested; ``allocated`` is what the allocator had handed out at most, where that is known.
+    ``phase`` is the phase of the peak; ``op`` and ``module`` are those of the alloc that reached it, where known.
+    ``bytes`` were requested; ``allocated`` is the allocator's peak of allocated bytes, where known.
     """
 
     label: str
@@ -51,13 +51,13 @@ class PeakOf:
 
     @property
     def said(self) -> int:
-        """The number that is called the peak: ``allocated`` where that is known, else ``bytes``."""
+        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
         return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a category has at two instants, in bytes."""
+    """The bytes of a category at two instants."""
 
     category: Category
     before: int
@@ -65,20 +65,20 @@ class Change:
 
     @property
     def difference(self) -> int:
-        """Bytes that are there more."""
+        """The bytes after less those before."""
         return self.after - self.before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What mixed precision made of the peak.
+    """What mixed precision changed about the peak.
 
     ``changes`` are the categories that differ between the two peaks, the largest first: all of them add up to the
-    difference. ``unchanged`` are the others that there are, in bytes. ``forward`` is what is live in all at the end of
+    difference. ``unchanged`` are the other categories in bytes. ``forward`` is the total that is alive at the end of
     forward, before and after, ``forward_changes`` and ``forward_unchanged`` are the categories there, and
-    ``activations`` what of them autograd holds; ``None``, or empty, where a run has no such instant.
-    ``groups`` are the activations under autocast by kind in words and type, the largest first. ``without_cache`` is the
-    peak without autocast's cache of weights; ``None`` where that was not recorded.
+    ``activations`` the bytes that autograd holds then; ``None``, or empty, where a run has no such instant. ``groups``
+    are the activations under autocast by kind in words and type, the largest first. ``without_cache`` is the peak
+    without autocast's cache of weights; ``None`` where that was not recorded.
     """
 
     baseline: PeakOf
@@ -94,31 +94,31 @@ class Answer:
 
     @property
     def ratio(self) -> float:
-        """The peak under autocast, as a share of the baseline's."""
+        """The peak under autocast divided by the baseline's."""
         return self.mixed.said / self.baseline.said
 
     @property
     def effect(self) -> Effect:
-        """What became of the peak."""
+        """How mixed precision changed the peak: lower, higher or equal."""
         return effect_of(self.baseline.said, self.mixed.said)
 
     @property
     def same_phase(self) -> bool:
-        """Whether both peaks are in the same phase of the step."""
+        """Whether both peaks are in the same phase."""
         return self.baseline.phase == self.mixed.phase
 
     @property
     def by_forward(self) -> bool:
-        """Whether the end of forward says what mixed precision changed.
+        """Whether the change is explained by the end of forward instead of by the peaks.
 
-        Peaks in two phases of the step hold different things, whatever the precision: between them the activations may
-        fall to nothing and all gradients come. The end of forward is one instant of both runs.
+        Peaks in different phases hold different things in any precision: the activations may be gone and the gradients
+        there. The end of forward is the same instant in both runs.
         """
         return not self.same_phase and self.forward is not None
 
     @property
     def fewer_gradients(self) -> int:
-        """Bytes of gradients that the peak under autocast has less: both runs have the same at the same instant."""
+        """Bytes of gradients that are missing at the peak under autocast, though both runs make the same ones."""
         return sum(item.before - item.after for item in self.changes if item.category is Category.GRADIENTS)
 
     @property
@@ -128,18 +128,18 @@ class Answer:
 
     @property
     def least_notable(self) -> float:
-        """From so many bytes on something is a reason."""
+        """The smallest difference in bytes that counts as a reason."""
         return _NOTABLE * max(self.baseline.bytes, self.mixed.bytes)
 
     @property
     def in_float32(self) -> tuple[PlainGroup, ...]:
-        """The activations that are float32 under autocast, the largest group first."""
+        """The activations that stay float32 under autocast, the largest group first."""
         return tuple(group for group in self.groups if group.dtype == "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakPart:
-    """What of a peak is in one category, in bytes."""
+    """The bytes of a peak that are in one category."""
 
     category: Category
     bytes: int
@@ -147,14 +147,14 @@ class PeakPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Composition:
-    """What the peak of a recording is made of, the largest part first; ``step`` is the one that it is in.
+    """What the peak of a recording is made of, the largest part first; ``step`` is the step of the peak.
 
     ``saving`` is the finding whose change would take the most off the peak, or off what was alive when memory ran out;
-    ``None`` where no finding says so. ``failed`` says that the script did not get to its end. ``short`` is the request
-    that ended it for want of memory: then ``peak``, ``step`` and ``parts`` are of that instant. ``outside`` is what was
-    needed outside of the recorded steps, where that is more, and ``outside_parts`` what that is made of; ``part`` says
-    that the script ran on after those steps, and that nobody saw what it needed then. ``whole`` is the peak of the
-    whole run, which may be another one; ``None`` where memory ran out.
+    ``None`` where no finding says so. ``failed`` says that the script failed. ``short`` is the failed request that
+    ended it: then ``peak``, ``step`` and ``parts`` are of that instant. ``outside`` is the peak outside of the recorded
+    steps, where that is higher, and ``outside_parts`` what it is made of; ``part`` says that the script ran on
+    unrecorded after those steps. ``whole`` is the peak of the whole run, which may be another one; ``None`` where
+    memory ran out.
     """
 
     peak: PeakOf
@@ -170,18 +170,18 @@ class Composition:
 
     @property
     def of_steps(self) -> bool:
-        """Whether ``peak`` is that of the recorded steps alone, and the run's may be, or is, another one."""
+        """Whether ``peak`` is that of the recorded steps alone: the run's peak may be, or is, another one."""
         return self.part or (self.whole is not None and self.whole.where is not PeakPlace.STEP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What is said first of recordings.
+    """What is said first about one or several recordings.
 
-    ``answer`` is ``None`` where there is no FP32 run, or none under autocast, to tell by, or where the recordings
-    differ in more than their precision. ``compositions`` has one entry per recording, ``None`` for one of nothing.
-    ``same_as`` is, for each, the first recording whose compared step has the same peak in every category. ``unsound``
-    are the labels of those whose sums are not the allocator's own: of them nothing is proven.
+    ``answer`` is ``None`` without an FP32 run or a run under autocast, or where the recordings differ in more than
+    their precision. ``compositions`` has one entry per recording, ``None`` for an empty one. ``same_as`` is, for each,
+    the first recording whose compared step has the same peak in every category. ``unsound`` are the labels of the
+    recordings whose sums differ from the allocator's: their numbers cannot be trusted.
     """
 
     answer: Answer | None
@@ -192,7 +192,7 @@ class Verdict:
 
 
 def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = False) -> Verdict:
-    """The verdict on a single recording, which is about its largest peak; ``None`` is one of nothing."""
+    """The verdict on the largest peak of a single recording; ``summary`` is ``None`` for an empty recording."""
     label = label or ("" if summary is None else summary.arm.name)
     of_all = None
     if summary is not None:
@@ -207,7 +207,7 @@ def verdict_of_one(summary: Summary | None, *, label: str = "", failed: bool = F
 
 
 def verdict_of(comparison: Comparison) -> Verdict:
-    """The verdict on recordings side by side: of each the step that is compared."""
+    """The verdict on several recordings, by the step of each that is compared."""
     return Verdict(
         answer=_answer(comparison),
         labels=tuple(entry.label for entry in comparison.entries),
@@ -222,7 +222,7 @@ def verdict_of(comparison: Comparison) -> Verdict:
 
 
 def _compared(column: Compared) -> Composition | None:
-    """What the peak of the compared step is made of; ``None`` of a recording of nothing."""
+    """The composition of the compared step's peak; ``None`` for an empty recording."""
     entry, step = column.entry, column.step
     if entry.summary is None or step is None:
         return None
@@ -230,7 +230,7 @@ def _compared(column: Compared) -> Composition | None:
 
 
 def effect_of(before: int, after: int) -> Effect:
-    """What became of a peak of ``before`` bytes that is one of ``after`` bytes."""
+    """The effect of going from a peak of ``before`` bytes to one of ``after`` bytes."""
     if abs(after - before) < NO_DIFFERENCE * before:
         return Effect.NONE
     return Effect.SAVES if after < before else Effect.COSTS
@@ -238,7 +238,7 @@ def effect_of(before: int, after: int) -> Effect:
 
 def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed: bool) -> Composition:
     short, live, at = summary.ended_by, peak.categories, _peak_of(label, peak)
-    if short is not None:  # what there was then need not be the peak
+    if short is not None:  # the composition at the failure need not be that of the peak
         live, step = short.alive, step if short.step is None else short.step
         at = replace(at, phase=short.phase, op=short.op, module=short.module)
     return Composition(
@@ -246,7 +246,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
         step=step,
         parts=_parts(live),
         saving=max(
-            # Nothing is known of what would have helped after the recorded steps.
+            # What would have helped after the recorded steps is unknown.
             (each for each in summary.findings if _matters(each, summary) and not (short and short.later)),
             key=lambda each: each.saved,
             default=None,
@@ -261,7 +261,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
 
 
 def _matters(finding: Finding, summary: Summary) -> bool:
-    """Whether the finding saves something; less reserved memory helps nobody where half of the device is free."""
+    """Whether the finding saves something that matters: reserved memory does not where half of the device is free."""
     prediction = summary.prediction
     free = None if prediction is None else prediction.margin
     roomy = prediction is not None and free is not None and 2 * free > prediction.gpu_bytes
@@ -299,7 +299,7 @@ def _answer(comparison: Comparison) -> Answer | None:
 
 
 def index_of(comparison: Comparison, arms: Sequence[Arm]) -> int | None:
-    """The first recording in the first of ``arms`` that there is, whose compared step ended."""
+    """The index of the first recording in the first of ``arms`` that was recorded and whose compared step ended."""
     for arm in arms:
         for index, column in enumerate(comparison.columns):
             summary = column.entry.summary
@@ -309,7 +309,7 @@ def index_of(comparison: Comparison, arms: Sequence[Arm]) -> int | None:
 
 
 def _peak(column: Compared) -> PeakOf | None:
-    """The peak of the step that is compared; ``None`` of one that did not end."""
+    """The peak of the compared step; ``None`` if that step did not end."""
     return None if column.ended_step is None else _peak_of(column.entry.label, column.ended_step.peak)
 
 
@@ -344,15 +344,15 @@ def _same_as(comparison: Comparison) -> tuple[int | None, ...]:
     )
 
 
-# Findings of recordings side by side: what one run could only estimate is judged by the run that measured it.
+# Findings of recordings side by side: an estimate from one run is replaced by what another run measured.
 
 _WORTH_SAYING = 0.001
-"""A peak that is lower by a smaller share is not called lower."""
+"""A peak that is lower by less than this share is not called lower."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """One recording, and its step that is compared."""
+    """One recording and its compared step."""
 
     label: str
     summary: Summary
@@ -365,13 +365,13 @@ class _Run:
 
     @property
     def casts(self) -> int:
-        """The most that cast copies took."""
+        """The peak of the cast copies in bytes."""
         return self.summary.casts.peak_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedFinding:
-    """A finding, and the labels of the recordings that have it."""
+    """A finding, and the labels of the recordings that share it."""
 
     finding: Finding
     labels: tuple[str, ...]
@@ -380,7 +380,7 @@ class SharedFinding:
 def shared_findings(comparison: Comparison) -> tuple[SharedFinding, ...]:
     """The judged findings of all recordings, each once, in the order in which one recording has them.
 
-    What is saved may differ between precisions: then each has a line of its own.
+    Where the saved bytes differ between precisions, each precision has a line of its own.
     """
     found: dict[tuple[str, ...], SharedFinding] = {}
     for entry, findings in zip(comparison.entries, judged_findings(comparison), strict=True):
@@ -388,17 +388,17 @@ def shared_findings(comparison: Comparison) -> tuple[SharedFinding, ...]:
             key = finding.code, finding.message, finding.change, finding.saves
             labels = found[key].labels if key in found else ()
             found[key] = SharedFinding(finding=found[key].finding if labels else finding, labels=(*labels, entry.label))
-    # What the cache spares the one run is what it would spare the other.
+    # The cache saves the same in both runs: once measured, once as an estimate.
     codes = {shared.finding.code for shared in found.values()}
     found = {key: shared for key, shared in found.items() if key[0] != _SPARED or _SPARES not in codes}
     return tuple(sorted(found.values(), key=lambda shared: SEVERITIES.index(shared.finding.severity)))
 
 
 def judged_findings(comparison: Comparison) -> tuple[tuple[Finding, ...], ...]:
-    """The findings of each recording; empty for one of nothing.
+    """The findings of each recording, judged by the other recordings; empty for an empty recording.
 
-    An estimate of what another precision would be is left out, or said anew, where that precision was recorded, too.
-    Where the recordings differ in more than their precision, each run's own are all there is.
+    An estimate about another precision is dropped or replaced by the measurement where that precision was recorded too.
+    Where the recordings differ in more than their precision, each keeps its own findings.
     """
     return tuple(
         () if entry.summary is None else tuple(_judged(comparison, index, entry.summary.findings))
@@ -422,7 +422,7 @@ def _judged(comparison: Comparison, index: int, findings: tuple[Finding, ...]) -
 
 
 def _run(comparison: Comparison, index: int) -> _Run | None:
-    """``None`` for a recording whose compared step did not end."""
+    """The recording at ``index`` with its compared step; ``None`` if that step did not end."""
     column = comparison.columns[index]
     entry, step = column.entry, column.ended_step
     if entry.summary is None or step is None:
@@ -434,7 +434,7 @@ _Judge = Callable[[Finding, _Run, _Run], Finding | None]
 
 
 def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
-    """What autocast takes, against the FP32 run; nothing where it pays, which the verdict says."""
+    """What autocast costs compared with the FP32 run; ``None`` where it pays, as the verdict says so already."""
     effect = effect_of(full.peak, mine.peak)
     if effect is Effect.SAVES:
         return None
@@ -472,7 +472,7 @@ def _change_measured(mine: _Run) -> str:
 
 
 def _forward(mine: _Run, full: _Run) -> list[str]:
-    """What changes at the end of forward, where copies of weights and activations are all there."""
+    """What changes at the end of forward, where the copies of weights and the activations are all alive."""
     after, before = mine.step.marks.after_forward, full.step.marks.after_forward
     if after is None or before is None:
         return []
@@ -484,18 +484,18 @@ def _forward(mine: _Run, full: _Run) -> list[str]:
 
 
 def _without_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
-    """What the cache takes, against the run without it."""
+    """The cost of the cache, compared with the run without it."""
     return _cheaper(finding, mine, other, f"without autocast's cache ({other.label}) the cast copies")
 
 
 def _with_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
-    """What the cache would save, against the run with it."""
+    """The saving of the cache, compared with the run with it."""
     uses = "weights are used more than once before backward and each use keeps a cast copy of its own"
     return _cheaper(finding, mine, other, f"{uses}: with autocast's cache ({other.label}) they")
 
 
 def _cheaper(finding: Finding, mine: _Run, other: _Run, whose: str) -> Finding | None:
-    """What the other run's copies take less, if they do; what does not lower the peak is no advice."""
+    """The finding if the other run's copies are smaller and its peak is lower; else ``None``."""
     saved, copies = mine.peak - other.peak, mine.casts - other.casts
     if copies <= 0:
         return None
@@ -511,7 +511,7 @@ def _cheaper(finding: Finding, mine: _Run, other: _Run, whose: str) -> Finding |
 
 
 def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
-    """What the run without the cache takes more."""
+    """How much more the run without the cache takes."""
     cost, copies = other.peak - mine.peak, other.casts - mine.casts
     if copies <= 0:
         return None
@@ -532,4 +532,4 @@ _JUDGES: Mapping[str, tuple[tuple[Arm, ...], _Judge]] = {
     "cache-on-saves": ((Arm.AMP,), _with_cache),
     "cache-off-costs": ((Arm.AMP_NOCACHE,), _cache_pays),
 }
-"""By code: the arm that measured what the finding says, and what becomes of the finding then."""
+"""By code: the arm that measured what the finding estimates, and the function that judges the finding then."""

@@ -1,4 +1,4 @@
-"""Which modules of a model can be checkpointed, and in which order: the search takes them as they come from here."""
+"""Which modules of a model can be checkpointed, and in which order the search takes them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ampmem.events import Fact, ParameterRecord, Phase
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """The modules that can be checkpointed, none inside another; each list is in the model's order.
+    """The modules that can be checkpointed, none inside another, each list in the model's order.
 
-    ``saved_bytes`` are what forward of each keeps for backward, but for its result, and ``flops`` what is computed to
-    have that again; both are empty where they were not measured, and ``flops`` on a real device.
+    ``saved_bytes`` are the bytes that each forward keeps for backward except its result, and ``flops`` the cost of
+    computing them again; both are empty where they were not measured, and ``flops`` on a real device.
     """
 
     names: tuple[str, ...]
@@ -27,19 +27,19 @@ class Blocks:
     flops: tuple[int, ...] = ()
 
     def first(self, count: int) -> tuple[str, ...]:
-        """The ``count`` best ones, in the model's order."""
+        """The ``count`` best blocks, in the model's order."""
         chosen = set(self.best[:count])
         return tuple(name for name in self.names if name in chosen)
 
     @cached_property
     def best(self) -> tuple[str, ...]:
-        """All names: first what saves the most bytes for each FLOP; about equal ones as the model has them."""
+        """All block names, those that save the most bytes per FLOP first; about equal ones in the model's order."""
         worth = self._worth()
         order = sorted(range(len(self.names)), key=lambda place: -worth[place])
         return tuple(self.names[place] for place in order)
 
     def _worth(self) -> list[float]:
-        """Of each block the bytes for a FLOP, in hundredths of the most."""
+        """For each block the bytes saved per FLOP, in hundredths of the largest."""
         if not self.saved_bytes:
             return [0.0] * len(self.names)
         flops = self.flops if any(self.flops) else (1,) * len(self.names)
@@ -48,7 +48,7 @@ class Blocks:
         return [ratio if ratio == inf else round(ratio / most, 2) for ratio in ratios]
 
     def in_code(self, chosen: Sequence[str]) -> str:
-        """``chosen`` as Python finds them, where ``model`` is the outermost module: ``model.blocks[:6]``."""
+        """``chosen`` as Python expressions, with ``model`` as the outermost module: ``model.blocks[:6]``."""
         lists = _lists(chosen)
         prefix, numbers = next(iter(lists.items()))
         if len(lists) > 1 or numbers != list(range(len(numbers))):
@@ -58,7 +58,7 @@ class Blocks:
 
 
 def in_code(path: str) -> str:
-    """The module at ``path`` as Python finds it: ``model.blocks[0]``."""
+    """The module at ``path`` as a Python expression: ``model.blocks[0]``."""
     held = "model"
     for part in filter(None, path.split(".")):
         held += f"[{part}]" if part.isdecimal() else f".{part}"
@@ -79,18 +79,18 @@ def _lists(names: Iterable[str]) -> dict[str, list[int]]:
 
 @dataclass(slots=True, eq=False)
 class _Module:
-    """A module that has parameters, ``shapes`` its own and those of all modules inside, by name."""
+    """A module that has parameters; ``shapes`` are its own and those of all modules inside, by name."""
 
     name: str
     inside: dict[str, _Module] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     kinds: set[str] = field(default_factory=set)
-    """The classes of the modules in it that have parameters."""
+    """The classes of the modules inside that have parameters."""
 
     def numbered(self) -> list[_Module]:
-        """The modules with numbers for names, but for those that have no other inside.
+        """The modules named by numbers, without those that have no module inside.
 
-        Such a one saves as much as it would recompute.
+        A module without others inside would recompute as much as it saves.
         """
         return [each for key, each in self.inside.items() if key.isdecimal() and each.inside]
 
@@ -110,10 +110,10 @@ def _tree(parameters: Sequence[ParameterRecord]) -> _Module:
 
 
 def _candidates(module: _Module, ran: frozenset[str]) -> Iterator[_Module]:
-    """The blocks inside ``module``: of the outermost lists that have alike modules all, and else what is in them.
+    """The blocks inside ``module``: the outermost lists of alike modules, else those further inside.
 
-    A list of stages has no two alike, and its stages have lists of blocks; a list of unequal blocks has not. What did
-    not run is itself a list.
+    In a list of stages no two modules are alike, but each stage has a list of blocks. A module that did not run is a
+    list itself.
     """
     numbered = [each for each in module.numbered() if not ran or each.name in ran]
     shapes = [frozenset(each.shapes.items()) for each in numbered]
@@ -130,11 +130,11 @@ def _candidates(module: _Module, ran: frozenset[str]) -> Iterator[_Module]:
 def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """The names of the modules that can be checkpointed; none where there are not two.
 
-    ``ran`` are the modules whose forward was seen to run, if known: a list has none. What has a BatchNorm inside is
-    left out where others have not, since its statistics would change twice.
+    ``ran`` are the modules whose forward was seen to run, if known: a list has no forward. Modules with a BatchNorm are
+    left out if there are others: recomputation would update its statistics twice.
     """
     tree = _tree(parameters)
-    found = list(_candidates(tree, ran)) or list(_candidates(tree, frozenset()))  # compiled ones are not seen to run
+    found = list(_candidates(tree, ran)) or list(_candidates(tree, frozenset()))  # compiled modules are not seen to run
     steady = [each for each in found if not any("BatchNorm" in kind for kind in each.kinds)]
     names = tuple(each.name for each in steady or found)
     return names if len(names) > 1 else ()
@@ -146,7 +146,7 @@ def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] =
 def blocks_of(analysis: Analysis, flops: Mapping[str, int]) -> Blocks | None:
     """The blocks of the model that was recorded; ``None`` where there are not two.
 
-    ``flops`` are what each module's own code has computed in a step's forwards, of all modules whose forward ran.
+    ``flops`` are those of each module's own code in a step's forwards, for all modules whose forward ran.
     """
     names = names_of_blocks(analysis.recording.parameters, frozenset(flops))
     if not names:
@@ -154,7 +154,7 @@ def blocks_of(analysis: Analysis, flops: Mapping[str, int]) -> Blocks | None:
     saved = _saved(analysis, names)
     if saved is None:
         return Blocks(names=names)
-    if any(saved):  # what saves nothing runs without gradients
+    if any(saved):  # a block that saves nothing runs without gradients
         names = tuple(name for name, size in zip(names, saved, strict=True) if size)
         saved = tuple(filter(None, saved))
     if len(names) < 2:
@@ -168,7 +168,7 @@ def _is_in(path: str, name: str) -> bool:
 
 
 def _saved(analysis: Analysis, names: Sequence[str]) -> tuple[int, ...] | None:
-    """What the forward of each block keeps for backward, but for its result, in the last step that has a backward."""
+    """Bytes that each block's forward keeps for backward, except its result, in the last step with a backward."""
     marks = next((each for each in reversed(analysis.marks) if each.after_forward is not None), None)
     if marks is None or marks.after_forward is None:
         return None
@@ -184,6 +184,7 @@ def _saved(analysis: Analysis, names: Sequence[str]) -> tuple[int, ...] | None:
         mine = kept & inside[lifetimes.module]
         last = np.flatnonzero(returned & inside[facts.module])
         if len(last):
-            mine[facts.allocation[last[-1]]] = False  # what follows has it, whatever is recomputed
+            # the next block keeps this block's result anyway, recomputed or not
+            mine[facts.allocation[last[-1]]] = False
         sizes.append(int(lifetimes.bytes[mine].sum()))
     return tuple(sizes)

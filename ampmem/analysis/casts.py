@@ -1,4 +1,4 @@
-"""The cast ledger: what autocast made from the parameters, who used it, who kept it, and for how long."""
+"""The cast ledger: which copies of parameters autocast made, who used and kept them, and for how long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ampmem.vocabulary import AUTOCAST_ARMS, SourceKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyCount:
-    """So many copies, of so many bytes together."""
+    """A number of copies and their bytes."""
 
     copies: int
     bytes: int
@@ -26,9 +26,9 @@ class CopyCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseCasts:
-    """What happened in one phase; ``cache_hits`` are uses of a cached copy that needed no new one.
+    """The copies made and reused in one phase; ``cache_hits`` are uses of a cached copy that needed no new one.
 
-    ``None`` of a snapshot, which has no uses.
+    A snapshot has no uses: ``None``.
     """
 
     copies: int
@@ -38,10 +38,10 @@ class PhaseCasts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holders:
-    """Copies alive at one instant by who keeps them: autocast's cache, autograd, both, or something else.
+    """The copies alive at one instant by holder: autocast's cache, autograd, both, or something else.
 
-    Of a snapshot all but ``cache`` are ``None``, and ``cache`` are those that the cache was seen to give up, whoever
-    else kept them; ``None`` where it was seen to give up none.
+    In a snapshot all but ``cache`` are ``None``; ``cache`` counts the copies that the cache was seen to release,
+    whoever else held them, and is ``None`` if it was seen to release none.
     """
 
     cache: CopyCount | None
@@ -52,12 +52,11 @@ class Holders:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCasts:
-    """The ledger of one step.
+    """The cast copies of one step.
 
-    ``phases`` has the phases in which a copy was made or reused. ``recomputed`` are copies made again in
-    backward, ``views`` copies of a view of a parameter (``None`` of a snapshot, which does not tell them apart),
-    ``others`` copies of what is no parameter.
-    ``surviving`` are the copies, of this step or before, that are alive when it ends.
+    ``phases`` has the phases in which a copy was made or reused. ``recomputed`` are copies made again in backward,
+    ``views`` copies of a view of a parameter (``None`` in a snapshot, which does not distinguish them), ``others``
+    copies of tensors that are not parameters. ``surviving`` are all copies alive when the step ends.
     """
 
     index: int
@@ -72,9 +71,10 @@ class StepCasts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCasts:
-    """The cast copies of one parameter, over the whole recording; how many of them who kept.
+    """The cast copies of one parameter over the whole recording, and how many each holder kept.
 
-    Who used and kept them is ``None`` of a snapshot, but for what the cache was seen to give up: ``held_by_cache``.
+    In a snapshot uses and holders are ``None``, except ``held_by_cache``: the copies that the cache was seen to
+    release.
     """
 
     name: str
@@ -90,7 +90,7 @@ class ParameterCasts:
 class Casts:
     """All cast copies of the recording; ``peak_bytes`` is the most that lived at once.
 
-    ``cache_hits`` is ``None`` of a snapshot, which has no uses.
+    ``cache_hits`` is ``None`` in a snapshot, which has no uses.
     """
 
     copies: int
@@ -107,8 +107,8 @@ class CastLedger:
 
     A buffer that holds copies of several parameters has an entry for each of them.
 
-    ``saves`` is how often autograd saved it, ``uses`` how many ops read it. ``cached`` and ``view`` say
-    whether autocast's cache held it and whether it is a copy of a view.
+    ``saves`` is how often autograd saved the copy, ``uses`` how many ops read it, ``cached`` whether autocast's cache
+    held it, and ``view`` whether it is a copy of a view.
     """
 
     allocation: Column
@@ -123,22 +123,22 @@ class CastLedger:
 
     @property
     def hits(self) -> Column:
-        """Uses of each copy that the cache served."""
+        """The uses of each copy that the cache served."""
         hits: Column = np.where(self.cached, np.maximum(self.uses - 1, 0), 0)
         return hits
 
     def count(self, mine: Column | Mask) -> CopyCount:
-        """Copies and bytes of ``mine``."""
+        """The number and bytes of the copies in ``mine``."""
         sizes = self.bytes[mine]
         return CopyCount(copies=len(sizes), bytes=int(sizes.sum()))
 
     def alive_at(self, history: MemoryHistory, position: int) -> Mask:
-        """Which copies live once the first ``position`` events have happened."""
+        """Which copies are alive once the first ``position`` events have happened."""
         alive: Mask = history.lifetimes.alive_at(position)[self.allocation]
         return alive
 
     def in_cache(self, history: MemoryHistory, instant_ns: int) -> Mask:
-        """Which copies the cache holds, or has held until they died, and has not let go of by ``instant_ns``."""
+        """Which copies are in the cache at ``instant_ns``: held until then, or until they died."""
         facts = history.facts
         cleared = (facts.fact == Fact.CACHED) & (facts.time_ns < instant_ns)
         kept: Mask = self.cached & ~np.isin(self.allocation, facts.allocation[cleared])
@@ -146,7 +146,7 @@ class CastLedger:
 
 
 def ledger_of(history: MemoryHistory) -> CastLedger:
-    """The ledger of every copy of a parameter in another precision."""
+    """The ledger of all copies of parameters in another precision."""
     lifetimes, facts = history.lifetimes, history.facts
     mine, parameter, sizes, shared = _copies(history)
     view = _counts(facts, Fact.VIEW_CAST, len(lifetimes))[mine] > 0
@@ -165,7 +165,7 @@ def ledger_of(history: MemoryHistory) -> CastLedger:
 
 
 def _copies(history: MemoryHistory) -> tuple[Column, Column, Column, Mask]:
-    """The allocation, parameter and bytes of each copy, and whether others lie in the same allocation."""
+    """The allocation, parameter and bytes of each copy, and whether it shares its allocation with other copies."""
     facts, lifetimes, classes = history.facts, history.lifetimes, history.classes
     rows = np.flatnonzero((facts.fact == Fact.CAST_COPY) & classes.of(Category.CAST_COPIES)[facts.allocation])
     keys = facts.allocation[rows] * len(history.recording.texts) + facts.name[rows]
@@ -180,7 +180,7 @@ def _copies(history: MemoryHistory) -> tuple[Column, Column, Column, Mask]:
 
 
 def _never_cleared(history: MemoryHistory, copies: Column, parameter: Column, view: Mask) -> Mask:
-    """Which copies are still in the cache at the end: a region that is open then has not cleared it yet.
+    """Which copies are still in the cache at the end, as the autocast region was still open.
 
     Autocast caches copies of whole parameters that need gradients, and clears all of them at once.
     """
@@ -196,7 +196,7 @@ def _never_cleared(history: MemoryHistory, copies: Column, parameter: Column, vi
 
 
 def casts_of(history: MemoryHistory, ledger: CastLedger) -> Casts:
-    """The ledger as the summary has it; parameters by bytes, largest first."""
+    """The ledger summed up; parameters by bytes, largest first."""
     seen = history.recording.run.source is not SourceKind.SNAPSHOT
     return Casts(
         copies=len(ledger.bytes),
@@ -209,13 +209,13 @@ def casts_of(history: MemoryHistory, ledger: CastLedger) -> Casts:
 
 
 def _unseen(parameter: ParameterCasts) -> ParameterCasts:
-    """The copies of ``parameter`` in a snapshot: of who used and kept them only what the cache gave up is known."""
+    """The copies of ``parameter`` as a snapshot knows them: the cache's releases are seen, not uses and holders."""
     cache = parameter.held_by_cache or None
     return replace(parameter, cache_hits=None, held_by_cache=cache, held_by_autograd=None, held_by_both=None)
 
 
 def _unseen_step(step: StepCasts) -> StepCasts:
-    """The ledger of ``step`` in a snapshot, likewise."""
+    """The ledger of ``step`` as a snapshot knows it."""
     held = step.after_forward
     if held is not None:
         cache = held.cache if held.cache is not None and held.cache.copies else None
@@ -225,7 +225,7 @@ def _unseen_step(step: StepCasts) -> StepCasts:
 
 
 def cast_eligible(history: MemoryHistory) -> int | None:
-    """Elements of the parameters that autocast was seen to cast; ``None`` when there was no autocast to see."""
+    """The number of parameter elements that autocast was seen to cast; ``None`` without autocast."""
     recording = history.recording
     if recording.arm.name not in AUTOCAST_ARMS:
         return None
@@ -235,7 +235,7 @@ def cast_eligible(history: MemoryHistory) -> int | None:
 
 
 def _counts(facts: JoinedFacts, fact: Fact, allocations: int) -> Column:
-    """How often ``fact`` was seen of each allocation."""
+    """How often each allocation had ``fact``."""
     return np.bincount(facts.allocation[facts.fact == fact], minlength=allocations)
 
 
@@ -268,7 +268,7 @@ def _by_parameter(recording: Recording, ledger: CastLedger) -> tuple[ParameterCa
 
 
 def _steps(history: MemoryHistory, ledger: CastLedger) -> Iterator[StepCasts]:
-    """The ledger of each step, at a cost that grows with the steps and with the copies, and not with both."""
+    """The ledger of each step; the cost grows with steps plus copies, not with their product."""
     steps, timeline, lifetimes = history.recording.steps, history.timeline, history.lifetimes
     others = np.flatnonzero(_counts(history.facts, Fact.OTHER_CAST, len(lifetimes)) > 0)
     indices = [step.index for step in steps]
@@ -291,7 +291,7 @@ def _steps(history: MemoryHistory, ledger: CastLedger) -> Iterator[StepCasts]:
 
 
 def _rows_of(indices: Sequence[int], step: Column) -> list[Column]:
-    """For each step index the rows with that ``step``, in their order."""
+    """For each step index the rows of that ``step``, in their order."""
     order = np.argsort(step, kind="stable")
     first = np.searchsorted(step[order], indices, side="left").tolist()
     last = np.searchsorted(step[order], indices, side="right").tolist()
@@ -319,13 +319,13 @@ def _surviving(history: MemoryHistory, ledger: CastLedger) -> list[CopyCount]:
 
 
 def _holders(history: MemoryHistory, ledger: CastLedger) -> list[Holders | None]:
-    """For each step who holds the copies at the end of its forward, where it has one."""
+    """For each step the holders of the copies at the end of its forward; ``None`` without a forward."""
     instants = np.array([FOREVER if marks.after_forward is None else marks.after_forward for marks in history.marks])
     order = np.argsort(instants, kind="stable")
     when = instants[order]
     positions = np.array([history.timeline.position(instant) for instant in when.tolist()], dtype=np.int64)
     born, died = _alive_between(history, ledger, positions)
-    # The cache lets go of all that it holds at once; up to then it has held what it had.
+    # The cache releases everything at once, so until then it still held all that it had taken.
     let_go = np.where(ledger.cached, np.searchsorted(when, _cleared_ns(history)[ledger.allocation], side="right"), 0)
     saved = ledger.saves > 0
     groups = [
@@ -344,7 +344,7 @@ def _holders(history: MemoryHistory, ledger: CastLedger) -> list[Holders | None]
 
 
 def _cleared_ns(history: MemoryHistory) -> Column:
-    """When autocast's cache was first seen to let go of each allocation; ``FOREVER`` for never."""
+    """When autocast's cache was first seen to release each allocation; ``FOREVER`` for never."""
     facts = history.facts
     rows = facts.fact == Fact.CACHED
     cleared = np.full(len(history.lifetimes), FOREVER, dtype=np.int64)
@@ -353,14 +353,14 @@ def _cleared_ns(history: MemoryHistory) -> Column:
 
 
 def _alive_between(history: MemoryHistory, ledger: CastLedger, positions: Column) -> tuple[Column, Column]:
-    """For each copy the first of the growing ``positions`` at which it lives, and the first at which no more."""
+    """For each copy the first of the ascending ``positions`` at which it is alive, and the first after its death."""
     born, died = history.lifetimes.born[ledger.allocation], history.lifetimes.died[ledger.allocation]
     last = np.where(died == ALIVE, len(positions), np.searchsorted(positions, died, side="right"))
     return np.searchsorted(positions, born, side="right"), last
 
 
 def _between(first: Column, last: Column, sizes: Column, count: int) -> list[CopyCount]:
-    """What there is at each of ``count`` places: of each size from its ``first`` one up to, not including, its last."""
+    """The copies at each of ``count`` places: a copy counts from its ``first`` place up to, not including, its last."""
     real = first < last
     sums = []
     for weights in (np.ones_like(sizes), sizes):
@@ -372,5 +372,5 @@ def _between(first: Column, last: Column, sizes: Column, count: int) -> list[Cop
 
 
 def _in_order(order: Column, counts: Sequence[CopyCount]) -> list[CopyCount]:
-    """``counts``, which are in the sorted ``order``, as they were before."""
+    """``counts``, which follow the sorting ``order``, back in the original order."""
     return [count for _, count in sorted(zip(order.tolist(), counts, strict=True), key=lambda entry: entry[0])]

@@ -1,4 +1,4 @@
-"""Recordings of one script laid side by side: what differs between its precisions."""
+"""Recordings of one script side by side: what differs between its precisions."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ampmem.units import format_bytes, format_count, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
 
 BASELINE = Arm.FP32
-"""The arm that the others are measured against."""
+"""The arm that the others are compared with."""
 
 _NEXT_TO_NOTHING = 0.0001
-"""Of all that is alive: a ratio to less than this says nothing."""
+"""A ratio to less than this share of all live bytes means nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Entry(Shown):
     """One column of the comparison.
 
-    ``summary`` is ``None`` when the arm left nothing to sum up; ``failure`` says in one line why the script
-    did not get to its end, ``None`` when it did. ``plain_step_ns`` are durations of steps without
-    instrumentation, empty when they were not measured. ``script`` is what was run, with its arguments.
+    ``summary`` is ``None`` if nothing was recorded; ``failure`` says in one line why the script failed, ``None`` if it
+    did not. ``plain_step_ns`` are durations of steps without instrumentation, empty when they were not measured.
+    ``script`` is what was run, with its arguments.
     """
 
     label: str
@@ -48,7 +48,7 @@ class Entry(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Nanoseconds that a step takes without instrumentation; ``ratio`` is of the medians, to the baseline's."""
+    """The duration of a step without instrumentation in ns; ``ratio`` is that of the medians to the baseline's."""
 
     median_ns: int
     fastest_ns: int
@@ -58,41 +58,40 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One recording of a comparison: its step that is compared, and what that is beside the baseline's.
+    """One recording of a comparison: its compared step, beside the baseline's.
 
-    ``None`` is what is not known; differences and ratios are to the baseline, and not known without one.
+    ``None`` means unknown; differences and ratios are to the baseline, and unknown without one.
     """
 
     entry: Entry
     step: Step | None
-    """The last step that ended in all entries and whose update was done in all of them, of those with a full batch
-    where a DataLoader made it; or else the last of this entry. An entry that ran out of memory before a step had ended
-    has that one."""
+    """The last step that ended with an update in all entries; if a DataLoader made the batches, the last with a full
+    batch. Without such a step the last of this entry, or the step in which it ran out of memory."""
     peak_difference: int | None
-    """Bytes of the step's peak less those of the baseline's; of a step in which memory ran out it is not known."""
+    """The step's peak less the baseline's in bytes; unknown for a step in which memory ran out."""
     activation_ratio: float | None
     """Activations after forward, as a ratio to the baseline's."""
     break_even: float | None
     """The batch size from which on autocast saves memory at the end of forward, measured against the baseline's
-    activations; see :func:`ampmem.analysis.estimate.break_even`. Known only where a DataLoader made the batch:
-    otherwise nothing says which dimension is the batch."""
+    activations; see :func:`ampmem.analysis.estimate.break_even`. Known only if a DataLoader made the batch: otherwise
+    nothing says which dimension is the batch."""
     step_time: StepTime | None
     loss_difference: float | None
-    """The largest ``|loss - baseline| / |baseline|`` of the steps that both have; infinite when one diverged."""
+    """The largest ``|loss - baseline| / |baseline|`` over the common steps; infinite if one loss diverged."""
 
     @property
     def ended_step(self) -> Step | None:
-        """The step that is compared; ``None`` where that did not end."""
+        """The compared step; ``None`` if it did not end."""
         return self.step if self.step is not None and self.step.finished else None
 
     @property
     def peak(self) -> int | None:
-        """Bytes of the peak of the compared step: what its allocator had handed out, where that is known."""
+        """The peak of the compared step in bytes: allocated where known, else requested."""
         return self.total(Mark.PEAK) if self.ended_step is None else self.ended_step.peak.said
 
     @property
     def peak_reserved(self) -> int | None:
-        """The most bytes that the allocator had reserved during the compared step."""
+        """The peak of reserved bytes in the compared step."""
         return None if self.step is None else self.step.peak_reserved
 
     @property
@@ -101,11 +100,11 @@ class Compared:
         return None if self.entry.summary is None else _low_precision(self.entry.summary)
 
     def live(self, mark: Mark) -> Breakdown | None:
-        """Bytes of each category that are alive at ``mark`` of the compared step."""
+        """The bytes of each category alive at ``mark`` of the compared step."""
         return None if self.step is None else _AT[mark](self.step)
 
     def total(self, mark: Mark) -> int | None:
-        """Bytes that are alive at ``mark`` of the compared step."""
+        """The total bytes alive at ``mark`` of the compared step."""
         live = self.live(mark)
         return None if live is None else sum(live.values())
 
@@ -120,18 +119,18 @@ class Comparison(Shown):
 
     columns: tuple[Compared, ...]
     baseline: int | None
-    """Index of the baseline in ``columns``; ``None`` with :attr:`remarks`, which say what a difference is due to."""
+    """Index of the baseline in ``columns``; ``None`` with :attr:`remarks`, which name the cause of a difference."""
     remarks: tuple[str, ...]
-    """Why the recordings may not be comparable, in words; empty when nothing speaks against it."""
+    """Why the recordings may not be comparable, in words; empty if they are."""
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The recordings, in their order."""
+        """The recordings in their order."""
         return tuple(column.entry for column in self.columns)
 
     @property
     def losses(self) -> dict[int, tuple[float | None, ...]]:
-        """The losses of every step that a recording has, by step: one per recording. Empty where none is known."""
+        """The losses by step, one per recording; empty if none is known."""
         by_step = [_loss_by_step(entry.summary) for entry in self.entries]
         if not any(loss is not None for losses in by_step for loss in losses.values()):
             return {}
@@ -140,7 +139,7 @@ class Comparison(Shown):
 
     @property
     def which_step(self) -> str:
-        """The step that is compared, in words."""
+        """The compared step, in words."""
         return step_in_words(self.columns)
 
     def _in_short(self) -> str:
@@ -158,7 +157,7 @@ _AT: Mapping[Mark, Callable[[Step], Breakdown | None]] = {
 
 
 def step_in_words(columns: Iterable[Compared]) -> str:
-    """The step of ``columns`` that is compared, such as ``step 2``."""
+    """The compared step of ``columns`` in words, such as ``step 2``."""
     steps = {column.step.index for column in columns if column.step is not None}
     return f"step {steps.pop()}" if len(steps) == 1 else "the last step of each"
 
@@ -166,7 +165,7 @@ def step_in_words(columns: Iterable[Compared]) -> str:
 def entry_of(recording: Recording, *, label: str | None = None, summary: Summary | None = None) -> Entry:
     """``recording`` as a column, labelled with its arm by default.
 
-    Sums it up, and raises what that raises, unless its ``summary`` is there already.
+    Without its ``summary`` the recording is summed up, which may raise.
     """
     failure = recording.run.failure
     return Entry(
@@ -180,7 +179,7 @@ def entry_of(recording: Recording, *, label: str | None = None, summary: Summary
 
 
 def distinct(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...]:
-    """``entries`` with labels that differ: those that share one get their name added, and a number if need be."""
+    """``entries`` with distinct labels: equal ones get their name added, and a number if needed."""
     shared = Counter(entry.label for entry in entries)
     labels = [
         f"{entry.label} {name}".strip() if shared[entry.label] > 1 else entry.label
@@ -192,7 +191,7 @@ def distinct(entries: Sequence[Entry], names: Sequence[str]) -> tuple[Entry, ...
 
 
 def compare(entries: Sequence[Entry], *, step: int | None = None) -> Comparison:
-    """Lay ``entries`` side by side; ``step`` is the one to compare, found by itself when it is left out."""
+    """Compare ``entries``; ``step`` is the step to compare, by default the one that :class:`Compared` describes."""
     summaries = [entry.summary for entry in entries]
     remarks = _remarks(entries)
     baseline = None if remarks else _baseline(summaries)
@@ -203,7 +202,7 @@ def compare(entries: Sequence[Entry], *, step: int | None = None) -> Comparison:
 
 
 def _column(entry: Entry, step: Step | None, base: Entry | None, base_step: Step | None) -> Compared:
-    """``entry`` and its compared ``step`` beside those of the baseline."""
+    """``entry`` and its compared ``step``, beside the baseline's."""
     mine, full = (None if each is None or not each.finished else each.peak.said for each in (step, base_step))
     autocast = entry.summary is not None and entry.summary.arm.name in AUTOCAST_ARMS
     losses = None if base is None else _loss_by_step(base.summary)
@@ -219,7 +218,7 @@ def _column(entry: Entry, step: Step | None, base: Entry | None, base_step: Step
 
 
 def _activation_ratio(step: Step | None, base: Step | None) -> float | None:
-    """The ratio to the baseline's activations; ``None`` where those are next to nothing: a loss alone has 4 B."""
+    """The activations' ratio to the baseline's; ``None`` if those are next to nothing (a loss alone has 4 bytes)."""
     mine, full = (None if each is None else each.marks.after_forward for each in (step, base))
     if mine is None or full is None or full[Category.ACTIVATIONS] < _NEXT_TO_NOTHING * sum(full.values()):
         return None
@@ -227,7 +226,7 @@ def _activation_ratio(step: Step | None, base: Step | None) -> float | None:
 
 
 def _baseline(summaries: Sequence[Summary | None]) -> int | None:
-    """The first of them that is in the arm of :data:`BASELINE`."""
+    """The index of the first summary whose arm is :data:`BASELINE`."""
     return next((i for i, item in enumerate(summaries) if item is not None and item.arm.name == BASELINE), None)
 
 
@@ -245,7 +244,7 @@ def _compared_steps(summaries: Sequence[Summary | None], given: int | None) -> l
 def of_full_batches(done: Sequence[int], known: Sequence[Mapping[int, Step]]) -> Sequence[int]:
     """The steps of ``done`` with the largest batch that a DataLoader made; all where no batch size is known.
 
-    ``known`` are the steps of each recording, by their index; one may lack some.
+    ``known`` are the steps of each recording by index; a recording may lack some.
     """
     having = {index: [steps[index] for steps in known if index in steps] for index in done}
     loaded = [index for index in done if all(step.batch_loaded and step.batch_size for step in having[index])]
@@ -254,7 +253,7 @@ def of_full_batches(done: Sequence[int], known: Sequence[Mapping[int, Step]]) ->
 
 
 def _step_of(summary: Summary, index: int) -> Step:
-    """The step with that index if it ended, or else the one in which memory ran out."""
+    """The step ``index`` if it ended, else the step in which memory ran out."""
     return next((step for step in summary.steps if step.index == index and step.finished), summary.last_step)
 
 
@@ -304,7 +303,7 @@ def _loss_by_step(summary: Summary | None) -> dict[int, float | None]:
 
 
 def _loss_difference(mine: dict[int, float | None], base: dict[int, float | None]) -> float | None:
-    """The largest relative difference; steps that one run lacks, and losses of 0 in the baseline, do not count."""
+    """The largest relative difference of losses; missing steps and baseline losses of 0 do not count."""
     differences = []
     for index, loss in mine.items():
         other = base.get(index)

@@ -1,4 +1,4 @@
-"""What a simulated run would take of a GPU's memory, in terms that add up; and where mixed precision breaks even."""
+"""The memory that a simulated run would need on a GPU, in terms that add up; and where mixed precision breaks even."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ampmem.names import CUDNN_TRIALS
 
 
 def break_even(batch_size: int, copies: int, saved: int) -> float | None:
-    """The batch size at which autocast saves as much as ``copies`` bytes, when it saves ``saved`` at ``batch_size``.
+    """The batch size at which autocast saves as many bytes of activations as its copies cost.
 
-    ``None`` where no batch size pays: autocast saves nothing of the activations. 0.0 where copies cost nothing.
+    Copies take ``copies`` bytes at any batch size, and activations shrink by ``saved`` bytes at ``batch_size``, in
+    proportion to it. ``None`` if autocast saves nothing of the activations, 0.0 if the copies cost nothing.
     """
     if batch_size <= 0 or saved <= 0:
         return None
@@ -28,7 +29,7 @@ def first_saving(batch_size: int, copies: int, saved: int) -> int | None:
     return batch_size * copies // saved + 1
 
 
-# What a simulated run would take of a GPU's memory, in terms that add up, and what is not known of it.
+# The memory that a simulated run would need on a GPU, in terms that add up, and what is unknown about it.
 
 
 class Fit(StrEnum):
@@ -36,15 +37,15 @@ class Fit(StrEnum):
 
     FITS = "fits"
     MAY_NOT_FIT = "may-not-fit"
-    """Without what is not known it fits; with the most that is assumed for that it does not."""
+    """The run fits with the lower bound of the unknown memory, but not with the upper bound."""
     DOES_NOT_FIT = "does-not-fit"
     NOT_KNOWN = "not-known"
-    """The run was not seen to its end: it needs so much at least."""
+    """The run was not seen to its end: what it needs is at least the peak until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The device's memory at one instant, in bytes.
+    """The memory in use on the device at one instant, in bytes.
 
     tensors + workspaces + scratch + rounding = ``allocated``; + cached = ``reserved``; + outside + libraries =
     ``total``, what ``nvidia-smi`` would show.
@@ -59,43 +60,43 @@ class Terms:
     reserved: int
     outside: int
     libraries: Mapping[Name, int]
-    """What libraries hold outside of the allocator at least, such as NCCL's buffers."""
+    """The least that libraries hold outside of the allocator, such as NCCL's buffers."""
     total: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HighestPeaks:
-    """The peaks with the most that is assumed for what is not known."""
+    """The peaks with the upper bound of everything that is unknown, in bytes."""
 
     allocated: int
     reserved: int
     total: int
     bounds: Mapping[Name, int]
-    """The largest single request that was assumed, by what it is for; of what libraries hold outside, all."""
+    """The largest single request that was assumed, by purpose; for libraries' memory outside of the allocator, its
+    sum."""
     outside: int
-    """The most that is assumed for the CUDA context."""
+    """The upper bound of the CUDA context."""
     least_reserved: int | None
-    """The least that is reserved, where what is not known comes and goes between the tensors: the run without it
-    reserves no least amount then. ``None`` elsewhere. Never below the peak of allocated memory."""
+    """The lower bound of reserved memory, if unknown buffers come and go between the tensors: a run without them gives
+    no lower bound then. ``None`` otherwise. Never below the peak of allocated memory."""
     likely_reserved: int | None
-    """What is reserved with what is likely, likewise."""
+    """The likely reserved memory, under the same condition."""
     unfilled_allocated: int | None = None
-    """``allocated`` without the trials of ``torch.backends.cudnn.benchmark``, which may take all that is free for a
-    moment, and never more. ``None`` where there were none."""
+    """``allocated`` without the trials of ``torch.backends.cudnn.benchmark``, which may fill the free memory for a
+    moment, but never more. ``None`` without such trials."""
     unfilled_reserved: int | None = None
-    """``reserved`` without them."""
+    """``reserved`` without these trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """The peaks of a simulated run, and whether its GPU has that much.
 
-    ``margin`` is what is left of ``gpu_bytes`` at the peak of reserved memory, or of allocated memory where what is
-    reserved may be less (``highest.least_reserved``); ``None`` when a request failed; below 0 where what is outside of
-    the allocator does not fit beside it. ``allowed`` is what the process may take
-    (``set_per_process_memory_fraction``), and ``margin`` what is left of that where it is less; ``None`` without such
-    a limit. ``highest`` is ``None`` where nothing had to be assumed. Of a run that ``stopped`` before its end all is
-    that of the part that was seen.
+    ``margin`` is what is left of ``gpu_bytes`` at the peak of reserved memory, or of allocated memory if less may be
+    reserved (``highest.least_reserved``); ``None`` when a request failed; negative if the memory outside of the
+    allocator does not fit. ``allowed`` is the process's limit (``set_per_process_memory_fraction``), ``None`` without
+    one; ``margin`` is what is left of it if that is less. ``highest`` is ``None`` if nothing had to be assumed. For a
+    run that ``stopped`` early everything is about the part that was seen.
     """
 
     gpu_bytes: int
@@ -106,30 +107,30 @@ class Prediction:
     highest: HighestPeaks | None
     not_modelled: tuple[str, ...]
     stopped: str = ""
-    """Up to where the run was seen, where it did not come to its end and no request failed; else empty."""
+    """How far the run was seen, if it stopped early without a failed request; else empty."""
     allowed: int | None = None
 
     @property
     def limited(self) -> bool:
-        """Whether what the process may take is the least that is left, and not what the device has."""
+        """Whether the process's limit leaves less than the device does."""
         return self.allowed is not None and self.allowed - self.most_reserved < self.gpu_bytes - self.most_total
 
     @property
     def least_reserved(self) -> int:
-        """The least peak of reserved memory."""
+        """The lower bound of the peak of reserved memory, in bytes."""
         least = None if self.highest is None else self.highest.least_reserved
         return self.at_peak_reserved.reserved if least is None else least
 
     @property
     def likely_total(self) -> int:
-        """What ``nvidia-smi`` would likely show."""
+        """The bytes that ``nvidia-smi`` would likely show."""
         likely = None if self.highest is None else self.highest.likely_reserved
         reserved = self.at_peak_reserved.reserved
         return self.at_peak_reserved.total + (0 if likely is None else likely - reserved)
 
     @property
     def most_allocated(self) -> int:
-        """The highest peak of allocated memory, without what may take all that is free."""
+        """The upper bound of allocated memory in bytes, without cuDNN's trials, which may fill the free memory."""
         found = self.highest
         if found is None:
             return self.at_peak_allocated.allocated
@@ -137,7 +138,7 @@ class Prediction:
 
     @property
     def most_reserved(self) -> int:
-        """The most reserved memory, in bytes."""
+        """The upper bound of reserved memory, in bytes."""
         found = self.highest
         if found is None:
             return self.at_peak_reserved.reserved
@@ -145,18 +146,18 @@ class Prediction:
 
     @property
     def most_total(self) -> int:
-        """The most that ``nvidia-smi`` would show, in bytes."""
+        """The upper bound of the bytes that ``nvidia-smi`` would show."""
         found = self.highest
         return self.at_peak_reserved.total if found is None else found.total - found.reserved + self.most_reserved
 
     @property
     def filled(self) -> int | None:
-        """Bytes that ``torch.backends.cudnn.benchmark`` may take for a moment, of those that are free, at most."""
+        """The most bytes that ``torch.backends.cudnn.benchmark`` may fill for a moment; ``None`` without trials."""
         return None if self.highest is None else self.highest.bounds.get(CUDNN_TRIALS)
 
     @property
     def least_total(self) -> int:
-        """The least that ``nvidia-smi`` would show, in bytes."""
+        """The lower bound of the bytes that ``nvidia-smi`` would show."""
         return self.at_peak_reserved.total - self.at_peak_reserved.reserved + self.least_reserved
 
 
@@ -165,7 +166,7 @@ _NOT_ENDED = "up to where its recording breaks off"
 
 
 def prediction_in(recording: Recording) -> Prediction | None:
-    """The prediction in a simulated run's recording; ``None`` for a run that was measured."""
+    """The prediction in a simulated run's recording; ``None`` for a measured run."""
     if recording.prediction is None:
         return None
     stopped = _NOT_ENDED if recording.ended is False else ""
@@ -173,7 +174,7 @@ def prediction_in(recording: Recording) -> Prediction | None:
 
 
 def prediction_of(record: PredictionRecord, *, stopped: str = "") -> Prediction:
-    """The prediction in its terms; ``stopped`` says up to where the run was seen that did not come to its end."""
+    """The prediction as terms; ``stopped`` says how far the run was seen, if it stopped early."""
     highest = None
     outside = max(record.outside, record.outside_at_most)
     if record.bounds or record.libraries_at_most or outside > record.outside:

@@ -1,6 +1,6 @@
 """The largest value of a script's argument that a GPU has the memory for, and the runs that find it (``ampmem.fit/1``).
 
-Everything here is said of runs that were made: a point is one run of the script in one precision with one value.
+Every statement is about runs that were made: a point is one run of the script in one precision with one value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BASELINE = Arm.FP32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vary:
-    """The argument that differs between runs, from ``low`` to ``high``; ``None``: as far as it fits.
+    """The varied argument and its range from ``low`` to ``high``; without ``high``, as far as it fits.
 
     ``separator`` is what stands before the value: ``=``, or a space for a value that is an argument of its own. It is
     empty for a positional argument, which is the value alone; ``name`` says which one: ``argument 2``.
@@ -38,7 +38,7 @@ class Vary:
     high: int | None
 
     def shown(self, value: int) -> str:
-        """``--batch-size=8``; ``argument 2 = 8``."""
+        """The argument with ``value``, for people: ``--batch-size=8``, ``argument 2 = 8``."""
         return f"{self.name}{self.separator or ' = '}{value}"
 
     def words(self, value: int) -> tuple[str, ...]:
@@ -52,9 +52,8 @@ class Vary:
 class Memory:
     """The peaks of a run that fits or may fit, over all that was recorded, in bytes.
 
-    ``used`` is what the device has in use at most, the allocator's memory and what is outside of it; ``highest`` is
-    the same with the most that is assumed for what is not known, ``None`` where nothing had to be assumed. ``surely``
-    says that the run fits even with that.
+    ``used`` is the peak of the device's memory, the allocator's and everything outside of it; ``highest`` is its upper
+    bound where something is unknown, else ``None``. ``surely`` says that the run fits even with the upper bound.
     """
 
     allocated: int
@@ -63,31 +62,31 @@ class Memory:
     highest: int | None = None
     surely: bool = True
     outside_at_most: int = 0
-    """What is in use beside the allocator's memory with the most that is assumed for it."""
+    """The upper bound of the memory in use outside of the allocator."""
     allowed: int | None = None
-    """What the script lets the process take (``set_per_process_memory_fraction``); ``None`` without a limit."""
+    """The process's limit that the script sets (``set_per_process_memory_fraction``); ``None`` without a limit."""
 
     @property
     def most(self) -> int:
-        """What the device has in use at most, with the most that is assumed."""
+        """The upper bound of the device's memory in use."""
         return self.used if self.highest is None else self.highest
 
 
 Points: TypeAlias = Mapping[int, Memory | None]
-"""What came of each value that was run in one arm; ``None`` where memory ran out."""
+"""The result of each value that was run in one arm; ``None`` where memory ran out."""
 
 
 class SavingVerdict(StrEnum):
-    """How an arm's peaks compare with those of :data:`BASELINE`, at the values that fit in both."""
+    """How the peaks of an arm compare with those of :data:`BASELINE`, at the values that fit in both."""
 
     CROSSES = "crosses"
-    """Not less up to one value, less from a larger one on."""
+    """Higher or equal at small values, lower from some larger value on."""
     ALWAYS = "always"
-    """Less at every value."""
+    """Lower at every value."""
     NEVER = "never"
-    """Less at none."""
+    """Lower at no value."""
     REVERSED = "reversed"
-    """Less at small values only."""
+    """Lower at small values only."""
     UNKNOWN = "unknown"
     """No value fits in both."""
 
@@ -96,9 +95,9 @@ class SavingVerdict(StrEnum):
 class BreakEven:
     """Where the peak of ``arm`` falls below the baseline's.
 
-    ``costs_at`` is the largest value at which it is not below, ``saves_at`` the smallest above that at which it
-    is; for :attr:`SavingVerdict.ALWAYS` and :attr:`SavingVerdict.REVERSED` the smallest at which it is. ``differences``
-    has the arm's peak less the baseline's, in bytes, for each value that fits in both.
+    ``costs_at`` is the largest value at which the peak is not below, ``saves_at`` the smallest larger value at which it
+    is; for :attr:`SavingVerdict.ALWAYS` and :attr:`SavingVerdict.REVERSED` the smallest value at which it is below.
+    ``differences`` has the arm's peak less the baseline's, in bytes, for each value that fits in both.
     """
 
     arm: Arm
@@ -122,7 +121,7 @@ class ArmFit:
 
     @property
     def largest_that_may_fit(self) -> int | None:
-        """The largest value above :attr:`largest_fitting` that was run and fits with the least of what is assumed."""
+        """The largest value above :attr:`largest_fitting` that was run and may fit."""
         largest = self.largest_fitting or 0
         return max((value for value, memory in self.points.items() if memory and value > largest), default=None)
 
@@ -133,13 +132,13 @@ class ArmFit:
 
     @property
     def gaps(self) -> tuple[int, ...]:
-        """Values that do not fit though a larger one does."""
+        """Values that do not fit although a larger one does."""
         largest = self.largest_fitting or 0
         return tuple(value for value, memory in self.points.items() if memory is None and value < largest)
 
     @property
     def flat_from(self) -> int | None:
-        """The smallest value with the same peak as the largest that fits; ``None`` when that has a peak of its own."""
+        """The smallest value with the peak of the largest that fits; ``None`` if no other value has that peak."""
         largest = self.largest_fitting
         if largest is None:
             return None
@@ -150,7 +149,7 @@ class ArmFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
-    """The whole search. ``total`` is the GPU's memory in bytes; ``notes`` are those of the runs, each once."""
+    """The result of the whole search. ``total`` is the GPU's memory in bytes; ``notes`` are the runs', each once."""
 
     script: str
     vary: Vary
@@ -163,7 +162,7 @@ class FitResult:
 
     @property
     def runs(self) -> int:
-        """How many runs were made."""
+        """The number of runs."""
         return sum(len(arm.points) for arm in self.arms)
 
     @property
@@ -174,43 +173,43 @@ class FitResult:
     def same_as(self, arm: ArmFit) -> ArmFit | None:
         """The first arm before ``arm`` that has the peaks of ``arm`` at every value that was run in ``arm``.
 
-        The same value is the largest that fits in both; the other may have been run with further values. ``None`` also
-        where nothing fits: no peak is known then.
+        Both have the same largest value that fits; the first arm may have more values. ``None`` also if nothing fits,
+        as no peak is known then.
         """
         before = self.arms[: self.arms.index(arm)] if any(arm.points.values()) else ()
         return next((other for other in before if _contains(other.points, arm.points)), None)
 
     @property
     def outside(self) -> int | None:
-        """Bytes in use beside the allocator's, at least; ``None`` when nothing fits."""
+        """The lower bound of the bytes in use outside of the allocator; ``None`` if nothing fits."""
         found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
         return max((memory.used - memory.reserved for memory in found), default=None)
 
     @property
     def outside_at_most(self) -> int | None:
-        """Bytes in use beside the allocator's, with the most that is assumed; ``None`` when nothing fits."""
+        """The upper bound of the bytes in use outside of the allocator; ``None`` if nothing fits."""
         found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
         return max((max(memory.used - memory.reserved, memory.outside_at_most) for memory in found), default=None)
 
     @property
     def allowed(self) -> int | None:
-        """The least that the script lets the process take in any run that fits; ``None`` without such a limit."""
+        """The smallest limit in bytes that the script sets for the process in a run that fits; ``None`` without one."""
         found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
         return min((memory.allowed for memory in found if memory.allowed is not None), default=None)
 
 
 def _contains(points: Points, those: Points) -> bool:
-    """Whether ``points`` has the runs of ``those``, and both come to the same end."""
+    """Whether ``points`` contains the runs of ``those``, and both have the same largest value that fits."""
     return bracket(points) == bracket(those) and those.items() <= points.items()
 
 
 def arm_fits(points: Mapping[Arm, Points]) -> tuple[ArmFit, ...]:
-    """The arms with their runs in order."""
+    """The runs of each arm, by value."""
     return tuple(ArmFit(name=arm, points=dict(sorted(found.items()))) for arm, found in points.items())
 
 
 def break_evens(points: Mapping[Arm, Points]) -> tuple[BreakEven, ...]:
-    """The break-even point of each other arm against :data:`BASELINE`; none where that was not run."""
+    """The break-even point of each other arm against :data:`BASELINE`; empty if that was not run."""
     if BASELINE not in points:
         return ()
     return tuple(_break_even(arm, differences(points, arm)) for arm in points if arm != BASELINE)
@@ -235,14 +234,14 @@ def differences(points: Mapping[Arm, Points], arm: Arm) -> dict[int, int]:
 
 
 def crossing(found: Mapping[int, int]) -> tuple[int | None, int | None]:
-    """The largest value whose difference is not below 0, and the smallest above it whose difference is."""
+    """The largest value with a difference of 0 or more, and the smallest larger value with one below 0."""
     costs = max((value for value, difference in found.items() if difference >= 0), default=None)
     saves = (value for value, difference in found.items() if difference < 0 and (costs is None or value > costs))
     return costs, min(saves, default=None)
 
 
 def memory_of(recording: Recording) -> Memory | None:
-    """The peaks of a simulated run, ``None`` for one that ran out of memory. Raises :class:`RecordingError`."""
+    """The peaks of a simulated run; ``None`` if it ran out of memory. Raises :class:`RecordingError`."""
     if recording.ooms:
         return None
     if recording.prediction is None:
@@ -277,39 +276,39 @@ def _break_even(arm: Arm, found: Mapping[int, int]) -> BreakEven:
     )
 
 
-# Which runs to make next, so that few of them say what fits and where autocast begins to save.
-#
-# Every function looks at nothing but the runs there are, in whatever order they came in. Peaks grow nearly in
-# proportion to a batch size, so a line through two runs tells where to look next; what it tells is run, never
-# believed. A search that such guesses do not bring to its end in time, or that creeps, is bisected.
+# Which runs to make next, so that few runs find what fits and where autocast begins to save. Every function depends
+# only on the runs there are, in any order. Peaks grow nearly in proportion to a batch size, so a line through two runs
+# predicts where to look next; the prediction is run, never trusted. A search whose predictions do not end it in time,
+# or that creeps, is bisected.
 
 DOUBLINGS = 16
-"""Without an upper bound, no value is run that is more than two to this power times the smallest."""
+"""Without an upper bound, no value above the smallest times two to this power is run."""
 
 _GROWTH = 4
-"""Without an upper bound, the next value is so many times the last one where peaks have not grown yet."""
+"""Without an upper bound, the factor to the next value while peaks do not grow yet."""
 _MOST_GROWTH = 16
-"""... and at most so many times where they have: a line through two small values may lead far off."""
+"""The largest factor to the next value once they do: a line through two small values may mislead."""
 
 GUESSES = 10
-"""From so many runs on, a search goes by halves."""
+"""From this many runs on, a search is bisected."""
 
 
 def wanted(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) -> list[tuple[Arm, int]]:
-    """The arms and values to run next, all of which can run at once; empty at the end.
+    """The arms and values to run next, all of which can run at once; empty at the end of the search.
 
-    First what fits is found, then the break-even points; then the curve is filled up to ``curve`` values.
+    First the largest fitting values are searched, then the break-even points; then the curve is filled up to ``curve``
+    values. ``total`` is the GPU's memory in bytes.
     """
     return _to_fit(points, vary, total) or _to_break_even(points, vary.low) or _to_draw(points, vary.low, curve)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remaining:
-    """What the runs to come are for, of which some are not known before those before them.
+    """The purpose of the runs that are left; some depend on the results of others.
 
     ``searched`` has the arms whose largest value is not found yet, with the largest that fits and the smallest that
-    does not; where there are none, ``crossings`` says that a break-even point is not. ``runs`` counts those that are
-    left for the curve, 0 until everything is found.
+    does not; once it is empty, ``crossings`` says that a break-even point is missing. ``runs`` counts the runs left for
+    the curve, 0 until all is found.
     """
 
     searched: Mapping[Arm, tuple[int | None, int | None]]
@@ -318,7 +317,7 @@ class Remaining:
 
 
 def remaining(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) -> Remaining:
-    """What is left to be done, as :func:`wanted` goes about it."""
+    """The work that is left, in the order of :func:`wanted`."""
     searched = {arm: bracket(points[arm]) for arm, _ in _to_fit(points, vary, total)}
     crossings = not searched and bool(_to_break_even(points, vary.low))
     runs = 0 if searched or crossings else len(_to_draw(points, vary.low, curve))
@@ -326,7 +325,7 @@ def remaining(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: in
 
 
 def next_to_fit(points: Points, vary: Vary, total: int) -> int | None:
-    """What to run to find the largest value that fits on a device of ``total`` bytes."""
+    """The next value to run to find the largest that fits on a device of ``total`` bytes; ``None`` if it is found."""
     if vary.low not in points:
         return vary.low
     fits, too_large = bracket(points)
@@ -339,13 +338,14 @@ def next_to_fit(points: Points, vary: Vary, total: int) -> int | None:
         return last if vary.high is not None else min(_grown(points, total), last)
     if too_large - fits == 1:
         return None
-    guesses = GUESSES + (DOUBLINGS // 2 if vary.high is None else 0)  # those that only raised the value prove nothing
+    # runs that only raised the value say nothing about the predictions
+    guesses = GUESSES + (DOUBLINGS // 2 if vary.high is None else 0)
     guess = None if len(points) >= guesses else _largest_expected(points, fits, too_large, total)
     return _inside(fits, too_large, guess)
 
 
 def next_to_break_even(found: Mapping[int, int]) -> int | None:
-    """What to run to find neighbours between which a difference of peaks falls below 0."""
+    """The next value to run, between neighbours where the difference of peaks falls below 0; ``None`` if found."""
     costs, saves = crossing(found)
     if costs is None or saves is None or saves - costs == 1:
         return None
@@ -374,12 +374,12 @@ def _to_break_even(points: Mapping[Arm, Points], low: int) -> list[tuple[Arm, in
 
 
 def _not_run(points: Mapping[Arm, Points], arm: Arm, value: int) -> list[tuple[Arm, int]]:
-    """The arms, of ``arm`` and the baseline, that have not been run with ``value``."""
+    """The arms, of ``arm`` and the baseline, that were not run with ``value`` yet."""
     return [(name, value) for name in (BASELINE, arm) if value not in points[name]]
 
 
 def _to_draw(points: Mapping[Arm, Points], low: int, curve: int) -> list[tuple[Arm, int]]:
-    """Runs for a curve over ``curve`` values, evenly spaced but for those that were run close by."""
+    """The runs for a curve over ``curve`` values, evenly spaced unless a value close by was run."""
     largest = {arm: bracket(mine)[0] for arm, mine in points.items()}
     top = max((value for value in largest.values() if value is not None), default=low)
     if curve < 2 or top == low:
@@ -400,7 +400,7 @@ def _to_draw(points: Mapping[Arm, Points], low: int, curve: int) -> list[tuple[A
 
 
 def _largest_expected(points: Points, fits: int, too_large: int, total: int) -> int | None:
-    """The largest value that surely fits, by a straight line through two around it whose peaks are known."""
+    """The predicted largest value that surely fits, on a straight line through two known peaks around it."""
     known = [(value, memory) for value, memory in sorted(points.items()) if memory is not None and value <= too_large]
     if len(known) == 1:
         return isqrt(fits * too_large)
@@ -412,16 +412,16 @@ def _largest_expected(points: Points, fits: int, too_large: int, total: int) -> 
         less, more = _allocated(below), _allocated(above)
     if more <= less:
         return None
-    if above.allowed is not None:  # what is used outside of the allocator is not part of what the process may take
+    if above.allowed is not None:  # memory used outside of the allocator does not count for the process's limit
         total = min(total, above.allowed + above.used - above.reserved)
     expected = larger + (total - more) * (larger - smaller) // (more - less)
     return expected if expected < too_large else None
 
 
 def _creeps(points: Points, fits: int, too_large: int) -> bool:
-    """Whether the search has moved one end by little again and again, without coming to its end: the line is wrong.
+    """Whether the search has moved one end by small steps only, so that the line is a bad prediction.
 
-    That is by 1 and by 1 again, or three times by less than a quarter of what was left; where bytes are assumed, twice.
+    Small means by 1 twice, or three times (twice if bytes are assumed) by less than a quarter of what was left.
     """
     if {fits - 1, fits - 2} <= points.keys() or {too_large + 1, too_large + 2} <= points.keys():
         return True
@@ -433,15 +433,15 @@ def _creeps(points: Points, fits: int, too_large: int) -> bool:
 
 
 def _slow(ends: list[int], other: int, moves: int) -> bool:
-    """Whether these places of one end, the last first, are so many small moves; ``other`` is the other end."""
+    """Whether one end, whose places are in ``ends`` with the last first, took ``moves`` small steps to ``other``."""
     small = (abs(now - before) * 4 < abs(other - before) for now, before in pairwise(ends))
     return len(ends) > moves and all(small)
 
 
 def _grown(points: Points, total: int) -> int:
-    """A larger value than all that were run, which all fit: where the line through the two largest fills the device.
+    """A larger value than all that were run and fit: where the line through the two largest fills the device.
 
-    It may be close to the last one; in a search of :data:`GUESSES` runs it is twice as large at least.
+    It may be close to the last one; after :data:`GUESSES` runs it is at least twice as large.
     """
     known = [(value, memory) for value, memory in sorted(points.items()) if memory is not None][-2:]
     larger, above = known[-1]
@@ -455,10 +455,10 @@ def _grown(points: Points, total: int) -> int:
 
 
 def _growing(below: Memory, above: Memory, total: int) -> tuple[int, int]:
-    """The bytes of two runs that a line goes through.
+    """The bytes of two runs that the line goes through.
 
-    The most that is assumed keeps to what the device has, and so says nothing of how it grows once it is there; what
-    is allocated does not.
+    The upper bound never exceeds the device's memory, so once it gets there it does not show growth; allocated bytes
+    do.
     """
     if all(point.highest is None or point.highest < total for point in (below, above)):
         return below.most, above.most
@@ -466,12 +466,12 @@ def _growing(below: Memory, above: Memory, total: int) -> tuple[int, int]:
 
 
 def _allocated(memory: Memory) -> int:
-    """What the device has to have room for at least: what is allocated, and what is in use beside it at most."""
+    """The bytes that the device must have at least: allocated memory plus the upper bound of memory outside."""
     return memory.allocated + memory.outside_at_most
 
 
 def _inside(below: int, above: int, guess: int | None) -> int:
-    """``guess`` between the two values, or the middle."""
+    """``guess`` if it is between the two values, else their middle."""
     return (below + above) // 2 if guess is None else min(max(guess, below + 1), above - 1)
 
 
@@ -482,7 +482,7 @@ SCHEMA = "ampmem.fit/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariedArgument:
-    """The argument that differs between the runs, from ``low`` to ``high``; null: as far as it fits."""
+    """The varied argument and its range from ``low`` to ``high``; null for ``high``: as far as it fits."""
 
     argument: str
     low: Positive
@@ -491,10 +491,10 @@ class VariedArgument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedGpu:
-    """The GPU; ``outside_bytes`` is what is assumed in use beside the allocator's memory, null when nothing fits.
+    """The GPU; ``outside_bytes`` is the assumed memory in use outside of the allocator, null if nothing fits.
 
-    ``outside_at_most_bytes`` is the same with the most that is assumed. ``allowed_bytes`` is what the script lets the
-    process take of the GPU, null where the script sets no limit.
+    ``outside_at_most_bytes`` is its upper bound. ``allowed_bytes`` is the process's limit that the script sets, null
+    without one.
     """
 
     name: str
@@ -508,8 +508,8 @@ class SimulatedGpu:
 class Point:
     """One run: its peaks, null where memory ran out.
 
-    ``fits`` is true where it surely does, ``may_fit`` where it does with the least that is assumed for what is not
-    known; ``highest_device_used_bytes`` is with the most that is assumed for that, null where nothing had to be.
+    ``fits`` is true if the run surely fits, ``may_fit`` if it fits with the lower bound of the unknown memory;
+    ``highest_device_used_bytes`` is the upper bound, null if nothing had to be assumed.
     """
 
     value: Positive
@@ -525,8 +525,9 @@ class Point:
 class ArmPoints:
     """All runs of one arm, by ascending value.
 
-    ``largest_fitting`` surely fits, ``smallest_not_fitting`` is the smallest above it that does not; of those above
-    ``largest_that_may_fit`` is the largest that fits with the least that is assumed, null where none was run.
+    ``largest_fitting`` surely fits, ``smallest_not_fitting`` is the smallest larger value that does not;
+    ``largest_that_may_fit`` is the largest larger value that fits with the lower bound of the unknown memory, null
+    without one.
     """
 
     arm: str
@@ -538,7 +539,7 @@ class ArmPoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakDifference:
-    """The arm's peak of what is allocated less the baseline's."""
+    """The arm's peak of allocated bytes less the baseline's."""
 
     value: Positive
     bytes: Signed
@@ -546,9 +547,9 @@ class PeakDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crossing:
-    """Where what ``arm`` allocates at its peak falls below that of the arm ``against``, of the values that fit in both.
+    """Where the peak allocated by ``arm`` falls below that of the arm ``against``, among the values that fit in both.
 
-    ``costs_at`` is the largest value at which it is not below, ``saves_at`` the smallest above that at which it is.
+    ``costs_at`` is the largest value at which it is not below, ``saves_at`` the smallest larger value at which it is.
     """
 
     arm: str
@@ -561,7 +562,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitDocument:
-    """The whole search."""
+    """The document of a whole search."""
 
     schema: Annotated[str, OneOf((SCHEMA,))]
     ampmem: str
@@ -589,7 +590,7 @@ def fit_schema() -> dict[str, Json]:
 
 
 def document(fit: FitResult) -> FitDocument:
-    """The search as its document."""
+    """The search as a document (``ampmem.fit/1``)."""
     return FitDocument(
         schema=SCHEMA,
         ampmem=__version__,

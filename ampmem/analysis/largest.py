@@ -1,4 +1,4 @@
-"""The largest allocations alive at an instant, and who holds what nothing else is known of."""
+"""The largest allocations alive at an instant, and the holders of allocations that are not otherwise known."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ampmem.events import OTHER_THREADS, Fact
 from ampmem.names import shape_of
 
 LARGEST = 50
-"""How many a summary lists."""
+"""The number of allocations that a summary lists."""
 HELD_BY = "held by "
-"""What the name begins with of an activation that no op saved and a variable holds."""
+"""The beginning of the name of an activation that no op saved and a variable holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeAllocation:
-    """One allocation; ``None`` where nothing is known. ``stack`` is ``file:line function``, outermost first.
+    """One allocation; ``None`` means unknown. ``stack`` is ``file:line function``, outermost first.
 
-    ``name`` is that of the parameter or the like; of an activation that no op saved, the variable that holds it and
-    where that got its value, where one was seen: ``held by h of train.py:12 (in forward)``.
+    ``name`` is the parameter's or the like; for an activation that no op saved, the variable that holds it and where it
+    was assigned: ``held by h of train.py:12 (in forward)``.
 
-    ``shape`` is that of a tensor that fills the allocation to the byte.
+    ``shape`` is known only for a tensor that fills the allocation to the byte.
     """
 
     bytes: int
@@ -42,9 +42,9 @@ class LargeAllocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Allocations of which nothing is known but ``holder``: the class of an object, or a variable of a script.
+    """Allocations of which only the ``holder`` is known: the class of an object, or a variable of a script.
 
-    ``None`` where that is not known, as of what only a local variable holds.
+    ``holder`` is ``None`` if unknown too, as for memory that only a local variable holds.
     """
 
     holder: str | None
@@ -53,7 +53,7 @@ class Held:
 
 
 def held(history: MemoryHistory, position: int) -> tuple[Held, ...]:
-    """What in ``other`` is alive at ``position``, by who holds it, that with the most bytes first."""
+    """The allocations in ``other`` alive at ``position``, by holder, the one with the most bytes first."""
     lifetimes, classes, texts = history.lifetimes, history.classes, history.recording.texts
     mine = lifetimes.alive_at(position) & classes.of(Category.OTHER) & (lifetimes.address != OTHER_THREADS)
     sizes: dict[str, list[int]] = {}
@@ -67,7 +67,7 @@ def held(history: MemoryHistory, position: int) -> tuple[Held, ...]:
 def largest(
     history: MemoryHistory, tensors: Tensors, position: int, limit: int = LARGEST, *, among: Mask | None = None
 ) -> tuple[LargeAllocation, ...]:
-    """The ``limit`` largest allocations alive at ``position``, or ``among`` these; of equal ones the oldest first."""
+    """The ``limit`` largest allocations alive at ``position``, or of ``among``; of equal ones the oldest first."""
     alive = np.flatnonzero(history.lifetimes.alive_at(position) if among is None else among)
     order = np.argsort(-history.lifetimes.bytes[alive], kind="stable")
     holders = _holders(history)
@@ -83,7 +83,7 @@ def _holders(history: MemoryHistory) -> dict[int, str]:
     found: dict[int, str] = {}
     for row in np.flatnonzero(
         (facts.fact == Fact.VARIABLE) & unsaved[facts.allocation]
-    ).tolist():  # the last look counts
+    ).tolist():  # the latest look at the script counts
         place, _, function = texts[facts.module[row]].rpartition(" ")
         inside = function.rpartition("<locals>.")[2]
         where = place.replace("\\", "/").rpartition("/")[2].removesuffix(":0")

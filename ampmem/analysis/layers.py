@@ -1,6 +1,6 @@
-"""The allocator's layers above the tensors, at every event, and its address space: which segment holds which blocks.
+"""The allocator's layers above the tensors at every event, and its address space: which segment has which blocks.
 
-``requested + rounding = allocated`` and ``allocated + cached = reserved``; what else of the device is used is outside.
+``requested + rounding = allocated`` and ``allocated + cached = reserved``; other memory of the device is outside.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class AllocatorLayers:
     """Bytes of the allocator's layers.
 
     ``allocated`` and ``reserved`` have an entry for each position, as
-    :class:`~ampmem.analysis.timeline.timeline.Timeline` has: right after so many events. ``level`` is what was
-    reserved after each of the recording's segment rows, and ``time_ns`` and ``position`` say when that was.
+    :class:`~ampmem.analysis.timeline.timeline.Timeline` has: right after so many events. ``level`` is the reserved
+    memory after each segment row of the recording, and ``time_ns`` and ``position`` are the instants of these rows.
     """
 
     allocated: Column
@@ -36,32 +36,32 @@ class AllocatorLayers:
 
     @property
     def cached(self) -> Column:
-        """Reserved and in no block that is in use."""
+        """Bytes that are reserved but in no block in use, at each position."""
         return self.reserved - self.allocated
 
     def reserved_at(self, instant_ns: int, position: int) -> int:
-        """What was reserved at an instant between two events, with so many of them before it."""
+        """The bytes reserved at an instant between two events, where ``position`` events came before."""
         low, high = np.searchsorted(self.position, [position, position + 1]).tolist()
         rows = min(max(int(np.searchsorted(self.time_ns, instant_ns)), low), high)
         return int(self.level[rows - 1]) if rows else 0
 
     def peak_between(self, first: int, last: int) -> int:
-        """The most that was reserved from one position to another."""
+        """The peak of reserved bytes between two positions."""
         between = (self.position >= first) & (self.position < last)
         return int(max(self.level[between].max(initial=0), self.reserved[first]))
 
     def allocated_between(self, first: int, last: int) -> int:
-        """The most that was allocated from one position to another, blocks with their rounding."""
+        """The peak of allocated bytes (blocks with their rounding) between two positions."""
         return int(self.allocated[first : last + 1].max())
 
 
 def layers_of(history: MemoryHistory) -> AllocatorLayers | None:
-    """``None`` where no segments are known. Raises :class:`RecordingError` for segments that contradict each other."""
+    """The allocator's layers; ``None`` without segments. Raises :class:`RecordingError` for contradictory segments."""
     segments, events = history.recording.segments, history.recording.events
     if not len(segments):
         return None
     delta = np.where(segments.action == SegmentAction.RELEASE, -segments.bytes, segments.bytes)
-    # What is reserved between two events is there after the later one; the baseline is there from the start.
+    # A segment reserved between two events counts from the later one on; the baseline counts from the start.
     there_at = np.where(segments.action == SegmentAction.BASELINE, 0, segments.position + 1)
     reserved = np.zeros(len(events) + 2, dtype=np.int64)
     np.add.at(reserved, there_at, delta)
@@ -83,9 +83,9 @@ def layers_of(history: MemoryHistory) -> AllocatorLayers | None:
 
 
 def reserved_residual(history: MemoryHistory, layers: AllocatorLayers | None) -> int | None:
-    """How far the segments are from what the allocator itself said was reserved, at the mark where it is most.
+    """The largest difference between the segments and the allocator's own reserved bytes, at the steps' marks.
 
-    Where blocks take more than is reserved, that counts too. ``None`` where the allocator was never asked.
+    Blocks that take more than is reserved count too. ``None`` if the allocator was never asked.
     """
     if layers is None:
         return None
@@ -98,7 +98,7 @@ def reserved_residual(history: MemoryHistory, layers: AllocatorLayers | None) ->
 
 
 def outside_in(recording: Recording, step: int) -> int | None:
-    """The most of the device's memory in the step that was not this allocator's: contexts, NCCL, other processes."""
+    """The most bytes of the device outside of this allocator in the step: contexts, NCCL, other processes."""
     found = [
         layers.device_used - layers.reserved
         for layers in recording.layers
@@ -108,7 +108,7 @@ def outside_in(recording: Recording, step: int) -> int | None:
 
 
 def process_outside_in(recording: Recording, step: int) -> int | None:
-    """The part of :func:`outside_in` that the driver counts as this process's; ``None`` where it was not asked."""
+    """The part of :func:`outside_in` that the driver attributes to this process; ``None`` if it was not asked."""
     found = [
         layers.process_used - layers.reserved
         for layers in recording.layers
@@ -118,9 +118,9 @@ def process_outside_in(recording: Recording, step: int) -> int | None:
 
 
 def marks_residual(history: MemoryHistory) -> int | None:
-    """How far the events are from the allocator's own count of requested bytes, at the mark where it is most.
+    """The largest difference between the events and the allocator's own requested bytes, at the steps' marks.
 
-    ``None`` where it was never asked.
+    ``None`` if the allocator was never asked.
     """
     timeline = history.timeline
     return max(
@@ -133,7 +133,7 @@ def marks_residual(history: MemoryHistory) -> int | None:
 
 
 def _marked(history: MemoryHistory) -> Iterator[tuple[LayersRecord, int]]:
-    """Each mark of a step that ended, with its instant."""
+    """The marks of finished steps, each with its instant in ns."""
     instants = {step.index: marks for step, marks in zip(history.recording.steps, history.marks, strict=True)}
     for layers in history.recording.layers:
         if layers.mark != Mark.PEAK and layers.step in instants:
@@ -147,12 +147,12 @@ def _instant(marks: Instants, name: str) -> int | None:
     return instant
 
 
-# The allocator's address space: which segment holds which blocks.
+# The allocator's address space: which segment has which blocks.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentPiece:
-    """A part of a segment: the block of an ``allocation``, or what no block takes, where that is ``None``."""
+    """A part of a segment: the block of an ``allocation``, or free memory if that is ``None``."""
 
     address: int
     bytes: int
@@ -168,7 +168,7 @@ class SegmentMap:
 
 
 def segments_at(segments: SegmentColumns, position: int | None) -> list[Extent]:
-    """What was reserved right after the first ``position`` events, or at the very end, by address."""
+    """The reserved segments after the first ``position`` events, or at the end, by address."""
     held = HeldExtents()
     there = np.ones(len(segments), dtype=np.bool_)
     if position is not None:
@@ -184,7 +184,7 @@ def segments_at(segments: SegmentColumns, position: int | None) -> list[Extent]:
 
 
 def address_map(history: MemoryHistory, position: int | None) -> Iterator[SegmentMap]:
-    """The segments and blocks right after the first ``position`` events, or at the very end, by address."""
+    """The segments with their blocks after the first ``position`` events, or at the end, by address."""
     lives = history.lifetimes
     alive = np.flatnonzero(lives.alive_at(len(history.recording.events) if position is None else position))
     alive = alive[np.argsort(lives.address[alive], kind="stable")]
@@ -195,7 +195,7 @@ def address_map(history: MemoryHistory, position: int | None) -> Iterator[Segmen
 
 
 def segment_map(history: MemoryHistory, extent: Extent, inside: list[int]) -> SegmentMap:
-    """``extent`` with the blocks of the allocations ``inside`` it, which are in order of their addresses."""
+    """``extent`` with the blocks of the allocations ``inside`` it, which are sorted by address."""
     return SegmentMap(extent=extent, pieces=tuple(_pieces(history, extent, inside)))
 
 
@@ -205,7 +205,7 @@ def _pieces(history: MemoryHistory, extent: Extent, inside: list[int]) -> Iterat
     for allocation, address, limit in zip(inside, starts, [*starts[1:], extent.end], strict=False):
         if address > at:
             yield SegmentPiece(address=at, bytes=address - at, allocation=None)
-        # How large a block was that is gone by now may have been guessed; it ends where the next one starts.
+        # The size of a block that is freed by now may be a guess; a block ends at the latest where the next one starts.
         at = min(address + int(lives.block_bytes[allocation]), limit)
         if at > address:
             yield SegmentPiece(address=address, bytes=at - address, allocation=allocation)

@@ -1,4 +1,4 @@
-"""Which module the memory belongs to; every module includes its submodules."""
+"""The memory of each module, with that of its submodules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ampmem.events import Column, Fact
 from ampmem.vocabulary import SourceKind
 
 ROOT = "(model)"
-"""Name of the row that includes all others."""
+"""The name of the row for the whole model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,8 @@ class ModuleMemory:
 def modules(history: MemoryHistory) -> tuple[ModuleMemory, ...]:
     """The modules at the last step with a backward, each parent before its children; of inference, at the last step.
 
-    Where memory ran out before there was one, they are as of then.
-    Activations made outside every module (a loss function called by the script) are nobody's. Snapshots have no
-    modules.
+    If memory ran out before such a step, they are as of that instant. Activations made outside every module (by a loss
+    function in the script) belong to no module. Snapshots have no modules.
     """
     positions = _positions(history)
     if positions is None or history.recording.run.source is SourceKind.SNAPSHOT:
@@ -56,7 +55,7 @@ def modules(history: MemoryHistory) -> tuple[ModuleMemory, ...]:
 
 
 def in_module(history: MemoryHistory, category: Category, name: str) -> Mask:
-    """What :func:`modules` counts as ``category`` of the module ``name``."""
+    """The allocations that :func:`modules` counts as ``category`` of the module ``name``."""
     positions = _positions(history)
     if positions is None:
         return np.zeros(len(history.lifetimes), dtype=np.bool_)
@@ -72,7 +71,7 @@ def in_module(history: MemoryHistory, category: Category, name: str) -> Mask:
 
 
 def _within(history: MemoryHistory, texts: Column, wanted: str, path_of: Callable[[str], str]) -> Mask:
-    """The texts whose path is that of the module ``wanted``, or of one below it; never empty texts."""
+    """The texts whose path is the module ``wanted`` or one below it; never empty texts."""
     distinct, place = np.unique(texts, return_inverse=True)
     top = _path(wanted)
     found = [
@@ -82,7 +81,7 @@ def _within(history: MemoryHistory, texts: Column, wanted: str, path_of: Callabl
 
 
 def _positions(history: MemoryHistory) -> tuple[int, int] | None:
-    """After forward and after backward; ``None`` where there was neither."""
+    """The positions after forward and after backward; ``None`` if there was neither."""
     forward = [mark for mark in history.marks if mark.after_forward is not None]
     marks = [mark for mark in forward if mark.after_backward is not None] or forward
     failed = failure_ns(history.recording)
@@ -97,17 +96,17 @@ def _position(history: MemoryHistory, instant_ns: int | None) -> int:
 
 
 def _path(module: str) -> str:
-    """``module`` as the recorder writes it, with the root as the empty path."""
+    """``module``, as the recorder writes it, as a path; the root is the empty path."""
     return "" if module == ROOT else module
 
 
 def _owner_path(parameter: str) -> str:
-    """The path of the module that a parameter of that full name hangs in."""
+    """The path of the module that has the parameter of that full name."""
     return parameter.rpartition(".")[0]
 
 
 def _by_owner(history: MemoryHistory, category: Category, position: int) -> list[tuple[str, int]]:
-    """(path, bytes) of a category whose allocations are linked to a parameter."""
+    """(path, bytes) for a category whose allocations belong to a parameter."""
     mine = history.classes.of(category) & history.lifetimes.alive_at(position)
     module, name = history.classes.module[mine], history.classes.name[mine]
     size = history.lifetimes.bytes[mine]
@@ -117,7 +116,7 @@ def _by_owner(history: MemoryHistory, category: Category, position: int) -> list
 
 
 def _by_birthplace(history: MemoryHistory, position: int) -> list[tuple[str, int]]:
-    """(path, bytes) of the activations, by the module whose forward made them."""
+    """(path, bytes) for the activations, by the module whose forward made them."""
     mine = history.classes.of(Category.ACTIVATIONS) & history.lifetimes.alive_at(position)
     mine &= history.lifetimes.module != 0
     sums = _sums(history.lifetimes.module[mine], history.lifetimes.bytes[mine])
@@ -125,7 +124,7 @@ def _by_birthplace(history: MemoryHistory, position: int) -> list[tuple[str, int
 
 
 def _sums(key: Column, size: Column) -> list[tuple[int, int]]:
-    """(key, sum of its sizes), each key once."""
+    """(key, sum of its sizes), one entry per key."""
     keys, row = np.unique(key, return_inverse=True)
     total = np.zeros(len(keys), dtype=np.int64)
     np.add.at(total, row, size)
@@ -133,7 +132,7 @@ def _sums(key: Column, size: Column) -> list[tuple[int, int]]:
 
 
 def _with_ancestors(path: str) -> Iterator[str]:
-    """``a.b``, ``a`` and the root for ``a.b``."""
+    """The path and those of all modules above: ``a.b``, ``a`` and the root for ``a.b``."""
     while path:
         yield path
         path = path.rpartition(".")[0]
@@ -149,17 +148,17 @@ def _cumulative(sums: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def _all_paths(history: MemoryHistory) -> list[str]:
-    """Every module path that the recording mentions, in the order in which the recorder named them: the model's."""
+    """Every module path in the recording, in the order of the recorder's names, which is the model's."""
     recording = history.recording
     facts = recording.facts
-    of_facts = facts.module[facts.fact != Fact.VARIABLE]  # a variable's is a line of the script
+    of_facts = facts.module[facts.fact != Fact.VARIABLE]  # of a variable it is a line of the script
     mentioned = np.unique(np.concatenate([np.unique(recording.events.module), np.unique(of_facts)]))
     paths = [_owner_path(parameter.name) for parameter in recording.parameters]
     return [_path(recording.texts[index]) for index in mentioned] + paths
 
 
 def _in_tree_order(paths: Sequence[str]) -> list[str]:
-    """``paths`` and all that is above them, each followed by its children in order of first mention."""
+    """``paths`` and all modules above them, each followed by its children in order of first mention."""
     children: dict[str, dict[str, None]] = {"": {}}
     for path in paths:
         for above in _with_ancestors(path):

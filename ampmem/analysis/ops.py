@@ -21,7 +21,7 @@ _RESULTS = {
     "_to_copy": "cast",
     "clone": "copy",
 }
-"""What an op's result is called, where the field has a word for it."""
+"""The field's word for an op's result, if there is one."""
 _LOSSES = ("loss", "log_softmax", "cross_entropy", "kl_div")
 _NORM_LAYERS = ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "rmsnorm", "layernorm")
 _MATMULS = frozenset(
@@ -34,7 +34,7 @@ _ELEMENTWISE = frozenset((*_ARITHMETIC, *_FUNCTIONS, *_LIMITS))
 
 
 def plain_op(op: str) -> str:
-    """``mul`` for ``aten::mul``, ``batch norm`` for ``aten::cudnn_batch_norm``; what is not torch's stays as it is."""
+    """``mul`` for ``aten::mul``, ``batch norm`` for ``aten::cudnn_batch_norm``; other names stay as they are."""
     if not op.startswith(_ATEN):
         return op
     name = op.removeprefix(_ATEN)
@@ -44,10 +44,10 @@ def plain_op(op: str) -> str:
 
 
 def result_of(op: str, dtype: str | None = None, shape: str = "", *, mask: bool = False) -> str:
-    """What the tensor that ``op`` made is, as far as it is known: ``float32 log-probabilities [8192, 50304]``.
+    """The tensor that ``op`` made, in words, as far as known: ``float32 log-probabilities [8192, 50304]``.
 
-    ``dtype`` and ``shape`` are its own, in torch's words; ``mask`` says that it holds yes or no. An op that is not
-    torch's has its own name.
+    ``dtype`` and ``shape`` are the tensor's, as torch writes them; ``mask`` says that it is a mask. An op that is not
+    torch's keeps its name.
     """
     if not op.startswith(_ATEN):
         what = op
@@ -59,9 +59,10 @@ def result_of(op: str, dtype: str | None = None, shape: str = "", *, mask: bool 
 
 
 def plain_kind(op: str) -> str:
-    """What kind of op saved something: ``the loss``, ``norms``, ``attention``, ``matmuls`` and so on.
+    """The kind of the op that saved something: ``the loss``, ``norms``, ``attention``, ``matmuls`` and so on.
 
-    An op of no such kind is its own: ``gelu``; so is what is not torch's, such as an ``autograd.Function``.
+    An op of no such kind is its own kind (``gelu``), and so is one that is not torch's, such as an
+    ``autograd.Function``.
     """
     if not op.startswith(_ATEN):
         return op
@@ -83,11 +84,11 @@ _KINDS = (
     ("pooling", ("pool",)),
     ("dropout", ("dropout",)),
 )
-"""A kind, and what of its ops' names says so; the first that matches is meant."""
+"""The kinds, each with words in its ops' names; the first kind that matches counts."""
 
 
 def _trimmed(name: str) -> str:
-    """``name`` without what says how torch does it: whose library, in place or not, forward or not."""
+    """``name`` without the implementation: whose library, in place or not, forward or not."""
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     for suffix in _SUFFIXES:
@@ -95,14 +96,14 @@ def _trimmed(name: str) -> str:
     return name
 
 
-# Which frames of a stack are worth a look: those of the user's own code.
+# Which frames of a stack matter to the user: those of their own code.
 
 _TORCH = ("/torch/", "<frozen ")
 _LIBRARIES = ("/site-packages/", "/dist-packages/", *_TORCH)
 
 
 def user_frames(stack: Sequence[str]) -> list[str]:
-    """The frames outside the libraries, else those outside torch (a script may be installed), else the innermost."""
+    """The frames outside the libraries; else those outside torch (a script may be installed), else the innermost."""
     for hidden in (_LIBRARIES, _TORCH):
         own = [frame for frame in stack if not any(part in frame for part in hidden)]
         if own:
@@ -111,5 +112,5 @@ def user_frames(stack: Sequence[str]) -> list[str]:
 
 
 def user_frame(stack: Sequence[str]) -> str | None:
-    """The innermost of :func:`user_frames`."""
+    """The innermost frame of :func:`user_frames`."""
     return next(reversed(user_frames(stack)), None)

@@ -1,4 +1,4 @@
-"""The device ran out of memory: who asked, what was alive, and why the cached memory did not serve."""
+"""The last failed request: who asked, what was alive, and why the cached memory did not serve."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ _LARGEST = {
 }
 _OTHERWISE = "make the batch or the model smaller, or spread the model over several GPUs"
 _IN_SETUP = "make the model smaller, or use a larger GPU"
-"""There is no batch yet."""
+"""The advice during setup, where there is no batch yet."""
 _INFERENCE = (StepOn.FORWARD,)
-"""What ends the steps of a script that makes neither gradients nor updates."""
+"""The step boundary of a script that makes neither gradients nor updates."""
 _STATES_OF_ADAM = 2
 _STEPS = 3
-"""So many steps are recorded unless more are asked for."""
+"""The default number of recorded steps."""
 _STEPS_OF_ADVISE = 2
-"""``ampmem advise`` records so many."""
+"""The number of steps that ``ampmem advise`` records."""
 _BATCH_SIZE = re.compile(r"-b|(--?)?([\w-]+[._-])?(batch[_-]?size|bs|bsz)|--?batch", re.IGNORECASE)
-"""How scripts call the argument that says their batch size."""
+"""The names that scripts give to the argument for the batch size."""
 _WITHOUT_BATCH = (Phase.SETUP, Phase.OPTIMIZER)
 """Phases whose memory a smaller batch hardly changes."""
 _PHASES = {
@@ -70,7 +70,7 @@ _OR_FUSED = f"{_FOREACH}, or use fused=True"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestFree:
-    """Bytes of the largest free block that the request could use, of other streams, and of other pools; 0 for none."""
+    """The largest free block that the request could use, of other streams, and of other pools, in bytes; 0 for none."""
 
     usable: int
     other_streams: int
@@ -79,7 +79,7 @@ class LargestFree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Something that may help, by how much is not known; ``finding`` is the code of the finding that may know."""
+    """A change that may help, by an unknown amount; ``finding`` is the code of the finding that may know the amount."""
 
     change: str
     finding: str | None = None
@@ -87,10 +87,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToCome:
-    """What the step would still have made after the failed request, which may be for a part of it; in bytes.
+    """The bytes that the step would still have allocated after the failed request, which may be a part of them.
 
-    ``gradients`` are those of the ``parameters`` that have none yet. ``optimizer_state`` is what ``optimizers``, by
-    their classes, still lack; ``None`` where no optimizer is known, or not what it keeps.
+    ``gradients`` are those of the ``parameters`` without one. ``optimizer_state`` is what ``optimizers``, named by
+    class, still lack; ``None`` if no optimizer is known, or its state is unknown.
     """
 
     gradients: int
@@ -101,25 +101,23 @@ class ToCome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedRequest:
-    """The last request that failed for want of memory, and the state of the allocator then; everything in bytes.
+    """The last request that failed for lack of memory, and the allocator's state then; sizes in bytes.
 
-    ``step`` is ``None`` outside of every step. ``ended_the_run`` is false where the script went on. ``failures``
-    counts the requests of the recording that failed. ``asked`` is the block that was needed, ``segment`` what the
-    device was asked for it, and ``lacking`` how much more the device would have had to give; 0 where it refused what
-    it had. ``device`` is its index, and ``recorded`` is false where another device was recorded: then ``alive`` has
-    all of its tensors as ``other``. ``allowed`` is what the process may take of ``device_total``; ``None`` without a
-    limit. ``op``, ``module`` and ``stack`` (outermost call first) say who asked, where that is known.
-    ``alive`` are the tensors, and ``largest`` the largest of them. ``reserved`` is what the allocator held, ``cached``
-    the part of it in free blocks. ``outside`` is what others hold of the device; ``None`` where the device's size is
-    not known, as of a snapshot: then ``device_total`` is ``None``, too.
-    ``later`` says that the request came after the recorded steps: of ``alive`` only what was there when they
-    ended has a category, and ``largest`` are of that. ``parameters_there`` counts the elements of the parameters that
-    were on the device by then, ``None`` where that is not known: fewer than all where the model was being moved.
-    ``to_come`` is ``None`` where nothing is known of it. ``options`` are the ``changes``, with the
-    findings that know more. ``next_commands`` are lines for a shell that tell more: the largest batch size that fits,
-    where the command line of the script says which that is, changes that make it fit, and the whole step on a larger
-    simulated GPU.
-    ``residual_bytes`` is how far ``alive`` is from the allocator's own blocks.
+    ``step`` is ``None`` outside of every step. ``ended_the_run`` is false if the script went on. ``failures`` counts
+    the failed requests of the recording. ``asked`` is the needed block, ``segment`` the request to the device, and
+    ``lacking`` how much more the device would have had to give; 0 if it refused although it had enough. ``device`` is
+    the device's index, and ``recorded`` is false if another device was recorded: then ``alive`` has all of its tensors
+    as ``other``. ``allowed`` is the process's limit; ``None`` without one. ``op``, ``module`` and ``stack`` (outermost
+    call first) say who asked, where that is known. ``alive`` are the tensors, and ``largest`` the largest of them.
+    ``reserved`` is what the allocator held, ``cached`` the part of it in free blocks. ``outside`` is the device's
+    memory held by others; ``None`` if the device's size is unknown, as in a snapshot: then ``device_total`` is ``None``
+    too. ``later`` says that the request came after the recorded steps: then only allocations that were alive at their
+    end have a category in ``alive``, and ``largest`` are among these. ``parameters_there`` counts the parameter
+    elements on the device, ``None`` if unknown: fewer than all while the model is being moved. ``to_come`` is ``None``
+    if unknown. ``options`` are the ``changes``, with the findings that know more. ``next_commands`` are shell commands
+    to run next: the largest batch size that fits (if the script's command line has one), changes that make the script
+    fit, and the whole step on a larger simulated GPU. ``residual_bytes`` is the difference between ``alive`` and the
+    allocator's own blocks.
     """
 
     step: int | None
@@ -156,7 +154,7 @@ class FailedRequest:
 
     @property
     def where(self) -> str:
-        """Step and phase in words, as they stand after "in"."""
+        """Step and phase in words, to follow the word "in"."""
         if self.later:
             return "the run after the recorded steps"
         phase = _PHASES.get(self.phase, self.phase)
@@ -168,17 +166,17 @@ class FailedRequest:
 
     @property
     def left(self) -> int:
-        """Bytes that the device could give, or that this process could take where that was less."""
+        """Bytes that the device could give, or this process could take if that was less."""
         return self.device_free if self.allowed is None else min(self.device_free, max(self.allowed - self.reserved, 0))
 
     @property
     def by_the_limit(self) -> bool:
-        """Whether what the process may take was less than what the device had left, and not enough."""
+        """Whether the process's limit, not the device's memory, made the request fail."""
         return self.left < min(self.device_free, self.segment)
 
 
 def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | None:
-    """The last failure, the one that a script dies of; ``None`` when no request failed.
+    """The last failed request, which is the one that ends a script; ``None`` if no request failed.
 
     ``tensors`` are those of ``history``. Raises :class:`RecordingError` when the allocator's state cannot be read.
     """
@@ -210,7 +208,7 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         other_pools=largest_size(free.other_pool),
     )
     expandable = any(segment.expandable for segment in segments)
-    # A snapshot does not say which gradient is whose, so it does not say which are still to come.
+    # A snapshot does not say whose each gradient is, so the missing ones are unknown.
     coming = _to_come(history, position, phase) if during and total is not None else None
     there = _parameters_there(history, position) if during else None
     updating = phase is Phase.OPTIMIZER and (temporaries["optimizer"] > 0 or _has_all_state(coming))
@@ -254,14 +252,14 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
 
 
 def failure_position(history: MemoryHistory) -> int:
-    """The position at which the last request failed, of a recording in which one did."""
+    """The position at which the last request failed, in a recording with a failed request."""
     return history.timeline.position(history.recording.ooms[-1].time_ns)
 
 
 def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int | None]:
-    """What the process may take, and the device's memory.
+    """The process's limit and the device's memory, in bytes.
 
-    Older recordings have the limit as the total: then more is free and reserved than there is in all.
+    Older recordings have the limit as the total: then free and reserved memory exceed the total.
     """
     if oom.limit is None and oom.total is not None and oom.free + reserved > oom.total:
         return oom.total, oom.free + reserved
@@ -269,21 +267,21 @@ def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int | None]:
 
 
 def _still_alive(history: MemoryHistory, position: int, addresses: Sequence[int]) -> Mask:
-    """What was alive when the recording ended, and still was when memory ran out."""
+    """The allocations alive at the end of the recording that were still alive when memory ran out."""
     lifetimes = history.lifetimes
     still: Mask = lifetimes.alive_at(position) & np.isin(lifetimes.address, addresses)
     return still
 
 
 def _with_other(history: MemoryHistory, still: Mask, size: int) -> Breakdown:
-    """``size`` bytes: those of ``still`` by category, the rest as other."""
+    """``size`` bytes by category: those of ``still`` in their categories, the rest as other."""
     sizes = history.lifetimes.bytes
     found = {category: int(sizes[still & history.classes.of(category)].sum()) for category in CATEGORIES}
     return {**found, Category.OTHER: found[Category.OTHER] + max(size - sum(found.values()), 0)}
 
 
 def _parameters_there(history: MemoryHistory, position: int) -> int:
-    """The elements of the parameters that have memory at ``position``."""
+    """The elements of the parameters with memory at ``position``."""
     facts, texts = history.facts, history.recording.texts
     rows = (facts.fact == Fact.PARAMETER) & history.lifetimes.alive_at(position)[facts.allocation]
     there = {texts[name] for name in np.unique(facts.name[rows]).tolist()}
@@ -299,7 +297,7 @@ def _has_all_state(coming: ToCome | None) -> bool:
 
 
 def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | None:
-    """The gradients and the state that the trainable parameters do not have yet."""
+    """The gradients and the optimizer state that the trained parameters still lack."""
     recording, facts, texts = history.recording, history.facts, history.recording.texts
     optimizers = (*recording.optimizers, *recording.waiting)
     runs = (recording.phases.phase == Phase.FORWARD) | (recording.phases.phase == Phase.BACKWARD)
@@ -310,7 +308,7 @@ def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | No
     alive = history.lifetimes.alive_at(position)
     there = {texts[name] for name in np.unique(facts.name[of_gradients & alive[facts.allocation]]).tolist()}
     if any(marks.after_backward is not None for marks, step in _with_steps(history) if step.finished):
-        # A parameter that had no gradient in a whole step gets none.
+        # A parameter without a gradient in a whole step never gets one.
         ever = {texts[name] for name in np.unique(facts.name[of_gradients]).tolist()}
         trained = [record for record in trained if record.name in ever]
     oom = recording.ooms[-1]
@@ -348,7 +346,7 @@ def _step(recording: Recording, oom: OomRecord) -> int | None:
 
 
 def _state(oom: OomRecord) -> tuple[tuple[SnapshotSegment, ...], Candidates]:
-    """The allocator's segments, and their free blocks."""
+    """The allocator's segments and their free blocks."""
     try:
         segments = unpack_segments(oom.segments)
         first, second = map(int, oom.pool.split(","))
@@ -366,7 +364,7 @@ def _check_sizes(segments: Sequence[SnapshotSegment]) -> None:
 
 
 def _against(reason: Reason, *, expandable: bool) -> Iterator[Option]:
-    """What may help against the reason: the free blocks that the request could not use."""
+    """What may help if free blocks could not serve the request, by the ``reason``."""
     if reason in _REASONS:
         yield Option(change=_REASONS[reason])
     elif reason is Reason.FRAGMENTED and not expandable:
@@ -374,7 +372,7 @@ def _against(reason: Reason, *, expandable: bool) -> Iterator[Option]:
 
 
 def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase, *, updating: bool) -> Iterator[Option]:
-    """What may help against what takes the most; ``updating`` says that an update makes temporaries."""
+    """What may help against the largest category; ``updating`` says that an update makes temporaries."""
     foreach = [record for record in (*recording.optimizers, *recording.waiting) if record.implementation == "foreach"]
     if updating and foreach:
         change = _OR_FUSED if any(record.takes_fused for record in foreach) else _FOREACH
@@ -393,7 +391,7 @@ def _against_the_largest(recording: Recording, alive: Breakdown, phase: Phase, *
 
 
 def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase: Phase) -> tuple[str, ...]:
-    """Lines to run next; none of what no command line has started, as a cell of a notebook."""
+    """The commands to run next; empty without a command line, as in a notebook's cell."""
     run, total = recording.run, found.device_total
     script = _script(run)
     if total is None or script is None:
@@ -410,7 +408,7 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
     steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS else []
     steps += ["--run-to-end"] if found.later else []
     least = _least_needed(recording, found, total)
-    if found.by_the_limit:  # a larger GPU is of no use: the script has to let the process take more
+    if found.by_the_limit:  # a larger GPU does not help: the script must raise the process's limit
         gpu = _gpu(run, total) if least <= total else _larger(least)
     else:
         gpu = _larger(max(2 * total, least))
@@ -420,9 +418,9 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
 
 
 def advise_command(recording: Recording, gpu: str | None, *options: str) -> str | None:
-    """The line that proves changes of the script that was recorded, on ``gpu``, by default the one of the recording.
+    """The command that proves changes for the recorded script on ``gpu``, by default the recording's.
 
-    ``None`` where no command line has started the script, and where no GPU is known that is like the recorded one.
+    ``None`` if no command line started the script, or if no simulated GPU is like the recorded one.
     """
     run = recording.run
     script, gpu = _script(run), gpu or _known_gpu(run.device_name, run.source)
@@ -433,13 +431,13 @@ def advise_command(recording: Recording, gpu: str | None, *options: str) -> str 
 
 
 def _script(run: RunRecord) -> list[str] | None:
-    """What a command line calls the script; ``None`` of what none has started."""
+    """The script as a command line names it; ``None`` if no command line started it."""
     script = run.script.split(" ", 1) if run.script.startswith("-m ") else [run.script]
     return None if len(script) == 1 and not script[0].endswith(".py") else script
 
 
 def _shared_options(recording: Recording) -> tuple[list[str], list[str]]:
-    """Options of the recording that other commands take too: the precision, and the rest."""
+    """The recording's options that other commands take too: the precision, and the rest."""
     run = recording.run
     shared = [*(word for each in run.assume for word in ("--assume", each)), *_precision(recording, "--dtype")]
     if run.world_size > 1:
@@ -450,7 +448,7 @@ def _shared_options(recording: Recording) -> tuple[list[str], list[str]]:
 
 
 def _precision(recording: Recording, option: str) -> list[str]:
-    """What autocast casts to, where the command said so."""
+    """The option for autocast's type, if the command had it."""
     dtype = {"bfloat16": AutocastDtype.BF16, "float16": AutocastDtype.FP16}.get(recording.arm.dtype or "")
     return [option, str(dtype)] if recording.arm.forced and dtype is not None else []
 
@@ -460,7 +458,7 @@ def _gpu(run: RunRecord, total: int) -> str:
 
 
 def gpu_called(name: str, source: str, total: int) -> str:
-    """What ``--gpu`` calls this device: a name that it knows, what it was called, else its memory."""
+    """The value of ``--gpu`` for this device: its known name, its name in the command, else its memory."""
     return _known_gpu(name, source) or f"{total // MIB}MiB"
 
 
@@ -470,9 +468,9 @@ def _known_gpu(name: str, source: str) -> str | None:
 
 
 def _least_needed(recording: Recording, found: FailedRequest, total: int) -> int:
-    """Bytes that the device must have at least for the failed request and for what the first update adds.
+    """The least memory in bytes for the failed request and what the first update adds.
 
-    What is not known of the optimizer is taken to be as Adam with its temporaries has it.
+    An unknown optimizer counts as Adam with its temporaries.
     """
     there = total - found.device_free + found.segment
     if found.later:
@@ -489,13 +487,13 @@ def _least_needed(recording: Recording, found: FailedRequest, total: int) -> int
 
 
 def _larger(least: int) -> str:
-    """The smallest GPU that ``--gpu`` knows with ``least`` bytes, else so much memory."""
+    """The smallest GPU that ``--gpu`` knows with ``least`` bytes, else that much memory."""
     enough = {key: gpu.total_memory for key, gpu in GPUS.items() if gpu.total_memory >= least}
     return min(enough, key=lambda key: enough[key], default=f"{-(-least // GIB)}GiB")
 
 
 def batch_varied(arguments: Sequence[str]) -> list[str] | None:
-    """``arguments`` with the batch size to be varied from 1 to what failed; ``None`` where none of them says it."""
+    """``arguments`` with the batch size varied from 1 to the one that failed; ``None`` if there is no such argument."""
     for i, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         rest = i + 1

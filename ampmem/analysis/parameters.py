@@ -1,4 +1,4 @@
-"""The parameters of a run, and how much of each is its own: what lies in the same memory must count once."""
+"""The parameters of a run, and how much memory is each one's own: shared memory must count once."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from ampmem.vocabulary import Arm, SourceKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """``count``, ``trainable`` and ``cast_eligible`` are elements; the last is known under autocast only.
+    """The number and bytes of the parameters; ``cast_eligible`` is known under autocast only.
 
-    They are those in this process. Where it has shards only, ``global_count`` and ``global_bytes`` are those of the
-    whole parameters on all ranks together, each once; ``None`` where nothing is sharded.
+    ``count``, ``trainable`` and ``cast_eligible`` count elements in this process. If it has shards, ``global_count``
+    and ``global_bytes`` are those of the whole parameters on all ranks, each once; ``None`` if nothing is sharded.
 
-    ``exact`` says that these are all parameters, in their types. Of a snapshot they are what was recognised, counted as
-    float32: there are ``bound`` so many bytes, empty where nothing speaks against just as many.
+    ``exact`` says that these are all parameters, in their types. A snapshot has the parameters that were recognised,
+    counted as float32: ``bound`` says that their bytes are a lower or an upper bound, empty if they are neither.
 
-    ``untrained_count`` and ``untrained_bytes`` are those of models that nothing trains, such as an average of the
-    weights or a teacher: beside a model that is trained they are in none of the others.
+    ``untrained_count`` and ``untrained_bytes`` are those of models that nothing trains, such as an EMA of the weights
+    or a teacher; beside a trained model the other numbers leave them out.
     """
 
     count: int
@@ -45,7 +45,7 @@ class Parameters:
 
     @property
     def known_count(self) -> int:
-        """``count`` where bytes may be divided by it, else 0."""
+        """``count`` if bytes may be divided by it, else 0."""
         return self.count if self.exact else 0
 
 
@@ -69,7 +69,7 @@ def parameters_of(history: MemoryHistory, cast_eligible: int | None) -> Paramete
 
 
 def _untrained(history: MemoryHistory) -> list[tuple[int, int]]:
-    """Elements and bytes of each parameter that nothing trains, those of modules that never ran among them."""
+    """Elements and bytes of each untrained parameter, including those of modules that never ran."""
     records = (record for record in history.recording.parameters if record.name in history.untrained)
     found = [(own_elements(record), own_bytes(record)) for record in records]
     facts, texts = history.facts, history.recording.texts
@@ -85,7 +85,7 @@ def _untrained(history: MemoryHistory) -> list[tuple[int, int]]:
 
 
 def _global(records: Sequence[ParameterRecord], own: Callable[[ParameterRecord], int]) -> int | None:
-    """What ``own`` counts, of whole parameters; ``None`` where no parameter is sharded."""
+    """The sum of ``own`` over whole parameters; ``None`` if no parameter is sharded."""
     if all(record.global_elements is None for record in records):
         return None
     return sum(own(whole(record)) for record in records)
@@ -109,7 +109,7 @@ def _bound(recording: Recording) -> Literal["at least", "at most", ""]:
 
 
 def own_bytes(record: ParameterRecord) -> int:
-    """Bytes of ``record`` that no parameter before it has: none where it lies in another's memory."""
+    """Bytes of ``record`` that no earlier parameter has: 0 if it is in another parameter's memory."""
     return 0 if record.shares is not None else record.bytes - record.overlap
 
 

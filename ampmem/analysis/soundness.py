@@ -1,4 +1,4 @@
-"""What a summary can be trusted with: whether its sums are the allocator's, and its static memory for formulas."""
+"""Whether a summary can be trusted: its sums against the allocator's, and its static memory for the formulas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ampmem.vocabulary import Mark
 
 
 def faults(summary: Summary) -> tuple[str, ...]:
-    """What speaks against trusting this recording, a sentence each; empty where nothing does."""
+    """Why the recording cannot be trusted, a sentence for each reason; empty if there is none."""
     found = [*wrong_sums(summary)]
     if summary.static_problem not in (None, summary.conservation.breach):
         found.append(f"no verdict on the static model: {summary.static_problem}")
@@ -28,7 +28,7 @@ def faults(summary: Summary) -> tuple[str, ...]:
 
 
 def wrong_sums(summary: Summary) -> tuple[str, ...]:
-    """What speaks against its sums: that they are not the allocator's own, or that there is nothing to compare with."""
+    """Why its sums cannot be trusted: they differ from the allocator's, or there is nothing to compare with."""
     conservation = summary.conservation
     found = []
     if conservation.residual_bytes is None:
@@ -39,16 +39,16 @@ def wrong_sums(summary: Summary) -> tuple[str, ...]:
 
 
 def soundness(summary: Summary) -> str:
-    """What was checked of a recording without :func:`faults`."""
+    """What was checked of a recording that has no :func:`faults`."""
     events = f"{format_count(summary.conservation.events)} events, residual 0 B"
     return f"{events}, the static model holds" if summary.static_model else f"{events}, no static model"
 
 
-# The static memory of a run, to hold the published formulas against.
+# The static memory of a run, to compare the published formulas with.
 
 
 def measure(summary: Summary) -> Measured:
-    """Static memory of the last step whose update was done; :class:`NothingRecorded` when no step has one."""
+    """Static memory of the last step with an update. Raises :class:`NothingRecorded` if no step has one."""
     for step in reversed(summary.steps):
         if step.finished and not step.skipped_update and step.marks.after_backward is not None:
             return _measured(summary.parameters.count, step, step.marks.after_backward)

@@ -1,4 +1,4 @@
-"""What would lower a script's peak and cannot be forced on it, computed from its recording: apart from what is run."""
+"""Changes that would lower a script's peak but cannot be forced on it, computed from its recording."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ampmem.events import Phase
 from ampmem.names import shape_of
 
 _FUSED_LOSS_SINCE = (2, 13)
-"""The torch that has ``F.linear_cross_entropy``."""
+"""The first version of torch with ``F.linear_cross_entropy``."""
 _PRODUCTS = ("mm", "addmm", "linear")
 _ADAM = frozenset({"Adam", "AdamW"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
-    """A change to write in the script, and what it takes off the peak of the script as it is, computed event by event.
+    """A change to write in the script, and the bytes that it takes off the script's peak, computed event by event.
 
-    It was not run: ``saved_bytes`` leave out what the change itself may need.
+    The change was not run: ``saved_bytes`` ignores memory that the change itself may need.
     """
 
     change: str
@@ -35,24 +35,24 @@ class Suggestion:
 
 
 def suggestions(run: TrainingRun) -> tuple[Suggestion, ...]:
-    """What is worth writing in the script that was recorded, what saves most first."""
+    """The changes worth writing in the recorded script, the largest saving first."""
     if not trains(run.recording):
         return ()
-    if not run.steps or run.unfinished is not None:  # where memory ran out, the peak is not the script's
+    if not run.steps or run.unfinished is not None:  # if memory ran out, the peak is not the script's
         return ()
     found = [*_outputs(run), *_fused_loss(run), *_fewer_bits(run)]
     return tuple(sorted(found, key=lambda each: -each.saved_bytes))
 
 
 def _outputs(run: TrainingRun) -> Iterator[Suggestion]:
-    """Logits and other results that a variable holds though backward does not need them."""
+    """Logits and other results that a variable holds although backward does not need them."""
     finding = outputs_kept(run)
     if finding is not None and finding.off_peak:
         yield Suggestion(change=finding.change, saved_bytes=finding.off_peak)
 
 
 def _fused_loss(run: TrainingRun) -> Iterator[Suggestion]:
-    """``F.linear_cross_entropy``, where a linear layer makes logits that a log-softmax of cross_entropy takes."""
+    """``F.linear_cross_entropy``, if a linear layer makes the logits for the log-softmax of cross_entropy."""
     if _version(run.recording.run.torch) < _FUSED_LOSS_SINCE:
         return
     analysis = run.analysis
@@ -87,14 +87,14 @@ def _same_rows(shape: tuple[int, ...], rows: tuple[int, ...]) -> bool:
 
 
 def _of_logits(run: TrainingRun, elements: int) -> Mask:
-    """The logits, what the loss makes of them, and their gradients: all that is as large, of any step."""
+    """The logits, what the loss makes of them, and their gradients: all allocations of that size, in any step."""
     lifetimes = run.analysis.lifetimes
     mine: Mask = np.isin(lifetimes.bytes, (2 * elements, 4 * elements))
     return mine & np.isin(lifetimes.phase, (Phase.FORWARD, Phase.BACKWARD))
 
 
 def _fewer_bits(run: TrainingRun) -> Iterator[Suggestion]:
-    """Adam's moments in 8 bits; what has fewer elements stays as it is in bitsandbytes."""
+    """Adam's moments in 8 bits; bitsandbytes leaves small tensors as they are."""
     names = {optimizer.class_name for optimizer in run.recording.optimizers}
     if not names or not names <= _ADAM:
         return

@@ -1,6 +1,6 @@
-"""The summary: what a recording comes to, as typed values and as JSON (``ampmem.summary/1``).
+"""The summary of a recording, as typed values and as JSON (``ampmem.summary/1``).
 
-The dataclasses have the names and the order of the JSON. ``None`` is what could not be measured.
+The dataclasses have the names and the order of the JSON. ``None`` means not measured.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SCHEMA = "ampmem.summary/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSummary:
-    """Where the run's tensors were."""
+    """The device of the run's tensors."""
 
     type: str
     name: str
@@ -59,7 +59,7 @@ class DeviceSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmSummary:
-    """The precision mode; ``forced`` by ampmem or the script's own, ``wrapped`` in regions that ampmem opened."""
+    """The precision mode: ``forced`` by ampmem or the script's own, ``wrapped`` in regions that ampmem opened."""
 
     name: Arm
     dtype: str | None
@@ -71,7 +71,7 @@ class ArmSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """One optimizer that stepped."""
+    """An optimizer that stepped."""
 
     class_name: str = field(metadata=named("class"))
     implementation: Annotated[str, OneOf(("foreach", "fused", "for-loop"))]
@@ -79,7 +79,7 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marks:
-    """Live bytes at the three instants of a step; ``None`` where the step had no such instant."""
+    """The live bytes at the three marks of a step; ``None`` for a mark that the step does not have."""
 
     after_forward: Breakdown | None
     after_backward: Breakdown | None
@@ -88,17 +88,17 @@ class Marks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """When a step needed the most: the instant at which the most was allocated, or on the CPU requested.
+    """The peak of a step: the instant with the most bytes allocated, or on the CPU requested.
 
     ``temporaries_by_phase`` splits the temporaries by phase of birth, ``communication_by_part`` the communication by
-    what it is for; communication of which that is not known is in no part.
+    purpose; communication of unknown purpose is in no part.
 
-    ``op`` and ``module`` are those of the alloc that reached it; ``None`` where they were not seen, and where no alloc
-    of the step did.
+    ``op`` and ``module`` are those of the alloc that reached the peak; ``None`` if not seen, and if no alloc of the
+    step did.
     """
 
     bytes: int
-    """What was requested then: the sum of ``categories``. It is the peak itself where ``allocated`` is ``None``."""
+    """Bytes requested at the peak: the sum of ``categories``. The peak itself if ``allocated`` is ``None``."""
     phase: PhaseName
     categories: Breakdown
     temporaries_by_phase: ByPhase
@@ -106,12 +106,12 @@ class Peak:
     op: str | None = None
     module: str | None = None
     allocated: int | None = None
-    """The peak where a caching allocator was recorded: the most that it had handed out, blocks with their rounding,
-    which is what ``torch.cuda.max_memory_allocated()`` says. ``None`` elsewhere."""
+    """The peak of a caching allocator in bytes (blocks with their rounding), as ``torch.cuda.max_memory_allocated()``
+    returns it. ``None`` without such an allocator."""
 
     @property
     def said(self) -> int:
-        """The number that is called the peak: ``allocated`` where that is known, else ``bytes``."""
+        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
         return self.bytes if self.allocated is None else self.allocated
 
 
@@ -124,64 +124,63 @@ class RunPeak(Peak):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsidePeak(Peak):
-    """The most that was alive outside of the recorded steps: before the first, as while a model is made, or ``after``
-    the last, as in an evaluation."""
+    """The peak outside of the recorded steps: before the first (model creation), or ``after`` the last (evaluation)."""
 
     after: bool
 
 
 class PeakPlace(StrEnum):
-    """Where in a run its peak is."""
+    """The part of a run that has its peak."""
 
     STEP = "step"
     BEFORE_STEPS = "before-steps"
-    """Recorded before the first step, as while a model is made."""
+    """Recorded before the first step, for example while the model is made."""
     AFTER_STEPS = "after-steps"
-    """Recorded after the last step, as in an evaluation."""
+    """Recorded after the last step, for example in an evaluation."""
     NOT_RECORDED = "not-recorded"
-    """After the recording had ended: the simulated device saw it."""
+    """After the end of the recording; the simulated device saw it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholePeak:
-    """The peak of the whole run, as far as it was recorded or simulated: every budget and comparison of a peak uses it.
+    """The peak of the whole run, as far as it was recorded or simulated; budgets and comparisons use it.
 
-    It is what ``torch.cuda.max_memory_allocated()`` prints, and on the CPU the most bytes of all tensors together.
+    It equals ``torch.cuda.max_memory_allocated()``; on the CPU it is the peak of all tensors' bytes.
     """
 
     bytes: int
     at_most: int
-    """``bytes`` with the most that is assumed for what a simulation does not know, such as cuDNN's workspaces."""
+    """``bytes`` with the upper bound of what a simulation does not know, such as cuDNN's workspaces."""
     requested: int
-    """What of ``bytes`` was asked for, without the rounding of blocks."""
+    """The requested part of ``bytes``, without the rounding of blocks."""
     where: PeakPlace
     step: int | None
-    """The step that it is in; ``None`` outside of the recorded steps."""
+    """The step of the peak; ``None`` outside of the recorded steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Step(Shown):
-    """One step that ended; or that in which memory ran out and the run with it, which is not ``finished``."""
+    """One step that ended; or the step in which memory ran out and the run ended, which is not ``finished``."""
 
     index: int
     finished: bool
     skipped_update: bool
     loss: float | None
-    """Of the last of :attr:`backwards`: several are micro-batches, or losses of their own; it is no sum of them."""
+    """The loss of the last of :attr:`backwards`, not a sum: several backwards are micro-batches or several losses."""
     loss_not_finite: Literal["nan", "inf", "-inf"] | None
-    """What the loss was where it was no finite number, which JSON does not have: ``loss`` is null there then."""
+    """The loss if it is not a finite number, which JSON does not have; ``loss`` is null then."""
     backwards: int
     loss_scale: float | None
     batch_size: int | None
-    """The first dimension of what the model was given."""
+    """The first dimension of the model's input."""
     batch_loaded: bool
-    """Whether a DataLoader has made so many samples into a batch: only then does that dimension surely count them."""
+    """Whether a DataLoader made a batch of that many samples: only then does the dimension surely count samples."""
     autocast_in_backward: bool
     duration_ns: int
     marks: Marks
     peak: Peak
     peak_reserved: int | None
-    """The most that the allocator had taken from the device during the step, which ``nvidia-smi`` counts as used."""
+    """The peak of bytes reserved during the step, which ``nvidia-smi`` counts as used."""
 
     def _in_short(self) -> str:
         return f"step {self.index}, peak {format_peak(self.peak.said)} in {self.peak.phase}"
@@ -195,16 +194,16 @@ class Allocator:
     rounding: Signed
     allocated: int
     cached: Signed | None
-    """Negative only where the segments contradict the blocks, which ``conservation`` tells."""
+    """Reserved bytes in no block; negative only if the segments contradict the blocks (see ``conservation``)."""
     reserved: int | None
     outside: Signed | None
     outside_process: Signed | None
-    """What of ``outside`` is this process's, as the driver counts."""
+    """The part of ``outside`` that the driver attributes to this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Summary(Shown):
-    """What a recording comes to."""
+    """The summary of a recording."""
 
     schema: Annotated[str, OneOf((SCHEMA,))]
     ampmem: str
@@ -215,47 +214,47 @@ class Summary(Shown):
     world_size: Positive
     local_rank: int | None
     mesh: tuple[MeshAxis, ...]
-    """The axes of the script's device mesh, outermost first, and where in it this rank is; empty where it has none."""
+    """The axes of the script's device mesh, outermost first, with this rank's place on each; empty without a mesh."""
     stages: tuple[int, ...]
-    """The stages of a pipeline that this rank has, from 0 on; empty where none is seen."""
+    """The pipeline stages on this rank, from 0 on; empty if none was seen."""
     arm: ArmSummary
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
     steps: Annotated[tuple[Step, ...], AtLeast(1)]
     out_of_memory: FailedRequest | None
-    """The last request that failed for want of memory; ``None`` when none did."""
+    """The last request that failed for lack of memory; ``None`` if no request failed."""
     plain_step_ns: tuple[int, ...]
     peak: RunPeak
     outside_steps: OutsidePeak | None = None
-    """What was recorded outside of the steps, where that is more than the peak of them all; ``None`` elsewhere."""
+    """The peak outside of the recorded steps, if it is above the peak of all steps; else ``None``."""
     whole_peak: WholePeak | None = None
-    """:attr:`whole`, for those who read JSON; ``None`` in that of earlier versions."""
+    """:attr:`whole` for readers of the JSON; ``None`` in the JSON of earlier versions."""
     most: Breakdown
-    """The most bytes that each category held at any event of the recorded steps, each at an instant of its own."""
+    """The most bytes of each category at any event of the recorded steps, each at an instant of its own."""
     allocator: Allocator
     caching_allocator: AllocatorRecord | None
     prediction: Prediction | None
-    """What a simulated GPU would need; ``None`` for a run that was measured."""
+    """The memory that a simulated GPU would need; ``None`` for a measured run."""
     conservation: Conservation
     inferred: Breakdown
-    """Bytes at the peak that are in their category by conclusion: no hook saw what they are."""
+    """Bytes at the peak whose category was inferred: no hook saw what they are."""
     static_recipe: StaticRecipe | None
     static_model: tuple[StaticComponent, ...]
     static_problem: str | None
-    """Why the static model is no verdict on this run, whatever its components say; ``None`` where it is one."""
+    """Why the static model gives no verdict on this run; ``None`` if it does."""
     static_unknown: tuple[str, ...] = field(metadata=NOT_IN_JSON)
-    """What is not known of the run that a rule of thumb is chosen by; then there is no recipe."""
+    """The missing facts that would choose a rule of thumb; if there are any, there is no recipe."""
     activations: tuple[ActivationGroup, ...]
     casts: Casts
     modules: tuple[ModuleMemory, ...]
     top: tuple[LargeAllocation, ...]
     held: tuple[Held, ...]
-    """What is in ``other`` when the last step ends, such as a key-value cache, by who holds it."""
+    """The memory in ``other`` at the end of the last step, such as a key-value cache, by holder."""
     findings: tuple[Finding, ...]
     warnings: tuple[str, ...] = ()
-    """Why its numbers prove nothing, or less; empty where they add up and stand on nothing doubtful."""
+    """Why the numbers cannot be trusted, or less so; empty if they can."""
     notes: tuple[str, ...] = ()
-    """What the recorder says else, such as what a simulated run took for granted."""
+    """The recorder's other notes, such as what a simulated run assumed."""
 
     def to_json(self) -> str:
         """The summary as JSON text, as :func:`summary_schema` describes it."""
@@ -263,18 +262,18 @@ class Summary(Shown):
 
     @property
     def ended_by(self) -> FailedRequest | None:
-        """The request for want of whose memory the run ended; then all is said of that instant, not of the peak."""
+        """The failed request that ended the run; then everything is about that instant, not about the peak."""
         oom = self.out_of_memory
         return oom if oom is not None and oom.ended_the_run else None
 
     @property
     def whole(self) -> WholePeak:
-        """The peak of the whole run: the one number that is called the peak where none of its parts is meant."""
+        """The peak of the whole run: the number that is meant by "the peak"."""
         return whole_peak_of(self.peak, self.outside_steps, self.prediction)
 
     @property
     def last_step(self) -> Step:
-        """The last step that ended; the one in which memory ran out when none did."""
+        """The last step that ended; if none did, the step in which memory ran out."""
         return ([step for step in self.steps if step.finished] or self.steps)[-1]
 
     def _in_short(self) -> str:
@@ -295,7 +294,7 @@ def summary_schema() -> dict[str, Json]:
 
 
 def summarize(recording: Recording) -> Summary:
-    """Sum a recording up.
+    """The summary of a recording.
 
     Raises :class:`NothingRecorded` for a run without a step, a backward or a model, and
     :class:`~ampmem.errors.RecordingError` when the events contradict each other.
@@ -305,7 +304,7 @@ def summarize(recording: Recording) -> Summary:
 
 
 def summary_of(analysis: Analysis) -> Summary:
-    """The summary of an analysis that is there already."""
+    """The summary of an existing analysis."""
     recording, run = analysis.recording, analysis.recording.run
     require_training(recording)
     verdict = analysis.verdict
@@ -358,8 +357,8 @@ def summary_of(analysis: Analysis) -> Summary:
 
 
 def require_training(recording: Recording) -> None:
-    """Raises :class:`NothingRecorded` where there is nothing to sum up."""
-    # A snapshot has what its ring still held; that may be a forward alone, and no names of parameters.
+    """Raise :class:`NothingRecorded` if there is nothing to sum up."""
+    # A snapshot has what its ring buffer still held: maybe only a forward, without names of parameters.
     if recording.run.source == SourceKind.SNAPSHOT and recording.steps:
         return
     if recording.steps and not recording.steps[-1].finished:  # memory may run out before there is a model
@@ -424,7 +423,7 @@ def _breakdown(analysis: Analysis, instant_ns: int | None) -> Breakdown | None:
 
 def _peak(analysis: Analysis, step: StepRecord, position: int) -> Peak:
     recording = analysis.recording
-    # When the most is there at the start already, no event of this step made the peak.
+    # If the peak is at the start of the step, none of its events made it.
     if position == analysis.timeline.position(step.start_ns):
         return _peak_at(analysis, position, phase_at(recording.phases, step.start_ns))
     return _peak_at(analysis, position, Phase(int(recording.events.phase[position - 1])), *analysis.born_at(position))
@@ -444,7 +443,7 @@ def _peak_at(analysis: Analysis, position: int, phase: Phase, op: str = "", modu
 
 
 def _outside_steps(analysis: Analysis) -> OutsidePeak | None:
-    """The most outside of the steps, where that is more than their peak."""
+    """The peak outside of the steps, if it is above the steps' peak."""
     sizes, steps = analysis.sizes, analysis.recording.steps
     first, last = map(analysis.timeline.position, (steps[0].start_ns, steps[-1].end_ns))
     outside = sizes.copy()
@@ -463,11 +462,11 @@ PLACES = {
     PeakPlace.AFTER_STEPS: "after the last step",
     PeakPlace.NOT_RECORDED: "after the recorded steps",
 }
-"""Where a peak is that is in no step, in words."""
+"""The place of a peak outside of the steps, in words."""
 
 
 def whole_peak_of(peak: RunPeak, outside: OutsidePeak | None, prediction: Prediction | None) -> WholePeak:
-    """The largest of the peak of the steps, of what was recorded outside of them, and of the simulated device's."""
+    """The largest of the steps' peak, the recorded peak outside of them, and the simulated device's peak."""
     step: int | None = peak.step
     size, requested, where = peak.said, peak.bytes, PeakPlace.STEP
     if outside is not None:

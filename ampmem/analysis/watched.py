@@ -1,4 +1,4 @@
-"""What a watched run comes to: its peak, its growth, how it ended, and which commands say more."""
+"""The summary of a watched run: its peak, its growth, how it ended, and commands that tell more."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ampmem.recording.watched import Ending, Full, Grown, Held, Row, WatchedHead
 
 FORMAT = "ampmem.watch/1"
 _USUAL = 200
-"""So many steps before the end are what is usual."""
+"""The number of steps before the end that count as usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullPart:
-    """A full recording in a watched run, with the bytes of each category at its peak, and what it found to grow."""
+    """A full recording in a watched run: the bytes of each category at its peak, and its findings about growth."""
 
     number: int
     why: Why
@@ -37,17 +37,17 @@ class FullPart:
     peak: int | None
     categories: dict[str, int]
     lines: dict[str, int]
-    """The bytes at the peak by the line of the script that allocated them, ``FILE:LINE``; the rest has no line."""
+    """Bytes at the peak by the script's line (``FILE:LINE``) that allocated them; other bytes have no line."""
     growth: tuple[str, ...] = ()
     ended_by: FailedRequest | None = None
-    """The request for want of whose memory the run ended in it."""
+    """The failed request that ended the run during this recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One category, or one line, when memory ran out and at the peak of the last full recording, in bytes.
+    """The bytes of one category or line when memory ran out, and at the peak of the last full recording.
 
-    ``count`` is the number of blocks; 0 where it is not known.
+    ``count`` is the number of blocks; 0 if unknown.
     """
 
     what: str
@@ -59,9 +59,9 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """How memory ran out; sizes in bytes.
+    """How memory ran out, compared with the steps before; sizes in bytes.
 
-    ``usual_batch`` is the batch of most steps before, and ``usual_peak`` the median of their peaks.
+    ``usual_batch`` is the most frequent batch of the steps before, and ``usual_peak`` the median of their peaks.
     """
 
     step: int
@@ -79,22 +79,22 @@ class Shortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedSummary:
-    """A watched run; sizes in bytes. ``steps`` counts all steps, ``rows`` those whose row is still there."""
+    """The summary of a watched run; sizes in bytes. ``steps`` counts all steps, ``rows`` those whose row was kept."""
 
     format: str
     file: str
     run: WatchedHeader
     running: bool
-    """Whether the run still writes."""
+    """Whether the run is still writing."""
     steps: int
     rows: int
     highest: Row | None
     last: Row | None
     steps_per_second: float | None
-    """Of the last steps; ``None`` where there are fewer than two."""
+    """The speed of the last steps; ``None`` with fewer than two."""
     growth: Growth | None
     grown: tuple[Grown, ...]
-    """Who holds what has come, as it was looked for once growth was seen."""
+    """The holders of the growth, as looked for once growth was seen."""
     full: tuple[FullPart, ...]
     ending: Ending | None
     shortage: Shortage | None
@@ -102,21 +102,21 @@ class WatchedSummary:
     commands: tuple[str, ...]
 
     def to_json(self) -> str:
-        """As ``ampmem show --json`` prints it."""
+        """The summary as JSON text, as ``ampmem show --json`` prints it."""
         return text_of(self)
 
 
 def watched_schema() -> dict[str, Json]:
-    """The JSON Schema of a watched run."""
+    """The JSON Schema of :meth:`WatchedSummary.to_json`."""
     return schema_of(WatchedSummary, title=FORMAT, description="A watched run, as ampmem show --json prints it.")
 
 
 def watched_run(
     run: WatchedRun, named: Path | None = None, *, known: dict[int, FullPart] | None = None
 ) -> WatchedSummary:
-    """What ``run`` comes to; ``named`` is what its file is called in commands.
+    """The summary of ``run``; ``named`` is the file's name in commands.
 
-    ``known`` has what was concluded of its full recordings before, by number, and gets what is new.
+    ``known`` has the full recordings that were summed up before, by number, and gets the new ones.
     """
     known = {} if known is None else known
     for each in run.full:
@@ -162,7 +162,7 @@ def _speed(rows: Sequence[Row]) -> float | None:
 
 
 def full_recording(run: WatchedRun, number: int, into: Path) -> Full:
-    """Write the full recording of that ``number`` to ``into``. Raises ``RecordingError`` where there is none."""
+    """Write the full recording ``number`` to ``into``. Raises ``RecordingError`` if there is no such recording."""
     for full in run.full:
         if full.number == number:
             extract(run, full, into)
@@ -209,7 +209,7 @@ _MOST_LINES = 50
 
 
 def _lines(analysis: Analysis) -> dict[str, int]:
-    """The largest sums of blocks at the peak by the line of the script, without what identity tells."""
+    """The largest sums of blocks at the peak by line of the script, without the categories known by identity."""
     lifetimes, texts = analysis.lifetimes, analysis.recording.texts
     rest = lifetimes.alive_at(analysis.peaks[analysis.top])
     for category in _BY_IDENTITY:
@@ -224,7 +224,7 @@ def _lines(analysis: Analysis) -> dict[str, int]:
 
 
 def _line_of(stack: str) -> str:
-    """``FILE:LINE`` of the innermost call that is neither torch's nor a library's; empty where there is none."""
+    """``FILE:LINE`` of the innermost call outside torch and libraries; empty if there is none."""
     own = [line for line in stack.splitlines() if "/site-packages/" not in line and "/torch/" not in line]
     return own[-1].rpartition(" ")[0] if own else ""
 
@@ -235,11 +235,11 @@ _CATEGORIES = {
     "optimizer state": ("optimizer_state",),
     "buffers": ("buffers",),
 }
-"""What the recorder knows by identity, and the categories of a full recording that are the same."""
+"""The groups that the recorder knows by identity, with the same categories of a full recording."""
 
 
 def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
-    """``ending`` of a run that ran out of memory while its steps were recorded in full, by what was recorded."""
+    """``ending`` completed from ``failed``, for a run that ran out of memory during a full recording."""
     return replace(
         ending,
         asked=failed.asked,
@@ -257,13 +257,13 @@ def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
 
 
 def _before(held: Held, full: FullPart | None) -> int | None:
-    """The same at the peak of the last full recording; ``None`` where that says nothing of it."""
+    """The bytes of ``held`` at the peak of the last full recording; ``None`` if that does not tell."""
     if full is None or not full.categories:
         return None
     if held.line:
         return full.lines.get(held.what, 0) if full.lines else None
     known = _CATEGORIES.get(held.what)
-    if not held.count:  # of a full recording: its words are the categories
+    if not held.count:  # from a full recording, whose words are the categories
         known = (held.what.replace(" ", "_"),)
     return None if known is None else sum(full.categories.get(key, 0) for key in known)
 
@@ -302,7 +302,7 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
 
 
 def _commands(run: WatchedRun, file: Path, shortage: Shortage | None) -> tuple[str, ...]:
-    """What to run next."""
+    """The commands to run next."""
     header = run.header
     script = header.script.split(" ", 1) if header.script.startswith("-m ") else [header.script]
     lines = []

@@ -1,1 +1,1 @@
-"""Summaries for people and for programs."""
+"""Summaries for people and for programs: text, pages, JSON and other tools' formats."""

@@ -1,4 +1,4 @@
-"""What a reporter is given, which details can be asked for, and what renders summaries as JSON."""
+"""What a reporter gets, the details that can be asked for, and the reporter for JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ampmem.analysis.summary import Summary
 
 
 class Detail(StrEnum):
-    """A part of what is said of one recording or of several; each is an option of ``ampmem show``."""
+    """A detail of one recording or several that can be shown; each is an option of ``ampmem show``."""
 
     MARKS = "marks"
     STATIC_MODEL = "static-model"
@@ -39,7 +39,7 @@ NOTHING: frozenset[Detail] = frozenset()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One recording, ready to be shown. ``title`` is the script and its arguments, ``file`` where the recording is."""
+    """A recording to show. ``title`` is the script with its arguments, ``file`` the recording's file."""
 
     title: str
     summary: Summary
@@ -48,9 +48,9 @@ class Report:
 
 
 class JsonReporter:
-    """One report as an object, several as an array of objects."""
+    """Renders one report as a JSON object, several as an array."""
 
     def render(self, reports: Sequence[Report]) -> str:
-        """JSON that :func:`~ampmem.analysis.summary.summary_schema` describes, with warnings and notes."""
+        """The JSON text of the summaries with warnings and notes (:func:`~ampmem.analysis.summary.summary_schema`)."""
         texts = [report.summary.to_json() for report in reports]
         return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"

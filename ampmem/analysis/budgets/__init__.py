@@ -1,1 +1,1 @@
-"""Is a run within what it may take, and has it grown since another one?"""
+"""Checks a run against budgets and a baseline."""

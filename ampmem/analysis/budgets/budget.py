@@ -1,4 +1,4 @@
-"""Budgets: what can be limited, how people write it, and how ``[tool.ampmem.budgets]`` of a pyproject.toml has it."""
+"""Budgets: the keys, how limits are written, and the table ``[tool.ampmem.budgets]`` of a pyproject.toml."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ PEAK, ALLOCATED, RESERVED, DEVICE = "peak", "allocated", "reserved", "device"
 COPIES, GROWTH, MODULES = "precision_copies", "growth", "modules"
 
 KEYS: tuple[str, ...] = (PEAK, ALLOCATED, RESERVED, DEVICE, *map(str, CATEGORIES), COPIES, GROWTH)
-"""What can be limited of a whole run; of a module see :data:`OF_MODULE`."""
+"""The keys of a whole run; :data:`OF_MODULE` has those of a module."""
 
 OF_MODULE: tuple[str, ...] = tuple(item.name for item in fields(ModuleMemory) if item.name != "name")
-"""What can be limited of a module: ``modules.encoder.activations``."""
+"""The keys of a module: ``modules.encoder.activations``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """At most ``limit`` bytes of what ``key`` names; of ``growth`` in each step."""
+    """A limit in bytes for what ``key`` names; for ``growth`` in bytes per step."""
 
     key: Name
     limit: int
 
     @property
     def module(self) -> tuple[str, str] | None:
-        """The module's name and the key of it: ``("encoder", "activations")``; ``None`` for the whole run."""
+        """The module's name and the key in it, such as ``("encoder", "activations")``; ``None`` for the whole run."""
         return module_in(self.key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """How much more than the baseline's is no failure: a fraction of it, or so many bytes.
+    """The allowed increase over the baseline: a fraction of it, or a number of bytes.
 
-    A fraction of little is next to nothing, and of a category that was not there it is nothing. So each category may
-    also grow by :data:`FLOOR` of the same fraction of the baseline's peak.
+    A fraction of a small or absent category allows nothing, so each category may also grow by :data:`FLOOR` of the same
+    fraction of the baseline's peak.
     """
 
     fraction: Fraction = Fraction(0)
@@ -55,21 +55,21 @@ class Allowance:
     text: str = ""
 
     def limit(self, before: int, peak: int) -> int:
-        """The most bytes that are allowed of what the baseline has ``before`` bytes of; its peak is ``peak`` bytes."""
+        """The most bytes allowed where the baseline has ``before`` bytes; ``peak`` is the baseline's peak in bytes."""
         return before + self.bytes + int(max(before * self.fraction, peak * self.fraction * FLOOR))
 
 
 FLOOR = Fraction(1, 10)
-"""Of what is allowed of the peak, what is allowed of each category at least."""
+"""The share of the peak's allowance that every category may grow by."""
 
 
 NONE_ALLOWED = Allowance()
 
 
 def budget_of(key: str, limit: str | int) -> Budget:
-    """The budget ``key``, of bytes or of a text such as ``20GiB``.
+    """The budget for ``key``; ``limit`` is in bytes or a text such as ``20GiB``.
 
-    Raises :class:`UsageError` for a key that there is none of, with the nearest, and for a limit that is no size.
+    Raises :class:`UsageError` for an unknown key, naming the nearest one, and for a limit that is not a size.
     """
     key = key.strip()
     check_key(key)
@@ -82,7 +82,7 @@ def budget_of(key: str, limit: str | int) -> Budget:
 
 
 def parse_budget(text: str) -> Budget:
-    """``peak=20GiB``. Raises :class:`UsageError` as :func:`budget_of` does."""
+    """The budget in a text such as ``peak=20GiB``. Raises :class:`UsageError` as :func:`budget_of` does."""
     key, equals, limit = text.partition("=")
     if not equals:
         raise UsageError(f"{text!r} is not a budget; write KEY=SIZE, such as peak=20GiB")
@@ -92,7 +92,7 @@ def parse_budget(text: str) -> Budget:
 def budgets_of(limits: Mapping[str, str | int]) -> tuple[Budget, ...]:
     """The budgets of a mapping from keys to limits.
 
-    Raises :class:`UsageError` as :func:`budget_of` does, and for what is no mapping.
+    Raises :class:`UsageError` as :func:`budget_of` does, and for anything but a mapping.
     """
     if not isinstance(limits, Mapping):
         raise UsageError(f"budgets are a mapping from keys to limits, such as {{'peak': '20GiB'}}, and not {limits!r}")
@@ -100,9 +100,9 @@ def budgets_of(limits: Mapping[str, str | int]) -> tuple[Budget, ...]:
 
 
 def parse_allowance(text: str | int, option: str = "--allow") -> Allowance:
-    """``1%``, ``10MiB``, or whole bytes; ``option`` is what messages call it.
+    """The allowance in a text such as ``1%`` or ``10MiB``, or in bytes; ``option`` is its name in messages.
 
-    Raises :class:`UsageError` for what is none of them, such as ``0.01``.
+    Raises :class:`UsageError` for anything else, such as ``0.01``.
     """
     given = str(text).strip()
     try:
@@ -119,14 +119,14 @@ def parse_allowance(text: str | int, option: str = "--allow") -> Allowance:
 
 
 def _with_unit(text: str) -> int:
-    """The bytes of ``10MiB``. Raises ``ValueError`` for a number alone: of ``0.01`` nobody knows which share it is."""
+    """The bytes of ``10MiB``. Raises ``ValueError`` for a number without a unit: ``0.01`` might be meant as a share."""
     if not text[-1:].isalpha():
         raise ValueError(text)
     return parse_bytes(text)
 
 
 def check_key(key: str) -> None:
-    """Raise :class:`UsageError` for a key that there is none of."""
+    """Raise :class:`UsageError` for an unknown key."""
     if key in KEYS:
         return
     found = module_in(key)
@@ -144,26 +144,26 @@ def check_key(key: str) -> None:
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """``; did you mean 'peak'?``; empty where nothing is near."""
+    """``; did you mean 'peak'?`` with the nearest of ``words``; empty where none is near."""
     near = get_close_matches(word, list(map(str, words)), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def module_in(key: str) -> tuple[str, str] | None:
-    """The module's name in ``key``, and the key of it; ``None`` for the whole run."""
+    """The module's name and the key in a key such as ``modules.encoder.activations``; ``None`` for the whole run."""
     first, _, rest = key.partition(".")
     name, dot, what = rest.rpartition(".")
     return (name, what) if first == MODULES and dot and name and what else None
 
 
-# Budgets in ``pyproject.toml``: ``[tool.ampmem.budgets]``, and a table in it for each script that has its own.
+# Budgets in ``pyproject.toml``: ``[tool.ampmem.budgets]``, with a table inside for each script that has its own.
 
 NAME = "pyproject.toml"
 TABLE = "tool.ampmem.budgets"
 
 _MODULE = "-m "
 _MOST_FILES = 50_000
-"""A folder with more files is not searched for scripts: that would take seconds."""
+"""Folders with more files are not searched for scripts, which would take seconds."""
 _NOT_OF_THE_PROJECT = {"node_modules", "__pycache__", "site-packages"}
 
 _Toml: TypeAlias = "Mapping[str, object]"
@@ -171,23 +171,23 @@ _Toml: TypeAlias = "Mapping[str, object]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetFile:
-    """The budgets of ``path``: those of every script, and those of some, by the names that it gives them."""
+    """The budgets in the file ``path``: those of every script, and those of some scripts by the names in the file."""
 
     path: Path
     budgets: tuple[Budget, ...]
     scripts: Mapping[str, tuple[Budget, ...]]
 
     def of(self, script: str | None) -> tuple[Budget, ...]:
-        """The budgets of ``script``, as ``train.py`` or ``-m package.train``; where it has its own, these win.
+        """The budgets of ``script`` (``train.py`` or ``-m package.train``); its own ones override the common ones.
 
-        Of names that both fit, such as ``train.py`` and ``small/train.py``, the longer one is meant.
+        Where two names fit, such as ``train.py`` and ``small/train.py``, the longer one counts.
         """
         fitting = [name for name in self.scripts if script is not None and _is_name_of(name, script)]
         own = self.scripts[max(fitting, key=len)] if fitting else ()
         return merged(self.budgets, own)
 
     def of_no_script(self, script: str | None) -> Iterator[str]:
-        """What is wrong with each table that is neither of ``script`` nor of any other script or module of the project.
+        """What is wrong with each table that names neither ``script`` nor any script or module of the project.
 
         The project is the folder of :attr:`path` with all below it.
         """
@@ -203,14 +203,14 @@ class BudgetFile:
 
 
 def merged(*several: tuple[Budget, ...]) -> tuple[Budget, ...]:
-    """The budgets of ``several``; of budgets with the same key the last wins."""
+    """All budgets of ``several``; of budgets with the same key the last one counts."""
     return tuple({budget.key: budget for budgets in several for budget in budgets}.values())
 
 
 def find_budgets(folder: Path) -> BudgetFile | None:
     """The budgets of the nearest ``pyproject.toml`` with a table of ampmem's, from ``folder`` upwards.
 
-    Raises :class:`UsageError` for a file that is not TOML, or in which there is something else than budgets.
+    Raises :class:`UsageError` for a file that is not TOML, or that has something else than budgets in the table.
     """
     for place in (folder, *folder.parents):
         path = place / NAME
@@ -265,7 +265,7 @@ def _budgets(path: Path, table: str, limits: _Toml) -> Iterator[Budget]:
 
 
 def _flat(limits: _Toml, before: str = "") -> Iterator[tuple[str, object]]:
-    """``modules.encoder.activations``, which are tables in TOML, as the keys that they are."""
+    """The keys of nested TOML tables, such as ``modules.encoder.activations``, with their limits."""
     for key, value in limits.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{before}{key}.")
@@ -274,13 +274,13 @@ def _flat(limits: _Toml, before: str = "") -> Iterator[tuple[str, object]]:
 
 
 def _require_script(path: Path, key: str) -> None:
-    """A table is of a script; what is not called like one may be a key that is misspelled."""
+    """Raise :class:`UsageError` for a table not named like a script: it may be a misspelled key."""
     if not key.strip() or (nearest(key, KEYS) and not key.endswith(".py")):
         raise UsageError(f"{path}: [{TABLE}.{_quoted(key)}] is a table of a script{nearest(key, KEYS)}")
 
 
 def _is_name_of(name: str, script: str) -> bool:
-    """Whether ``name`` is that of ``script``, or the end of its path; a module is so with and without its ``-m``."""
+    """Whether ``name`` is ``script`` or the end of its path; a module's name fits with and without ``-m``."""
     if script.startswith(_MODULE):
         return name.removeprefix(_MODULE).strip() == script.removeprefix(_MODULE).strip()
     return _is_end_of(PurePosixPath(name).parts, PurePosixPath(script).parts)
@@ -291,9 +291,9 @@ def _is_end_of(wanted: tuple[str, ...], there: tuple[str, ...]) -> bool:
 
 
 def _files(folder: Path) -> list[tuple[str, ...]] | None:
-    """The files below ``folder`` by the parts of their paths; ``None`` where there are too many.
+    """The files below ``folder``, each as the parts of its path; ``None`` if there are too many.
 
-    Folders that are not the project's own are left out: hidden ones, environments of Python and what npm installs.
+    Hidden folders, Python environments and npm's folders are left out.
     """
     found: list[tuple[str, ...]] = []
     for place, folders, files in os.walk(folder):
@@ -309,10 +309,11 @@ def _files(folder: Path) -> list[tuple[str, ...]] | None:
 
 
 def _is_there(name: str, folder: Path, files: Iterable[tuple[str, ...]]) -> bool:
-    """Whether a script or a module called ``name`` is below ``folder``, or a module elsewhere that can be imported."""
+    """Whether a script or module ``name`` exists below ``folder``, or can be imported from elsewhere."""
     if not name.startswith(_MODULE):
         wanted = PurePosixPath(name).parts
-        if any(_is_end_of(wanted, file) for file in files) or (folder / name).exists():  # where a link leads
+        # ``exists`` follows links, which the list of files does not
+        if any(_is_end_of(wanted, file) for file in files) or (folder / name).exists():
             return True
         if name.endswith(".py"):
             return False
@@ -327,7 +328,7 @@ def _is_there(name: str, folder: Path, files: Iterable[tuple[str, ...]]) -> bool
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
-    """``; did you mean 'train.py'?``; that both end with ``.py`` makes names no more alike."""
+    """``; did you mean 'train.py'?``; the common ending ``.py`` does not make names alike."""
     by_stem = {_stem(each): each for each in names}
     near = get_close_matches(_stem(name), list(by_stem), n=1)
     return f"; did you mean {by_stem[near[0]]!r}?" if near else ""
@@ -338,7 +339,7 @@ def _stem(name: str) -> str:
 
 
 def _names_like(name: str, files: Iterable[tuple[str, ...]], script: str | None) -> list[str]:
-    """What could be meant by ``name``: the ends of paths that are as long, or modules with as many dots."""
+    """Candidates for ``name``: the ends of paths with as many parts, or modules with as many dots."""
     paths = [file for file in files if file[-1].endswith(".py")]
     if script is not None and not script.startswith(_MODULE):
         paths.append(PurePosixPath(script).parts)

@@ -1,6 +1,6 @@
-"""A run against its budgets and against a baseline, as typed values and as JSON (``ampmem.check/1``).
+"""A run checked against its budgets and a baseline, as typed values and as JSON (``ampmem.check/1``).
 
-The dataclasses have the names and the order of the JSON. ``None`` is what is not known.
+The dataclasses have the names and the order of the JSON. ``None`` means unknown.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ _BESIDE = {
     RESERVED: "rounding and cached memory",
     DEVICE: "rounding, cached memory and what is outside of the allocator",
 }
-"""What there is beside the tensors at the peak, which is not told apart."""
+"""Memory at the peak besides the tensors, which no group names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrownGroups:
-    """The changes, those that grew most first, and the groups of what there is, largest first.
+    """The changes, those that grew most first, and the groups that are alive, largest first.
 
-    ``moved`` are changes that are more at the instant, and most of which the run before held, too, at another one.
-    ``moments`` are the two instants, before and after, where they are not the same one of a step.
+    ``moved`` are changes that are larger at this instant, but most of which the baseline held too, at another instant.
+    ``moments`` are the two instants, before and after, where they are different ones of a step.
     """
 
     instant: str
@@ -84,7 +84,7 @@ class GrownGroups:
 
 
 def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
-    """What grew of that which ``key`` limits, from ``baseline`` to ``run``; of growth, from step to step of the run."""
+    """What grew in the memory limited by ``key``, from ``baseline`` to ``run``; for ``growth`` from step to step."""
     if key == GROWTH:
         return _from_step_to_step(run)
     of_module = module_in(key)
@@ -118,7 +118,7 @@ def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
 
 
 def _assumed(run: JudgedRun) -> str:
-    """What a simulated device's bytes are with, and no tensor has."""
+    """The assumptions about a simulated device whose bytes are in no tensor, in words."""
     prediction = run.summary.prediction
     bounds = {} if prediction is None or prediction.highest is None else prediction.highest.bounds
     return "".join(
@@ -129,7 +129,7 @@ def _assumed(run: JudgedRun) -> str:
 
 
 def _moments(found: Sequence[Difference]) -> tuple[Moment, Moment] | None:
-    """The instants of a difference, where the two runs have different ones."""
+    """The instants of a difference, if they are not the same in both runs."""
     if len(found) != 1 or not found[0].elsewhere:
         return None
     before, after = found[0].moment_before, found[0].moment_after
@@ -137,7 +137,7 @@ def _moments(found: Sequence[Difference]) -> tuple[Moment, Moment] | None:
 
 
 def _of_summaries(before: Side, after: Side, categories: Sequence[Category]) -> Iterator[GroupChange]:
-    """By module what is known of ``categories``; at the peak every category's most, as two peaks are two instants."""
+    """The changes by module and category between two summaries; at the peak, the largest size of each category."""
     for category in categories:
         yield from _by_module(before, after, category)
     for category in () if categories else CATEGORIES:
@@ -152,14 +152,14 @@ def _where_largest(categories: Sequence[Category]) -> str:
 
 
 def _what(key: str) -> tuple[Category, ...]:
-    """The categories that ``key`` is about, none for all."""
+    """The categories that ``key`` limits; empty for all."""
     if key == COPIES:
         return PRECISION_COPIES
     return (Category(key),) if key in tuple(Category) else ()
 
 
 def _in_a_module(run: JudgedRun, baseline: Side | None, module: str, key: str) -> GrownGroups:
-    """At the instant at which the module is measured."""
+    """What grew in a module, at the instant at which the module is measured."""
     category, after = Category(key), run.side.groups
     instant = _AFTER_BACKWARD if category is Category.GRADIENTS else _AFTER_FORWARD
     held = () if after is None else _largest_first(groups_in_module(after.analysis, category, module))
@@ -174,7 +174,7 @@ def _in_a_module(run: JudgedRun, baseline: Side | None, module: str, key: str) -
 
 
 def _before(renamed: Sequence[Renamed], module: str, baseline: Side) -> str:
-    """What ``module`` is called in ``baseline``."""
+    """The name of ``module`` in ``baseline``."""
     names = RenamedNames(renamed)
     found = [each.name for each in baseline.summary.modules if names.of(each.name) == module]
     return found[0] if found else module
@@ -203,15 +203,15 @@ def _largest_first(groups: Iterable[Group]) -> tuple[Group, ...]:
 
 
 def _in_module(wanted: str, name: str) -> bool:
-    """Whether a module of that ``name`` is the module ``wanted``, or in it; all are in none."""
+    """Whether the module ``name`` is ``wanted`` or inside it; every module is inside the empty name."""
     return not wanted or (bool(name) if wanted == ROOT else f"{name}.".startswith(f"{wanted}."))
 
 
 def _by_module(before: Side, after: Side, category: Category, wanted: str = "") -> Iterator[GroupChange]:
-    """By module what a summary knows of ``category``.
+    """The changes of ``category`` by module, as far as a summary knows them.
 
-    What is in no module is known only together with what is there at another instant than the modules': where that
-    has changed, too, there is no telling which of the two it is, and the category is one.
+    Bytes in no module are known only at another instant than the modules' bytes. If they changed too, the two cannot be
+    told apart, and the category is one change.
     """
     old, new = _own(before, category), _own(after, category)
     if not wanted and old[""] != new[""]:
@@ -223,7 +223,7 @@ def _by_module(before: Side, after: Side, category: Category, wanted: str = "") 
 
 
 def _own(side: Side, category: Category) -> Mapping[str, int]:
-    """The bytes of each module without those of the modules in it, and under the empty name the rest of the most."""
+    """The bytes of each module without its submodules, and under the empty name the rest of the category's most."""
     most = side.summary.most[category]
     if category not in OF_MODULE:
         return {"": most}
@@ -238,9 +238,8 @@ def _ordered(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
     return tuple(sorted(changes, key=lambda change: -change.grown))
 
 
-# A run against its budgets and against a baseline, as typed values and as JSON (``ampmem.check/1``).
-#
-# The dataclasses have the names and the order of the JSON. ``None`` is what is not known.
+# Checks a run against its budgets and a baseline, as typed values and as JSON (``ampmem.check/1``). The dataclasses
+# have the names and the order of the JSON. ``None`` means unknown.
 
 SCHEMA = "ampmem.check/1"
 
@@ -248,15 +247,15 @@ TRIALS_NOT_JUDGED = (
     "budgets are held against what there is without the trials of torch.backends.cudnn.benchmark, which take nothing "
     "but memory that is free"
 )
-"""The note of a run with such trials."""
+"""The note of a run in which cuDNN's benchmark trials may fill the device."""
 
 
 PEAK_IS = "the peak is that of the whole run, "
-"""How the note begins of a run whose peak is outside of the recorded steps."""
+"""The beginning of the note of a run whose peak is outside of the recorded steps."""
 
 
 class Limit(StrEnum):
-    """Where a limit comes from."""
+    """The source of a limit."""
 
     BUDGET = "budget"
     BASELINE = "baseline"
@@ -264,12 +263,11 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """What a limit is held against. ``before`` is what the baseline has; ``after`` what the run has.
+    """A limit and the size that it is compared with: ``before`` is the baseline's, ``after`` the run's.
 
-    ``kept`` is false where there is more than the limit, where that is not known, for which ``unknown`` is the reason,
-    and where the run cannot be judged: more may have come than was seen. Of ``growth`` bytes are for each step, and may
-    be negative. ``least`` is there where ``after`` is the most that is assumed of a simulated device: there is so much
-    at least.
+    ``kept`` is false if the size is above the limit, if it is unknown (``unknown`` says why), and if the run cannot be
+    judged, as it may have needed more than was seen. Sizes are in bytes; ``growth`` is per step and may be negative.
+    ``least`` is the lower bound where ``after`` is the upper bound of a simulated device.
     """
 
     key: Name
@@ -283,19 +281,18 @@ class Judged:
 
     @property
     def over(self) -> bool:
-        """Whether there is more than the limit."""
+        """Whether the size is above the limit."""
         return self.after is not None and self.after > self.limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """A limit that is not kept, and what grew: the changes that are more bytes than before, largest first.
+    """A limit that is not kept, and what grew, the largest changes first.
 
-    ``moved`` are changes that are more at this instant, and most of which the run before held, too, at another one:
-    they say what the instant is made of, and nothing of what grew. ``shrank`` is what all other changes come to, below
-    0. Where nothing grew, or there is nothing to compare with, ``held`` has the groups of what there is, largest first.
-    ``least`` is as in :class:`Judged`.
-    ``instant`` says when that is looked at; ``moment_before`` and ``moment_after`` more closely where they differ.
+    ``moved`` are changes that are larger at this instant, but most of which the baseline held too, at another instant:
+    they do not explain growth. ``shrank`` is the sum of all other changes, below 0. If nothing grew, or without a
+    baseline, ``held`` has the groups that are alive, largest first. ``least`` is as in :class:`Judged`. ``instant`` is
+    the instant that is compared; ``moment_before`` and ``moment_after`` are the exact ones where they differ.
     """
 
     key: Name
@@ -311,26 +308,26 @@ class Broken:
     moved: tuple[GroupChange, ...]
     shrank: Signed
     grouped: bool
-    """Whether what grew is told by lines of the script; of a summary's JSON it is by category and module."""
+    """Whether growth is attributed to lines of the script; a summary's JSON has categories and modules only."""
     held: tuple[Group, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What the run is compared with. ``grouped`` is false for the JSON of a summary, which has no stacks."""
+    """The baseline of a run. ``grouped`` is false for the JSON of a summary, which has no stacks."""
 
     label: str
     allow: str
     grouped: bool
     conditions: tuple[Condition, ...]
-    """In what the two differ beside their code, which may explain a difference."""
+    """Differences between the two runs besides their code, which may explain a difference in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CheckResult(Shown):
     """Whether a run keeps its budgets, and has not grown since its baseline.
 
-    ``problems`` are why it could not be judged: then it is not ``ok``, whatever its budgets say.
+    ``problems`` say why the run could not be judged: then the result is not ``ok``, whatever the budgets say.
     """
 
     schema: Annotated[str, OneOf((SCHEMA,))]
@@ -342,11 +339,11 @@ class CheckResult(Shown):
     problems: tuple[str, ...]
     baseline: Baseline | None
     judged: tuple[Judged, ...]
-    """Every budget and, with a baseline, every size that is compared."""
+    """All budgets and, with a baseline, all sizes that are compared."""
     broken: tuple[Broken, ...]
-    """The peak first, then those that are most over their limit."""
+    """The limits that are not kept: the peak first, then those most over their limit."""
     notes: tuple[str, ...]
-    """The recorder's remarks on the run."""
+    """The recorder's notes on the run."""
 
     def _in_short(self) -> str:
         said = "not judged" if self.problems else f"{len(self.judged)} limits, {len(self.broken)} broken"
@@ -354,7 +351,7 @@ class CheckResult(Shown):
 
     @property
     def shrunk(self) -> tuple[Judged, ...]:
-        """What is less than in the baseline."""
+        """The sizes that are smaller than the baseline's."""
         return tuple(
             each
             for each in self.judged
@@ -386,9 +383,9 @@ def check(
     *,
     mistaken: Sequence[str] = (),
 ) -> CheckResult:
-    """Hold ``run`` against ``budgets``, and against ``baseline``, of which it may have ``allow`` more.
+    """Check ``run`` against ``budgets`` and, with the allowance ``allow``, against ``baseline``.
 
-    ``mistaken`` says which tables of budgets are of no script: these are problems of the result. Raises
+    ``mistaken`` names the tables of budgets that belong to no script: they become problems of the result. Raises
     :class:`~ampmem.errors.UsageError` for a baseline of another device.
     """
     if baseline is not None:
@@ -415,7 +412,7 @@ def check(
 
 
 def not_judged(label: str, why: str) -> CheckResult:
-    """The result for a run that could not be summed up."""
+    """The result for a run that could not be summed up; ``why`` is the reason."""
     named = rank_of(Path(label))
     return CheckResult(
         schema=SCHEMA,

@@ -1,4 +1,4 @@
-"""A run as budgets are held against it: its measures, whether it can be judged, and whether it can be a baseline."""
+"""A run to check against budgets: its sizes, whether it can be judged, and whether it can be a baseline."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ampmem.vocabulary import SourceKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepGrowth:
-    """What is alive at the end of two steps, ``steps`` apart: the first with an update, and the last."""
+    """The bytes alive at the end of two steps, ``steps`` apart: the first step with an update, and the last step."""
 
     first: int
     last: int
@@ -42,21 +42,21 @@ class StepGrowth:
 
     @property
     def bytes(self) -> int:
-        """Bytes more at the last of these ends than at the first; below 0 where there are fewer."""
+        """Bytes alive at the end of the last step less those at the first; negative if fewer."""
         return _total(self.after) - _total(self.before)
 
     @property
     def per_step(self) -> int:
-        """The growth of each step between, in bytes, rounded up."""
+        """The growth per step in bytes, rounded up."""
         return -(-self.bytes // self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedRun:
-    """A run that budgets are held against.
+    """A run that is checked against budgets.
 
-    ``allocated`` is the most bytes that the allocator's blocks took in any recorded step, ``growth`` what stays from
-    step to step; ``None`` where that is not known, as of a summary's JSON. ``problems`` are why it cannot be judged.
+    ``allocated`` is the peak of the allocator's blocks over the recorded steps in bytes, ``growth`` what remains from
+    step to step; ``None`` where not known, as from a summary's JSON. ``problems`` say why the run cannot be judged.
     """
 
     side: Side
@@ -64,16 +64,16 @@ class JudgedRun:
     growth: StepGrowth | None = None
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    """The recorder's remarks."""
+    """The recorder's notes."""
 
     @property
     def summary(self) -> Summary:
-        """What it comes to."""
+        """The summary of the run."""
         return self.side.summary
 
 
 def run_of(recording: Recording, label: str) -> JudgedRun:
-    """``recording``, which is called ``label``.
+    """``recording`` as a run to check; ``label`` is its name in messages.
 
     Raises :class:`~ampmem.errors.NothingRecorded` and :class:`~ampmem.errors.RecordingError` as
     :func:`~ampmem.analysis.summary.summarize` does.
@@ -91,12 +91,12 @@ def run_of(recording: Recording, label: str) -> JudgedRun:
 
 
 def run_of_side(side: Side) -> JudgedRun:
-    """A run of which there is no more than ``side``."""
+    """The run of ``side``, which has a summary only."""
     return JudgedRun(side=side, problems=tuple(_problems(side.summary)))
 
 
 def run_given(given: object, label: str) -> JudgedRun:
-    """A run from a recording, a summary, or a file that holds one; what is in no file is called ``label``.
+    """The run in a recording, a summary, or a file with one of them; ``label`` names a run that is not in a file.
 
     Raises :class:`~ampmem.errors.UsageError` for anything else, and what :func:`run_of` and :func:`read_run` raise.
     """
@@ -107,7 +107,7 @@ def run_given(given: object, label: str) -> JudgedRun:
 
 
 def read_run(path: Path, label: str | None = None) -> JudgedRun:
-    """The recording, or the JSON of a summary, at ``path``.
+    """The run in the file ``path``: a recording, or the JSON of a summary.
 
     Raises :class:`~ampmem.errors.UsageError` where there is no file, and what :func:`run_of` raises.
     """
@@ -123,9 +123,9 @@ def _allocated(analysis: Analysis) -> int:
 
 
 def _growth(analysis: Analysis) -> StepGrowth | None:
-    """``None`` where fewer than two steps have ended from the first update on."""
+    """The growth from step to step; ``None`` if fewer than two steps ended from the first update on."""
     ended = [step for step in analysis.recording.steps if step.finished]
-    # What an optimizer keeps comes with its first update: a scaler may have skipped some before.
+    # Optimizer state comes with the first update, which is not always the first step's: a scaler may skip some.
     while ended and ended[0].skipped_update:
         ended.pop(0)
     if len(ended) < 2:
@@ -150,7 +150,7 @@ def _problems(summary: Summary) -> Iterator[str]:
 def _ending(recording: Recording, summary: Summary) -> Iterator[str]:
     if recording.ended is False:
         yield "the recording was not ended: its process was killed, and what it would have needed is not known"
-    # Of a run that ran out of memory that is said already.
+    # A run that ran out of memory says so already.
     said = summary.ended_by is not None or not all(step.finished for step in recording.steps)
     if recording.run.failure is not None and not said:
         yield f"{recording.run.failure.note}; what it would have needed is not known"
@@ -160,21 +160,21 @@ def _total(groups: tuple[Group, ...]) -> int:
     return sum(group.bytes for group in groups)
 
 
-# How many bytes of what a budget limits there are in a run.
+# The bytes of what a budget limits.
 
 OF_SUMMARY: tuple[str, ...] = (PEAK, *map(str, Category), COPIES)
-"""What every summary has, and what a run is compared by."""
+"""The keys that every summary has, and by which a run is compared with its baseline."""
 
 
 _MEANT = 3
 
 
 class NotMeasured(ValueError):
-    """What a budget limits is not known of the run; the message says why."""
+    """The size that a budget limits is not known for the run; the message says why."""
 
 
 def measured(run: JudgedRun, budget: Budget) -> int:
-    """Bytes of what ``budget`` limits; of growth for each step. Raises :class:`NotMeasured`."""
+    """The bytes of what ``budget`` limits; for ``growth`` per step. Raises :class:`NotMeasured`."""
     summary, key = run.summary, budget.key
     if key == PEAK:
         return summary.whole.at_most
@@ -191,7 +191,7 @@ def measured(run: JudgedRun, budget: Budget) -> int:
 
 
 def least_of(run: JudgedRun, budget: Budget) -> int | None:
-    """The least of what :func:`measured` gives the most of; ``None`` where nothing is assumed of it."""
+    """The lower bound of :func:`measured` in bytes; ``None`` if nothing was assumed."""
     prediction = run.summary.prediction
     if prediction is None or prediction.highest is None:
         return None
@@ -205,9 +205,9 @@ def least_of(run: JudgedRun, budget: Budget) -> int | None:
 
 
 def of_summary(summary: Summary, key: str) -> int:
-    """Bytes of a key in :data:`OF_SUMMARY`; of both copies together the most of each.
+    """The bytes of a key in :data:`OF_SUMMARY`; for both kinds of copies together, the most of each.
 
-    The peak is that of the whole run, without what is assumed of a simulated device: code does not change that.
+    The peak is that of the whole run, without the assumptions about a simulated device, which code does not change.
     """
     if key == PEAK:
         return summary.whole.bytes
@@ -217,7 +217,7 @@ def of_summary(summary: Summary, key: str) -> int:
 
 
 def before_of(summary: Summary, budget: Budget) -> int | None:
-    """Bytes of what ``budget`` limits in a baseline; ``None`` where its summary does not say them."""
+    """The bytes of what ``budget`` limits in a baseline; ``None`` if its summary does not have them."""
     try:
         return measured(JudgedRun(side=Side(label="", summary=summary, groups=None)), budget)
     except NotMeasured:
@@ -225,7 +225,7 @@ def before_of(summary: Summary, budget: Budget) -> int | None:
 
 
 def module_of(summary: Summary, name: str) -> ModuleMemory | None:
-    """The module called ``name``; ``None`` where the run has none."""
+    """The memory of the module ``name``; ``None`` if the run has no such module."""
     return next((module for module in summary.modules if module.name == name), None)
 
 
@@ -237,7 +237,7 @@ def _of_module(summary: Summary, name: str, key: str) -> int:
 
 
 def _meant(name: str, names: Sequence[str]) -> str:
-    """A question for the ``names`` that end with ``name``: of several models each name begins with the model's."""
+    """A question that offers the ``names`` ending with ``name``: with several models, names begin with the model's."""
     ends = [each for each in names if each.endswith(f".{name}")]
     if not ends:
         return nearest(name, names)
@@ -260,7 +260,7 @@ def _allocated_at_most(run: JudgedRun) -> int:
 
 
 def _reserved(summary: Summary) -> int:
-    """The most that was reserved; of a simulated device with the most that is assumed."""
+    """The peak of reserved bytes; for a simulated device the upper bound."""
     found = [step.peak_reserved for step in summary.steps if step.peak_reserved is not None]
     if not found:
         cpu = summary.source is SourceKind.CPU
@@ -272,7 +272,7 @@ def _reserved(summary: Summary) -> int:
 
 
 def _device(summary: Summary, reserved: int) -> int:
-    """What is reserved, and the most that was outside of the allocator."""
+    """The peak of the device's memory: reserved bytes plus the most that was outside of the allocator."""
     prediction = summary.prediction
     if prediction is not None:
         return prediction.most_total
@@ -281,16 +281,16 @@ def _device(summary: Summary, reserved: int) -> int:
     return reserved + summary.allocator.outside
 
 
-# The run that another one is compared with: whether the two can be compared, and whether they are the same.
+# The baseline of a run: whether the two can be compared, and whether they are equal.
 
 _NO_NAME = "a CUDA device"
-"""What a recording says of a GPU whose name could not be asked for."""
+"""The name that a recording has for a GPU whose name is unknown."""
 _ANY_VERSION = f"{SCHEMA.rpartition('/')[0]}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsOn:
-    """The device of a run. ``name`` is empty where it is not known, and of CPUs, which are not told apart."""
+    """The device of a run. ``name`` is empty if unknown, and for CPUs, which are all treated alike."""
 
     source: SourceKind
     name: str = ""
@@ -303,12 +303,12 @@ class RunsOn:
         return f"the GPU {self.name}" if self.name else "a GPU"
 
     def is_comparable(self, other: RunsOn) -> bool:
-        """Whether both are the same device, as far as that is known."""
+        """Whether both devices are the same, as far as they are known."""
         return self.source is other.source and (self.name == other.name or not self.name or not other.name)
 
 
 def runs_on(summary: Summary) -> RunsOn:
-    """The device of the run. A snapshot is of a GPU and does not name it."""
+    """The device of the run. A snapshot is from a GPU and does not name it."""
     if summary.source is SourceKind.CPU:
         return RunsOn(source=SourceKind.CPU)
     if summary.source is SourceKind.SNAPSHOT:
@@ -317,7 +317,7 @@ def runs_on(summary: Summary) -> RunsOn:
 
 
 def require_comparable(before: Side, device: RunsOn, label: str) -> None:
-    """Raise :class:`UsageError` where ``before`` is of another device than ``device``, that of the run ``label``."""
+    """Raise :class:`UsageError` if ``before`` is from another device than the run ``label``, whose is ``device``."""
     found = runs_on(before.summary)
     if not found.is_comparable(device):
         raise UsageError(
@@ -327,18 +327,18 @@ def require_comparable(before: Side, device: RunsOn, label: str) -> None:
 
 
 def is_same(before: Side, after: Side) -> bool:
-    """Whether ``after`` would be no other baseline than ``before``: the same sizes and groups, and the same conditions.
+    """Whether ``after`` would be the same baseline as ``before``: equal sizes, groups and conditions.
 
-    A summary is none that is as good as a recording, and the other way round.
+    A summary and a recording are never the same baseline.
     """
     sizes = [[of_summary(side.summary, key) for key in OF_SUMMARY] for side in (before, after)]
     return sizes[0] == sizes[1] and not conditions_of(before, after) and not difference(before, after).changes
 
 
 def require_replaceable(path: Path) -> None:
-    """Raise :class:`UsageError` where a baseline may not be written to ``path``, as what is there is none.
+    """Raise :class:`UsageError` if the file at ``path`` is not a baseline, and so may not be replaced by one.
 
-    A recording or a summary, of whatever version, may be replaced, and so may an empty file.
+    A recording or a summary of any version may be replaced, and so may an empty file.
     """
     if not path.is_file() or not path.stat().st_size or is_recording(path) or (is_json(path) and _is_summary(path)):
         return

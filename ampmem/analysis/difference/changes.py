@@ -1,4 +1,4 @@
-"""What became of each group, as people and programs see it; changes that are alike in every layer are one."""
+"""What became of each group of allocations; changes that are alike in every layer are one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Likeness: TypeAlias = Callable[[Group], Hashable]
 
 
 class ChangeKind(StrEnum):
-    """What became of a group."""
+    """What became of a group of allocations."""
 
     NEW = "new"
     GONE = "gone"
@@ -27,7 +27,7 @@ class ChangeKind(StrEnum):
 
 
 class WhichRun(StrEnum):
-    """The run before the change, or the run after it."""
+    """The run before the change of code, or the run after it."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -35,7 +35,7 @@ class WhichRun(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """What all of a group are; ``None`` where they are several, or where it is not known."""
+    """The type and shape that all tensors of a group share; ``None`` where they differ or are unknown."""
 
     dtype: str | None
     shape: tuple[int, ...] | None
@@ -46,9 +46,9 @@ UNKNOWN = Tensor(dtype=None, shape=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupChange:
-    """What allocations of the same category, module, name, op and functions held before and after, in bytes.
+    """The bytes before and after of the allocations that share category, module, name, op and functions.
 
-    ``None`` is what is not known. Of an activation ``name`` is the op that saved it.
+    ``None`` means unknown. The ``name`` of an activation is the op that saved it.
     """
 
     category: Category
@@ -58,9 +58,10 @@ class GroupChange:
     source_line: str | None
     """The innermost frame of the stack that is the script's own: ``file:line function``."""
     stack: tuple[str, ...]
-    """Outermost first."""
+    """The Python stack, outermost call first."""
     lines_of: WhichRun = WhichRun.AFTER
-    """Which run's ``source_line`` and ``stack`` are: that of the run after, unless what differs is there no more."""
+    """The run of ``source_line`` and ``stack``: the run after, unless the memory that differs is only in the run
+    before."""
     before: int
     after: int
     count_before: int
@@ -70,7 +71,7 @@ class GroupChange:
 
     @property
     def kind(self) -> ChangeKind:
-        """What became of it."""
+        """What became of the group."""
         if not self.before:
             return ChangeKind.NEW
         if not self.after:
@@ -79,12 +80,12 @@ class GroupChange:
 
     @property
     def grown(self) -> int:
-        """Bytes after less those before."""
+        """The bytes after less those before."""
         return self.after - self.before
 
 
 def changes_between(before: Sequence[Group], after: Sequence[Group]) -> tuple[GroupChange, ...]:
-    """What grew or shrank from one instant to another, of the same run or of two, the largest change first."""
+    """What grew or shrank between two instants of one run or two, the largest change first."""
     return changes_of(match(before, after))
 
 
@@ -95,12 +96,12 @@ def changes_of(matches: Iterable[Match]) -> tuple[GroupChange, ...]:
 
 
 def largest_first(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
-    """``changes`` in the order in which they are shown; of two that are as large what grew comes first."""
+    """``changes`` in the order of display, the largest first; of equal ones growth comes first."""
     return tuple(sorted(changes, key=lambda change: (-abs(change.grown), -change.grown)))
 
 
 def of_category(category: Category, before: int, after: int) -> GroupChange:
-    """What became of a whole category, where groups are not known."""
+    """The change of a whole category, if its groups are unknown."""
     return GroupChange(
         category=category,
         module=None,
@@ -140,11 +141,11 @@ def _bytes(groups: Iterable[Group]) -> int:
 
 
 def _what_differs(pair: Match) -> tuple[Group, WhichRun]:
-    """The largest group that the other run has not as it is: a function may do the same in several lines."""
+    """The largest group that is not the same in the other run, as one function may allocate in several lines."""
     old, new = pair.before, pair.after
     for likeness in (_with_lines, _without_lines):
         old, new = _beside(old, new, likeness), _beside(new, old, likeness)
-    # Where each is as it was, one is more or less: any of the larger side shows which.
+    # If every group has its like, the sides differ in number only: any group of the larger side shows that.
     shown, run = (new, WhichRun.AFTER) if new else (old, WhichRun.BEFORE)
     return max(shown, key=lambda group: group.bytes), run
 
@@ -158,7 +159,7 @@ def _without_lines(group: Group) -> Hashable:
 
 
 def _beside(groups: Sequence[Group], others: Sequence[Group], likeness: _Likeness) -> tuple[Group, ...]:
-    """The ``groups`` without a like among ``others``, each of which is the like of one."""
+    """The ``groups`` that have no like among ``others``; each of ``others`` is the like of one group only."""
     there = Counter(map(likeness, others))
     kept = []
     for group in groups:
@@ -177,14 +178,14 @@ def _tensor(groups: Sequence[Group]) -> Tensor:
     )
 
 
-# Changes that are alike in every layer, as one: ``blocks.*.mlp.up``.
+# Changes that are alike in every layer are folded into one: ``blocks.*.mlp.up``.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """One change, or several of the same kind whose modules and names differ in numbers alone: those are ``*`` here.
+    """One change, or several of a kind whose modules and names differ in numbers only, shown as ``*``.
 
-    ``largest`` is the one of them that differs the most; bytes and counts are of all.
+    ``largest`` is the change with the largest difference; bytes and counts are the sums.
     """
 
     largest: GroupChange
@@ -196,12 +197,12 @@ class Fold:
 
     @property
     def grown(self) -> int:
-        """Bytes after less those before."""
+        """The bytes after less those before."""
         return self.after - self.before
 
 
 def folded(changes: Iterable[GroupChange]) -> tuple[Fold, ...]:
-    """``changes``, each in one fold, the largest first."""
+    """``changes``, each in one fold, the largest fold first."""
     found: dict[Hashable, list[GroupChange]] = {}
     for change in changes:
         found.setdefault(_alike(change), []).append(change)
@@ -209,7 +210,8 @@ def folded(changes: Iterable[GroupChange]) -> tuple[Fold, ...]:
 
 
 def _alike(change: GroupChange) -> Hashable:
-    # What is new in some layers and has grown in others is two things to look at; what shrank is never hidden in it.
+    # New in some layers and larger in others are two things to look at, and a decrease must not hide inside an
+    # increase.
     what = change.category, change.kind, change.op, change.source_line
     return what, _pattern(change.module), _pattern(change.name)
 

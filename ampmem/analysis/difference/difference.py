@@ -1,4 +1,4 @@
-"""Two runs of changed code: what each group of allocations held in one and holds in the other (``ampmem.diff/1``)."""
+"""The difference between two runs of changed code, by group of allocations (``ampmem.diff/1``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ampmem.vocabulary import Arm, SourceKind
 
 
 class ConditionKind(StrEnum):
-    """What may differ."""
+    """A condition that may differ between two runs."""
 
     DEVICE = "device"
     PRECISION = "precision"
@@ -41,7 +41,7 @@ class ConditionKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Something that differs: then the difference is not of the code alone."""
+    """A condition that differs: then the code is not the only cause of a difference in memory."""
 
     what: ConditionKind
     before: str
@@ -49,7 +49,7 @@ class Condition:
 
 
 def conditions_of(before: Side, after: Side) -> tuple[Condition, ...]:
-    """What differs; what is not known of one is no difference."""
+    """The conditions that differ; a condition that is unknown for one run does not count."""
     old, new = _circumstances(before), _circumstances(after)
     return tuple(
         Condition(what=what, before=old[what], after=new[what])
@@ -95,68 +95,68 @@ def _end(summary: Summary) -> str:
     return "whole" if last.finished else f"failed in step {last.index}"
 
 
-# Two runs of changed code: what each group of allocations held in one and holds in the other (``ampmem.diff/1``).
+# Two runs of changed code: the bytes of each group of allocations in one and in the other (``ampmem.diff/1``).
 
 SCHEMA = "ampmem.diff/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Difference(Shown):
-    """Where the memory of two runs differs, at the peak of each, or where one category is largest in each."""
+    """The difference between two runs, at the peak of each or at the instant at which one category is largest."""
 
     schema: Annotated[str, OneOf((SCHEMA,))]
     label_before: str
     label_after: str
     category: Category | None
-    """What is compared, at the instant at which it is largest; null for all at the peak."""
+    """The compared category, at the instant at which it is largest; null for all categories at the peak."""
     before: int
-    """Bytes requested at that instant: of the peak without the rounding of blocks."""
+    """Bytes requested at the compared instant, so without the rounding of blocks."""
     after: int
     moment_before: Moment | None
-    """When that is; null where it is not known."""
+    """The compared instant; null where not known."""
     moment_after: Moment | None
     categories_before: Breakdown
     """Bytes of each category at the peak."""
     categories_after: Breakdown
     conditions: tuple[Condition, ...]
-    """In what the runs differ beside their code."""
+    """The differences between the runs besides their code."""
     doubts: tuple[str, ...]
-    """What speaks against trusting the numbers of either; empty where nothing does."""
+    """Why the numbers of one of the runs may be wrong; empty if nothing is wrong."""
     without_groups: tuple[str, ...]
-    """Labels of what is a summary alone, without groups: then the changes are of whole categories."""
+    """The labels of runs known by a summary only, without groups: then the changes are of whole categories."""
     changes: tuple[GroupChange, ...]
-    """All that grew or shrank, the largest change first; they add up to the difference."""
+    """All groups that grew or shrank, the largest change first; they add up to the difference."""
     renamed: tuple[Renamed, ...]
-    """Modules that are compared though their names differ."""
+    """Modules that were compared under different names."""
     residual: Signed
-    """Bytes of the difference that are in no change: 0 where nothing is wrong."""
+    """Bytes of the difference that are in no change: 0 unless something is wrong."""
     allocated_before: int | None = None
-    """The peak as the allocator counts it, with the rounding of blocks; null where the run has no such allocator, and
-    where one category is compared."""
+    """The peak of allocated bytes, with the rounding of blocks; null if the run has no such allocator, or one category
+    is compared."""
     allocated_after: int | None = None
     elsewhere_in_run: tuple[str, ...] = ()
-    """The peak of a run that has it outside of the recorded steps, which are compared: a sentence for each such run."""
+    """A sentence for each run whose peak is outside of the recorded steps, which are compared."""
 
     @property
     def peaks(self) -> tuple[int, int]:
-        """What is called the two peaks, before and after: allocated where that is known, else requested."""
+        """The two numbers called the peak, before and after: allocated where known, else requested."""
         before, after = self.allocated_before, self.allocated_after
         return self.before if before is None else before, self.after if after is None else after
 
     @property
     def grown(self) -> int:
-        """Bytes of the peak after less those before."""
+        """The peak after less the peak before, in bytes."""
         before, after = self.peaks
         return after - before
 
     @property
     def rounding(self) -> int:
-        """What of :attr:`grown` is rounding of blocks, which is in no change."""
+        """The part of :attr:`grown` that is rounding of blocks, which is in no change."""
         return self.grown - (self.after - self.before)
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the two instants are not the same one of a step, as far as that is known."""
+        """Whether the two instants are different ones of a step, as far as they are known."""
         old, new = self.moment_before, self.moment_after
         if old is None or new is None:
             return False
@@ -184,7 +184,7 @@ def difference_schema() -> dict[str, Json]:
 
 
 def difference(before: Side, after: Side, *, category: Category | None = None) -> Difference:
-    """What changed from ``before`` to ``after``; of one ``category``, at the instant at which that is largest."""
+    """The difference from ``before`` to ``after``, for one ``category`` at the instant at which it is largest."""
     renamed = renames_between(before, after)
     old, new = before.held(category), after.held(category)
     if old is None or new is None:
@@ -226,8 +226,8 @@ def _outside(side: Side) -> str:
 
 
 def renames_between(before: Side, after: Side) -> tuple[Renamed, ...]:
-    """The modules that have another name in ``after``, as far as groups are known."""
-    # The parameters are all alive at the peak, whatever is compared.
+    """The modules that have another name in ``after``, if groups are known."""
+    # All parameters are alive at the peak, whichever category is compared.
     return () if before.groups is None or after.groups is None else renames(before.groups.peak, after.groups.peak)
 
 
@@ -240,7 +240,7 @@ def _of_categories(before: Side, after: Side, category: Category | None) -> tupl
     return largest_first(of_category(each, *pair) for each, pair in sizes.items() if pair[0] != pair[1])
 
 
-# The most that what changed held at any instant of the steps: has it grown, or is it only there at another instant?
+# The most bytes held at any instant of the steps tell growth from a mere shift to another instant.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,32 +253,32 @@ class Most:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mosts:
-    """The most that what changed held at any instant, in two runs."""
+    """The most bytes that the code of a change held at any instant, in each run."""
 
     before: Most
     after: Most
 
     def explain(self, change: GroupChange) -> bool:
-        """Whether ``change`` is more because its code needs more; else most of it was there before, at other instants.
+        """Whether ``change`` is larger because its code needs more, not because it is alive at another instant.
 
-        Code that makes more is told so, whatever it holds at once: it may be a new line of the same function.
+        Code that makes more bytes per step counts as needing more, whatever it holds at once: it may be a new line.
         """
         more = max(self.after.held - self.before.held, self.after.made - self.before.made)
         return 2 * more > change.grown
 
 
 class Histories:
-    """What changed groups held over time, in two runs whose allocations are known."""
+    """What the changed groups held over time, for two runs whose allocations are known."""
 
     def __init__(self, before: Side, after: Side) -> None:
-        """Raises ``ValueError`` for a side of which no more than a summary is known."""
+        """Raises ``ValueError`` for a side that has a summary only."""
         if before.groups is None or after.groups is None:
             raise ValueError("a summary does not know single allocations")
         self._old, self._new = _History(before.groups.analysis), _History(after.groups.analysis)
         self._kin = Kin(self._old.makers, self._new.makers, renames_between(before, after))
 
     def mosts(self, change: GroupChange) -> Mosts:
-        """By the surest likeness of which both runs have something; of what is new there is nothing before."""
+        """The most of each run for ``change``, matched by the surest likeness that both have; 0 before for new code."""
         found = Mosts(before=_NOTHING, after=Most(held=change.after, made=change.after))
         for old, new in self._kin.of(_maker(change), gone=change.lines_of is WhichRun.BEFORE):
             if new:
@@ -292,7 +292,7 @@ _NOTHING = Most(held=0, made=0)
 
 
 class _History:
-    """All that a run allocated, by what made it."""
+    """All allocations of a run, by the code that made them."""
 
     def __init__(self, analysis: Analysis) -> None:
         self.makers, maker = makers_of(analysis)
@@ -303,13 +303,13 @@ class _History:
         self._spans = [(position(step.start_ns), position(step.end_ns)) for step in analysis.recording.steps]
 
     def most(self, makers: Sequence[int]) -> Most:
-        """The most that all ``makers`` held together."""
+        """The most that ``makers`` held together."""
         if not makers:
             return _NOTHING
         mine = np.concatenate([self._rows[self._starts[maker] : self._starts[maker + 1]] for maker in makers])
         sizes, born, died = self._lifetimes.bytes[mine], self._lifetimes.born[mine], self._lifetimes.died[mine]
         freed = died != ALIVE
-        # Of all instants only those at which one of them comes or goes: no event is of two.
+        # Their sum changes only at births and deaths of their own allocations, and no event is of two allocations.
         at = np.concatenate((born, died[freed])) + 1
         order = np.argsort(at)
         at, held = at[order], np.cumsum(np.concatenate((sizes, -sizes[freed]))[order])
@@ -320,7 +320,7 @@ class _History:
 
 
 def _largest(at: Column, held: Column, first: int, last: int) -> int:
-    """The largest of ``held``, which holds from each position of ``at`` on, from ``first`` to ``last``."""
+    """The largest of ``held`` from ``first`` to ``last``; each value holds from its position in ``at`` on."""
     begin, end = np.searchsorted(at, [first, last], side="right")
     return max(int(held[begin - 1]) if begin else 0, int(held[begin:end].max(initial=0)))
 

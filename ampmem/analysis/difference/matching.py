@@ -1,4 +1,4 @@
-"""Which groups of one run are which of the other, whatever their checkouts, lines and module names are."""
+"""Which groups of two runs are the same, whatever the checkouts, lines and names of modules."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Function: TypeAlias = tuple[str, str]
 
 @lru_cache(100_000)
 def function_of(frame: str) -> Function:
-    """``file:line function`` without its line; any other text as it is."""
+    """``file:line function`` without the line; other texts stay as they are."""
     found = _FRAME.fullmatch(frame)
     return (found[1], found[2]) if found is not None else ("", frame)
 
 
 class Functions:
-    """The functions of stacks, with the files under the names that ``files`` has for them."""
+    """The functions in stacks, with the files renamed by ``files``."""
 
     def __init__(self, files: Mapping[str, str] | None = None) -> None:
         self._files = files or {}
@@ -44,7 +44,7 @@ class Functions:
         return known
 
     def own(self, stack: tuple[str, ...]) -> Function | None:
-        """The innermost that is the script's own; ``None`` of no stack."""
+        """The innermost function of the script's own; ``None`` for an empty stack."""
         if stack not in self._own:
             frame = user_frame(stack)
             self._own[stack] = None if frame is None else self._function(frame)
@@ -56,10 +56,10 @@ class Functions:
 
 
 def same_files(before: Iterable[str], after: Iterable[str]) -> dict[str, str]:
-    """For files of ``before`` what they are called in ``after``, where that is another name.
+    """The names in ``after`` of the files of ``before`` that have another name there.
 
-    A file that both have is the same. Of the others, two are the same whose paths end alike, as long as no other's
-    does: ``/a/repo/net.py`` is ``/b/repo/net.py``, but neither of ``/b/repo/one/net.py`` and ``/b/repo/two/net.py``.
+    A file in both is the same. Two other files are the same if their paths end alike and no third path does:
+    ``/a/repo/net.py`` is ``/b/repo/net.py``, but neither of ``/b/repo/one/net.py`` and ``/b/repo/two/net.py``.
     """
     first, second = set(before), set(after)
     old, new = first - second, second - first
@@ -85,20 +85,20 @@ def _by_tail(files: Iterable[str], length: int) -> dict[Sequence[str], list[str]
     return tails
 
 
-# Modules that have another name in the other run, as far as their parameters show it.
+# Modules that have another name in the other run, recognised by their parameters.
 
 _Form: TypeAlias = tuple[str | None, tuple[int, ...] | None]
-"""Type and shape of a parameter."""
+"""The type and shape of a parameter."""
 _Signature: TypeAlias = frozenset[tuple[str, _Form]]
-"""What is below a module: of each parameter the rest of its name, and its form."""
+"""The parameters below a module: for each the rest of its name, and its type and shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renamed:
-    """A module that is gone, and one that is new with parameters of the same names below it, types and shapes.
+    """A module under two names: gone from one run, and new in the other with the same parameters below it.
 
-    The two are compared with each other, and so is all below them. ``None`` is the whole model: what was ``blocks.0``
-    is ``module.blocks.0``.
+    Both, and everything below them, are compared with each other. ``None`` is the whole model: what was ``blocks.0`` is
+    ``module.blocks.0``.
     """
 
     before: str | None
@@ -108,10 +108,9 @@ class Renamed:
 
 
 def renames(before: Iterable[Group], after: Iterable[Group]) -> tuple[Renamed, ...]:
-    """The modules with other names, those with most parameters first.
+    """The renamed modules, those with most parameters first.
 
-    Where several are alike, such as the layers of a model, there have to be as many in both runs: they are paired in
-    order.
+    Several modules that are alike, such as layers, are paired in order if both runs have the same number.
     """
     old, new = _parameters(before), _parameters(after)
     gone, come = _subtrees(old, new), _subtrees(new, old)
@@ -132,13 +131,13 @@ def renames(before: Iterable[Group], after: Iterable[Group]) -> tuple[Renamed, .
 
 
 class RenamedNames:
-    """What modules and parameters of the run before are called in the run after."""
+    """The names in the run after for modules and parameters of the run before."""
 
     def __init__(self, renamed: Sequence[Renamed] = ()) -> None:
         self._prefixes = {each.before or "": each.after or "" for each in renamed}
 
     def of(self, name: str | None) -> str | None:
-        """``name`` as the run after has it; that of a piece of optimizer state, too."""
+        """The name in the run after for ``name``, also for the name of optimizer state."""
         if not self._prefixes or name is None:
             return name
         state = StateName.read(name)
@@ -160,7 +159,7 @@ def _parameters(groups: Iterable[Group]) -> dict[str, Group]:
 
 
 def _subtrees(parameters: Mapping[str, Group], others: Mapping[str, Group]) -> dict[_Signature, list[str]]:
-    """The modules all of whose parameters the other run does not have, in order, by what is below them."""
+    """The modules whose parameters are all missing in the other run, in order, by their signature."""
     below: dict[str, set[tuple[str, _Form]]] = defaultdict(set)
     kept: set[str] = set()
     for name, group in parameters.items():
@@ -186,7 +185,7 @@ def _depth(prefix: str) -> int:
     return prefix.count(".") + 1 if prefix else 0
 
 
-# Which groups of one run are which of the other.
+# Which groups of the two runs are the same.
 
 _NAMED = frozenset(
     {
@@ -199,25 +198,25 @@ _NAMED = frozenset(
         Category.BUFFERS,
     }
 )
-"""Whose name says which tensor of the model it belongs to, whoever makes it; elsewhere it is an op's."""
+"""Categories whose name says which tensor of the model it is; in other categories the name is an op's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Groups of two runs that are the same by what is known of them; of what only one run has, the other are none."""
+    """Groups of two runs that are the same, as far as known; a side is empty if only one run has them."""
 
     before: tuple[Group, ...]
     after: tuple[Group, ...]
 
 
 class _Run:
-    """What the groups of a run are matched by, in the words of the run after."""
+    """The keys by which the groups of a run are matched, with the names of the run after."""
 
     def __init__(self, functions: Functions, names: RenamedNames) -> None:
         self._functions, self._names = functions, names
 
     def name(self, group: Group) -> Hashable:
-        """``None`` of what has no name that says which tensor it is."""
+        """The name of a group; ``None`` if the name does not say which tensor it is."""
         return (group.category, self._names.of(group.name)) if group.name and group.category in _NAMED else None
 
     def functions(self, group: Group) -> Hashable:
@@ -245,14 +244,15 @@ _KEYS: tuple[tuple[Callable[[_Run, Group], Hashable], bool], ...] = (
     (_Run.own_function_whoever_saved, False),
     (_Run.op, False),
 )
-"""By what groups are matched, the surest first; whether what is named is, too: it is by its name, and by nothing else.
+"""The keys by which groups are matched, the surest first, and whether named groups use them too.
 
-What a function makes that has another name now is the same by its module and its op, which both runs have.
+A named group is matched by its name alone. A renamed function's results are matched by module and op, which both runs
+have.
 """
 
 
 def match(before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed] = ()) -> list[Match]:
-    """The matches, with every group of both runs in one; ``renamed`` are modules that have another name after."""
+    """The matches; every group of both runs is in exactly one. ``renamed`` are modules with another name after."""
     files = same_files(_files(before), _files(after))
     old, new = _Run(Functions(files), RenamedNames(renamed)), _Run(Functions(), RenamedNames())
     left, right = list(before), list(after)
@@ -267,7 +267,7 @@ def match(before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Ren
 
 
 class Kin:
-    """What of all that two runs allocated is the same, wherever it was alive: matched as :func:`match` does."""
+    """Which allocations of two runs are the same, whenever they were alive: matched as :func:`match` does."""
 
     def __init__(self, before: Sequence[Group], after: Sequence[Group], renamed: Sequence[Renamed] = ()) -> None:
         files = same_files(_files(before), _files(after))
@@ -276,9 +276,9 @@ class Kin:
         self._places: dict[Callable[[_Run, Group], Hashable], tuple[_Places, _Places]] = {}
 
     def of(self, group: Group, *, gone: bool) -> Iterator[tuple[Sequence[int], Sequence[int]]]:
-        """Places in ``before`` and in ``after`` of what is the same as ``group``, the surest likeness first.
+        """The places in ``before`` and ``after`` of what is the same as ``group``, the surest likeness first.
 
-        ``group`` is one of the run before where it is ``gone``, and else of the run after.
+        ``group`` is from the run before if it is ``gone``, else from the run after.
         """
         run = self._old if gone else self._new
         named = run.name(group) is not None
@@ -321,7 +321,7 @@ def _without(groups: Sequence[Group], taken: Iterable[Sequence[Group]]) -> list[
 
 
 def _alone(groups: Sequence[Group], run: _Run, *, gone: bool) -> list[Match]:
-    """What only one run has: of the same tensor, or from the same functions, in one."""
+    """The groups that only one run has, those of one tensor or from the same functions in one match."""
     found: dict[Hashable, list[Group]] = defaultdict(list)
     for group in groups:
         found[run.name(group) or run.functions(group)].append(group)

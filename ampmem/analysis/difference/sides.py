@@ -1,4 +1,4 @@
-"""One of two runs that are compared: what is alive in it, in groups, and how it is read."""
+"""One of two compared runs: how it is read, and the groups of allocations that are alive in it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ampmem.recording import SUFFIX, rank_of, read
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Allocations of which the same is known; ``None`` where nothing is.
+    """Allocations that are alike in all that is known of them; ``None`` means unknown.
 
     ``stack`` is ``file:line function``, outermost first. ``shape`` is that of each of them, and ``bytes`` are those of
     all ``count`` together.
@@ -46,7 +46,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When something was so; ``op`` and ``module`` are those of the alloc that made it so, where that is known."""
+    """An instant of a run; ``op`` and ``module`` are those of the alloc that led to it, where known."""
 
     step: int
     phase: PhaseName
@@ -56,10 +56,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """What a run held at its peak, and what of each category at the instant at which that was largest.
+    """The groups at a run's peak, and those of each category at the instant at which it was largest.
 
     The bytes of ``peak`` add up to the run's peak, those of each entry of ``most`` to the summary's ``most``;
-    ``moments`` says when each of those was. ``analysis`` has what was alive at all other instants.
+    ``moments`` has the instant of each. ``analysis`` has what was alive at all other instants.
     """
 
     peak: tuple[Group, ...]
@@ -92,18 +92,18 @@ def _moment(analysis: Analysis, position: int) -> Moment:
 
 
 def groups_in_module(analysis: Analysis, category: Category, name: str) -> tuple[Group, ...]:
-    """What the summary counts as ``category`` of the module ``name``, at the instant at which it does."""
+    """The allocations that the summary counts as ``category`` of the module ``name``, at the summary's instant."""
     return groups_among(analysis, in_module(analysis, category, name))
 
 
 def groups_at(analysis: Analysis, position: int, category: Category | None = None) -> tuple[Group, ...]:
-    """What is alive at ``position``, or of it what is in ``category``; in order of birth."""
+    """The groups alive at ``position``, or those of ``category`` among them; in order of birth."""
     mine = analysis.lifetimes.alive_at(position)
     return groups_among(analysis, mine if category is None else mine & analysis.classes.of(category))
 
 
 def groups_among(analysis: Analysis, mine: Mask) -> tuple[Group, ...]:
-    """The allocations of ``mine``; in order of birth."""
+    """The groups of the allocations in ``mine``, in order of birth."""
     lifetimes, tensors = analysis.lifetimes, analysis.tensors
     rows = np.flatnonzero(mine & (lifetimes.bytes > 0))
     if not len(rows):
@@ -113,10 +113,10 @@ def groups_among(analysis: Analysis, mine: Mask) -> tuple[Group, ...]:
 
 
 def makers_of(analysis: Analysis) -> tuple[tuple[Group, ...], Column]:
-    """What made all that was ever allocated, without types, shapes and bytes; and which of it each allocation is of."""
+    """The makers of all allocations, as groups without types, shapes and bytes, and each allocation's maker."""
     columns = _made(analysis)
     place = np.zeros(len(analysis.lifetimes), dtype=np.int64)
-    for column in columns:  # one by one: of rows of several columns numpy is slow to tell which are distinct
+    for column in columns:  # one column after the other: numpy is slow at finding distinct rows of several columns
         place = np.unique(place * (int(column.max(initial=0)) + 1) + column, return_inverse=True)[1].reshape(-1)
     first = np.unique(place, return_index=True)[1]
     texts = analysis.recording.texts
@@ -132,7 +132,7 @@ def _made(analysis: Analysis) -> tuple[Column, ...]:
 
 
 def _grouped(keys: Column, sizes: Column, texts: tuple[str, ...]) -> tuple[Group, ...]:
-    """A group for each column of ``keys`` (category, module, name, op, stack, type, shape) that differs."""
+    """The groups: one for each distinct column of ``keys`` (category, module, name, op, stack, type, shape)."""
     distinct, first, place = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     place = place.reshape(-1)
     size = np.zeros(len(first), dtype=np.int64)
@@ -162,40 +162,40 @@ def _group(key: list[int], stack: tuple[str, ...], size: int, count: int, texts:
     )
 
 
-# One of two runs that are compared.
+# One of the two runs that are compared.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """A run, under a ``label``; ``groups`` and ``arguments`` are ``None`` where its summary is all that there is."""
+    """A compared run with its ``label``; ``groups`` and ``arguments`` are ``None`` if only its summary is known."""
 
     label: str
     summary: Summary
     groups: Groups | None
     arguments: tuple[str, ...] | None = None
-    """Of its script."""
+    """The arguments of the run's script."""
     file: Path | None = None
-    """The recording, where it is in a file."""
+    """The file of the recording, if it is in a file."""
 
     def held(self, category: Category | None) -> tuple[Group, ...] | None:
-        """What it held at its peak, or of ``category`` where that was largest; ``None`` where that is not known."""
+        """The groups at the peak, or of ``category`` at its largest; ``None`` where not known."""
         if self.groups is None:
             return None
         return self.groups.peak if category is None else self.groups.most[category]
 
     def total(self, category: Category | None) -> int:
-        """How many bytes those are, as they were requested."""
+        """The bytes requested of these groups."""
         return self.summary.peak.bytes if category is None else self.summary.most[category]
 
     def moment(self, category: Category | None) -> Moment | None:
-        """When that was; ``None`` where it is not known."""
+        """The instant of these groups; ``None`` where not known."""
         if category is not None:
             return None if self.groups is None else self.groups.moments[category]
         peak = self.summary.peak
         return Moment(step=peak.step, phase=peak.phase, op=peak.op, module=peak.module)
 
     def doubts(self) -> tuple[str, ...]:
-        """What speaks against trusting its numbers."""
+        """Why the numbers of the run may be wrong."""
         breach, oom = self.summary.conservation.breach, self.summary.ended_by
         found = [] if breach is None else [f"{self.label}: {breach}"]
         if oom is not None:
@@ -203,13 +203,13 @@ class Side:
         return tuple(found)
 
 
-# A side of a difference, from a recording, or from a file with a recording or with the JSON of a summary.
+# A side of a difference, read from a recording or from a file with a recording or the JSON of a summary.
 
 _SPACE = b" \t\r\n\xef\xbb\xbf"
 
 
 def side_of(recording: Recording, label: str, *, file: Path | None = None) -> Side:
-    """``recording``, which is in ``file`` if it is in one, as a side.
+    """``recording`` as a side; ``file`` is its file, if it has one.
 
     Raises :class:`~ampmem.errors.NothingRecorded` and :class:`~ampmem.errors.RecordingError` as
     :func:`~ampmem.analysis.summary.summarize` does.
@@ -221,7 +221,7 @@ def side_of(recording: Recording, label: str, *, file: Path | None = None) -> Si
 
 
 def side_given(given: object, label: str) -> Side:
-    """A side from a recording, a summary, or a file that holds one; what is in no file is called ``label``.
+    """The side in a recording, a summary, or a file with one of them; ``label`` names one that is not in a file.
 
     Raises :class:`~ampmem.errors.UsageError` for anything else, and what :func:`side_of` and :func:`read_side` raise.
     """
@@ -233,7 +233,7 @@ def side_given(given: object, label: str) -> Side:
 
 
 def path_given(given: object) -> Path:
-    """The path that ``given`` is. Raises :class:`~ampmem.errors.UsageError` for what is none."""
+    """``given`` as a path. Raises :class:`~ampmem.errors.UsageError` if it is not a path."""
     if isinstance(given, str | PathLike):
         return Path(given)
     raise UsageError(
@@ -243,10 +243,10 @@ def path_given(given: object) -> Path:
 
 
 def read_side(path: Path) -> Side:
-    """The run at ``path`` as a side: of a recording, of a summary as JSON, or of a job.
+    """The run at ``path`` as a side: a recording, the JSON of a summary, or the worst rank of a job.
 
-    Of a job, whose ranks have a file each and which ``path`` would name if it ran alone, it is the rank that needs the
-    most. Raises :class:`~ampmem.errors.UsageError` where there is no file, and what :func:`side_of` raises.
+    A job has a file for each rank; ``path`` is then the name that a single process would have used. Raises
+    :class:`~ampmem.errors.UsageError` where there is no file, and what :func:`side_of` raises.
     """
     if not path.exists() and (ranks := _ranks_of(path)):
         worst = _worst(ranks)
@@ -262,7 +262,7 @@ def _recorded(path: Path, label: str) -> Side:
 
 
 def _ranks_of(job: Path) -> list[Path]:
-    """The files of the ranks of ``job``; none where there are none."""
+    """The files of the ranks of ``job``; empty if it has none."""
     stem = job.name.removesuffix(SUFFIX)
     try:
         beside = [path for path in job.parent.iterdir() if path.name.startswith(f"{stem}.rank")]
@@ -273,7 +273,7 @@ def _ranks_of(job: Path) -> list[Path]:
 
 
 def _worst(ranks: list[Path]) -> Path:
-    """The rank with the largest peak. Raises :class:`UsageError` where these are not the ranks of one job."""
+    """The file of the rank with the largest peak. Raises :class:`UsageError` if the files are not of one job."""
     runs = read_runs(ranks)
     jobs = merge_all(runs).jobs
     if len(jobs) > 1:
@@ -288,7 +288,7 @@ def _rank(path: Path) -> int:
 
 
 def is_json(path: Path) -> bool:
-    """Whether the file at ``path`` begins as JSON does, and not as a recording."""
+    """Whether the file at ``path`` begins like JSON, not like a recording."""
     try:
         with path.open("rb") as stream:
             return stream.read(64).lstrip(_SPACE)[:1] in (b"{", b"[")
@@ -297,7 +297,7 @@ def is_json(path: Path) -> bool:
 
 
 def _summed_up(path: Path) -> Side:
-    """Raises :class:`RecordingError` for JSON that is no summary."""
+    """The side of a summary's JSON. Raises :class:`RecordingError` for other JSON."""
     try:
         value = parsed(path.read_text(encoding="utf-8-sig"))
         found = value if isinstance(value, list) else [value]

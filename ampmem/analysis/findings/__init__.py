@@ -1,4 +1,4 @@
-"""What is worth telling about a run: small checks, in the order of the report."""
+"""The findings about a run: small checks, in the order of the report."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ CHECKS: tuple[Check, ...] = (
     whole_run.fragmentation,
     precision.no_autocast_effect,
 )
-"""The checks of steps that ended, in order. A new finding is a function in one of the four modules, and a line here."""
+"""The checks of finished steps, in order. A new finding is a function in one of the four modules, and a line here."""
 
 OF_INFERENCE: tuple[Check, ...] = (copies.cache_off_saves, whole_run.fragmentation, precision.no_autocast_effect)
-"""The checks that hold for steps without a backward and an update, too."""
+"""The checks that also apply to steps without a backward and an update."""
 
 OF_A_FAILURE: tuple[Check, ...] = (
     copies.cache_off_saves,
@@ -42,27 +42,27 @@ OF_A_FAILURE: tuple[Check, ...] = (
     copies.expanded_buffer_cast,
     training_loop.foreach_temporaries,
 )
-"""The checks that need only what was alive when memory ran out, so they hold for a first step that failed."""
+"""The checks that need only what was alive when memory ran out, so they apply to a first step that failed."""
 
 FORCED_BY_ADVISE: Mapping[str, str] = {
     "foreach-temporaries": "foreach,fused",
     "fragmentation": "allocator",
     "gradients-through-forward": "gradients",
 }
-"""By code, the findings whose change ``ampmem advise`` forces, with what its ``--allow`` calls the change."""
+"""By code: the name that ``ampmem advise --allow`` has for the change that the finding suggests."""
 
 SEVERITIES = ("warning", "advice", "info")
-"""In which order findings are told."""
+"""The severities in the order of display."""
 
 
 def findings(analysis: Analysis) -> tuple[Finding, ...]:
-    """What the checks found: warnings, then advice by what it takes off, then what is worth knowing.
+    """The findings about a run: warnings, then advice by bytes saved, then information.
 
-    Of a run that ended with a failed request all is said of that instant.
+    For a run that ended with a failed request, all findings are about that instant.
     """
     found = _checked(TrainingRun(analysis=analysis))
     oom = analysis.failed_request
-    if oom is not None and not oom.later:  # of what came after the recorded steps only the failure is known
+    if oom is not None and not oom.later:  # after the recorded steps only the failure itself is known
         found = _at_failure(found, _checked(TrainingRun(analysis=analysis, at_failure=True)), ended=oom.ended_the_run)
     proven = [_proven(finding) for finding in found.values()]
     pointing = [_pointing(finding, analysis) for finding in proven]
@@ -70,7 +70,7 @@ def findings(analysis: Analysis) -> tuple[Finding, ...]:
 
 
 def _checked(run: TrainingRun) -> dict[str, Finding]:
-    """What the checks find in ``run``, by code."""
+    """The findings of all checks of ``run``, by code."""
     of_steps = CHECKS if trains(run.recording) else OF_INFERENCE
     if not run.steps:
         of_steps = OF_A_FAILURE if run.at_failure and trains(run.recording) else ()
@@ -79,18 +79,18 @@ def _checked(run: TrainingRun) -> dict[str, Finding]:
 
 
 def _worth_a_line(run: TrainingRun, finding: Finding) -> bool:
-    """Whether ``finding`` is notable by its size; a warning is at any size, since something is wrong."""
+    """Whether ``finding`` is shown: warnings always, since something is wrong, others if their size is notable."""
     return finding.severity == "warning" or finding.bytes is None or run.notable(finding.bytes)
 
 
 def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, ended: bool) -> dict[str, Finding]:
-    """``found`` at the peak with the bytes of ``then``, at the failure; no others where that ``ended`` the run."""
+    """``found`` at the peak with the bytes of ``then`` at the failure; if that ``ended`` the run, only ``then``'s."""
     if not ended:
         return {
             code: replace(each, off_failure=then[code].off_peak if code in then else None)
             for code, each in found.items()
         }
-    # What is to be changed at the peak, and not at the failure, would not have helped.
+    # A change that helps at the peak but not at the failure would not have helped.
     told = [code for code, each in found.items() if code in then or each.severity != "advice"]
     return {
         code: replace(then[code], off_peak=None, off_failure=then[code].off_peak)
@@ -101,12 +101,12 @@ def _at_failure(found: Mapping[str, Finding], then: Mapping[str, Finding], *, en
 
 
 def _proven(finding: Finding) -> Finding:
-    """``finding``, as information where its change was not seen to take memory off."""
+    """``finding``, demoted to information if its change was not seen to lower memory."""
     return replace(finding, severity="info") if finding.severity == "advice" and not finding.saved else finding
 
 
 def _pointing(finding: Finding, analysis: Analysis) -> Finding:
-    """``finding`` with the command that proves its change, where there is one."""
+    """``finding`` with the command that proves its change, if there is one."""
     of_loss = finding.change == precision.IN_CHUNKS and "nll_loss" in finding.message  # F.cross_entropy's op
     changes = "loss" if of_loss else FORCED_BY_ADVISE.get(finding.code)
     if changes is None or finding.severity != "advice":

@@ -1,4 +1,4 @@
-"""What a finding is, what findings are made from, and which of them are remedies for a failed request."""
+"""What a finding is, what findings are computed from, and which of them are remedies for a failed request."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Severity: TypeAlias = Literal["info", "advice", "warning"]
 
 NOTABLE_BYTES = 1024
 NOTABLE_SHARE = 0.005
-"""What is less than this, or than this share of the run's peak, is worth neither a change of the script nor a line."""
+"""Sizes below this share of the run's peak, or below a fixed size, are not worth a change of the script, nor a line."""
 _NEARLY = 0.005
-"""A step whose peak is lower than the run's by no more than this share does what the step of the peak does."""
+"""Steps whose peak is within this share of the run's peak count as equal to the step of the peak."""
 
 
 class Section(StrEnum):
@@ -51,15 +51,15 @@ _STARTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something worth telling: one plain sentence, the bytes it is about, what shows it, and what to change.
+    """A fact about the run: one plain sentence, its bytes, the evidence, and what to change.
 
-    ``section`` is where the page shows it. ``bytes`` is ``None`` where the matter has no size. ``off_peak`` is how many
-    bytes the change takes off the peak of this run, computed event by event; ``None`` where the change does not lower
-    the peak, or where that cannot be computed. ``off_failure`` is the same of what was alive when the last request
-    failed for want of memory; a run that ended with that request has no ``off_peak``. ``off_reserved`` is how many
-    bytes the change takes off the most that the caching allocator reserves, where it is about that and leaves the
-    tensors as they are. Only a finding with one of the three is advice. ``proof`` is the command that forces the change
-    on the script and measures what it saves; empty where no command does.
+    ``section`` is the section of the page that shows it. ``bytes`` is ``None`` for a finding without a size.
+    ``off_peak`` is how many bytes the change takes off this run's peak, computed event by event; ``None`` if the change
+    does not lower the peak, or that cannot be computed. ``off_failure`` is the same for what was alive when the last
+    request failed; a run that ended with that request has no ``off_peak``. ``off_reserved`` is how many bytes the
+    change takes off the peak of reserved memory, if it leaves the tensors as they are. Only a finding with one of the
+    three is advice. ``proof`` is the command that forces the change on the script and measures the saving; empty if no
+    command does.
     """
 
     code: str
@@ -76,12 +76,12 @@ class Finding:
 
     @property
     def saved(self) -> int:
-        """The bytes that the change takes off, of the peak, reserved memory or the failure; 0 where not known."""
+        """The bytes that the change takes off the peak, reserved memory or the failure; 0 if unknown."""
         return self.off_peak or self.off_reserved or self.off_failure or 0
 
     @property
     def saves(self) -> str:
-        """What the change saves, in words; empty where it is not known."""
+        """The saving of the change, in words; empty if unknown."""
         if not self.saved:
             return ""
         off = "off the peak" if self.off_peak else "off reserved memory" if self.off_reserved else "less at the failure"
@@ -90,10 +90,10 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """The steps of a run that ended, and what several findings ask of them.
+    """The finished steps of a run, and what several findings ask about them.
 
-    A step in which memory ran out lacks an update, and more: it counts for the run's peak only. ``at_failure`` asks
-    of the instant at which the last request failed what else is asked of the run's peak.
+    A step in which memory ran out lacks at least an update: it counts for the run's peak only. With ``at_failure`` the
+    instant of the last failed request takes the place of the run's peak.
     """
 
     analysis: Analysis
@@ -101,7 +101,7 @@ class TrainingRun:
 
     @property
     def recording(self) -> Recording:
-        """What was recorded; its steps may have one more than :attr:`steps`."""
+        """The recording; it may have one step more than :attr:`steps`."""
         return self.analysis.recording
 
     @property
@@ -122,7 +122,7 @@ class TrainingRun:
 
     @property
     def casts(self) -> tuple[StepCasts, ...]:
-        """What was cast in each of :attr:`steps`."""
+        """The casts of each of :attr:`steps`."""
         return self.analysis.casts.steps[: len(self.steps)]
 
     @property
@@ -132,7 +132,7 @@ class TrainingRun:
 
     @property
     def autocast(self) -> bool:
-        """Whether the run is one under autocast."""
+        """Whether the run was under autocast."""
         return self.analysis.recording.arm.name in AUTOCAST_ARMS
 
     @property
@@ -143,23 +143,23 @@ class TrainingRun:
 
     @property
     def last_after_forward(self) -> int | None:
-        """The last of those that exist."""
+        """The last known entry of :attr:`after_forward`."""
         positions = [position for position in self.after_forward if position is not None]
         return positions[-1] if positions else None
 
     @cached_property
     def peak(self) -> int:
-        """The position of the run's peak, of the last of several; of the failure that ended the run."""
+        """The position of the run's peak, the last of equal ones; of the failure if that ended the run."""
         return failure_position(self.analysis) if self.at_failure else self.analysis.peak
 
     @property
     def instant(self) -> str:
-        """What :attr:`peak` is called in a sentence."""
+        """The name of :attr:`peak` in a sentence."""
         return "the failure" if self.at_failure else "the peak"
 
     @property
     def peak_in_update(self) -> bool:
-        """Whether an event of an update made the peak."""
+        """Whether an event of an optimizer update made the peak."""
         return self._peak_in(Phase.OPTIMIZER)
 
     @property
@@ -179,7 +179,7 @@ class TrainingRun:
 
     @cached_property
     def pipelined(self) -> bool:
-        """Whether other ranks send to this one, as stages of a pipeline do: a schedule runs forward and backward."""
+        """Whether other ranks send to this one, as pipeline stages do: then a schedule runs forward and backward."""
         return bool((self.analysis.communication.part == PARTS.index(Communication.RECEIVE_BUFFERS)).any())
 
     @cached_property
@@ -189,7 +189,7 @@ class TrainingRun:
 
     @cached_property
     def peak_step(self) -> int:
-        """The place among the recording's steps of the last one that reaches the run's peak, or nearly."""
+        """The place, among the recording's steps, of the last step that reaches the run's peak, or nearly."""
         if self.at_failure:
             failed = self.recording.ooms[-1].time_ns
             return max((i for i, step in enumerate(self.recording.steps) if step.start_ns <= failed), default=0)
@@ -200,7 +200,7 @@ class TrainingRun:
 
     @property
     def peak_index(self) -> int:
-        """The index of that step, as allocations and phases have it."""
+        """The index of :attr:`peak_step` in the ``step`` columns of allocations and phases."""
         return self.recording.steps[self.peak_step].index if self.recording.steps else NO_STEP
 
     def off_peak(
@@ -208,9 +208,9 @@ class TrainingRun:
     ) -> int | None:
         """How much lower the peak of :attr:`peak_step` is if each allocation is ``sizes`` bytes smaller.
 
-        ``sizes`` and ``since`` have one entry per allocation: it is smaller as long as it lives, or only from the
-        position ``since`` on. At no event all of them together are smaller by more than their sum less ``but`` bytes.
-        ``None`` where the peak is as high. ``place`` is as in :meth:`off_peak_of_spans`.
+        ``sizes`` and ``since`` have one entry per allocation: it is smaller as long as it is alive, or from the
+        position ``since`` on. At each event ``but`` bytes of the saving are not counted. ``None`` if the peak is not
+        lower. ``place`` is as in :meth:`off_peak_of_spans`.
         """
         lifetimes, events = self.analysis.lifetimes, len(self.recording.events)
         born, died = lifetimes.born + 1, np.where(lifetimes.died == ALIVE, events, lifetimes.died)
@@ -223,8 +223,8 @@ class TrainingRun:
     ) -> int | None:
         """How much lower the peak is without ``sizes`` bytes from each position ``first`` to ``last``, both included.
 
-        ``place`` is another step than :attr:`peak_step`, of which the spans are known; ``None`` where its peak is not
-        that of the run.
+        ``place`` is the step to look at instead of :attr:`peak_step`; the result is ``None`` if its peak is not the
+        run's.
         """
         less = np.zeros(len(self.recording.events) + 2, dtype=np.int64)
         np.add.at(less, first, sizes)
@@ -240,29 +240,29 @@ class TrainingRun:
         return max(int(timeline.total[span].max()) - int(without.max()), 0) or None
 
     def notable(self, size: int) -> bool:
-        """Whether ``size`` bytes are worth a change: enough, and enough of the peak.
+        """Whether ``size`` bytes are worth a change of the script: large enough, also as a share of the peak.
 
-        Of that, ``other`` is left out: in a notebook it may be anything that was there before.
+        The peak counts without ``other``, which in a notebook may be anything allocated before.
         """
         own = int(self.analysis.timeline.total[self.peak]) - self.live(Category.OTHER, self.peak)
         return size >= NOTABLE_BYTES and size >= NOTABLE_SHARE * own
 
     def starts(self, phase: Phase) -> list[int]:
-        """When ``phase`` was entered, each time, in nanoseconds."""
+        """The instants at which ``phase`` was entered, in ns."""
         found: list[int] = self.recording.phases.time_ns[self.recording.phases.phase == phase].tolist()
         return found
 
     def peak_starts(self, phase: Phase) -> list[int]:
-        """When :attr:`peak_step` entered ``phase``, each time, in nanoseconds; of a very long step the last ones."""
+        """The instants at which :attr:`peak_step` entered ``phase``, in ns; for a very long step the last ones."""
         phases = self.recording.phases
         mine = (phases.phase == phase) & (phases.step == self.peak_index)
         found: list[int] = phases.time_ns[mine].tolist()
         return found[-_STARTS:]
 
     def last_starts(self, phase: Phase) -> list[int]:
-        """The starts of ``phase`` in the last ended step that has it: one step shows what all do, at a fixed cost.
+        """The starts of ``phase`` in the last finished step that has it, in ns.
 
-        Of a very long step the last ones.
+        One step is enough, as all do the same, and its cost is fixed. For a very long step the last starts.
         """
         phases = self.recording.phases
         entered = phases.phase == phase
@@ -272,7 +272,7 @@ class TrainingRun:
         return found[-_STARTS:]
 
     def with_fact(self, fact: Fact, after_ns: int | None = None, before_ns: int | None = None) -> Column:
-        """How often each allocation had ``fact``; where given, only from ``after_ns`` and up to ``before_ns``."""
+        """How often each allocation had ``fact``, if given only from ``after_ns`` and up to ``before_ns``."""
         facts = self.analysis.facts
         rows = facts.fact == fact
         if after_ns is not None:
@@ -282,7 +282,7 @@ class TrainingRun:
         return np.bincount(facts.allocation[rows], minlength=len(self.analysis.lifetimes))
 
     def most_alive(self, sizes: Column) -> int:
-        """The first position at which the live allocations have the most of ``sizes`` (one per allocation)."""
+        """The first position at which the live allocations have the largest sum of ``sizes`` (one per allocation)."""
         lifetimes = self.analysis.lifetimes
         delta = np.zeros(len(self.recording.events) + 1, dtype=np.int64)
         np.add.at(delta, lifetimes.born + 1, sizes)
@@ -291,7 +291,7 @@ class TrainingRun:
         return int(np.argmax(np.cumsum(delta)))
 
     def bytes_of(self, mine: Mask) -> int:
-        """Bytes of the allocations in ``mine``."""
+        """The bytes of the allocations in ``mine``."""
         return int(self.analysis.lifetimes.bytes[mine].sum())
 
     @cached_property
@@ -304,17 +304,17 @@ class TrainingRun:
     def kept_by_autograd(self, position: int) -> Mask:
         """The allocations of :attr:`ever_kept_by_autograd` that are alive at ``position``.
 
-        A script can name none of the other activations that are alive then, such as buckets of communication.
+        The other live activations, such as communication buckets, have no name in the script.
         """
         mine: Mask = self.ever_kept_by_autograd & self.analysis.lifetimes.alive_at(position)
         return mine
 
     def text(self, index: int) -> str:
-        """The text behind an id."""
+        """The text with the id ``index``."""
         return self.analysis.recording.texts[index]
 
     def describe(self, allocation: int) -> str:
-        """One allocation in words: what it is and where it was made; for which op, if autograd saved it for another."""
+        """An allocation in words: what it is, where it was made, and for which op autograd saved it."""
         lifetimes, classes = self.analysis.lifetimes, self.analysis.classes
         op, name = self.text(lifetimes.op[allocation]), self.text(classes.name[allocation])
         saved = name not in ("", op) and classes.of(Category.ACTIVATIONS)[allocation]
@@ -330,7 +330,7 @@ class TrainingRun:
         return ", ".join(filter(None, (made, f"saved for {plain_op(name)}" if saved else ""))) or "unknown"
 
     def largest(self, mine: Mask, limit: int = 3) -> tuple[str, ...]:
-        """The largest allocations in ``mine``, in words, with their bytes."""
+        """The ``limit`` largest allocations of ``mine`` in words, with their bytes."""
         places = np.flatnonzero(mine)
         sizes = self.analysis.lifetimes.bytes[places]
         order = np.argsort(-sizes, kind="stable")[:limit]
@@ -340,7 +340,7 @@ class TrainingRun:
         )
 
     def copied_parameters(self, sizes: Column) -> tuple[str, ...]:
-        """The three parameters with the most of ``sizes`` (bytes, one per cast copy), in words, with those bytes."""
+        """The three parameters with the largest ``sizes`` (bytes, one per cast copy), in words, with those bytes."""
         totals: dict[str, int] = {}
         for parameter, size in zip(self.analysis.ledger.parameter.tolist(), sizes.tolist(), strict=True):
             if size:
@@ -354,7 +354,7 @@ class TrainingRun:
 
 
 def own_frame(stack: str) -> str:
-    """The innermost line of ``stack`` (outermost first) that is not torch's own; the innermost where all are."""
+    """The innermost line of ``stack`` (outermost first) outside torch; the innermost of all if there is none."""
     lines = stack.splitlines()
     return next((line for line in reversed(lines) if "/torch/" not in line.replace("\\", "/")), lines[-1])
 
@@ -362,16 +362,16 @@ def own_frame(stack: str) -> str:
 Check: TypeAlias = Callable[[TrainingRun], Finding | None]
 
 
-# All that may be changed about a run that ran out of memory, in one list.
+# All changes that may help a run that ran out of memory, in one list.
 
 _OF_ITSELF = "out-of-memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something to change, ``why``, and the bytes that this change saves at the failure; ``None`` where not known.
+    """A change, the reason for it, and the bytes that it saves at the failure (``None`` if unknown).
 
-    ``finding`` is the one that says so; ``None`` where the failed request does.
+    ``finding`` is the finding behind it; ``None`` if the change comes from the failed request.
     """
 
     change: str
@@ -381,7 +381,7 @@ class Remedy:
 
 
 def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, ...]:
-    """What ``findings`` and the request itself say to change, each once: first what saves the most at the failure."""
+    """The changes that ``findings`` and the request suggest, each once; those that save most at the failure first."""
     mine = [finding for finding in findings if finding.off_failure]
     said = {finding.code for finding in mine}
     found = [
@@ -397,9 +397,9 @@ def remedies(oom: FailedRequest, findings: Iterable[Finding]) -> tuple[Remedy, .
 
 
 def told_elsewhere(oom: FailedRequest | None, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """The ``findings`` that the section of the failed request does not have already.
+    """The ``findings`` that the section about the failed request does not show already.
 
-    Where the script went on, what to change at the peak is told beside what would have helped at the failure.
+    If the script went on, changes for the peak are shown beside those for the failure.
     """
     if oom is None:
         return tuple(findings)

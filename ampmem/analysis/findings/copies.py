@@ -1,4 +1,4 @@
-"""Findings about precision copies: how many there are, how long they live, and what autocast's weight cache changes."""
+"""Findings about copies in another precision: their number, how long they live, and the effect of autocast's cache."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ampmem.units import format_bytes
 
 
 def cost_of_no_cache(run: TrainingRun) -> Column:
-    """For each cast copy what it would cost more without the cache, when all cost most.
+    """For each cast copy the bytes that it would cost without the cache, at the instant with the largest sum.
 
-    That is the start of a backward of the step of the peak.
+    That instant is the start of a backward in the step of the peak.
 
     Each use that autograd saved would hold a copy of its own: ``(saves - 1) * bytes``.
     """
@@ -31,11 +31,11 @@ def cost_of_no_cache(run: TrainingRun) -> Column:
 
 
 def saved_by_cache(run: TrainingRun) -> Column:
-    """For each cast copy its bytes where the cache would have served another, when there are most.
+    """For each cast copy the bytes that the cache would save, at the instant with the largest sum.
 
-    That is the start of a backward of the step of the peak.
+    That instant is the start of a backward in the step of the peak.
 
-    One copy of each parameter stays. The cache takes neither views nor parameters that are not trained.
+    One copy of each parameter stays. The cache takes neither views nor untrained parameters.
     """
     ledger = run.analysis.ledger
     trained = {record.name for record in run.recording.parameters if record.trainable}
@@ -69,9 +69,7 @@ def _largest(run: TrainingRun, sizes: Callable[[Mask, Column], Column]) -> Colum
 
 
 def _forwards(run: TrainingRun) -> Iterator[tuple[Mask, Column]]:
-    """At the start of each backward of the step of the peak: which copies live, and how often each was saved since
-    the backward before.
-    """
+    """For each backward in the step of the peak: which copies are alive, and how often each was saved for it."""
     starts = run.starts(Phase.BACKWARD)
     for start in run.peak_starts(Phase.BACKWARD):
         place = bisect_left(starts, start)
@@ -108,14 +106,15 @@ def autocast_in_backward(run: TrainingRun) -> Finding | None:
 
 
 def _idle(run: TrainingRun) -> tuple[Column, Column]:
-    """Bytes of the copies that only the cache holds when the last backward starts, and from which position on."""
+    """The bytes of the copies that only the cache holds when the last backward starts, and their first position."""
     start = run.analysis.marks[run.peak_step].after_forward
     nothing = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
     if start is None:
         return nothing, nothing
     ledger, position = run.analysis.ledger, run.analysis.timeline.position(start)
     mine = ledger.alive_at(run.analysis, position) & ledger.in_cache(run.analysis, start) & (ledger.saves == 0)
-    return per_allocation(run, ledger.bytes * mine), nothing + position + 1  # at the end of forward they are there
+    # at the end of forward they are still there
+    return per_allocation(run, ledger.bytes * mine), nothing + position + 1
 
 
 def cache_off_costs(run: TrainingRun) -> Finding | None:
@@ -160,17 +159,17 @@ def cache_on_saves(run: TrainingRun) -> Finding | None:
 
 
 def cache_off_saves(run: TrainingRun) -> Finding | None:
-    """At the peak of the cast copies the cache holds some that no backward needs, as under ``no_grad``.
+    """The cache holds copies at the peak that no backward needs, as under ``no_grad``.
 
-    Without the cache each of them would live for its one use only, so the peak would lack all but the largest.
-    The copies that autograd saved more than once would become more, which is set off against it.
+    Without the cache each of them would live for one use only, so all but the largest would be missing at the peak.
+    Copies that autograd saved several times would multiply, which is subtracted.
     """
     ledger = run.analysis.ledger
     if not run.autocast or not run.recording.arm.cache or len(ledger.bytes) == 0:
         return None
     series = run.analysis.timeline.series(Category.CAST_COPIES)
     position = int(np.argmax(series))
-    # Checkpointing hides from the hooks what a recomputation saves: who holds those copies is not known.
+    # Under checkpointing no hook sees what a recomputation saves, so the holders of those copies are unknown.
     idle = ledger.cached & (ledger.saves == 0) & (ledger.phase != Phase.BACKWARD)
     alive = ledger.alive_at(run.analysis, position)
     held = ledger.bytes * (idle & alive)
@@ -194,9 +193,10 @@ def cache_off_saves(run: TrainingRun) -> Finding | None:
 
 
 def _off_peak_without_cache(run: TrainingRun, idle: Mask) -> int | None:
-    """Without the cache ``idle`` copies live one at a time, and each use that autograd saved has a copy of its own.
+    """The bytes off the peak without the cache, which keeps ``idle`` copies alive.
 
-    So at each event the idle copies are gone, all but the largest of the run, and the further copies are there.
+    Without it idle copies live one at a time, so at each event all but the run's largest are gone; and each use that
+    autograd saved has a copy of its own.
     """
     ledger = run.analysis.ledger
     gone, further = ledger.bytes * idle, np.maximum(ledger.saves - 1, 0) * ledger.bytes * ledger.cached
@@ -204,7 +204,7 @@ def _off_peak_without_cache(run: TrainingRun, idle: Mask) -> int | None:
 
 
 def _most_needed(run: TrainingRun, sizes: Column) -> int:
-    """The most of ``sizes`` (one per cast copy) that ever lives at once."""
+    """The largest sum of ``sizes`` (one per cast copy) alive at once."""
     every = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
     every[run.analysis.ledger.allocation] = sizes
     return int(every[run.analysis.lifetimes.alive_at(run.most_alive(every))].sum())
@@ -214,9 +214,9 @@ _STEPS = 3
 
 
 def copies_grow(run: TrainingRun) -> Finding | None:
-    """The cast copies alive at the end of a step are more than at the end of the one before, every time."""
+    """At the end of every step more cast copies are alive than at the end of the step before."""
     ends = [step.surviving.bytes for step in run.casts]
-    if run.analysis.conservation.breach is not None:  # what seems alive may be dead
+    if run.analysis.conservation.breach is not None:  # allocations that seem alive may be dead
         return None
     if len(ends) < _STEPS or any(later <= earlier for earlier, later in pairwise(ends)):
         return None
@@ -240,7 +240,7 @@ def copies_grow(run: TrainingRun) -> Finding | None:
 def copies_survive(run: TrainingRun) -> Finding | None:
     """Copies made in one step that are still alive when the forward of a later one starts."""
     forward = _last_forward_of_a_later_step(run)
-    if forward is None or run.analysis.conservation.breach is not None:  # then what seems alive may be dead
+    if forward is None or run.analysis.conservation.breach is not None:  # as above
         return None
     step, start = forward
     ledger = run.analysis.ledger
@@ -266,7 +266,7 @@ def copies_survive(run: TrainingRun) -> Finding | None:
 
 
 def _off_peak_from_backward_on(run: TrainingRun, step: int, sizes: Column, forward: int) -> int | None:
-    """Without them from the end of the backward of ``step`` to the next ``forward``, which would make new ones."""
+    """The bytes off the peak without the copies, from the backward of ``step`` to the next ``forward``."""
     timeline, lifetimes = run.analysis.timeline, run.analysis.lifetimes
     place = next(place for place, each in enumerate(run.steps) if each.index == step)
     ended = run.marks[place].after_backward
@@ -279,9 +279,9 @@ def _off_peak_from_backward_on(run: TrainingRun, step: int, sizes: Column, forwa
 
 
 def _last_forward_of_a_later_step(run: TrainingRun) -> tuple[int, int] | None:
-    """The last step that another's forward followed, and when that forward began.
+    """The last step that is followed by another step's forward, and when that forward began.
 
-    The end of the step itself is too early to ask: a region around the whole step closes right after it.
+    The end of the step would be too early: an autocast region around the whole step closes right after it.
     """
     forwards = np.array(run.starts(Phase.FORWARD), dtype=np.int64)
     for step in reversed(run.steps):
@@ -292,7 +292,7 @@ def _last_forward_of_a_later_step(run: TrainingRun) -> tuple[int, int] | None:
 
 
 def recompute_recasts(run: TrainingRun) -> Finding | None:
-    """Cast copies made in backward, where forward is run again; those of the last step that has any."""
+    """Cast copies are made again in backward, where forward is recomputed; the last step with such copies counts."""
     found = [step for step in run.casts if step.recomputed.bytes]
     if not found:
         return None
@@ -311,12 +311,12 @@ def recompute_recasts(run: TrainingRun) -> Finding | None:
 
 
 _EXPANDED = 2
-"""From this many times the buffer's elements on, the buffer counts as expanded."""
+"""A buffer counts as expanded if its cast has at least this many times its elements."""
 _ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 
 
 def expanded_buffer_cast(run: TrainingRun) -> Finding | None:
-    """Casts of buffers with more elements than the buffers, in the step of the peak, when they cost most."""
+    """Casts of buffers have more elements than the buffers, in the step of the peak, when they cost most."""
     excess = _excess(run)
     alive = run.analysis.lifetimes.alive_at(run.most_alive(excess))
     size = int(excess[alive].sum())
@@ -336,7 +336,7 @@ def expanded_buffer_cast(run: TrainingRun) -> Finding | None:
 
 
 def _excess(run: TrainingRun) -> Column:
-    """For each allocation that is a cast of a buffer: its bytes less those of the buffer as it is, cast."""
+    """For each allocation that is a cast of a buffer: its bytes beyond those of a cast of the buffer itself."""
     facts, sizes = run.analysis.facts, run.analysis.lifetimes.bytes
     excess = np.zeros(len(sizes), dtype=np.int64)
     recent = run.analysis.lifetimes.step[facts.allocation] == run.peak_index
@@ -351,7 +351,7 @@ def _excess(run: TrainingRun) -> Column:
 
 
 def _elements(run: TrainingRun, name: int, copy: int) -> int | None:
-    """Elements of the buffer called ``name`` when ``copy`` was made; where its type is not known, as in float32."""
+    """The elements of the buffer ``name`` when ``copy`` was made; a buffer of unknown type counts as float32."""
     facts, lifetimes = run.analysis.facts, run.analysis.lifetimes
     rows = np.flatnonzero((facts.fact == Fact.BUFFER) & (facts.name == name))
     buffers = facts.allocation[rows]

@@ -16,7 +16,7 @@ from ampmem.units import format_bytes
 
 
 def no_autocast_effect(run: TrainingRun) -> Finding | None:
-    """No parameter was cast and no op that was seen gave or kept anything in low precision."""
+    """Autocast had no effect: no parameter was cast, and no op made or kept anything in low precision."""
     facts = run.recording.facts
     seen = np.isin(facts.fact, (Fact.OUTPUT, Fact.SAVED, Fact.OTHER_CAST)) & (facts.dtype != 0)
     if not run.autocast or not seen.any() or (facts.fact == Fact.CAST_COPY).any():
@@ -46,7 +46,7 @@ def no_autocast_effect(run: TrainingRun) -> Finding | None:
 
 
 def fp16_without_scaler(run: TrainingRun) -> Finding | None:
-    """Autocast to float16, and no GradScaler made an update."""
+    """Autocast casts to float16, but no GradScaler made an update."""
     arm = run.recording.arm
     if not run.autocast or arm.dtype != "float16" or arm.scaler:
         return None
@@ -65,15 +65,15 @@ def fp16_without_scaler(run: TrainingRun) -> Finding | None:
 _SHARE = 0.2
 _CHUNKS = 8
 _FUSED_LOSS_SINCE = (2, 13)
-"""The torch that has ``F.linear_cross_entropy``."""
+"""The first version of torch with ``F.linear_cross_entropy``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
     """Ops whose names have one of ``words``, and what to do about them.
 
-    ``saves`` is the share of the kept bytes that the change takes away, as numerator and denominator; ``None`` where
-    the run does not say how much that is. ``{low}`` in ``text`` is the type of the autocast region.
+    ``saves`` is the share of the kept bytes that the change removes, as numerator and denominator; ``None`` if the run
+    does not tell. ``{low}`` in ``text`` is the type of the autocast region.
     """
 
     words: tuple[str, ...]
@@ -84,7 +84,7 @@ class _Kind:
 _SOFTMAX = "softmax"
 _MATMULS = ("aten::bmm", "aten::baddbmm")
 _GATHERS = ("aten::gather", "aten::index", "aten::take")
-"""What makes a bias for each pair of positions out of learned ones, as relative positions do: a kernel that is given
+"""Ops that gather a bias for each pair of positions from learned values (relative positions); an attention kernel given
 such a bias keeps it for backward."""
 IN_CHUNKS = f"compute the loss in {_CHUNKS} chunks, each under torch.utils.checkpoint (chunks alone save nothing)"
 _FLOAT32 = "autocast itself runs {op} in float32, so a {low} input changes nothing"
@@ -99,7 +99,7 @@ _KINDS = (
         saves=(_CHUNKS - 1, _CHUNKS),
     ),
     _Kind(words=("loss",), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
-    # This one is what F.scaled_dot_product_attention runs where no kernel does all of it.
+    # F.scaled_dot_product_attention runs this op if no fused kernel applies.
     _Kind(words=("_safe_softmax",), text=f"{_FLOAT32}; {_RECOMPUTE}"),
     _Kind(
         words=(_SOFTMAX,),
@@ -124,15 +124,18 @@ _NO_ATTENTION = _Kind(words=(), text=f"{_FLOAT32}; {_RECOMPUTE}")
 _ON_CPU = " (the CPU's kernels take neither dropout nor a learned bias)"
 _DIMENSIONS = 4
 _TOKENS_AND_CLASSES = 2
-"""The dimensions of a language model's logits where the loss takes them."""
+"""The dimensions of a language model's logits at the loss."""
 _FOUR = ", with q, k and v of four dimensions (batch, heads, length, width): its kernels take no others"
 _OTHER = _Kind(words=(), text="find out where the input of {op} becomes float32; where {low} will do, cast it there")
 _STATISTICS = "batch_norm"
-"""What this op keeps in float32 beside its input are a few numbers for each channel, whatever the input is."""
+"""An op that keeps in float32, besides its input, only a few numbers per channel."""
 
 
 def fp32_activations(run: TrainingRun) -> Finding | None:
-    """More than a fifth of the activations' bytes at the peak are float32; those that one change is about."""
+    """More than a fifth of the activations' bytes at the peak are float32.
+
+    The finding is about the bytes that one change removes.
+    """
     if not run.autocast or run.recording.arm.dtype is None:  # no type: autocast was never seen on
         return None
     kept = run.kept_by_autograd(run.peak)
@@ -174,7 +177,7 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
 
 
 def _everywhere(run: TrainingRun, ops: dict[str, Column]) -> Column:
-    """The bytes that autograd keeps in float32 for ``ops`` at any time: another event is the peak without these."""
+    """The bytes that autograd keeps in float32 for ``ops`` at any time: without them another event may be the peak."""
     mine = np.zeros(len(run.analysis.lifetimes), dtype=np.int64)
     for op, sizes in _float32_by_op(run, run.ever_kept_by_autograd).items():
         if op in ops:
@@ -183,9 +186,9 @@ def _everywhere(run: TrainingRun, ops: dict[str, Column]) -> Column:
 
 
 def _float32_by_op(run: TrainingRun, kept: Mask) -> dict[str, Column]:
-    """The bytes of the float32 activations among ``kept``, by the op that saved them or else the one that made them.
+    """The bytes of the float32 activations in ``kept``, by the op that saved them, else the op that made them.
 
-    Of each op one entry per allocation.
+    Each op has one entry per allocation.
     """
     saved = run.analysis.saved_as
     lifetimes = run.analysis.lifetimes
@@ -200,7 +203,7 @@ def _float32_by_op(run: TrainingRun, kept: Mask) -> dict[str, Column]:
 
 
 def _kind(op: str) -> _Kind:
-    """What to do about the activations of ``op``; the first entry with a word of it decides."""
+    """What to do about the activations of ``op``: the first entry with one of its words counts."""
     name = op.rpartition("::")[2].strip("_")
     for kind in _KINDS[:-1]:
         if any(word in op for word in kind.words):
@@ -209,7 +212,7 @@ def _kind(op: str) -> _Kind:
 
 
 def _attends(run: TrainingRun, by_op: dict[str, Column]) -> bool:
-    """Whether a product of batches keeps a tensor as large as one of a softmax, in its type or in 16 bit: attention."""
+    """Whether a batched matrix product keeps a tensor of a softmax's size, in its type or in 16 bits (attention)."""
     saved, bytes_ = run.analysis.saved_as, run.analysis.lifetimes.bytes
     of_matmul = np.array([text in _MATMULS for text in run.recording.texts])[saved.op]
     softmax = np.concatenate([sizes[sizes > 0] for op, sizes in by_op.items() if _SOFTMAX in op] or [bytes_[:0]])
@@ -217,15 +220,15 @@ def _attends(run: TrainingRun, by_op: dict[str, Column]) -> bool:
 
 
 def _shapes(run: TrainingRun, sizes: Column) -> list[tuple[int, ...]]:
-    """The shapes of the tensors that have ``sizes``, as far as they are known."""
+    """The known shapes of the tensors that have ``sizes``."""
     texts = {run.text(shape) for shape in np.unique(run.analysis.tensors.shape[sizes > 0]).tolist()}
     return [shape for text in sorted(texts) if (shape := shape_of(text)) is not None]
 
 
 def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
-    """Whether the change surely runs a kernel that keeps no weights of attention, where it is about these.
+    """Whether the change surely enables a kernel that keeps no attention weights.
 
-    None takes tensors of three dimensions, and those of the CPU take neither dropout nor what has a gradient.
+    No such kernel takes tensors of three dimensions, and the CPU's take neither dropout nor a mask with a gradient.
     """
     if _SOFTMAX not in kind.words:
         return True
@@ -235,7 +238,7 @@ def _has_a_kernel(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], shape
 
 
 def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ...]]) -> bool:
-    """Whether something is added to what is as large as the weights of attention; it may be learned, or a mask."""
+    """Whether something is added to a tensor as large as the attention weights: a learned bias or a mask."""
     lifetimes, tensors = run.analysis.lifetimes, run.analysis.tensors
     texts = run.recording.texts
     adds, in_place = (np.array([text == op for text in texts])[lifetimes.op] for op in ("aten::add", "aten::add_"))
@@ -244,19 +247,19 @@ def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ..
 
 
 def _gathers(run: TrainingRun, by_op: dict[str, Column]) -> bool:
-    """Whether something as large as the weights of attention is gathered, as a learned bias is."""
+    """Whether a tensor as large as the attention weights is gathered, as a learned bias is."""
     gathered = np.array([text in _GATHERS for text in run.recording.texts])[run.analysis.lifetimes.op]
     return bool((gathered & _as_large(run, by_op)).any())
 
 
 def _as_large(run: TrainingRun, by_op: dict[str, Column]) -> Mask:
-    """The allocations that are as large as what ``by_op`` has, in its type or in 16 bit."""
+    """The allocations as large as those in ``by_op``, in their type or in 16 bits."""
     weights = np.unique(np.concatenate([sizes[sizes > 0] for sizes in by_op.values()]))
     return np.isin(run.analysis.lifetimes.bytes, np.concatenate([weights, weights // 2]))
 
 
 def _learns(run: TrainingRun, shapes: list[tuple[int, ...]]) -> bool:
-    """Whether a parameter may be a bias of attention: as long and as wide, or with as many of something as heads."""
+    """Whether a parameter may be an attention bias: as long and wide as the weights, or with one entry per head."""
     pairs, heads = {shape[-2:] for shape in shapes}, {shape[1] for shape in shapes}
     return any(
         each.trainable and (each.shape[-2:] in pairs or (each.kind != "Linear" and heads & set(each.shape)))
@@ -265,12 +268,12 @@ def _learns(run: TrainingRun, shapes: list[tuple[int, ...]]) -> bool:
 
 
 def _on_cpu(run: TrainingRun, kind: _Kind) -> bool:
-    """Whether the kernels of the CPU would be the ones for attention."""
+    """Whether the CPU's attention kernels would run."""
     return _SOFTMAX in kind.words and run.recording.run.device_type == "cpu"
 
 
 def _drops(run: TrainingRun) -> bool:
-    """Whether the run has dropout, which may be that of attention."""
+    """Whether the run has dropout, which may be attention's."""
     return any(word in text for text in run.recording.texts for word in ("dropout", "bernoulli", "Dropout"))
 
 
@@ -284,7 +287,8 @@ def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]])
 
 
 def _fused_loss(run: TrainingRun, shapes: list[tuple[int, ...]]) -> tuple[str, ...]:
-    if any(len(shape) > _TOKENS_AND_CLASSES for shape in shapes):  # as of pictures, whose logits no linear layer makes
+    # other logits, as of images, do not come from a linear layer
+    if any(len(shape) > _TOKENS_AND_CLASSES for shape in shapes):
         return ()
     major, minor, *_ = (*run.recording.run.torch.split("."), "0", "0")
     known = major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= _FUSED_LOSS_SINCE
@@ -294,17 +298,18 @@ def _fused_loss(run: TrainingRun, shapes: list[tuple[int, ...]]) -> tuple[str, .
 _GIVEN = (Category.INPUTS, Category.BUFFERS)
 _MADE = (Category.ACTIVATIONS, Category.TEMPORARIES)
 _KNOWN_SHARE = 0.5
-"""Of the activations' bytes: with the type of fewer known, no estimate is made."""
+"""If the type of a smaller share of the activations' bytes is known, no estimate is made."""
 _UNSURE_SHARE = 0.1
-"""Of what the estimate says: when a library's workspaces, of which no one knows what they were in FP32, could change it
-by more, none is made."""
+"""If library workspaces, whose size in FP32 is unknown, could change the estimate by more than this share, no estimate
+is made."""
 
 _LOW_PRECISION_ATTENTION = ("aten::_scaled_dot_product_flash_attention", "aten::_scaled_dot_product_cudnn_attention")
-"""Ops that attend in low precision only; that of the CPU has another name."""
+"""Attention ops that run in low precision only; the CPU's op has another name."""
 _CUDNN_RECURRENT = "cudnn_rnn"
-"""In the names of ops whose workspace has values of the layers' own type alone, and a bit for each that may be dropped.
+"""Part of the names of ops whose workspace has only values of the layers' own type, and a bit per droppable value.
 
-Half as many bytes in float16 as in float32 in all calls that were measured: ``simulator/torch_cuda/recurrent.py``."""
+All measured calls took half as many bytes in float16 as in float32: ``simulator/torch_cuda/recurrent.py``.
+"""
 
 IN_EVALUATION = (
     "the peak is in evaluation, where nothing is kept for backward, so larger training batches do not make AMP pay "
@@ -313,10 +318,10 @@ IN_EVALUATION = (
 
 
 def amp_saves(run: TrainingRun) -> Finding | None:
-    """What the cast copies cost against what low-precision activations save."""
+    """The cost of the cast copies against the saving of low-precision activations."""
     position = run.last_after_forward
     if not run.autocast or position is None or casts_compiled(run.analysis.recording.notes):
-        return None  # what compiled code casts is among the activations
+        return None  # casts in compiled code count as activations
     if _shares_heads(run, position):
         return None
     saved = estimate_saved(run, position)
@@ -324,16 +329,16 @@ def amp_saves(run: TrainingRun) -> Finding | None:
     if saved is None or _unsure(run, position) > _UNSURE_SHARE * abs(saved - copies):
         return None
     if not run.notable(max(copies, saved)):
-        return None  # the difference of the two may be 0 where each of them is worth knowing
+        return None  # the two may cancel out although both matter
     return _pays(run, position, copies, saved) if saved > copies else _does_not_pay(run, position, copies, saved)
 
 
 def estimate_saved(run: TrainingRun, position: int) -> int | None:
-    """Bytes that the activations alive at ``position`` would take more in FP32; ``None`` when their types are unknown.
+    """Bytes that the activations alive at ``position`` would take more in FP32; ``None`` if their types are unknown.
 
-    A low-precision activation would be twice as large, and so would be what cuDNN's recurrent layers keep when they
-    ran in low precision. The copies that autocast made of an activation would not
-    be there: one FP32 tensor would serve instead of them all. It is there already when their original is alive.
+    A low-precision activation would be twice as large, and so would the workspaces of cuDNN's recurrent layers.
+    Autocast's copies of an activation would be missing: one FP32 tensor would replace them all, and that is there
+    already if their original is alive.
     """
     size, low = run.analysis.lifetimes.bytes, run.low_precision[run.analysis.saved_as.dtype]
     alive = run.analysis.lifetimes.alive_at(position)
@@ -347,7 +352,7 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
     for copy in np.flatnonzero(mine & copied).tolist():
         original = sources[copy] if copy in sources else _original(run, copy, low)
         if original is None or not (alive[original] or original in served):
-            saved += int(size[copy]) * (2 if low[copy] else 1)  # what it would be in FP32
+            saved += int(size[copy]) * (2 if low[copy] else 1)  # its bytes in FP32
         if original is not None:
             served.add(original)
         saved -= int(size[copy])
@@ -355,27 +360,27 @@ def estimate_saved(run: TrainingRun, position: int) -> int | None:
 
 
 def _unsure(run: TrainingRun, position: int) -> int:
-    """Bytes that workspaces alive at ``position`` would at most take more in FP32: as much again."""
+    """Upper bound of the bytes that workspaces alive at ``position`` would take more in FP32: their own size again."""
     mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
     unknown = mine & run.analysis.saved_as.workspace & ~_halved(run, mine)
     return int(run.analysis.lifetimes.bytes[unknown].sum())
 
 
 def _shares_heads(run: TrainingRun, position: int) -> bool:
-    """Whether attention with fewer heads of keys than of queries ran in a kernel that takes low precision only.
+    """Whether a low-precision-only kernel ran attention with fewer key heads than query heads.
 
-    No fused kernel does that in FP32, so there the weights of attention would be kept, too.
+    No fused kernel does that in FP32, so the attention weights would be kept there.
     """
     mine = run.analysis.classes.of(Category.ACTIVATIONS) & run.analysis.lifetimes.alive_at(position)
     fused = np.array([text in _LOW_PRECISION_ATTENTION for text in run.recording.texts])
     texts = {run.text(shape) for shape in run.analysis.tensors.shape[mine & fused[run.analysis.saved_as.op]].tolist()}
     shapes = [shape for text in texts if (shape := shape_of(text)) is not None and len(shape) == _DIMENSIONS]
-    heads = {(shape[-1], shape[1]) for shape in shapes}  # a mask may have one head, and is of another width
+    heads = {(shape[-1], shape[1]) for shape in shapes}  # a mask may have one head, and another width
     return len(heads) > len({width for width, _ in heads})
 
 
 def _halved(run: TrainingRun, mine: Mask) -> Mask:
-    """The workspaces among ``mine`` of cuDNN's recurrent layers, if these ran in low precision."""
+    """The workspaces in ``mine`` of cuDNN's recurrent layers, if these ran in low precision."""
     saved = run.analysis.saved_as
     of_cudnn = mine & np.array([_CUDNN_RECURRENT in text for text in run.recording.texts])[saved.op]
     others = of_cudnn & ~saved.workspace
@@ -384,7 +389,7 @@ def _halved(run: TrainingRun, mine: Mask) -> Mask:
 
 
 def _sources(run: TrainingRun) -> dict[int, int]:
-    """What each copy of an activation was made from, where the recording has it; the facts of a pair have one time."""
+    """The source of each copy of an activation, where recorded; the two facts of a pair have the same time."""
     facts = run.analysis.facts
     copies, originals = facts.fact == Fact.OTHER_CAST, facts.fact == Fact.CAST_SOURCE
     made_at = dict(zip(facts.time_ns[originals].tolist(), facts.allocation[originals].tolist(), strict=True))
@@ -393,10 +398,10 @@ def _sources(run: TrainingRun) -> dict[int, int]:
 
 
 def _original(run: TrainingRun, copy: int, low: Mask) -> int | None:
-    """What ``copy`` was made from, as far as sizes tell, in a snapshot or an older recording.
+    """The source of ``copy``, guessed from sizes, for a snapshot or an older recording.
 
-    It is taken to be the youngest tensor of the step, or input, of as many elements in the other precision that
-    was alive when the copy was made, or else the youngest larger input, of which it would be a part.
+    The guess is the youngest live tensor of the step, or input, with as many elements in the other precision; else the
+    youngest larger input, of which the copy would be a part.
     """
     lifetimes, dtype = run.analysis.lifetimes, run.analysis.saved_as.dtype[:copy]
     expected = int(lifetimes.bytes[copy]) * 2 if low[copy] else int(lifetimes.bytes[copy]) // 2
@@ -459,24 +464,24 @@ def _change(run: TrainingRun, copies: int, saved: int) -> str:
 
 
 def _backward_could_be_higher(run: TrainingRun, saved: int) -> bool:
-    """Whether forward or backward would need more than the update if the activations took ``saved`` bytes more."""
+    """Whether forward or backward would peak above the update if the activations took ``saved`` bytes more."""
     total, phase = run.analysis.timeline.total, run.recording.events.phase
     elsewhere = total[1:][np.isin(phase, (Phase.FORWARD, Phase.BACKWARD))]
     return int(elsewhere.max(initial=0)) + saved > int(total[run.peak])
 
 
 def _at_the_peak(run: TrainingRun) -> str:
-    """The end of forward says nothing of a peak in backward, where copies die and gradients may be halves."""
+    """Words on a peak in backward, where copies die and gradients may be halved; the end of forward says little."""
     if run.peak_in_backward:
         return "the peak is in backward, and may be lower with AMP even so: ampmem compare measures that"
     return "or keep FP32 if memory is the reason for AMP"
 
 
 def _from(run: TrainingRun, copies: int, saved: int) -> str:
-    """From where on it pays: a batch size where one is known, or else how large the activations have to be."""
+    """From where on autocast pays, in words: a batch size if known, else the size of the activations."""
     first = first_saving(_batch_size(run), copies, saved)
     if run.peak_in_update or run.peak_in_evaluation:
-        return ""  # no batch size is the one from which on the peak falls
+        return ""  # no batch size is where the peak begins to fall
     if first is not None and copies:
         return f"; by that it saves from batch size {first} on"
     if saved <= 0 or saved > copies:
@@ -487,7 +492,7 @@ def _from(run: TrainingRun, copies: int, saved: int) -> str:
 
 
 def _batch_size(run: TrainingRun) -> int:
-    """The batch size of the last step with a forward; 0 where no DataLoader made the batch: it is not known then."""
+    """The batch size of the last step with a forward; 0 if no DataLoader made the batch, as it is unknown then."""
     steps = [step for step, position in zip(run.steps, run.after_forward, strict=True) if position is not None]
     return (steps[-1].batch_size or 0) if steps[-1].batch_loaded else 0
 

@@ -1,4 +1,4 @@
-"""Findings about how the script trains: what it keeps longer than it has to, and what its updates take."""
+"""Findings about the training loop: what it keeps longer than needed, and what its updates allocate."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from ampmem.names import FUNCTIONAL, shape_text
 from ampmem.units import format_bytes
 
 _AT_ONCE = {"Adam": 2, "AdamW": 2}
-"""Copies of the parameter at hand that an update with ``foreach=False`` has at once: the root of the second moment, and
-the same divided by the bias correction. One of the parameter before is there, too: its denominator is a local variable
-until the next one takes its place. Source: ``_single_tensor_adam`` of torch/optim/adam.py.
-"""
+"""Tensors of the parameter's size that an update with ``foreach=False`` has at once: the root of the second moment, and
+the same divided by the bias correction. The denominator of the parameter before is alive too, as a local variable until
+the next takes its place. Source: ``_single_tensor_adam`` of torch/optim/adam.py."""
 
 
 def foreach_temporaries(run: TrainingRun) -> Finding | None:
-    """The run's peak is in a foreach update and has temporaries of it.
+    """The run's peak is in a foreach update and contains the update's temporaries.
 
-    What goes is the difference to the most that is alive outside of all updates. Without temporaries
-    (``fused``) an update needs no more than what it leaves behind; with ``foreach=False`` it takes one parameter at a
-    time.
+    The saving is the difference to the peak outside of all updates. Without temporaries (``fused``) an update needs no
+    more than what it leaves behind; with ``foreach=False`` it handles one parameter at a time.
     """
     timeline = run.analysis.timeline
     temporaries = timeline.temporaries_by_phase(run.peak)["optimizer"]
@@ -50,7 +48,7 @@ def foreach_temporaries(run: TrainingRun) -> Finding | None:
     choices: list[tuple[str, int]] = [("fused=True", peak - outside)] if optimizer.takes_fused else []
     if one_by_one is not None:
         choices.append(("foreach=False", peak - max(outside, peak - temporaries + one_by_one)))
-    if len(run.recording.optimizers) > 1:  # the update of another one may be the peak then
+    if len(run.recording.optimizers) > 1:  # another optimizer's update may be the peak then
         most = run.off_peak(_temporaries_of(run, optimizer)) or 0
         choices = [(option, min(size, most)) for option, size in choices]
     best, saved = max(choices, key=lambda choice: choice[1], default=("foreach=False", 0))
@@ -74,7 +72,7 @@ def foreach_temporaries(run: TrainingRun) -> Finding | None:
 def _at_failure(
     run: TrainingRun, optimizer: OptimizerRecord, temporaries: int, one_by_one: int | None
 ) -> Finding | None:
-    """What of the update's ``temporaries`` would not have been there when the request failed."""
+    """The finding for the temporaries that would not have been alive when the request failed."""
     choices = [("fused=True", temporaries)] if optimizer.takes_fused else []
     if one_by_one is not None:
         choices.append(("foreach=False", temporaries - one_by_one))
@@ -95,7 +93,7 @@ def _at_failure(
 
 
 def _temporaries_of(run: TrainingRun, optimizer: OptimizerRecord) -> Column:
-    """For each allocation its bytes, where it is a temporary of an update of this class of optimizers."""
+    """For each allocation its bytes, if it is a temporary of an update by this class of optimizer."""
     lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
     of_class = np.array([text == f"{optimizer.class_name}.step" for text in run.recording.texts])
     mine = classes.of(Category.TEMPORARIES) & (lifetimes.phase == Phase.OPTIMIZER) & of_class[lifetimes.op]
@@ -109,9 +107,9 @@ def _effect(saved: int) -> str:
 
 
 def _updating(run: TrainingRun) -> tuple[int, OptimizerRecord] | None:
-    """The optimizer whose update is at the peak, with its number; ``None`` where that is none with foreach.
+    """The optimizer, with its number, whose foreach update makes the peak; ``None`` if no foreach update does.
 
-    The op of the temporaries names its class. Where no op does, as in a snapshot, all optimizers must have foreach.
+    The op of the temporaries names the class. Without such an op, as in a snapshot, all optimizers must use foreach.
     """
     records = run.recording.optimizers
     alive = run.analysis.lifetimes.alive_at(run.peak)
@@ -127,7 +125,7 @@ def _updating(run: TrainingRun) -> tuple[int, OptimizerRecord] | None:
 
 
 def _one_by_one(run: TrainingRun, number: int, optimizer: OptimizerRecord) -> int | None:
-    """Bytes of temporaries that the update with ``foreach=False`` has at most; ``None`` where that is not known."""
+    """The most bytes of temporaries that the update has with ``foreach=False``; ``None`` if unknown."""
     copies = _AT_ONCE.get(optimizer.class_name)
     if copies is None or (optimizer.bases or ("",))[-1] != "Optimizer":
         return None
@@ -139,7 +137,7 @@ def _one_by_one(run: TrainingRun, number: int, optimizer: OptimizerRecord) -> in
 
 
 def _inside_updates(run: TrainingRun) -> Mask:
-    """For each position whether it is between two events of an update: its end, when it is clean again, is not."""
+    """For each position whether it is inside an update; its end, when the temporaries are gone, is not inside."""
     updating = run.recording.events.phase == Phase.OPTIMIZER
     inside = np.zeros(len(updating) + 1, dtype=np.bool_)
     inside[1:-1] = updating[:-1] & updating[1:]
@@ -151,24 +149,23 @@ _AUTOMATIC = (
     "/lightning/pytorch/loops/optimization/automatic.py",
     "/pytorch_lightning/loops/optimization/automatic.py",
 )
-"""Where Lightning calls the optimizer by itself, so that the script has no line after it."""
+"""The hook for the change under Lightning, which calls the optimizer itself, so the script has no line after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Gradients:
-    """One entry per gradient; ``touched`` has (allocation, time) of every backward that wrote into one."""
+    """The gradients, one entry each; ``touched`` has (allocation, time) of every backward that wrote into one."""
 
     allocation: Column
     touched: tuple[Column, Column]
 
 
 def gradients_through_forward(run: TrainingRun) -> Finding | None:
-    """Gradients alive in forward that no backward has written into since the last update: nobody needs them.
+    """Gradients are alive in forward that no backward has written into since the last update, so nothing needs them.
 
-    Two ways lead there. ``zero_grad`` comes after forward: then they are freed with nothing written into
-    them. Or they are zeroed in place: then the next backward writes into the same memory. The latter looks
-    like accumulation over several backwards, where the memory is needed, so it is a finding only when every step
-    has one backward.
+    There are two causes. If ``zero_grad`` comes after forward, they are freed without being written again. If they are
+    zeroed in place, the next backward writes into the same memory. The latter looks like accumulation over several
+    backwards, which needs the memory, so it is a finding only if every step has one backward.
     """
     gradients = _gradients(run)
     late, kept = gradients.allocation[:0], gradients.allocation[:0]
@@ -217,10 +214,10 @@ def _kept(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
 
 
 def _whose(run: TrainingRun, mine: Column) -> str:
-    """Whose ``zero_grad`` drops them all: an optimizer leaves out what it does not update."""
+    """The owner of the ``zero_grad`` that drops all gradients: an optimizer's leaves out what it does not update."""
     facts, texts, parameters = run.analysis.facts, run.recording.texts, run.recording.parameters
     if all(each.optimizer is None for each in parameters):
-        return "optimizer"  # the recording does not say who updates what
+        return "optimizer"  # the recording does not say which optimizer updates what
     rows = (facts.fact == Fact.GRADIENT) & np.isin(facts.allocation, mine)
     names = {texts[name] for name in np.unique(facts.name[rows])}
     of_none = {each.name for each in parameters if each.optimizer is None and each.shares is None}
@@ -237,11 +234,11 @@ def _after_the_update(run: TrainingRun, mine: Column) -> str:
 
 
 def _spans(run: TrainingRun, gradients: _Gradients) -> tuple[Column, Column, Column]:
-    """The first and the last position of every span in which a gradient is idle, and its bytes.
+    """The first and last position of every span in which a gradient is idle, and its bytes.
 
-    One is idle from the end of the first update after a backward wrote into it, until the next backward has written or
-    it is freed; with several optimizers from the end of the step's last update, which is where all are dropped.
-    Where the next backward would make it anew, it makes it of what it adds to it otherwise.
+    A gradient is idle from the end of the first update after a backward wrote into it until the next backward has
+    written or it is freed. With several optimizers it is idle from the end of the step's last update, where all
+    gradients are dropped.
     """
     lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
     mine = np.isin(gradients.touched[0], gradients.allocation)
@@ -255,19 +252,19 @@ def _spans(run: TrainingRun, gradients: _Gradients) -> tuple[Column, Column, Col
     starts, ends = _updates(run)
     update = _dropped_after(run, starts)[np.searchsorted(starts, since, side="right")]
     first = timeline.time_ns.searchsorted(np.append(ends, FOREVER)[update], side="left") + 1
-    # What was there before the recording and goes before an update reads it was used before.
+    # A gradient that was alive before the recording and dies before an update reads it was used earlier.
     there = run.recording.events.action[lifetimes.born[allocation]] == Action.BASELINE
     there[1:] &= allocation[1:] != allocation[:-1]
     used = there & (first > last) & (~again | _one_backward_per_step(run))
     first[used] = lifetimes.born[allocation[used]] + 1
     some = first <= last
     if len(run.recording.optimizers) > 1 and not _one_backward_per_step(run):
-        some &= ~again  # a backward for another optimizer wrote there before the end of the step
+        some &= ~again  # a backward for another optimizer wrote into it before the step ended
     return first[some], last[some], lifetimes.bytes[allocation[some]]
 
 
 def _dropped_after(run: TrainingRun, starts: Column) -> Column:
-    """For each update the one after which the change drops its gradients; one number more stands for no update."""
+    """For each update the update after which the change drops its gradients; the number past the last means never."""
     updates = np.arange(len(starts))
     if len(run.recording.optimizers) > 1:
         ends = np.array([step.end_ns for step in run.recording.steps])
@@ -277,7 +274,7 @@ def _dropped_after(run: TrainingRun, starts: Column) -> Column:
 
 
 def _updates(run: TrainingRun) -> tuple[Column, Column]:
-    """When each update started and ended. Where a step calls a closure first, only what comes after that is one."""
+    """The start and end of each update in ns. If a step calls a closure first, the update starts after it."""
     phases = run.recording.phases
     follows = np.append(phases.phase[1:], Phase.BETWEEN)
     update = (phases.phase == Phase.OPTIMIZER) & (follows != Phase.FORWARD) & (follows != Phase.BACKWARD)
@@ -285,14 +282,14 @@ def _updates(run: TrainingRun) -> tuple[Column, Column]:
 
 
 def _gradients(run: TrainingRun) -> _Gradients:
-    """The gradients, without memory that several share and that stays, as buckets do: other users are not known."""
+    """The gradients except shared memory that stays alive, such as buckets, whose other users are unknown."""
     facts = run.analysis.facts
     rows = np.flatnonzero(facts.fact == Fact.GRADIENT)
-    named = rows[facts.name[rows] != 0]  # the first facts come before a parameter's name is known
+    named = rows[facts.name[rows] != 0]  # the first facts may come before the parameter's name is known
     pairs = np.unique(np.stack([facts.allocation[named], facts.name[named]]), axis=1)
     owners = np.bincount(pairs[0], minlength=len(run.analysis.lifetimes))
     phases = run.recording.phases
-    # What comes before the first phase is in none.
+    # Facts before the first phase belong to no phase.
     phase = np.append(phases.phase, -1)[np.searchsorted(phases.time_ns, facts.time_ns[rows], side="right") - 1]
     written = rows[phase == Phase.BACKWARD]
     freed = run.analysis.lifetimes.died != ALIVE
@@ -301,7 +298,7 @@ def _gradients(run: TrainingRun) -> _Gradients:
 
 
 def _forwards_after_an_update(run: TrainingRun) -> list[int]:
-    """When each forward of the last step began that an update of the recording came before."""
+    """The starts, in the last step, of every forward that an update of the recording precedes."""
     updates, _ = _updates(run)
     return [start for start in run.last_starts(Phase.FORWARD) if len(updates) and start > updates[0]]
 
@@ -342,7 +339,7 @@ _SOMETHING = "variables of the script"
 _OR_SCHEDULE = ", or the schedule of its pipeline"
 _CHANGE_OF_PIPELINE = "what the script holds (outputs, losses): del it after the update; what the schedule holds stays"
 _NAMED = 3
-"""So many variables are named."""
+"""The most variables that are named."""
 _LIBRARIES = "/site-packages/"
 
 
@@ -352,17 +349,18 @@ _SHRUNK = (
 
 
 def outputs_kept(run: TrainingRun) -> Finding | None:
-    """Results of forward that are alive at the last step's peak though no backward needs them.
+    """Results of forward are alive at the last step's peak although no backward needs them.
 
-    Those of the step before, as ``logits`` and ``loss`` are until they are assigned again; those of the step itself
-    when the peak comes after its last backward; and when it comes in backward, those that autograd did not save and
-    that outlive the backward. Told from :meth:`TrainingRun.notable` on, and of what an op was seen to return; not where
-    the sums are wrong, since then what seems alive may be dead, nor where torch.func kept what is not known.
+    These are results of the step before, such as ``logits`` and ``loss`` until they are assigned again; results of the
+    step itself if the peak is after its last backward; and if it is in backward, results that autograd did not save and
+    that outlive the backward. Only results of notable size (:meth:`TrainingRun.notable`) that an op was seen to return
+    count. There is no finding if the sums are wrong, since allocations that seem alive may be dead, nor if torch.func
+    kept unknown tensors.
     """
     if not run.peaks or run.analysis.conservation.breach is not None or FUNCTIONAL in run.recording.notes:
         return None
     if run.at_failure and run.analysis.failed_request is not None and not run.analysis.failed_request.ended_the_run:
-        return None  # the last step, which is looked at, is a later one
+        return None  # the last step, which this finding is about, came later
     position = run.peak if run.at_failure else run.peaks[-1]
     kept = _left_over(run, position) & run.analysis.lifetimes.alive_at(position)
     size = run.bytes_of(kept)
@@ -392,7 +390,7 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variable:
-    """A variable of the script that holds ``bytes``, and where it got its value; line 0 where that is not known."""
+    """A variable of the script that holds ``bytes``, and where it was assigned; line 0 if unknown."""
 
     name: str
     file: str
@@ -400,12 +398,12 @@ class _Variable:
     function: str
     bytes: int
     place: str
-    """All of that, as the recording has it."""
+    """The assignment as the recording has it: file, line and function."""
     number: bool
-    """Whether it is a single number, such as a loss, that has the memory of a larger tensor."""
+    """Whether the variable is a single number, such as a loss, that holds the memory of a larger tensor."""
 
     def in_words(self, file: str) -> str:
-        """What it is and where it got its value; ``file`` is what to call its file."""
+        """The variable and its assignment in words; ``file`` is the name to use for its file."""
         where = f"{file}:{self.line}" if self.line else file
         if self.function.startswith("<"):
             return f"the variable `{self.name}` of {where}"
@@ -413,7 +411,7 @@ class _Variable:
 
     @property
     def dropped(self) -> str:
-        """What the script deletes to let go of it; empty for an item of a list, and in the code of a library."""
+        """The variable to delete in the script; empty for an item of a list, and in a library's code."""
         if "[" in self.name or _LIBRARIES in self.file.replace("\\", "/"):
             return ""
         root, _, _ = self.name.partition(".")
@@ -423,11 +421,11 @@ class _Variable:
 def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Variable], list[tuple[str, str, int]]]:
     """The variables that hold the allocations in ``kept`` at ``position``, the largest first.
 
-    And each with every allocation that it holds: its name, its place, the allocation. Of each allocation those count
-    that were seen when the script was last looked at before.
+    The second result has (name, place, allocation) for every allocation that a variable holds. For each allocation the
+    latest look at the script before ``position`` counts.
     """
     facts = run.analysis.facts
-    until = run.analysis.timeline.time_ns[position - 1]  # something is alive there, so it is not the first
+    until = run.analysis.timeline.time_ns[position - 1]  # something is alive there, so the position is not 0
     mine = (facts.fact == Fact.VARIABLE) & (facts.time_ns <= until) & kept[facts.allocation]
     last = np.zeros(len(kept), dtype=np.int64)
     np.maximum.at(last, facts.allocation[mine], facts.time_ns[mine])
@@ -448,7 +446,7 @@ def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Varia
 
 
 def _held_by(run: TrainingRun, held: Sequence[tuple[str, str, int]], shown: Sequence[_Variable]) -> Mask:
-    """The allocations that no other variable holds than those that are ``shown``."""
+    """The allocations that only the variables in ``shown`` hold."""
     names = {(each.name, each.place) for each in shown}
     mine = np.zeros(len(run.analysis.lifetimes), dtype=np.bool_)
     mine[[allocation for _, _, allocation in held]] = True
@@ -489,21 +487,21 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _off_peak(run: TrainingRun, position: int, stays: Mask) -> int | None:
-    """Without what is left over at each event of the last step that it is left over at, but for what ``stays``."""
+    """The bytes off the peak without the results left over at each event of the last step, except ``stays``."""
     lifetimes, marks = run.analysis.lifetimes, run.marks[-1]
     since = np.zeros(len(lifetimes), dtype=np.int64)
-    if marks.after_forward is not None:  # until then the script uses its own results
+    if marks.after_forward is not None:  # until the end of forward the script uses its own results
         since[lifetimes.step == run.steps[-1].index] = run.analysis.timeline.position(marks.after_forward) + 1
     return run.off_peak(lifetimes.bytes * (_left_over(run, position) & ~stays), since, place=len(run.steps) - 1)
 
 
 def _left_over(run: TrainingRun, position: int) -> Mask:
-    """What forward made and backward is done with when the last step has reached ``position``."""
+    """The results of forward that backward no longer needs when the last step has reached ``position``."""
     lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
     made = (lifetimes.phase == Phase.FORWARD) & (lifetimes.step >= 0) & (run.with_fact(Fact.OUTPUT) > 0)
     made &= classes.of(Category.ACTIVATIONS) | classes.of(Category.TEMPORARIES)
     step = run.steps[-1]
-    # What never dies is a leak, which is a finding of its own; the newest may just not have died yet.
+    # An allocation that never dies is a leak, which is another finding; the newest may just be alive still.
     earlier = (lifetimes.step == step.index - 1) & (lifetimes.died != ALIVE) & ~_used_again(run)
     own = lifetimes.step == step.index
     if not _after_backward(run, run.marks[-1], position):
@@ -513,21 +511,22 @@ def _left_over(run: TrainingRun, position: int) -> Mask:
 
 
 def _unused_in_backward(run: TrainingRun, position: int) -> Mask:
-    """What autograd did not save, and what is still there when the last step's backward has ended.
+    """The results that autograd did not save and that are alive when the last step's backward has ended.
 
-    None of it before that backward starts: until then the script may be about to use what it has.
+    Before that backward starts the script may still use them, so none count.
     """
     marks, lifetimes = run.marks[-1], run.analysis.lifetimes
     if marks.after_forward is None or marks.after_backward is None:
         return np.zeros(len(lifetimes), dtype=np.bool_)
     unused: Mask = ~run.ever_kept_by_autograd
     unused &= lifetimes.alive_at(run.analysis.timeline.position(marks.after_backward))
-    unused &= lifetimes.bytes >= NOTABLE_BYTES  # a loss that backward was called on is no variable of the script's
+    # excludes the loss that backward was called on: no variable of the script need hold it
+    unused &= lifetimes.bytes >= NOTABLE_BYTES
     return unused & (position > run.analysis.timeline.position(marks.after_forward))
 
 
 def _used_again(run: TrainingRun) -> Mask:
-    """What autograd saved anew in the last step, such as a state that is carried from step to step."""
+    """The results that autograd saved again in the last step, such as a state carried from step to step."""
     again: Mask = run.with_fact(Fact.SAVED, after_ns=run.steps[-1].start_ns) > 0
     return again
 
@@ -540,9 +539,9 @@ def _after_backward(run: TrainingRun, marks: Instants, position: int) -> bool:
 
 
 def state_not_there_yet(run: TrainingRun) -> Finding | None:
-    """The loss scaler left out every update, and there is no state: what it will take is still to come.
+    """The loss scaler skipped every update, so the optimizer state is still to come.
 
-    An optimizer that was never called is not known, and then neither is what it will keep.
+    An optimizer that was never called is unknown, and so is its state.
     """
     steps = run.steps
     if not steps or not all(step.skipped_update for step in steps):
@@ -566,7 +565,7 @@ def state_not_there_yet(run: TrainingRun) -> Finding | None:
 
 
 def _modelled(run: TrainingRun) -> int:
-    """Bytes of state that the static model has of the parameters that are trained."""
+    """The bytes of optimizer state that the static model has for the trained parameters."""
     verdict = run.analysis.verdict
     parts = () if verdict is None or verdict.step not in [step.index for step in run.steps] else verdict.components
     per_element = [part.model_bytes_per_param for part in parts if part.component == str(Category.OPTIMIZER_STATE)]

@@ -1,1 +1,1 @@
-"""What the ranks of one job come to together."""
+"""The ranks of one job, merged."""

@@ -1,4 +1,4 @@
-"""Which recordings are the ranks of one job, and how they are read: several at a time, in processes of their own."""
+"""Which recordings are the ranks of one job, and how they are read: several at a time, in child processes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ampmem.recording import claimed_for, rank_file, rank_of, read
 from ampmem.vocabulary import Arm
 
 _OWN = frozenset({"--local-rank", "--local_rank", "--rank", "--node-rank", "--node_rank"})
-"""Options that launchers hand to each process, another value to each."""
+"""Launchers' options whose values differ between processes."""
 _WITH_VALUE = re.compile(r"(--[\w-]+)=.*", re.DOTALL)
 
 
 def script_of(run: RunRecord) -> str:
-    """The script with those of its arguments that are the same for all ranks; of one process, with all."""
+    """The script with the arguments that all ranks share; a single process's with all arguments."""
     if run.world_size == 1:
         return " ".join((run.script, *run.arguments))
     kept, skip = [run.script], False
@@ -41,16 +41,16 @@ def script_of(run: RunRecord) -> str:
     return " ".join(kept)
 
 
-# One rank's recording, read and summed up: what the merged view is made of.
+# The recording of one rank, summed up, from which the merged view is made.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRun:
-    """A recording in a file, which is that of ``rank`` of ``world_size``, and what it comes to.
+    """The recording of ``rank`` of ``world_size``, in a file, summed up.
 
-    ``entry`` is ``None`` where there is nothing to sum up; ``problem`` then says why. ``run`` and ``arm`` are ``None``
-    where the file cannot be read at all, and its name alone says which rank it is of. ``notes`` are all of the
-    recorder's remarks. ``ended`` is as :attr:`~ampmem.events.Recording.ended`.
+    ``entry`` is ``None`` if there is nothing to sum up; ``problem`` says why. ``run`` and ``arm`` are ``None`` if the
+    file cannot be read; then only its name tells the rank. ``notes`` are all notes of the recorder. ``ended`` is as
+    :attr:`~ampmem.events.Recording.ended`.
     """
 
     path: Path
@@ -65,12 +65,12 @@ class RankRun:
 
     @property
     def summary(self) -> Summary | None:
-        """What it comes to; ``None`` where there is nothing to sum up."""
+        """The summary; ``None`` if there is nothing to sum up."""
         return None if self.entry is None else self.entry.summary
 
     @property
     def column(self) -> Entry:
-        """The recording as a column of a comparison. Raises :attr:`problem` where there is nothing to sum up."""
+        """The recording as a column of a comparison. Raises :attr:`problem` if there is nothing to sum up."""
         if self.entry is None:
             assert self.problem is not None
             raise self.problem
@@ -94,7 +94,7 @@ def rank_run(path: Path) -> RankRun:
 
 
 def rank_run_of(recording: Recording, path: Path) -> RankRun:
-    """``recording``, which is in ``path``, summed up; the path is empty where it is in no file."""
+    """``recording``, in the file ``path``, summed up; the path is empty if it is not in a file."""
     read = RankRun(
         path=path,
         rank=recording.run.rank,
@@ -111,27 +111,26 @@ def rank_run_of(recording: Recording, path: Path) -> RankRun:
     return replace(read, entry=replace(entry, script=script_of(recording.run)))
 
 
-# Which recordings are the ranks of one job, or of one in each precision.
+# Which recordings are the ranks of one job, or of one job in each precision.
 
 _ORDER = tuple(map(str, Arm))
 _BELOW = re.compile(r"^(\.{1,2}/)+")
-"""With which a path begins that is not from the root."""
+"""The beginning of a relative path."""
 
 
 def are_ranks(runs: Sequence[RankRun]) -> bool:
-    """Whether ``runs`` are to be merged: there are two ranks or more among those of jobs with several.
+    """Whether ``runs`` are to be merged: they have at least two different ranks of jobs with several ranks.
 
-    Recordings of the same rank alone, such as rank 0 in each precision, are laid side by side instead.
+    Recordings of one rank only, such as rank 0 in each precision, are compared side by side instead.
     """
     return len({run.rank for run in runs if run.world_size > 1}) > 1
 
 
 def jobs_of(runs: Sequence[RankRun]) -> tuple[tuple[RankRun, ...], ...]:
-    """``runs`` by their precision: each is one job, and FP32 comes first, however a shell has ordered the files.
+    """``runs`` by precision, each of which is one job; FP32 comes first, whatever the order of the files.
 
-    Raises :class:`UsageError` where they are not ranks of one job in one precision or several: the scripts, the numbers
-    of ranks or the versions of torch differ, or a rank is there twice. Raises the problem of one that cannot be read
-    where none of a job can.
+    Raises :class:`UsageError` if they are not ranks of one job: the scripts, the numbers of ranks or the versions of
+    torch differ, or a rank is there twice. If no recording of a job can be read, raises the problem of one of them.
     """
     for what, of in _ALIKE:
         _require_one(what, of, [run for run in runs if run.run is not None])
@@ -158,7 +157,7 @@ _ALIKE: tuple[tuple[str, Callable[[RankRun], str]], ...] = (
     ("versions of torch", lambda run: "" if run.run is None else run.run.torch),
     ("kinds of devices", lambda run: "" if run.run is None else f"{run.run.device_type} ({run.run.source})"),
 )
-"""What ranks of one job have in common."""
+"""The properties that the ranks of one job share."""
 
 
 def _require_one(what: str, of: Callable[[RankRun], str], runs: Sequence[RankRun]) -> None:
@@ -172,13 +171,13 @@ def _require_one(what: str, of: Callable[[RankRun], str], runs: Sequence[RankRun
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether both say the same, or the one is the other's path from further up, as Lightning starts ranks."""
+    """Whether both are equal, or one is the end of the other's path, as Lightning starts ranks with absolute paths."""
     short, long = sorted((_BELOW.sub("", one), _BELOW.sub("", other)), key=len)
     return long == short or long.endswith(f"/{short}")
 
 
 def _home(run: RankRun, jobs: Sequence[list[RankRun]]) -> list[RankRun]:
-    """The job of one that cannot be read, as its name says."""
+    """The job of a recording that cannot be read, found by its file's name."""
     if len(jobs) == 1:
         return jobs[0]
     name = rank_of(run.path)
@@ -190,7 +189,7 @@ def _home(run: RankRun, jobs: Sequence[list[RankRun]]) -> list[RankRun]:
 
 
 def _require_ranks(job: Sequence[RankRun]) -> None:
-    """Raise where a rank is there twice, or no rank has something to show."""
+    """Raise if a rank is there twice, or if no rank has something to show."""
     seen: dict[int, Path] = {}
     for run in job:
         if run.rank in seen:
@@ -205,16 +204,16 @@ def _require_ranks(job: Sequence[RankRun]) -> None:
     raise job[0].problem
 
 
-# Reads the recordings of many ranks, several at a time in processes of their own.
+# Reads the recordings of many ranks, several at a time, in child processes.
 
 _ENOUGH_BYTES = 4 << 20
-"""Files that are smaller together are read sooner than a process has started."""
+"""Files smaller than this together are read sooner than a process starts."""
 _MOST_PROCESSES = 8
-"""Each takes the memory that the largest of its recordings does."""
+"""The most processes, each of which needs the memory that its largest recording takes."""
 _ROOT = str(Path(__file__).absolute().parents[3])
 
-# Not ``-m``, which would put the current directory first on the path, nor multiprocessing, which would run the main
-# module of whoever asks once more.
+# Not ``-m``, which would put the current directory first on the path, nor multiprocessing, which would import the
+# caller's main module again.
 _START = """
 import sys
 sys.path[: not sys.flags.safe_path] = [sys.argv.pop(1)]
@@ -226,9 +225,9 @@ serve()
 def read_runs(paths: Sequence[Path], *, processes: int | None = None) -> list[RankRun]:
     """The recordings at ``paths``, in their order, summed up.
 
-    ``processes`` is how many read, this one included: as many as there are processors by default, and this one alone
-    where there is little to read. Raises what :func:`~ampmem.analysis.ranks.jobs.rank_run` raises, for the first file
-    of which there is something to raise.
+    ``processes`` is the number of processes that read, this one included: by default one per processor, or this one
+    alone if there is little to read. Raises what :func:`~ampmem.analysis.ranks.jobs.rank_run` raises, for the first
+    file with an error.
     """
     if not paths:
         return []
@@ -251,7 +250,7 @@ def read_runs(paths: Sequence[Path], *, processes: int | None = None) -> list[Ra
 def _processes(paths: Sequence[Path]) -> int:
     size = 0
     for path in paths:
-        with suppress(OSError):  # whoever reads it says so
+        with suppress(OSError):  # reading it will report the error
             size += path.stat().st_size
     if size < _ENOUGH_BYTES or not sys.executable:
         return 1
@@ -259,7 +258,7 @@ def _processes(paths: Sequence[Path]) -> int:
 
 
 def _all_of(paths: Sequence[Path]) -> list[RankRun | AmpmemError]:
-    """Each recording, or the error that its reading raised."""
+    """Each recording, or the error that reading it raised."""
     found: list[RankRun | AmpmemError] = []
     for path in paths:
         try:
@@ -276,7 +275,7 @@ def _or_raise(found: RankRun | AmpmemError) -> RankRun:
 
 
 def ranks_beside(runs: Sequence[RankRun]) -> dict[int, Path]:
-    """The files of other ranks of the same job that lie beside those of ``runs``, by what they are called."""
+    """The files of other ranks of the same jobs in the same folders as ``runs``, by rank and the usual names."""
     given, found = {run.rank for run in runs}, {}
     names = {named.job: named.world_size for run in runs if (named := rank_of(run.path)) is not None}
     for job, world_size in names.items():
@@ -292,30 +291,30 @@ def serve() -> None:
     paths = [Path(os.fsdecode(bytes.fromhex(name))) for name in json.load(sys.stdin)]
     try:
         pickle.dump(_all_of(paths), sys.stdout.buffer)
-    except (KeyboardInterrupt, BrokenPipeError):  # whoever asked is told, too, or is gone
+    except (KeyboardInterrupt, BrokenPipeError):  # the parent got the signal too, or has ended
         sys.exit(1)
 
 
 def _child(paths: Sequence[Path]) -> subprocess.Popen[bytes] | None:
-    """A process that reads ``paths``; ``None`` where there can be no more processes."""
+    """A process that reads ``paths``; ``None`` if no process can be started."""
     command = [sys.executable, "-c", _START, _ROOT]
     try:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     except OSError:
         return None
     assert child.stdin is not None
-    with suppress(BrokenPipeError), child.stdin:  # a child that is dead answers nothing, which is seen there
+    with suppress(BrokenPipeError), child.stdin:  # a dead child gives no answer, which the reader notices
         child.stdin.write(json.dumps([os.fsencode(path).hex() for path in paths]).encode())
     return child
 
 
 def _answer(child: subprocess.Popen[bytes], count: int) -> list[RankRun | AmpmemError] | None:
-    """What ``child`` has read; ``None`` where it did not get to its end."""
+    """The results of ``child``; ``None`` if it did not finish."""
     assert child.stdout is not None
     said = child.stdout.read()
     if child.wait() != 0:
         return None
-    results: list[RankRun | AmpmemError] = pickle.loads(said)  # of a process of our own
+    results: list[RankRun | AmpmemError] = pickle.loads(said)  # trusted: written by our own child
     return results if len(results) == count else None
 
 

@@ -1,4 +1,4 @@
-"""The ranks of one job merged: the step that is compared, the worst rank, the groups; and so for each precision."""
+"""The ranks of one job merged, for each precision: the compared step, the worst rank, the groups."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from ampmem.events import MeshAxis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedStep:
-    """The step that is compared, of each rank; ``None`` where the rank did not end it.
+    """The compared step of each rank; ``None`` for a rank that did not end it.
 
-    ``index`` is the step's, ``None`` where the ranks have none in common; then it is the last that each ended.
-    ``later`` says that some rank ended one after it.
+    ``index`` is the step's; ``None`` if the ranks have no step in common, and then each rank's last step is compared.
+    ``later`` says that some rank ended a later step.
     """
 
     index: int | None
@@ -51,10 +51,9 @@ class ComparedStep:
 
 
 def compared_step(summaries: Sequence[Summary | None], index: int | None = None) -> ComparedStep:
-    """The step in which any rank needed the most, or that of ``index``; the last such, as of a recording alone.
+    """The step in which any rank needed the most (of equal ones the last), or the step ``index``.
 
-    Of the steps that more than half of the ranks ended that ended any: in what a few did alone there is nothing to
-    compare.
+    Only steps count that were ended by more than half of the ranks that ended any: a few ranks give no comparison.
     """
     ended = _ended(summaries)
     chosen = _largest([steps for steps in ended if steps]) if index is None else index
@@ -69,10 +68,10 @@ def compared_step(summaries: Sequence[Summary | None], index: int | None = None)
 
 
 def step_of_precisions(summaries: Sequence[Summary | None]) -> int | None:
-    """The step in which several precisions are compared, as of recordings side by side: the last that is alike.
+    """The step in which several precisions are compared, as for recordings side by side.
 
-    That is the last whose update was done in more than half of the ranks that ended any, of those with a full batch
-    where a DataLoader made it. ``None`` where there is none.
+    It is the last step with an update in more than half of the ranks that ended any, and with a full batch if a
+    DataLoader made it. ``None`` without such a step.
     """
     ended = [steps for steps in _ended(summaries) if steps]
     done = [number for number, those in _by_step(ended).items() if not any(step.skipped_update for step in those)]
@@ -80,7 +79,7 @@ def step_of_precisions(summaries: Sequence[Summary | None]) -> int | None:
 
 
 def _ended(summaries: Sequence[Summary | None]) -> list[dict[int, Step]]:
-    """The steps that each has ended, by their index."""
+    """The steps that each rank ended, by index."""
     return [{} if item is None else {step.index: step for step in item.steps if step.finished} for item in summaries]
 
 
@@ -96,11 +95,11 @@ def _largest(ended: Sequence[Mapping[int, Step]]) -> int | None:
     return max(most, key=lambda number: (most[number], number)) if most else None
 
 
-# Which rank needs the most, and in what the difference to the others lies.
+# The rank that needs the most, and what makes the difference to the others.
 
 
 def worst_of(ranks: Sequence[tuple[Rank, RankPeak]]) -> Worst | None:
-    """The worst of those that are compared; ``None`` where there is none."""
+    """The worst of the compared ranks; ``None`` if no rank is compared."""
     if not ranks:
         return None
     ascending = sorted(ranks, key=lambda each: (each[1].said, each[0].rank))
@@ -145,16 +144,16 @@ def _circumstances(rank: Rank, peak: RankPeak) -> dict[Circumstance, str | None]
     }
 
 
-# The ranks by their place: stages of a pipeline, axes of the device mesh.
+# The ranks by place: stages of a pipeline, axes of the device mesh.
 
 _PIPELINE = frozenset({"pp", "pipe", "pipeline", "stage"})
-"""What scripts call the axis of a mesh whose coordinate is the stage."""
+"""The names that scripts give to the mesh axis of the pipeline stages."""
 
 
 def stage_of(mesh: Sequence[MeshAxis], stages: Sequence[int] = ()) -> int | None:
-    """The stage of a pipeline that this place is; ``None`` where it has no stage that is seen, and no axis says so.
+    """The pipeline stage of a rank; ``None`` if it has no known stage and no mesh axis names one.
 
-    Of several ``stages``, as interleaved schedules have them, none is the one: then it is the place on the axis.
+    With several ``stages``, as in interleaved schedules, the place on the axis counts.
     """
     if len(stages) == 1:
         return stages[0]
@@ -162,7 +161,7 @@ def stage_of(mesh: Sequence[MeshAxis], stages: Sequence[int] = ()) -> int | None
 
 
 def rank_groups(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[RankGroup, ...]:
-    """The groups of those that are compared."""
+    """The groups of the compared ranks."""
     return (*_by_stage(ranks), *_by_axis(ranks))
 
 
@@ -200,10 +199,10 @@ def _group(kind: GroupKind, axis: str | None, coordinate: int, those: Sequence[t
 
 
 def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, step: int | None = None) -> Ranks:
-    """What ``runs``, which belong to one job and differ in rank, come to.
+    """The merged view of ``runs``, which belong to one job and differ in rank.
 
-    ``beside`` are files of the job's other ranks that were not asked for. ``step`` is the one to compare; found by
-    itself when it is left out. At least one of ``runs`` has a summary.
+    ``beside`` are files of the job's other ranks that were not given. ``step`` is the step to compare, by default that
+    of :func:`compared_step`. At least one of ``runs`` has a summary.
     """
     runs = sorted(runs, key=lambda run: run.rank)
     read = [(run, run.entry, run.entry.summary) for run in runs if run.entry is not None and run.entry.summary]
@@ -263,7 +262,7 @@ def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Ra
 
 
 def _missing(runs: Sequence[RankRun], ranks: Sequence[Rank], beside: Mapping[int, Path]) -> Iterator[MissingRank]:
-    """The ranks of the job that are not compared."""
+    """The ranks of the job that are not compared, and why."""
     given, read = {run.rank: run for run in runs}, {rank.rank: rank for rank in ranks}
     for number in range(min(max(run.world_size for run in runs), MOST_NAMED)):
         rank = read.get(number)
@@ -286,10 +285,10 @@ def _absent(
 
 
 def _launches(runs: Sequence[RankRun]) -> tuple[tuple[int, ...], ...]:
-    """The ranks by launch, in the order of the first of each; empty unless they cannot be one job's.
+    """The ranks by launch, in order of first appearance; empty if they can be of one job.
 
-    Of one job each machine has a launch of its own, whose ranks count on from where those of another end: two that
-    begin with the same rank are two jobs.
+    In one job each machine has a launch of its own, and their ranks continue each other: two launches that begin with
+    the same rank are two jobs.
     """
     found: dict[str, list[int]] = {}
     begins: dict[str, set[int]] = {}
@@ -319,14 +318,15 @@ def _remarks(read: Sequence[tuple[RankRun, Entry, Summary]], at: ComparedStep) -
     return tuple(found)
 
 
-# The ranks of a job in each precision: what is compared is the worst rank of each.
+# The ranks of a job in each precision: the worst ranks are compared.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jobs:
     """One job in each precision that was recorded, in the order given.
 
-    ``comparison`` has a column for the worst rank of each, or for the one that ran out of memory; ``None`` of one job.
+    ``comparison`` has a column for the worst rank of each, or the rank that ran out of memory; ``None`` for a single
+    job.
     """
 
     jobs: tuple[Ranks, ...]
@@ -334,7 +334,7 @@ class Jobs:
 
 
 def merge_all(runs: Sequence[RankRun]) -> Jobs:
-    """``runs``, by precision. Raises :class:`~ampmem.errors.UsageError` where they are not ranks of one job."""
+    """``runs`` merged, by precision. Raises :class:`~ampmem.errors.UsageError` if they are not ranks of one job."""
     jobs = jobs_of(runs)
     if len(jobs) == 1:
         return Jobs(jobs=(merge(jobs[0], beside=ranks_beside(jobs[0])),), comparison=None)
@@ -346,7 +346,7 @@ def merge_all(runs: Sequence[RankRun]) -> Jobs:
 
 
 def _worst(job: Sequence[RankRun], ranks: Ranks) -> Entry:
-    """What ran out of memory, or has the largest peak of the step that is compared, or else of all steps."""
+    """The rank that ran out of memory, else with the largest peak in the compared step, else in all steps."""
     short = [rank for rank in ranks.ranks if rank.out_of_memory is not None]
     number = max(ranks.ranks, key=lambda rank: rank.largest.said).rank
     if short:

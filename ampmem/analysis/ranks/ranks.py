@@ -1,6 +1,6 @@
 """The merged view of the ranks of one job, as typed values and as JSON (``ampmem.ranks/1``).
 
-The dataclasses have the names and the order of the JSON. ``None`` is what could not be measured.
+The dataclasses have the names and the order of the JSON. ``None`` means not measured.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from ampmem.vocabulary import SourceKind
 SCHEMA = "ampmem.ranks/1"
 
 MOST_NAMED = 4096
-"""Of a job of more ranks, those that are missing are not looked for one by one."""
+"""In jobs with more ranks, missing ranks are not looked for one by one."""
 
 
 class Absence(StrEnum):
-    """Why a rank is not among those that are compared."""
+    """Why a rank is not compared."""
 
     NO_FILE = "no_file"
-    """No file of it was given, and none was found beside those that were."""
+    """No file of the rank was given, and none was found next to the given files."""
     LIES_BESIDE = "lies_beside"
-    """Its file lies beside the others, but was not given."""
+    """The rank's file is next to the others, but was not given."""
     NOTHING_RECORDED = "nothing_recorded"
-    """Its file has no step, no backward or no model, or cannot be read; ``detail`` says which."""
+    """The rank's file has no step, no backward or no model, or cannot be read; ``detail`` says which."""
     ENDED_EARLY = "ended_early"
-    """It did not end the step that is compared; ``detail`` says why, where the recording knows."""
+    """The rank did not end the compared step; ``detail`` says why, if the recording knows."""
 
 
 class GroupKind(StrEnum):
-    """What the ranks of a group have in common."""
+    """The property that the ranks of a group share."""
 
     MESH = "mesh"
     """The same place on one axis of the device mesh."""
@@ -49,7 +49,7 @@ class GroupKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What all ranks share. ``script`` is with its arguments."""
+    """The properties that all ranks share. ``script`` is with its arguments."""
 
     script: str
     world_size: Positive
@@ -62,10 +62,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPeak:
-    """When a rank needed the most in the step that is compared; ``op`` and ``module`` are null where not seen."""
+    """The peak of a rank in the compared step; ``op`` and ``module`` are null if not seen."""
 
     bytes: int
-    """What was requested then: the sum of ``categories``."""
+    """Bytes requested at the peak: the sum of ``categories``."""
     phase: PhaseName
     op: str | None
     module: str | None
@@ -73,33 +73,33 @@ class RankPeak:
     temporaries_by_phase: ByPhase
     communication_by_part: ByPart
     allocated: int | None = None
-    """The peak as the allocator counts it, with the rounding of blocks; null where there is no such allocator."""
+    """The peak of allocated bytes, with the rounding of blocks; null if there is no such allocator."""
 
     @property
     def said(self) -> int:
-        """The number that is called the peak: ``allocated`` where that is known, else ``bytes``."""
+        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
         return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestPeak:
-    """The largest of all steps of a rank, the one in which memory ran out included."""
+    """The largest peak of all steps of a rank, including a step in which memory ran out."""
 
     step: int
     bytes: int
-    """What was requested then."""
+    """Bytes requested at that peak."""
     allocated: int | None = None
-    """With the rounding of blocks; null where there is no such allocator."""
+    """Bytes allocated, with the rounding of blocks; null if there is no such allocator."""
 
     @property
     def said(self) -> int:
-        """The number that is called the peak: ``allocated`` where that is known, else ``bytes``."""
+        """The number that is called the peak: ``allocated`` where known, else ``bytes``."""
         return self.bytes if self.allocated is None else self.allocated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankParameters:
-    """What a rank has of the parameters, and what the whole ones come to; null where nothing is sharded."""
+    """The parameters on a rank, and the whole parameters of all ranks; null if nothing is sharded."""
 
     count: int
     bytes: int
@@ -115,28 +115,28 @@ class Rank(Shown):
     local_rank: int | None
     mesh: tuple[MeshAxis, ...]
     stage: int | None
-    """Of a pipeline; null where neither a stage nor the mesh says it."""
+    """The pipeline stage; null if neither a stage nor the mesh says it."""
     file: str
     peak: RankPeak | None
-    """In the step that is compared; null where the rank did not end that."""
+    """The peak in the compared step; null if the rank did not end that step."""
     reserved: int | None
-    """The most that the allocator had taken from the device during that step."""
+    """The peak of reserved bytes in that step."""
     largest: LargestPeak
     whole: WholePeak
     """The peak of the rank's whole run, as its own file has it."""
     parameters: RankParameters
     optimizer: tuple[Optimizer, ...]
     batch_size: int | None
-    """The first dimension of what the model was given in that step."""
+    """The first dimension of the model's input in that step."""
     backwards: int | None
-    """How many backwards that step had."""
+    """The number of backwards in that step."""
     finished_steps: int
     last_step: int | None
-    """The last that it ended."""
+    """The last step that the rank ended."""
     residual_bytes: int | None
-    """How far the sums are from the allocator's own."""
+    """The largest difference between the sums and the allocator's own totals, in bytes."""
     out_of_memory: int | None
-    """How much was in use when memory ran out, where that ended the rank's run; null where it did not."""
+    """Bytes in use when memory ran out, if that ended the rank's run; else null."""
     failure: str | None
     """Why the script failed, in one line."""
     notes: tuple[str, ...]
@@ -147,7 +147,7 @@ class Rank(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingRank:
-    """A rank that is not compared, and why. ``step`` is the last that it ended."""
+    """A rank that is not compared, and why. ``step`` is the last step that it ended."""
 
     rank: int
     why: Absence
@@ -158,9 +158,9 @@ class MissingRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """One size over the ranks that are compared, in bytes.
+    """The spread of one size over the compared ranks, in bytes.
 
-    ``median`` is that of a rank: of an even number, the smaller of the two in the middle. ``spread`` is max less min.
+    ``median`` is the size of some rank: of an even number, the smaller of the middle two. ``spread`` is max less min.
     ``worst`` is the first rank with the most.
     """
 
@@ -173,21 +173,21 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategorySpread(Spread):
-    """One category at each rank's own peak."""
+    """The spread of one category, at each rank's own peak."""
 
     category: Category
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What of a difference between two ranks is in one category."""
+    """The part of a difference between two ranks that is in one category."""
 
     category: Category
     bytes: Signed
 
 
 class Circumstance(StrEnum):
-    """Something that differs between two ranks and is no size: it may be why their memory differs."""
+    """A property other than a size that may explain why the memory of two ranks differs."""
 
     PHASE = "phase"
     STAGE = "stage"
@@ -199,7 +199,7 @@ class Circumstance(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contrast:
-    """A circumstance in which the worst rank and another differ, and what it is of each; null where not known."""
+    """A circumstance in which the worst rank and another differ, with the values of both; null if unknown."""
 
     what: Circumstance
     worst: str | None
@@ -208,10 +208,10 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """What the worst rank has more than another.
+    """How many bytes more the worst rank has than another.
 
     ``parts`` are the categories that differ, those that add most first: they add up to ``bytes``, but for the rounding
-    of blocks. They say in what the difference lies; ``contrasts`` are facts beside it.
+    of blocks. They are the difference by category; ``contrasts`` are circumstances that differ.
     """
 
     rank: int
@@ -222,15 +222,15 @@ class Excess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worst:
-    """The rank with the largest peak of the step that is compared; ``ranks`` are all that have as much."""
+    """The rank with the largest peak in the compared step; ``ranks`` are all ranks with that peak."""
 
     rank: int
     bytes: int
     ranks: tuple[int, ...]
     over_median: Excess
-    """Beside the rank in the middle by its peak."""
+    """The excess over the rank with the median peak."""
     over_least: Excess
-    """Beside the rank with the smallest peak."""
+    """The excess over the rank with the smallest peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ class RankGroup:
     ranks: tuple[int, ...]
     peak: Spread
     worst_categories: Breakdown
-    """Of the group's worst rank, at its peak."""
+    """The categories of the group's worst rank, at its peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,51 +256,51 @@ class Alike:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Ranks(Shown):
-    """What the ranks of one job come to.
+    """The merged view of the ranks of one job.
 
-    Of each rank its own peak is compared, of the same step: the peaks of two ranks need not be the same instant.
+    The ranks' own peaks in the same step are compared: the peaks of two ranks need not be at the same instant.
     """
 
     schema: Annotated[str, OneOf((SCHEMA,))]
     job: Job
     step: int | None
-    """The step that is compared: of those that more than half of the ranks ended, the one in which any rank needed the
-    most; beside other precisions the last of them whose update was done in all. Null where there is none, and then each
-    rank's last step is compared."""
+    """The compared step: of the steps that more than half of the ranks ended, the one in which any rank needed the
+    most; with other precisions, the last of them with an update in all. Null without such a step, and then each rank's
+    last step is compared."""
     later_steps: bool
-    """Whether some rank ended a step after that one."""
+    """Whether some rank ended a later step."""
     ranks: Annotated[tuple[Rank, ...], AtLeast(1)]
-    """By rank."""
+    """The ranks that were read, by rank."""
     missing: tuple[MissingRank, ...]
-    """By rank; of a job of more than 4,096 ranks only those below."""
+    """The missing ranks, by rank; in a job of more than 4,096 ranks only those below that number."""
     peak: Spread | None
-    """Of all categories together; null, as all that follows is empty, where no rank can be compared."""
+    """The spread of the peak; null if no rank can be compared, and then everything below is empty."""
     categories: tuple[CategorySpread, ...]
-    """Those of which any rank has something at its peak, in stacking order."""
+    """The categories that any rank has at its peak, in stacking order."""
     reserved: Spread | None
-    """Of what the allocators had taken from their devices; null where that is not known of all."""
+    """The spread of reserved memory; null unless it is known for all ranks."""
     worst: Worst | None
     imbalance: float | None
-    """How much more the worst rank has than the median: 0.09 is 9 %."""
+    """The worst rank's peak over the median, less 1: 0.09 is 9 %."""
     groups: tuple[RankGroup, ...]
-    """By stage, then by mesh axis; empty where nothing says so."""
+    """The groups by stage, then by mesh axis; empty if there are neither."""
     alike: tuple[Alike, ...]
-    """Each rank that is compared once, in the order of the first of each."""
+    """Classes of equal ranks: each compared rank once, in order of first appearance."""
     unsound: tuple[int, ...]
-    """Ranks whose sums are not the allocator's own: of them nothing is proven."""
+    """Ranks whose sums differ from the allocator's: their numbers cannot be trusted."""
     launches: tuple[tuple[int, ...], ...]
-    """The ranks of each launch of the script, where they cannot be of one job; empty otherwise."""
+    """The ranks of each launch of the script, if they cannot be one job's; else empty."""
     not_ended: tuple[int, ...]
-    """Ranks whose recordings were not ended: they were killed, or their machines went away."""
+    """Ranks whose recordings were not ended: they were killed, or their machines were lost."""
     remarks: tuple[str, ...]
-    """Why the ranks may not be comparable, in words."""
+    """Why the ranks may not be comparable, in words; empty if they are."""
 
     def to_json(self) -> str:
         """The merged view as JSON text, as :func:`ranks_schema` describes it."""
         return text_of(self)
 
     def rank(self, number: int) -> Rank:
-        """The rank of that number. Raises ``KeyError`` when its recording was not read."""
+        """The rank ``number``. Raises ``KeyError`` if its recording was not read."""
         for rank in self.ranks:
             if rank.rank == number:
                 return rank
@@ -308,7 +308,7 @@ class Ranks(Shown):
 
     @property
     def compared(self) -> tuple[Rank, ...]:
-        """The ranks that have the step that is compared."""
+        """The ranks that ended the compared step."""
         return tuple(rank for rank in self.ranks if rank.peak is not None)
 
     def _in_short(self) -> str:
@@ -332,12 +332,12 @@ def ranks_schema() -> dict[str, Json]:
     )
 
 
-# How a size differs between ranks.
+# The spread of a size over ranks.
 
 _T = TypeVar("_T")
 
 SAME = 1024
-"""Ranks whose peaks differ by no more bytes than that are the same."""
+"""Ranks whose peaks differ by at most this many bytes count as equal."""
 
 
 def middle(ascending: Sequence[_T]) -> _T:
@@ -346,7 +346,7 @@ def middle(ascending: Sequence[_T]) -> _T:
 
 
 def spread_of(sizes: Mapping[int, int]) -> Spread:
-    """The spread of the size of each rank; there is at least one rank."""
+    """The spread of the sizes by rank; there must be at least one rank."""
     least, most = min(sizes.values()), max(sizes.values())
     return Spread(
         min=least,
@@ -358,7 +358,7 @@ def spread_of(sizes: Mapping[int, int]) -> Spread:
 
 
 def category_spreads(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[CategorySpread, ...]:
-    """The spread of every category of which any rank has something at its peak."""
+    """The spread of every category that any rank has at its peak."""
     found = []
     for category in CATEGORIES if ranks else ():
         one = spread_of({rank.rank: peak.categories[category] for rank, peak in ranks})
@@ -372,7 +372,7 @@ def category_spreads(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[CategorySp
 
 
 def alike(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[Alike, ...]:
-    """The ranks in classes: in one, any two have their peak in the same phase and differ by :data:`SAME` at most."""
+    """Classes of equal ranks: within a class all peaks are in one phase and differ by at most :data:`SAME`."""
     classes: list[list[tuple[Rank, RankPeak]]] = []
     for each in ranks:
         home = next((those for those in classes if _same([*those, each])), None)
@@ -388,7 +388,7 @@ def _same(those: Sequence[tuple[Rank, RankPeak]]) -> bool:
 
 
 def _within(those: Sequence[tuple[Rank, RankPeak]]) -> int:
-    """By how much any two of them differ at most, in total or in a category."""
+    """The largest difference between any two of them, in total or in a category."""
     sizes = [[peak.said for _, peak in those]]
     sizes += [[peak.categories[category] for _, peak in those] for category in CATEGORIES]
     return max(max(each) - min(each) for each in sizes)

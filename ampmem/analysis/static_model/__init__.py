@@ -1,1 +1,1 @@
-"""The bytes per parameter that a recipe says, against a run, and what explains the difference."""
+"""The static model: bytes per parameter by a recipe, compared with a run, and what explains the difference."""

@@ -1,4 +1,4 @@
-"""What was seen of the parameters at one instant: the evidence for the verdict on the static model."""
+"""What was seen of the parameters at one instant: the evidence for the static model's verdict."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ampmem.names import FUNCTIONAL, StateName, casts_compiled, casts_open
 from ampmem.vocabulary import SourceKind
 
 ITEMSIZES = (1, 2, 4, 8)
-"""Bytes that an element can have."""
+"""The possible bytes per element."""
 
 _LINKS = {
     Category.PARAMETERS: Fact.PARAMETER,
     Category.GRADIENTS: Fact.GRADIENT,
     Category.MASTER_COPIES: Fact.MASTER_COPY,
 }
-"""Which facts name what of a parameter's is in a category."""
+"""For each category the facts that name a parameter's tensor in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedMemory:
     """A live allocation with the names that facts give it, in the order in which they were seen.
 
-    Each name comes with the dtype of the tensor that it was given for, empty where no hook knew it. ``further`` are
-    those names of which this is one more part: of a tensor that wraps several, or of a sparse one.
+    Each name comes with the dtype of its tensor, empty if no hook knew it. ``further`` are the names of which this is a
+    second or later part: of a tensor that wraps several, or of a sparse one.
     """
 
     bytes: int
@@ -50,9 +50,9 @@ class StateMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """A live cast copy; ``cached`` and ``saved`` say who holds it or did, ``view`` that it is of a view.
+    """A live cast copy: ``cached`` and ``saved`` say who holds or held it, ``view`` that it is a copy of a view.
 
-    ``earlier`` says that a step before made it.
+    ``earlier`` says that an earlier step made it.
     """
 
     bytes: int
@@ -64,10 +64,10 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
-    """What became of the copies of one parameter that a step has made by some instant.
+    """The copies of one parameter that a step has made by some instant.
 
-    ``saved`` says that autograd saved one of them, ``again`` that the step's backward makes another, as where
-    forward is run again.
+    ``saved`` says that autograd saved one of them, ``again`` that the step's backward makes another, as recomputation
+    does.
     """
 
     saved: bool
@@ -76,9 +76,9 @@ class Cast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fates:
-    """Names of what had memory before an instant, ``gone`` when it is no more, and of what has some only ``later``.
+    """Names that lost their memory before an instant (``gone``), and names that get memory only after it (``later``).
 
-    Both are seen, from allocations that the facts are about: a name that is in neither was not seen to be without.
+    Both are known from facts about allocations: nothing is known about a name that is in neither.
     """
 
     gone: frozenset[str]
@@ -87,18 +87,17 @@ class Fates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything at one instant of one step.
+    """The state of the parameters at one instant of one step.
 
     ``copied`` are parameters of modules that did not run. ``cast`` are the parameters that the step has cast by then;
-    ``casts_seen`` says whether the recording has any cast of a parameter, and all of them; ``named`` whether which cast
-    is whose was seen, as it is not in a snapshot. ``fates`` and ``states_fate`` say of
-    parameters' tensors, and of optimizer states, what became of them. ``had_gradient`` are the names of the parameters
-    of which a gradient was seen before, ``sparse`` of those with a sparse one, ``have_gradients`` of all that ever have
-    one. ``updated`` says whether an optimizer update was done by then, ``skipped`` whether a loss scaler left one out.
-    ``compiled`` says that compiled code may have made casts that were not seen, ``functional`` that torch.func took
-    gradients. ``rounding`` is what the allocator set aside for the static categories beyond what was requested.
-    ``untrained`` are the names of the parameters of models that nothing trains, which are not among ``parameters``.
-    ``kept`` has, by parameter, the name of the optimizer's state that has memory of it.
+    ``casts_seen`` says whether the recording has casts of parameters, and all of them; ``named`` whether it is known
+    whose each cast is, which a snapshot does not tell. ``fates`` and ``states_fate`` say what became of the parameters'
+    tensors and of optimizer states. ``had_gradient`` names the parameters with a gradient before the instant,
+    ``sparse`` those with a sparse one, ``have_gradients`` those that ever have one. ``updated`` says whether an
+    optimizer update was done by then, ``skipped`` whether a loss scaler skipped one. ``compiled`` says that compiled
+    code may have made unseen casts, ``functional`` that torch.func computed gradients. ``rounding`` is the allocator's
+    rounding of the static categories in bytes. ``untrained`` names the parameters of models that nothing trains, which
+    are not in ``parameters``. ``kept`` has, by parameter, the name of the optimizer state that has its memory.
     """
 
     parameters: tuple[ParameterRecord, ...]
@@ -127,19 +126,19 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credits:
-    """Bytes of each parameter's tensors, oldest first, and what their memory holds beyond all of them."""
+    """The bytes of each parameter's tensors, oldest first, and the bytes of their memory beyond the tensors."""
 
     of: Mapping[str, Sequence[int]]
     beyond: int
 
 
 def itemsize(record: ParameterRecord) -> int:
-    """Bytes per element; of a parameter without elements those of its type, or 4."""
+    """Bytes per element; for a parameter without elements those of its type, or 4."""
     return record.bytes // record.elements if record.elements else dtype_bytes(record.dtype) or 4
 
 
 def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, index: int) -> Evidence:
-    """What is there at ``instant_ns``, in the step at ``index``; ``ledger`` has the cast copies."""
+    """The evidence at ``instant_ns``, in the step at ``index``; ``ledger`` has the cast copies."""
     recording, lifetimes = history.recording, history.lifetimes
     position = history.timeline.position(instant_ns)
     alive = lifetimes.alive_at(position)
@@ -180,7 +179,7 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
 
 
 def _of_integers(recording: Recording) -> Mask:
-    """Which facts are about integers; of a gradient, those are the indices of a sparse one."""
+    """Which facts are about integer tensors; for a gradient, these are the indices of a sparse one."""
     integers = [number for number, text in enumerate(recording.texts) if text in ("int32", "int64")]
     return np.isin(recording.facts.dtype, integers)
 
@@ -188,11 +187,10 @@ def _of_integers(recording: Recording) -> Mask:
 def credit(
     memories: Sequence[NamedMemory], parameters: Sequence[ParameterRecord], sparse: Collection[str] = ()
 ) -> Credits:
-    """Share ``memories`` out among the parameters that they are linked to.
+    """Divide ``memories`` among the parameters that their names belong to.
 
-    Each gets the bytes of its tensor there, all of the memory where what it has of those is ``sparse``; what is left
-    of a memory is beyond. A memory that is linked to no known parameter is nobody's, nor is what its parameters lack
-    in one that is too small for them.
+    Each parameter gets the bytes of its tensor, or the whole memory if its tensor is ``sparse``; the rest of the memory
+    is beyond. Memory of no known parameter is not credited, nor are bytes that do not fit into a memory.
     """
     records = {record.name: record for record in parameters}
     of: dict[str, list[int]] = {}
@@ -216,12 +214,12 @@ def credit(
 
 
 def fits(size: int, owner: ParameterRecord) -> bool:
-    """Whether a tensor of that many bytes can have the elements of ``owner``."""
+    """Whether a tensor of ``size`` bytes can have the elements of ``owner``."""
     return any(size == itemsize * owner.elements for itemsize in ITEMSIZES)
 
 
 def _share(memory: NamedMemory, owner: ParameterRecord, dtype: str, *, alone: bool) -> int:
-    """Bytes of ``owner``'s tensor in ``memory``."""
+    """The bytes of ``owner``'s tensor in ``memory``."""
     if (size := dtype_bytes(dtype)) is not None:
         return size * owner.elements
     return memory.bytes if alone and fits(memory.bytes, owner) else owner.bytes
@@ -232,9 +230,9 @@ def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemo
     names: dict[int, dict[str, str]] = {int(allocation): {} for allocation in np.flatnonzero(mine)}
     further: dict[int, set[str]] = {allocation: set() for allocation in names}
     rows = np.flatnonzero((facts.fact == fact) & mine[facts.allocation])
-    # The same is seen again in every step: once is enough.
+    # Every step repeats the same facts: one of each is enough.
     _, first = np.unique(facts.allocation[rows] * len(texts) + facts.name[rows], return_index=True)
-    # The parts of one tensor are noted one right after the other, for the same instant.
+    # The facts about the parts of one tensor follow each other and have the same time.
     again = (facts.fact[1:] == fact) & (facts.fact[:-1] == fact) & (facts.name[1:] == facts.name[:-1])
     again &= facts.time_ns[1:] == facts.time_ns[:-1]
     for row in np.sort(rows[first]).tolist():
@@ -249,13 +247,13 @@ def _memories(history: MemoryHistory, mine: Mask, fact: Fact) -> tuple[NamedMemo
 
 
 def _copied(history: MemoryHistory, alive: Mask) -> tuple[NamedMemory, ...]:
-    """What of the parameters' memory belongs to modules that did not run."""
+    """The parameters' memory that belongs to modules that did not run."""
     memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.PARAMETER_COPY)
     return tuple(memory for memory in memories if memory.names)
 
 
 def _kept(history: MemoryHistory, alive: Mask) -> dict[str, str]:
-    """By parameter, under which name an optimizer's state has memory that is or becomes the parameter's."""
+    """By parameter, the name of the optimizer state whose memory is, or becomes, the parameter's."""
     memories = _memories(history, alive & history.classes.of(Category.PARAMETERS), Fact.OPTIMIZER_STATE)
     states = (StateName.read(text) for memory in memories for text in memory.names)
     return {state.parameter: state.state for state in states}
@@ -308,6 +306,6 @@ def _fates(history: MemoryHistory, fact: Fact, position: int) -> Fates:
 
 
 def _named(history: MemoryHistory, rows: Mask) -> frozenset[str]:
-    """The names in those ``rows`` of the recording's facts, of tensors without memory of their own too."""
+    """The names in these ``rows`` of the recording's facts, including tensors without memory of their own."""
     recording = history.recording
     return frozenset(recording.texts[name] for name in np.unique(recording.facts.name[rows]))

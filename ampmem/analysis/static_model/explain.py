@@ -1,8 +1,8 @@
-"""Why a component differs from what the static model says: terms of a kind, each computed from evidence.
+"""Why a component differs from the static model: terms of several kinds, each computed from evidence.
 
-Every function takes the evidence and the bytes per element that the model has, and goes through the parameters. A
-parameter counts in the model with the elements that no parameter before it has: with none where it lies in another's
-memory (tied weights). What is not there is explained only where facts say what became of it.
+Every function takes the evidence and the model's bytes per element, and goes through the parameters. A parameter counts
+with the elements that no earlier parameter has: with none if it is in another's memory (tied weights). Missing memory
+is explained only if facts say what became of it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from ampmem.events import ParameterRecord
 from ampmem.names import INPUT, StateName
 
 NAMED = 3
-"""So many of a term's tensors are named, the largest."""
+"""The number of a term's tensors that are named, the largest first."""
 
 
 class TermKind(StrEnum):
-    """Why there are more bytes than the model has, or fewer; the values are the words, of a type or a name where
-    there is one in question. Each says what was seen, and no more.
+    """Why there are more or fewer bytes than the model has; the values are the words, which say only what was seen.
+
+    Some values have a type or a name in them.
     """
 
     FROZEN = "frozen parameters"
@@ -97,7 +98,7 @@ class TermKind(StrEnum):
     NEVER_A_GRADIENT = "no optimizer state: they have had no gradient"
 
     def words(self, about: str) -> str:
-        """The words for one type, or one name, in question."""
+        """The words with the type or name ``about`` in them."""
         return self.value.format(about=about)
 
 
@@ -105,8 +106,8 @@ class TermKind(StrEnum):
 class Term:
     """One reason for a difference between what the model has and what was measured.
 
-    ``tensors`` is how many have it, and ``names`` are the parameters that the largest of them belong to, at most
-    :data:`NAMED`; empty where they belong to none.
+    ``tensors`` counts the tensors concerned, and ``names`` are the parameters of the largest, at most :data:`NAMED`;
+    empty if they belong to no parameter.
     """
 
     kind: TermKind = field(metadata=NOT_IN_JSON)
@@ -118,7 +119,7 @@ class Term:
 
 @dataclass(slots=True, kw_only=True)
 class _Sum:
-    """What is known of one reason so far; ``sizes`` by name of parameter."""
+    """The tensors and bytes of one reason so far; ``sizes`` by name of parameter."""
 
     bytes: int = 0
     tensors: int = 0
@@ -136,18 +137,17 @@ class _Sum:
 
 
 class TermSums:
-    """Bytes, tensors and names by reason, in order of first mention."""
+    """Bytes, tensors and names by reason, in order of first appearance."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[TermKind, str], _Sum] = {}
         self.complete = True
-        """Whether nothing was added without a kind."""
+        """Whether every byte was added with a kind."""
 
     def add(self, kind: TermKind | None, size: float, name: str = "", *, tensors: int = 1, about: str = "") -> None:
-        """``size`` bytes, of so many ``tensors``, more than the model has; nothing when that is 0.
+        """Add ``size`` bytes, in ``tensors`` tensors, that are more than the model has; 0 adds nothing.
 
-        ``name`` is the parameter that they belong to. Without a ``kind`` there is no evidence of why: those bytes stay
-        unexplained.
+        ``name`` is their parameter. Without a ``kind`` there is no evidence for a reason: the bytes stay unexplained.
         """
         if size and kind is None:
             self.complete = False
@@ -156,7 +156,7 @@ class TermSums:
             self._sums.setdefault((kind, kind.words(about)), _Sum()).add(round(size), tensors, sizes)
 
     def listed(self) -> tuple[Term, ...]:
-        """The terms, largest first; what came to 0 is left out."""
+        """The terms, largest first, without those that add up to 0."""
         terms = [
             Term(kind=kind, why=why, bytes=found.bytes, tensors=found.tensors, names=found.largest())
             for (kind, why), found in self._sums.items()
@@ -176,20 +176,20 @@ class TermSums:
         return together
 
 
-# Why a component differs from what the static model tells: terms of a kind, each computed from evidence.
+# Why a component differs from the static model: terms of several kinds, each computed from evidence.
 #
-# Every function takes the evidence and the bytes per element that the model has, and goes through the parameters. A
-# parameter counts in the model with the elements that no parameter before it has: with none where it lies in
-# another's memory (tied weights). What is not there is explained only where facts say what became of it.
+# Every function takes the evidence and the model's bytes per element, and goes through the parameters. A parameter
+# counts with the elements that no earlier parameter has: with none if it is in another's memory (tied weights). Missing
+# memory is explained only if facts say what became of it.
 
 _LARGEST_ITEMSIZE = 4
-"""Bytes per element of one gradient; where a model has more, it has two."""
+"""Bytes per element of one gradient; where the model has more, there are two gradients."""
 
 
 def parameter_terms(evidence: Evidence, per_element: float) -> TermSums:
-    """Types other than the model's; memory around parameters that are views of a larger buffer."""
+    """Terms for types other than the model's, and for memory around parameters that are views of a larger buffer."""
     terms = TermSums()
-    # Of what several have, the first one has the bytes.
+    # Shared bytes count for the first parameter that has them.
     owners = [
         replace(record, elements=own_elements(record), bytes=own_bytes(record))
         for record in evidence.parameters
@@ -214,7 +214,7 @@ def parameter_terms(evidence: Evidence, per_element: float) -> TermSums:
 
 
 def _add_beyond(terms: TermSums, beyond: int, padding: Mapping[str, int], kind: TermKind) -> None:
-    """What memory holds ``beyond`` its tensors: the ``padding`` of shards, by parameter, where there is as much."""
+    """The terms for memory ``beyond`` the tensors: the ``padding`` of shards, by parameter, if it is that large."""
     if sum(padding.values()) <= beyond:
         for name, size in padding.items():
             terms.add(TermKind.PADDING, size, name)
@@ -227,7 +227,7 @@ def _missing_parameter(fates: Fates, record: ParameterRecord) -> TermKind | None
 
 
 def gradient_terms(evidence: Evidence, per_element: float) -> TermSums:
-    """Gradients that are not there, not there yet or no more; of another type; views of a buffer."""
+    """Terms for gradients that are missing, not there yet or freed; of another type; or views of a buffer."""
     terms = TermSums()
     memories = evidence.memories[Category.GRADIENTS]
     credits = credit(memories, evidence.parameters, evidence.sparse)
@@ -271,12 +271,12 @@ def _no_gradient(evidence: Evidence, record: ParameterRecord) -> TermKind | None
         return TermKind.GRADIENTS_LATER
     if evidence.functional and name not in evidence.have_gradients:
         return TermKind.FUNCTIONAL_GRADIENTS
-    # Where no gradient of anything was seen, that theirs was not says nothing.
+    # If no gradient was seen at all, a missing one means nothing.
     return TermKind.NO_GRADIENTS if evidence.have_gradients and name not in evidence.have_gradients else None
 
 
 def master_terms(evidence: Evidence, per_element: float) -> TermSums:
-    """Parameters without a copy in another precision, and copies of another type."""
+    """Terms for parameters without a copy in another precision, and for copies of another type."""
     terms = TermSums()
     memories = evidence.memories[Category.MASTER_COPIES]
     credits = credit(memories, evidence.parameters)
@@ -305,10 +305,10 @@ def _no_master(evidence: Evidence, record: ParameterRecord) -> TermKind | None:
 
 
 def cast_terms(evidence: Evidence, per_element: float) -> TermSums:
-    """What autocast does not cast, what nobody kept, and what is there more than once."""
+    """Terms for parameters that autocast does not cast, for copies that nothing kept, and for repeated copies."""
     terms = TermSums()
     for record in evidence.parameters:
-        # A whole copy has the parameter's elements; what has others is no copy of it.
+        # A whole copy has the parameter's elements; a tensor with another number of elements is not a copy of it.
         found = evidence.copies.get(record.name, ())
         copies = [copy for copy in found if copy.view or fits(copy.bytes, record) or _of_whole(copy, record)]
         if not copies:
@@ -336,7 +336,7 @@ def _no_copy(evidence: Evidence, record: ParameterRecord) -> TermKind | None:
         return TermKind.DOUBLES_NOT_CAST
     if evidence.compiled:
         return TermKind.COMPILED
-    if not evidence.casts_seen:  # they may have been made where no hook sees any
+    if not evidence.casts_seen:  # the casts may have been made where no hook sees them
         return None
     if "Norm" in record.kind:
         return TermKind.NORMS_NOT_CAST
@@ -352,7 +352,7 @@ def _still_there(evidence: Evidence, copy: Copy) -> TermKind:
 
 
 def _of_whole(copy: Copy, record: ParameterRecord) -> bool:
-    """Whether ``copy`` may be of more than this process's shard of ``record``: as much as all ranks have, at most."""
+    """Whether ``copy`` may be of more than this process's shard of ``record``: at most of the whole parameter."""
     size = (record.global_elements or 0) * max(ITEMSIZES)
     return record.global_elements is not None and record.bytes < copy.bytes * itemsize(record) and copy.bytes <= size
 
@@ -363,7 +363,7 @@ def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float, record
     now = [copy for copy in copies if not copy.earlier]
     whole = [copy.bytes for copy in now if not copy.view]
     views = [copy.bytes for copy in now if copy.view]
-    if earlier and not now:  # what serves this step
+    if earlier and not now:  # the earlier copy serves this step too
         whole, earlier = earlier[-1:], earlier[:-1]
     terms.add(TermKind.COPIES_OF_EARLIER_STEPS, sum(earlier), name, tensors=len(earlier))
     if whole:
@@ -377,7 +377,7 @@ def _add_copies(terms: TermSums, copies: Sequence[Copy], expected: float, record
 
 
 def shared(record: ParameterRecord) -> TermKind:
-    """Why there is a tensor for those elements of ``record`` that a parameter before it has."""
+    """The reason for a tensor for those elements of ``record`` that an earlier parameter has too."""
     return TermKind.OVERLAPPING if record.shares is None else TermKind.TIED
 
 
@@ -387,10 +387,10 @@ def _fate(fates: Fates, name: str, gone: TermKind, later: TermKind) -> TermKind 
     return later if name in fates.later else None
 
 
-# Why optimizer state differs from what the static model tells, each term computed from what the hooks saw.
+# Why optimizer state differs from the static model: terms computed from what the hooks saw.
 
 SCALAR = 16
-"""A tensor of at most so many bytes that an optimizer keeps is a counter, not a state."""
+"""An optimizer's tensor of at most this many bytes is a counter, not a state."""
 
 _SPECIAL = {
     ADAFACTOR.key: TermKind.FACTORED_STATE,
@@ -401,7 +401,7 @@ ModelOf = Callable[[ParameterRecord], OptimizerModel]
 
 
 def state_terms(evidence: Evidence, model_of: ModelOf, per_element: Callable[[ParameterRecord], float]) -> TermSums:
-    """State that is not there or not there yet, of another type or shape; scalars, and what no model has."""
+    """Terms for state that is missing or not there yet, or has another type or shape; for scalars and unknown state."""
     terms = TermSums()
     states = _States(evidence, model_of)
     parameters_fate = _ParametersFate(evidence)
@@ -428,7 +428,7 @@ def state_terms(evidence: Evidence, model_of: ModelOf, per_element: Callable[[Pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Other:
-    """What an optimizer keeps beyond its model, which calls it ``about``; of no ``kind`` where nothing says why."""
+    """State beyond the optimizer's model, named ``about``; its ``kind`` is ``None`` without evidence for one."""
 
     kind: TermKind | None
     bytes: float
@@ -437,11 +437,11 @@ class _Other:
 
 
 class _States:
-    """Which states of its model each parameter has, and what else the optimizers keep."""
+    """Which states of its model each parameter has, and the other tensors that the optimizers keep."""
 
     def __init__(self, evidence: Evidence, model_of: ModelOf) -> None:
         self.keys: dict[str, set[str]] = {}
-        """By parameter."""
+        """The states that each parameter has, by parameter."""
         self.others: list[_Other] = []
         self._model_of = model_of
         self._records = {record.name: record for record in evidence.parameters}
@@ -450,7 +450,7 @@ class _States:
             self._take(memory)
 
     def kept(self, record: ParameterRecord, keys: set[str]) -> float:
-        """Bytes that the model of ``record`` keeps for it in the states ``keys``."""
+        """Bytes that the model of ``record`` has for it in the states ``keys``."""
         model, size = self._model_of(record), itemsize(record)
         if record.elements and record.name in self._masters:
             size = self._masters[record.name][0] // record.elements
@@ -462,7 +462,7 @@ class _States:
         return sum(state.elements * (state.itemsize or size) for state in states) * record.elements
 
     def _take(self, memory: StateMemory) -> None:
-        # What is kept for no parameter has no name of one; what has the name of an unknown one is nobody's.
+        # State of no parameter has no parameter's name; with the name of an unknown parameter it is not attributed.
         known = [name for name in memory.names if name.parameter in self._records or not name.parameter]
         modelled = [name for name in known if name.parameter and name.state in self._modelled(name.parameter)]
         for name in modelled:
@@ -484,7 +484,7 @@ class _States:
 
 
 class _ParametersFate:
-    """What became of state that is not there, as far as it was seen."""
+    """What became of missing state, as far as it was seen."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
@@ -492,7 +492,7 @@ class _ParametersFate:
         self._later = {StateName.read(text).parameter for text in evidence.states_fate.later}
 
     def no_state(self, record: ParameterRecord) -> TermKind | None:
-        """Why ``record`` has none of its model's states; ``None`` where nothing that was seen says why."""
+        """Why ``record`` has none of its model's states; ``None`` without evidence."""
         evidence, name = self._evidence, record.name
         if not record.trainable:
             return TermKind.FROZEN
@@ -507,7 +507,7 @@ class _ParametersFate:
         return TermKind.NEVER_A_GRADIENT if evidence.have_gradients and name not in evidence.had_gradient else None
 
     def no_key(self, record: ParameterRecord, key: str) -> TermKind | None:
-        """Why ``record`` lacks one of its states while it has others."""
+        """Why ``record`` lacks one of its states while it has others; ``None`` without evidence."""
         text = str(StateName(state=key, parameter=record.name))
         if text in self._evidence.states_fate.gone:
             return TermKind.STATES_GONE

@@ -1,7 +1,7 @@
 """Recipes of static training memory, and the published formulas: bytes per parameter of each component.
 
-A recipe is a precision (which copies there are, and in what type) with an optimizer (which tensors it keeps). Static is
-what is alive from one step to the next, so no activations and no temporaries.
+A recipe is a precision (which copies there are, in which type) with an optimizer (which tensors it keeps). Static
+memory is alive from one step to the next, so it has no activations and no temporaries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPONENTS: tuple[Category, ...] = (
     Category.MASTER_COPIES,
     Category.OPTIMIZER_STATE,
 )
-"""What static memory consists of, in the order in which it is shown."""
+"""The components of static memory, in the order of display."""
 
 ADAM8BIT_BLOCK = 256
 """Elements that share one scale. Source: ``init_state`` in bitsandbytes' ``optim/optimizer.py``."""
@@ -40,14 +40,15 @@ class StateTensor:
     name: str
     """PyTorch's key in ``optimizer.state``: ``exp_avg``, ``momentum_buffer``, …"""
     elements: float
-    """Elements per parameter element; 0.0 for what does not grow with it, or hardly: it is left out of the model."""
+    """Elements per parameter element; 0.0 for a tensor that does not grow with the parameter: the model leaves it
+    out."""
     itemsize: int | None
-    """Bytes per element; ``None``: those of the optimized tensor's own dtype."""
+    """Bytes per element; ``None`` if the tensor has the dtype of the optimized tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerModel:
-    """What an optimizer keeps between steps. Scalars such as ``step`` are left out."""
+    """The tensors that an optimizer keeps between steps, without scalars such as ``step``."""
 
     key: str
     title: str
@@ -55,13 +56,13 @@ class OptimizerModel:
     source: str
 
     def bytes_per_element(self, itemsize: int) -> float:
-        """StateTensor bytes per element of an optimized tensor whose elements have ``itemsize`` bytes."""
+        """Bytes of state per element of an optimized tensor whose elements have ``itemsize`` bytes."""
         return sum(state.elements * (itemsize if state.itemsize is None else state.itemsize) for state in self.states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Which copies of a parameter and its gradient there are, in bytes per parameter."""
+    """The copies of a parameter and its gradient, in bytes per parameter."""
 
     key: str
     title: str
@@ -72,7 +73,7 @@ class Precision:
     optimized_itemsize: int
     """Bytes per element of the tensors that the optimizer updates."""
     transient_casts: bool
-    """Whether the cast copies are gone after backward."""
+    """Whether the cast copies are freed by the end of backward."""
     source: str
 
 
@@ -85,7 +86,7 @@ class Recipe:
 
     @property
     def components(self) -> Mapping[str, float]:
-        """Bytes per parameter of each of :data:`COMPONENTS`, transient casts included."""
+        """Bytes per parameter of each of :data:`COMPONENTS`, including transient casts."""
         precision = self.precision
         return {
             Category.PARAMETERS: precision.parameters,
@@ -97,7 +98,7 @@ class Recipe:
 
     @property
     def static(self) -> float:
-        """Bytes per parameter that are alive after backward, so without transient casts."""
+        """Bytes per parameter alive after backward, so without transient casts."""
         return self.peak - (self.precision.cast_copies if self.precision.transient_casts else 0.0)
 
     @property
@@ -225,7 +226,7 @@ PRECISIONS: Mapping[str, Precision] = {
 
 
 def _torch(key: str, title: str, module: str, *names: str) -> OptimizerModel:
-    """An optimizer of PyTorch's whose states all have the shape and the dtype of the parameter."""
+    """An optimizer of PyTorch's whose states all have the parameter's shape and dtype."""
     states = tuple(StateTensor(name=name, elements=1.0, itemsize=None) for name in names)
     return OptimizerModel(key=key, title=title, states=states, source=f"PyTorch, torch/optim/{module}.py")
 
@@ -236,7 +237,7 @@ ADAFACTOR = OptimizerModel(
     states=tuple(StateTensor(name=name, elements=0.0, itemsize=None) for name in ("row_var", "col_var", "variance")),
     source="PyTorch, torch/optim/_adafactor.py; Shazeer and Stern, 2018: https://arxiv.org/abs/1804.04235",
 )
-"""Sub-linear: :func:`adafactor_state` has the exact bytes. Source: ``torch/optim/_adafactor.py``."""
+"""Sub-linear state; :func:`adafactor_state` has the exact bytes. Source: ``torch/optim/_adafactor.py``."""
 
 ADAM_8BIT = OptimizerModel(
     key="adam-8bit",
@@ -288,30 +289,30 @@ OPTIMIZERS: Mapping[str, OptimizerModel] = {
 _EIGHT_BIT = frozenset({"Adam8bit", "AdamW8bit", "PagedAdam8bit", "PagedAdamW8bit"})
 _BITSANDBYTES = frozenset({"Optimizer8bit", "Optimizer1State", "Optimizer2State"})
 _ONE_FORM = frozenset({"Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "Adafactor"})
-"""Classes whose states do not depend on the settings."""
+"""Optimizer classes whose states do not depend on the settings."""
 _FORMS = {
     "Adam": ("adam", "amsgrad"),
     "AdamW": ("adamw", "amsgrad"),
     "SGD": ("sgd", "sgd-momentum"),
     "RMSprop": ("rmsprop", "rmsprop-momentum", "rmsprop-centered", "rmsprop-centered-momentum"),
 }
-"""The models of classes whose states do."""
+"""The models of optimizer classes whose states depend on the settings."""
 
 
 def recipe(precision: str, optimizer: str) -> Recipe:
-    """The recipe of that name with that optimizer; :class:`UsageError` names the choices when there is none."""
+    """The recipe with that name and optimizer. Raises :class:`UsageError` for unknown names, listing the known ones."""
     return Recipe(
         precision=_choice(PRECISIONS, precision, "recipe"), optimizer=_choice(OPTIMIZERS, optimizer, "optimizer")
     )
 
 
 def optimizer_model(class_names: Sequence[str], settings: Mapping[str, object]) -> OptimizerModel | None:
-    """The model of an optimizer, ``None`` when it is not known.
+    """The model of an optimizer; ``None`` if it is unknown.
 
-    ``class_names`` are its class and that class's bases, nearest first; ``settings`` are the options of
-    one of its parameter groups (``momentum``, ``amsgrad``, ``centered``, …).
+    ``class_names`` are its class and that class's bases, nearest first; ``settings`` are the options of one of its
+    parameter groups (``momentum``, ``amsgrad``, ``centered``, …).
     """
-    # bitsandbytes' other classes share names with PyTorch's, and nothing in the group says how many bits they keep.
+    # bitsandbytes' other classes have the names of PyTorch's, and no option of the group says how many bits they keep.
     if _BITSANDBYTES.intersection(class_names) and not _EIGHT_BIT.intersection(class_names):
         return None
     for name in class_names:
@@ -322,7 +323,7 @@ def optimizer_model(class_names: Sequence[str], settings: Mapping[str, object]) 
 
 
 def optimizer_forms(class_names: Sequence[str]) -> tuple[OptimizerModel, ...]:
-    """All that an optimizer of those classes may keep, by the options of a parameter group; empty when not known."""
+    """All states that an optimizer of these classes may keep, depending on its options; empty if unknown."""
     for name in class_names:
         if name in _FORMS:
             return tuple(OPTIMIZERS[key] for key in _FORMS[name])
@@ -334,15 +335,15 @@ def optimizer_forms(class_names: Sequence[str]) -> tuple[OptimizerModel, ...]:
 
 
 def is_bitsandbytes(class_names: Sequence[str]) -> bool:
-    """Whether an optimizer of those classes is one of bitsandbytes: other libraries use the same names."""
+    """Whether the classes are bitsandbytes': other libraries use the same names."""
     return bool(_BITSANDBYTES.intersection(class_names))
 
 
 def adafactor_state(shape: Sequence[int], itemsize: int) -> int:
-    """Bytes that ``torch.optim.Adafactor`` keeps for a parameter of that shape, without the scalar ``step``.
+    """Bytes that ``torch.optim.Adafactor`` keeps for a parameter of ``shape``, without the scalar ``step``.
 
-    ``itemsize`` is that of the gradient's elements. One row and one column for each matrix that the last
-    two dimensions span; all elements below two dimensions. Source: ``_init_group`` in ``torch/optim/_adafactor.py``.
+    ``itemsize`` is that of the gradient's elements. One row and one column for each matrix that the last two dimensions
+    span; all elements below two dimensions. Source: ``_init_group`` in ``torch/optim/_adafactor.py``.
     """
     if len(shape) < 2:
         return math.prod(shape) * itemsize
@@ -351,11 +352,11 @@ def adafactor_state(shape: Sequence[int], itemsize: int) -> int:
 
 
 def adam8bit_state(elements: int) -> int:
-    """Bytes that bitsandbytes' blockwise 8-bit Adam keeps for a parameter of that many elements.
+    """Bytes that bitsandbytes' blockwise 8-bit Adam keeps for a parameter with ``elements`` elements.
 
-    Two ``uint8`` states and two float32 scales per block, or two float32 states below
-    :data:`ADAM8BIT_SMALLEST` elements; without the two maps of 1 KiB that all parameters share.
-    Source: ``Optimizer2State.init_state`` in bitsandbytes' ``optim/optimizer.py``.
+    Two ``uint8`` states and two float32 scales per block, or two float32 states below :data:`ADAM8BIT_SMALLEST`
+    elements; without the two maps of 1 KiB that all parameters share. Source: ``Optimizer2State.init_state`` in
+    bitsandbytes' ``optim/optimizer.py``.
     """
     if elements < ADAM8BIT_SMALLEST:
         return 2 * 4 * elements
@@ -363,7 +364,7 @@ def adam8bit_state(elements: int) -> int:
 
 
 def _key(class_name: str, settings: Mapping[str, object]) -> str | None:
-    """The key in :data:`OPTIMIZERS` for a class of that name."""
+    """The key in :data:`OPTIMIZERS` for the class ``class_name``; ``None`` if there is none."""
     if class_name in _EIGHT_BIT:
         return ADAM_8BIT.key
     match class_name:
@@ -375,7 +376,7 @@ def _key(class_name: str, settings: Mapping[str, object]) -> str | None:
             centered = "-centered" if settings.get("centered") else ""
             return f"rmsprop{centered}{'-momentum' if settings.get('momentum') else ''}"
         case "Adafactor" if settings.get("beta1") is not None:
-            # The one of transformers keeps a first moment then.
+            # transformers' Adafactor keeps a first moment then
             return None
     return class_name.lower() if class_name in _ONE_FORM else None
 
@@ -386,10 +387,10 @@ def _choice(choices: Mapping[str, _ChoiceT], name: str, kind: str) -> _ChoiceT:
     return choices[name]
 
 
-# The published formulas of static training memory as data, and which of them a measured run agrees with.
+# The published formulas of static memory as data, and which of them agree with a measured run.
 
 TOLERANCE = 0.01
-"""Share of the measured static sum by which a formula, or a part of it, may be off and still match."""
+"""A formula, or a part of it, matches if it is off by at most this share of the measured static sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,9 +405,9 @@ class Published:
     master_copies: float
     optimizer_state: float
     total: float
-    """What the authors call the total; not always the sum of the parts."""
+    """The authors' total, which is not always the sum of the parts."""
     counts: str
-    """What it counts, in one sentence."""
+    """What the formula counts, in one sentence."""
     source: str
 
     @property
@@ -576,13 +577,13 @@ PUBLISHED: Mapping[str, Published] = {formula.key: formula for formula in _FORMU
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What static memory was in a recorded step, in bytes."""
+    """The static memory measured in a recorded step, in bytes."""
 
     parameters: int
-    """Elements, trainable or not."""
+    """Elements of all parameters, trainable or not."""
     step: int
     mark: Mark
-    """The instant of ``static``: ``after_backward``, or ``after_optimizer`` when the state was only there then."""
+    """The instant of ``static``: ``after_backward``, or ``after_optimizer`` if the state was only there then."""
     static: Mapping[str, int]
     after_forward: Mapping[str, int] | None
 
@@ -594,14 +595,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormulaMatch:
-    """Whether a formula agrees with a run within :data:`TOLERANCE`: in its total, and in each of its parts."""
+    """Whether a formula agrees with a run within :data:`TOLERANCE`: in its total, and in each part."""
 
     total: bool
     split: bool
 
 
 def match_recipe(recipe: Recipe, measured: Measured) -> FormulaMatch:
-    """A recipe against a run, without the casts that are gone after backward."""
+    """The match of a recipe with a run, without casts that are freed after backward."""
     parts = dict(recipe.components)
     if recipe.precision.transient_casts:
         parts[Category.CAST_COPIES] = 0.0
@@ -609,7 +610,7 @@ def match_recipe(recipe: Recipe, measured: Measured) -> FormulaMatch:
 
 
 def match_published(formula: Published, measured: Measured) -> FormulaMatch:
-    """A published formula against a run."""
+    """The match of a published formula with a run."""
     return _match(formula.total, formula.components, measured)
 
 

@@ -1,8 +1,8 @@
-"""The static model against a run: the recipe that fits a run, and every byte by which the run differs from it.
+"""The static model against a run: the recipe that fits, and every byte by which the run differs from it.
 
-The model is a recipe times the number of parameters. What is measured are the categories at a mark. The terms between
-them are computed from what the hooks saw of each parameter (its type, its optimizer, its gradient, its copies), never
-from the difference itself, so the residual is a real check: it is 0 only when the terms account for every byte.
+The model is a recipe times the number of parameters; the measured sizes are the categories at a mark. The terms between
+them are computed from what the hooks saw of each parameter (its type, optimizer, gradient and copies), never from the
+difference itself. So the residual is a real check: it is 0 only if the terms account for every byte.
 """
 
 from __future__ import annotations
@@ -57,32 +57,32 @@ from ampmem.units import format_count
 from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Arm, Mark, SourceKind
 
 NONE = OptimizerModel(key="none", title="no optimizer of torch.optim", states=(), source="this recording")
-"""Of a run in which none was seen: what the script updates with, if it does, keeps no state that is known."""
+"""The model if no optimizer was seen: whatever updates the parameters has no known state."""
 
 _AS_SEEN = "as-seen"
-"""The key of a model that is made of what was seen of an optimizer, of which its name says nothing."""
+"""The key of a model made from an optimizer's state as it was seen, as its class is unknown."""
 
 _Sizes = dict[str, set["int | None"]]
-"""By state, bytes per element; ``None`` for those of what is optimized, 0 for what has no whole number of them."""
+"""By state, bytes per element; ``None`` for the optimized tensor's own, 0 if not a whole number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerModels:
-    """The models of a run's optimizers: ``of`` by parameter, and ``default`` for those that no optimizer has."""
+    """The models of a run's optimizers: ``of`` by parameter, and ``default`` for parameters without an optimizer."""
 
     of: Mapping[str, OptimizerModel]
     default: OptimizerModel
     titles: tuple[str, ...]
-    """Of those in use, that of the first optimizer first."""
+    """The titles of the models in use, the first optimizer's first."""
 
     def model_of(self, parameter: ParameterRecord) -> OptimizerModel:
-        """The model of the optimizer that has ``parameter``."""
+        """The model of the optimizer of ``parameter``."""
         return self.of.get(parameter.name, self.default)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Seen:
-    """What was seen of one parameter's state: all its keys, and the sizes of tensors that are no scalars, or may be."""
+    """The state seen of one parameter: all keys, the sizes of tensors, and of those small enough to be scalars."""
 
     keys: set[str] = field(default_factory=set)
     sizes: _Sizes = field(default_factory=dict)
@@ -90,7 +90,7 @@ class _Seen:
 
 
 def optimizers_of(history: MemoryHistory) -> OptimizerModels:
-    """The model of each parameter that an optimizer has updated, or left out an update of."""
+    """The model of each parameter with an optimizer that made or skipped an update."""
     recording = history.recording
     seen = _seen(history)
     stateless = _updated_with_a_gradient(history)
@@ -109,10 +109,10 @@ def optimizers_of(history: MemoryHistory) -> OptimizerModels:
 
 
 def state_to_come(history: MemoryHistory, position: int, parameters: Collection[str]) -> int | None:
-    """Bytes of optimizer state that the named trainable ``parameters`` do not have at ``position`` and will get.
+    """Bytes of optimizer state that the trainable ``parameters`` (names) lack at ``position`` and will get.
 
-    Goes by the classes of the optimizers and by the states seen; scalars such as ``step`` are left out. ``None`` where
-    no optimizer is known, or not what it keeps.
+    The answer follows from the optimizers' classes and the states seen; scalars such as ``step`` are left out. ``None``
+    if no optimizer is known, or its state is unknown.
     """
     recording = history.recording
     if not (recording.optimizers or recording.waiting):
@@ -135,9 +135,9 @@ def state_to_come(history: MemoryHistory, position: int, parameters: Collection[
 
 
 def _models_by_number(history: MemoryHistory) -> Mapping[int | None, OptimizerModel | None]:
-    """What each optimizer keeps of a parameter once it has updated it, those that wait after those that stepped.
+    """What each optimizer keeps per parameter after an update; waiting optimizers come after those that stepped.
 
-    In the middle of a first update the state of most parameters is all that tells; ``None`` where that says nothing.
+    In the middle of a first update only the state of most parameters tells; ``None`` if it does not.
     """
     recording, of = history.recording, optimizers_of(history).of
     found: dict[int | None, OptimizerModel | None] = {}
@@ -168,14 +168,14 @@ def _states_at(history: MemoryHistory, position: int) -> Mapping[str, set[str]]:
 
 
 def _unassigned(optimizers: Sequence[OptimizerRecord]) -> OptimizerModel:
-    """What the first optimizer keeps where no parameter is known to be its."""
+    """The first optimizer's model, for parameters not known to belong to any optimizer."""
     if not optimizers:
         return NONE
     return _named(optimizers[0])
 
 
 def _named(optimizer: OptimizerRecord) -> OptimizerModel:
-    """What the names of its classes say, while no state of it has been seen."""
+    """The model by an optimizer's class names, before any of its state has been seen."""
     classes = (optimizer.class_name, *optimizer.bases)
     named = optimizer_model(classes, optimizer.settings)
     if named is None or (named == ADAM_8BIT and not is_bitsandbytes(classes)):
@@ -186,7 +186,7 @@ def _named(optimizer: OptimizerRecord) -> OptimizerModel:
 def _models(
     optimizer: OptimizerRecord, mine: Sequence[ParameterRecord], seen: Mapping[str, _Seen], stateless: frozenset[str]
 ) -> dict[str, OptimizerModel]:
-    """The model of each of ``mine``, which ``optimizer`` has."""
+    """The model of each parameter in ``mine``, which ``optimizer`` updates."""
     classes = (optimizer.class_name, *optimizer.bases)
     forms = optimizer_forms(classes)
     empty = next((form for form in forms if not form.states), None)
@@ -201,14 +201,14 @@ def _models(
             found[record.name] = _as_seen(optimizer, state)
         elif empty is not None and not state.keys and record.name in stateless:
             found[record.name] = empty
-    # What had no update yet, or is too small to tell its states from scalars, is taken to be like the others.
+    # Parameters without an update yet, or too small to tell states from scalars, are taken to be like the others.
     largest = max(found.values(), key=lambda model: len(model.states), default=None)
     rest = largest or _named(optimizer)
     return {record.name: found.get(record.name, rest) for record in mine}
 
 
 def _settle_small(states: Sequence[_Seen]) -> None:
-    """A small tensor is a state where what has the same key and size per element is one for a larger parameter."""
+    """Decide which small tensors are states: those whose key and size per element are also a larger parameter's."""
     larger = {(key, size) for state in states for key, sizes in state.sizes.items() for size in sizes if size != 0}
     for state in states:
         for key, sizes in state.small.items():
@@ -221,7 +221,7 @@ def _is_kept(form: OptimizerModel, state: _Seen) -> bool:
     if not state.keys & {part.name for part in form.states}:
         return False
     for part in form.states:
-        # A size that is no whole number per element is no other type: it is left to the sums to tell.
+        # A size that is not a whole number per element is not another type: the sums deal with it.
         others = state.sizes.get(part.name, set()) - {None, 0}
         if part.elements and (part.name not in state.keys or (part.itemsize is None and others)):
             return False
@@ -229,7 +229,7 @@ def _is_kept(form: OptimizerModel, state: _Seen) -> bool:
 
 
 def _as_seen(optimizer: OptimizerRecord, state: _Seen) -> OptimizerModel:
-    """What ``optimizer`` was seen to keep of each element of a parameter."""
+    """The model made of what ``optimizer`` was seen to keep per element of a parameter."""
     states = tuple(
         StateTensor(name=key, elements=1.0, itemsize=next(iter(sizes)))
         for key, sizes in state.sizes.items()
@@ -240,7 +240,7 @@ def _as_seen(optimizer: OptimizerRecord, state: _Seen) -> OptimizerModel:
 
 
 def _usual(of: Mapping[str, OptimizerModel], mine: Sequence[ParameterRecord]) -> OptimizerModel | None:
-    """The model that most elements of ``mine`` have."""
+    """The model of most elements of ``mine``."""
     elements: dict[str, int] = {}
     for record in mine:
         model = of[record.name]
@@ -249,7 +249,7 @@ def _usual(of: Mapping[str, OptimizerModel], mine: Sequence[ParameterRecord]) ->
 
 
 def _seen(history: MemoryHistory) -> dict[str, _Seen]:
-    """The states of every parameter, by the facts of the whole recording."""
+    """The states of every parameter, from the facts of the whole recording."""
     recording, facts = history.recording, history.facts
     texts, masters = recording.texts, _masters(history)
     records = {record.name: record for record in history.parameters}
@@ -274,7 +274,7 @@ def _seen(history: MemoryHistory) -> dict[str, _Seen]:
 
 
 def _elements_of_each(history: MemoryHistory, rows: Column, records: Mapping[str, ParameterRecord]) -> dict[int, int]:
-    """Elements of all that has a state in an allocation: several where one buffer holds the states of several."""
+    """The elements of all parameters whose state is in an allocation: one buffer may hold the states of several."""
     facts, texts = history.facts, history.recording.texts
     elements: dict[int, int] = {}
     for row in rows.tolist():
@@ -293,7 +293,7 @@ def _masters(history: MemoryHistory) -> dict[str, int]:
 
 
 def _updated_with_a_gradient(history: MemoryHistory) -> frozenset[str]:
-    """The parameters of which a gradient was seen before an update that was done."""
+    """The parameters with a gradient before an update that was done."""
     facts, texts = history.recording.facts, history.recording.texts
     done = [
         marks.after_optimizer
@@ -304,7 +304,7 @@ def _updated_with_a_gradient(history: MemoryHistory) -> frozenset[str]:
     return frozenset(texts[name] for name in np.unique(facts.name[rows]))
 
 
-# Recipes of inference: parameters, and what autocast makes of them. Nothing is trained, so nothing else is told.
+# Recipes of inference: parameters and autocast's copies. Nothing is trained, so there is nothing else.
 
 INFERENCE_FP32 = replace(FP32, key="inference-fp32", title="inference in float32, parameters only", gradients=0.0)
 """4 bytes per parameter."""
@@ -323,17 +323,17 @@ INFERENCE_HALF = replace(
 """2 bytes per parameter."""
 
 NO_OPTIMIZERS = OptimizerModels(of={}, default=NONE, titles=())
-"""Of inference: no update is told, and no state."""
+"""The models for inference: no update, no state."""
 
 
-# What a recording would have to say before a rule of thumb can be held against it.
+# The facts that a recording must have before a rule of thumb can be compared with it.
 
 
 def unknown_of(recording: Recording) -> tuple[str, ...]:
-    """What is not known of ``recording`` that a recipe is made of; empty where all of it is.
+    """The facts missing in ``recording`` that choose a recipe; empty if none is missing.
 
-    A run that was recorded has said it. A snapshot has no types, no names, and often no update: only casts tell that
-    parameters are float32 and the run is under autocast, and only the profiler's names tell the optimizer.
+    A recorded run has them all. A snapshot has no types, no names, and often no update: only casts show that parameters
+    are float32 and autocast is on, and only the profiler's names show the optimizer.
     """
     if recording.run.source != SourceKind.SNAPSHOT:
         return ()
@@ -346,24 +346,24 @@ def unknown_of(recording: Recording) -> tuple[str, ...]:
     return tuple(what for what, is_known in known.items() if not is_known)
 
 
-# The static model against a run: the recipe that fits a run, and every byte by which the run differs from it.
+# The static model against a run: the recipe that fits, and every byte by which the run differs from it.
 #
-# The model is a recipe of :mod:`ampmem.analysis.static_model.recipes` times the number of parameters. What is
-# measured are the categories at a mark. The terms between them are computed from what the hooks saw of each parameter
-# (its type, its optimizer, its gradient, its copies), never from the difference itself, so the residual is a real
-# check: it is 0 only when the terms account for every byte.
+# The model is a recipe of :mod:`ampmem.analysis.static_model.recipes` times the number of parameters; the measured
+# sizes are the categories at a mark. The terms between them are computed from what the hooks saw of each parameter (its
+# type, optimizer, gradient and copies), never from the difference itself. So the residual is a real check: it is 0 only
+# if the terms account for every byte.
 
 TOTAL = "total"
 _SOME = 0.1
-"""Gradients of a smaller share of the elements than this do not decide on a recipe: one may be held by a variable."""
+"""Gradients of a smaller share of the elements do not decide on a recipe: a variable may hold one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticComponent:
-    """One component at one mark: what the recipe tells, what was measured, and why they differ.
+    """One component at one mark: the recipe's bytes, the measured bytes, and why they differ.
 
-    ``residual_bytes`` is ``measured_bytes - model_bytes`` less the terms. ``explained`` says that it is 0, and not only
-    because differences without evidence cancel out; ``holds`` that the recording's sums are right besides. The
+    ``residual_bytes`` is ``measured_bytes - model_bytes`` less the terms. ``explained`` says that it is 0, and not
+    because differences without evidence cancel out; ``holds`` says that the recording's sums are right too. The
     component ``total`` is measured in the allocator's blocks, so rounding is a term there.
     """
 
@@ -381,7 +381,7 @@ class StaticComponent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticRecipe:
-    """The recipe that a run is measured against; ``peak_bytes_per_param`` counts transient casts too."""
+    """The recipe that a run is compared with; ``peak_bytes_per_param`` includes transient casts."""
 
     precision: str
     title: str
@@ -392,9 +392,9 @@ class StaticRecipe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticVerdict:
-    """The recipe, and the components in order of mark; those of the step with this index.
+    """The verdict on one step: its recipe, and the components in order of mark.
 
-    ``problem`` says why nothing holds, whatever the components' residuals are: the recording's sums are wrong, or the
+    ``problem`` says why the verdict does not hold, whatever the residuals: the recording's sums are wrong, or the
     parameters were not found in it. In the latter case there are no components.
     """
 
@@ -406,28 +406,28 @@ class StaticVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Model:
-    """What the run is measured against: a precision, and the model of each optimizer."""
+    """The model for a run: a precision, and the model of each optimizer."""
 
     precision: Precision
     optimizers: OptimizerModels
     count: int
     """Elements of all parameters, each counted once."""
     state: float
-    """Bytes of optimizer state of all of them."""
+    """Bytes of optimizer state of all parameters."""
 
     def state_per_element(self, parameter: ParameterRecord) -> float:
-        """Bytes of optimizer state per element."""
+        """Bytes of optimizer state per element of ``parameter``."""
         return self.optimizers.model_of(parameter).bytes_per_element(self.precision.optimized_itemsize)
 
 
 def judge(
     history: MemoryHistory, ledger: CastLedger, index: int | None = None, *, breach: str | None = None
 ) -> StaticVerdict | None:
-    """The verdict on the step at ``index`` (a position in the recording's steps).
+    """The static model's verdict on the step at ``index`` (a position in the recording's steps).
 
-    By default that is the last step with a backward, in a recording of inference with a forward, of those that ended
-    if there is one; ``None`` when there is none, and where nothing is known that a recipe could be chosen by.
-    ``breach`` says how the recording's sums are off, where they are.
+    The default is the last step with a backward (in inference, with a forward), if possible one that ended. ``None`` if
+    there is no such step, or nothing to choose a recipe by. ``breach`` says how the recording's sums are wrong, if they
+    are.
     """
     recording = history.recording
     if unknown_of(recording):
@@ -453,19 +453,19 @@ def judge(
 
 
 def _worth_judging(history: MemoryHistory) -> list[int]:
-    """The steps that came far enough."""
+    """The steps that came far enough for a verdict."""
     if _is_inference(history):
         return [place for place, marks in enumerate(history.marks) if marks.after_forward is not None]
     return [place for place, marks in enumerate(history.marks) if marks.after_backward is not None]
 
 
 def _is_inference(history: MemoryHistory) -> bool:
-    """Whether no step has a backward, nor has to have one."""
+    """Whether no step has, or needs, a backward."""
     return not trains(history.recording) and all(marks.after_backward is None for marks in history.marks)
 
 
 def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
-    """What to say where a mark has nothing of the model's parameters: then they are somewhere else in the sums."""
+    """The problem if a mark has nothing of the model's parameters: then the sums have them somewhere else."""
     for mark, seen in evidence.items():
         size = sum(own_bytes(record) for record in seen.parameters)
         swapped = seen.live[Category.MASTER_COPIES] and seen.fates[Category.PARAMETERS].gone
@@ -492,7 +492,7 @@ def _model(history: MemoryHistory, evidence: Collection[Evidence]) -> _Model:
 
 
 def _precision(history: MemoryHistory, evidence: Collection[Evidence]) -> Precision:
-    """The recipe's precision, by the type that most elements have, the arm, and the gradients of master copies."""
+    """The recipe's precision, from the type of most elements, the arm, and the gradients of master copies."""
     recording = history.recording
     if not _mostly_half(history):
         return AUTOCAST if recording.arm.name in AUTOCAST_ARMS else FP32
@@ -511,7 +511,7 @@ def _precision_of_inference(history: MemoryHistory) -> Precision:
 
 
 def _mostly_half(history: MemoryHistory) -> bool:
-    """Whether most elements of parameters have two bytes."""
+    """Whether most parameter elements have two bytes."""
     elements: dict[int, int] = {}
     for record in history.parameters:
         elements[itemsize(record)] = elements.get(itemsize(record), 0) + record.elements
@@ -519,7 +519,7 @@ def _mostly_half(history: MemoryHistory) -> bool:
 
 
 def _gradient_shares(evidence: Evidence) -> dict[int, float]:
-    """The share of all elements with a gradient that is alive, by bytes per element."""
+    """By bytes per element, the share of all elements with a live gradient."""
     elements = {record.name: record.elements for record in evidence.parameters}
     shares: dict[int, float] = {}
     for name, sizes in credit(evidence.memories[Category.GRADIENTS], evidence.parameters).of.items():

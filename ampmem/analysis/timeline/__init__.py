@@ -1,1 +1,1 @@
-"""From events to allocations with a category, and what is alive at every instant."""
+"""From events to allocations with a category, and the live bytes at every instant."""

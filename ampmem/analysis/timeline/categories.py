@@ -1,4 +1,4 @@
-"""The categories: exactly one per allocation, in the order in which they are stacked."""
+"""The categories of memory, in stacking order; an allocation has exactly one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 
 class Category(StrEnum):
-    """What the analysis concludes about an allocation; the values are the keys of the summary."""
+    """The category of an allocation, which the analysis concludes; the values are the keys of the summary."""
 
     PARAMETERS = "parameters"
     UNTRAINED = "untrained"
@@ -31,7 +31,7 @@ CATEGORIES: tuple[Category, ...] = tuple(Category)
 CODES: Mapping[Category, int] = {category: code for code, category in enumerate(CATEGORIES)}
 
 PRECISION_COPIES = (Category.MASTER_COPIES, Category.CAST_COPIES)
-"""The group that users ask about: every copy of a parameter in another precision."""
+"""The copies of parameters in another precision, which users ask about as one group."""
 
 Breakdown: TypeAlias = Mapping[Category, int]
 """Live bytes of every category at one instant."""

@@ -1,6 +1,6 @@
-"""Which category an allocation is in: an ordered tuple of rules, and the first that matches decides.
+"""Which category an allocation is in: ordered rules, of which the first that matches decides.
 
-A rule sees facts and lifetimes of all allocations at once and returns a mask.
+A rule looks at the facts and lifetimes of all allocations at once and returns a mask.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ampmem.vocabulary import SourceKind
 
 
 def untrained(recording: Recording) -> frozenset[str]:
-    """Names of the parameters of modules that nothing trains; none in a recording in which nothing is trained.
+    """Names of the parameters that nothing trains; empty in a recording in which nothing is trained.
 
     A parameter is trained when an optimizer has it, or when a gradient of it was seen.
     """
@@ -32,10 +32,10 @@ def untrained(recording: Recording) -> frozenset[str]:
 
 
 def trained_in(recording: Recording) -> frozenset[str]:
-    """Names of the parameters that an optimizer has, or of which a gradient was seen, and of those in their memory."""
+    """Names of the parameters that an optimizer has or that had a gradient, and of all parameters in their memory."""
     facts = recording.facts
     names = {recording.texts[name] for name in np.unique(facts.name[facts.fact == Fact.GRADIENT])}
-    names &= {record.name for record in recording.parameters}  # inputs may have gradients, too
+    names &= {record.name for record in recording.parameters}  # inputs may have gradients too
     names |= {record.name for record in recording.parameters if record.held or record.optimizer is not None}
     return frozenset(
         names | {record.shares for record in recording.parameters if record.name in names and record.shares}
@@ -45,7 +45,7 @@ def trained_in(recording: Recording) -> frozenset[str]:
 def _inside(records: Sequence[ParameterRecord], trained: frozenset[str]) -> set[str]:
     """Parameters below modules of a trained model that ran with gradients off only, or are copies and never ran.
 
-    Such a module consists of several: one alone may be a frozen layer that another module runs.
+    Such a module has several parameters: a single one may be a frozen layer that another module runs.
     """
     below: dict[str, list[ParameterRecord]] = {}
     for record in records:
@@ -63,7 +63,7 @@ def _inside(records: Sequence[ParameterRecord], trained: frozenset[str]) -> set[
 
 
 def _paths(name: str) -> Iterator[str]:
-    """The paths of the module that has the parameter, and of all above it."""
+    """The paths of the parameter's module and of all modules above it."""
     path = name.rpartition(".")[0]
     while path:
         yield path
@@ -75,34 +75,34 @@ def _shapes(path: str, records: Sequence[ParameterRecord]) -> tuple[tuple[str, t
     return tuple((record.name.removeprefix(path), record.shape) for record in records)
 
 
-# Which category an allocation is in: an ordered tuple of rules, and the first that matches decides.
+# Which category an allocation is in: ordered rules, of which the first that matches decides.
 #
-# A rule sees facts and lifetimes of all allocations at once and returns a mask.
+# A rule looks at the facts and lifetimes of all allocations at once and returns a mask.
 
 _PLACES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """All that a rule may look at; one entry per allocation.
+    """The columns that a rule may look at, one entry per allocation.
 
-    ``facts`` has bit ``1 << fact`` set for every fact. ``step_end_ns`` is when the step of the birth
-    ended, ``next_backward_ns`` when the first backward after the birth began, and ``failure_ns`` when memory ran
-    out in the step of the birth and ended the run; ``FOREVER`` for never.
+    ``facts`` has bit ``1 << fact`` set for every fact. ``step_end_ns`` is when the step of the birth ended,
+    ``next_backward_ns`` when the first backward after the birth began, and ``failure_ns`` when memory ran out in the
+    step of the birth and ended the run; ``FOREVER`` for never.
     """
 
     facts: Column
     elsewhere: Mask
-    """Which are the block that stands for the other threads."""
+    """Whether the allocation is the block that stands for the other threads."""
     unseen: Mask
-    """Of which nothing says in which phase they were born: there before the recording, or of a trace without phases."""
+    """Whether the phase of birth is unknown: born before the recording, or in a trace without phases."""
     phase: Column
     step: Column
     died_step: Column
     op: Column
     """Text id of the op that allocated."""
     kernels: Mask
-    """For each text: whether it names one of torch's own ops, not a Python function's autograd node."""
+    """For each text whether it names an op of torch's own, not the autograd node of a Python function."""
     module: Column
     bytes: Column
     born_ns: Column
@@ -111,14 +111,14 @@ class View:
     next_backward_ns: Column
     failure_ns: Column
     untrained: Mask
-    """Which are memory of such parameters alone as nothing trains, beside a model that is trained."""
+    """Whether the memory belongs to untrained parameters only, in a run that trains a model."""
     last_step: int
     """Index of the last step that ended."""
     soon: int
-    """In how many steps after its own a temporary is dead: the output of inference is the input of the next step."""
+    """How many steps after its own a temporary is dead: the output of inference is the input of the next step."""
 
     def has(self, *facts: Fact) -> Mask:
-        """Which allocations any of ``facts`` is about."""
+        """Which allocations have any of ``facts``."""
         mask: Mask = (self.facts & sum(1 << fact for fact in facts)) != 0
         return mask
 
@@ -127,14 +127,14 @@ class View:
         return np.isin(self.phase, phases)
 
     def outlives(self, instant_ns: Column) -> Mask:
-        """Which allocations are alive just before ``instant_ns``; none where that instant never came."""
+        """Which allocations are alive just before ``instant_ns``; none where that instant never comes."""
         mask: Mask = (instant_ns != FOREVER) & (self.died_ns >= instant_ns)
         return mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """``applies`` says which allocations are in ``category``; ``names`` are the facts that name them, best first."""
+    """A rule: ``applies`` says which allocations are in ``category``; ``names`` are their naming facts, best first."""
 
     category: Category
     names: tuple[Fact, ...]
@@ -143,7 +143,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """One entry per allocation: category code, and the name and module (text ids) of the fact that decided."""
+    """The category code of each allocation, and the name and module (text ids) from the fact that decided."""
 
     category: Column
     name: Column
@@ -156,12 +156,12 @@ class Classes:
 
 
 def is_elsewhere(view: View) -> Mask:
-    """What threads hold that are not recorded."""
+    """The block of memory held by threads that are not recorded."""
     return view.elsewhere
 
 
 def is_untrained(view: View) -> Mask:
-    """Memory of parameters that nothing trains: of an average of the weights, a teacher, an idle model."""
+    """Memory of parameters that nothing trains: an EMA of the weights, a teacher, an idle model."""
     return view.untrained & view.has(Fact.PARAMETER)
 
 
@@ -176,7 +176,7 @@ def is_master_copy(view: View) -> Mask:
 
 
 def is_gradient(view: View) -> Mask:
-    """Memory that is, or becomes, a ``.grad``; but not the batch, which has the indices of sparse ones."""
+    """Memory that is, or becomes, a ``.grad``; not the batch, which has the indices of sparse gradients."""
     batch = view.has(Fact.INPUT) & view.born_in(Phase.SETUP, Phase.DATA, Phase.BETWEEN)
     return view.has(Fact.GRADIENT) & ~batch
 
@@ -192,22 +192,22 @@ def is_buffer(view: View) -> Mask:
 
 
 def is_cached(view: View) -> Mask:
-    """What a module's attribute has held since a step before the last, such as a mask made in the first forward."""
+    """Memory that a module's attribute has held since an earlier step, such as a mask made in the first forward."""
     return view.has(Fact.ATTRIBUTE) & ~view.has(Fact.INPUT) & (view.step < view.last_step)
 
 
 def is_communication(view: View) -> Mask:
-    """Memory that is there for communication alone."""
+    """Memory for communication only."""
     return view.has(Fact.COMMUNICATION)
 
 
 def is_cast_copy(view: View) -> Mask:
-    """A parameter in another precision, made in forward."""
+    """A parameter in another precision, made by a cast."""
     return view.has(Fact.CAST_COPY)
 
 
 def is_input(view: View) -> Mask:
-    """The batch: what a root module was given, unless a module made it; what loading made; saved but made outside."""
+    """The batch: a root module's arguments that no module made, the DataLoader's allocations, saved outside tensors."""
     made_by_module: Mask = view.born_in(Phase.FORWARD, Phase.EVALUATION) & (view.module != 0)
     given = view.has(Fact.INPUT) & ~made_by_module
     saved = view.has(Fact.SAVED) & view.born_in(Phase.SETUP, Phase.BETWEEN)
@@ -215,10 +215,10 @@ def is_input(view: View) -> Mask:
 
 
 def is_workspace(view: View) -> Mask:
-    """A library's scratch; scratch that an op of forward kept to itself and did not give back within the step.
+    """A library's workspace, or scratch that an op of forward did not free within the step.
 
-    cuBLAS has another workspace for each thread that multiplies matrices, and autograd's engine has threads of its
-    own. So of what a node of backward keeps for itself that is one which is as large as one of forward.
+    cuBLAS has a workspace for each thread that multiplies matrices, and autograd's engine has threads of its own. So
+    scratch kept by a node of backward is a workspace if it is as large as one of forward.
     """
     kept = (view.facts == 0) & view.outlives(view.step_end_ns)
     hidden: Mask = view.born_in(Phase.FORWARD, Phase.EVALUATION) & view.kernels[view.op] & kept
@@ -227,34 +227,34 @@ def is_workspace(view: View) -> Mask:
 
 
 def is_activation(view: View) -> Mask:
-    """Kept for backward: saved, made again in it, or simply still there when it starts, or when memory runs out."""
+    """Memory kept for backward: saved, recomputed, or still alive when backward starts or memory runs out."""
     until = np.minimum(view.next_backward_ns, view.failure_ns)
     waiting = view.born_in(Phase.FORWARD) & view.outlives(until)
     return view.has(Fact.SAVED, Fact.RECOMPUTED) | waiting
 
 
 def is_collective(view: View) -> Mask:
-    """What a collective was given or has filled, and nothing needs for another reason."""
+    """Memory that a collective was given or has filled, and that nothing needs for another reason."""
     return view.has(Fact.COLLECTIVE)
 
 
 def is_idle(view: View) -> Mask:
-    """Memory of a parameter in a module that did not run, beside a model that is trained."""
+    """Memory of a parameter in a module that did not run, in a run that trains a model."""
     return view.untrained & view.has(Fact.PARAMETER_COPY)
 
 
 def is_parameter_copy(view: View) -> Mask:
-    """Memory of a parameter in a module that did not run, where nothing is trained."""
+    """Memory of a parameter in a module that did not run, in a run that trains nothing."""
     return view.has(Fact.PARAMETER_COPY)
 
 
 def is_held(view: View) -> Mask:
-    """What a step of inference, or the recording, leaves behind in an object, such as a key-value cache."""
+    """Memory that an object, such as a key-value cache, holds after a step of inference or the recording."""
     return view.has(Fact.HELD)
 
 
 def is_temporary(view: View) -> Mask:
-    """Seen to be born, and dead soon: within its step or the next ones; or in use by what ran out of memory."""
+    """Memory seen to be born and freed soon (in its step or the next ones), or in use when memory ran out."""
     soon: Mask = (view.died_ns != FOREVER) & (view.died_step - view.step <= view.soon) & ~view.unseen
     in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER) & view.outlives(view.failure_ns)
     return soon | in_use
@@ -280,13 +280,13 @@ RULES: tuple[Rule, ...] = (
     Rule(category=Category.OTHER, names=(Fact.HELD,), applies=is_held),
     Rule(category=Category.TEMPORARIES, names=(Fact.SCRATCH,), applies=is_temporary),
 )
-"""In order of precedence; what no rule matches is ``other``."""
+"""The rules in order of precedence; an allocation that no rule matches is ``other``."""
 
 
 def view_of(
     lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording, untrained: frozenset[str] = frozenset()
 ) -> View:
-    """Gather what the rules look at; ``untrained`` names the parameters that nothing trains."""
+    """The columns for the rules; ``untrained`` names the parameters that nothing trains."""
     phases, steps = recording.phases, recording.steps
     bits = np.zeros(len(lifetimes), dtype=np.int64)
     for fact in Fact:
@@ -315,7 +315,7 @@ def view_of(
 
 
 def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:
-    """What was there when the recording started; of a snapshot also what has no stack, or a stack without a phase."""
+    """The allocations alive when the recording started; in a snapshot also those without a stack or phase."""
     before: Mask = recording.events.action[lifetimes.born] == Action.BASELINE
     if recording.run.source != SourceKind.SNAPSHOT:
         return before
@@ -326,7 +326,7 @@ def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:
 
 
 def _untrained(count: int, facts: JoinedFacts, recording: Recording, names: frozenset[str]) -> Mask:
-    """Which allocations are of parameters that are all among ``names``, or of modules that never ran."""
+    """Which allocations are of parameters that are all in ``names``, or of modules that never ran."""
     if not trained_in(recording):
         return np.zeros(count, dtype=np.bool_)
     ids = [index for index, text in enumerate(recording.texts) if text in names]
@@ -336,7 +336,7 @@ def _untrained(count: int, facts: JoinedFacts, recording: Recording, names: froz
 
 
 def _failures(lifetimes: Lifetimes, recording: Recording) -> Column:
-    """When memory ran out in each allocation's step, if that ended the run after its birth."""
+    """The instant in ns at which memory ran out in each allocation's step, after its birth, and ended the run."""
     failed = failure_ns(recording)
     if failed is None:
         return np.full(len(lifetimes), FOREVER, dtype=np.int64)
@@ -345,7 +345,7 @@ def _failures(lifetimes: Lifetimes, recording: Recording) -> Column:
 
 
 def _step_ends(step: Column, steps: Sequence[StepRecord]) -> Column:
-    """When each allocation's step ended; ``FOREVER`` for a step that did not."""
+    """The end of each allocation's step in ns; ``FOREVER`` for a step that did not end."""
     if not steps:
         return np.full(len(step), FOREVER, dtype=np.int64)
     index = np.array([record.index for record in steps], dtype=np.int64)
@@ -356,7 +356,7 @@ def _step_ends(step: Column, steps: Sequence[StepRecord]) -> Column:
 
 
 def classify(view: View, facts: JoinedFacts) -> Classes:
-    """Put every allocation into one category."""
+    """The category of every allocation."""
     count = len(view.facts)
     category = np.full(count, CODES[Category.OTHER], dtype=np.int64)
     name = np.zeros(count, dtype=np.int64)
@@ -375,7 +375,7 @@ def classify(view: View, facts: JoinedFacts) -> Classes:
 
 
 def _first_of(fact: Fact, facts: JoinedFacts, count: int) -> Column:
-    """Index of each allocation's first ``fact`` in ``facts``; -1 for none."""
+    """Index of each allocation's first ``fact`` in ``facts``; -1 if it has none."""
     first = np.full(count, ALIVE, dtype=np.int64)
     rows = np.flatnonzero(facts.fact == fact)[::-1]
     first[facts.allocation[rows]] = rows  # numpy keeps the last of repeated indices: the earliest fact

@@ -1,4 +1,4 @@
-"""From events to allocations: who was born when, who died when, which facts are whose, and of what tensor each is."""
+"""From events to allocations: their births and deaths, their facts, and the type and shape of their tensors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ampmem.names import shape_of
 
 
 def in_order(recording: Recording) -> Recording:
-    """``recording`` with phases that follow each other, and steps that end after they start and do not overlap.
+    """``recording`` with phases that follow each other, and steps that do not overlap.
 
-    What is in order is left as it is. The events have a clock of their own, which never goes back.
+    Rows that are in order stay as they are. Events have a clock of their own, which never goes back.
     """
     phases = recording.phases
     times = {**{name: getattr(phases, name) for name in phases.names()}, "time_ns": _growing(phases.time_ns)}
@@ -38,23 +38,23 @@ def _apart(steps: tuple[StepRecord, ...]) -> tuple[StepRecord, ...]:
     return tuple(found)
 
 
-# From events to allocations: who was born when, who died when, and which facts are whose.
+# From events to allocations: their births, deaths and facts.
 
 Mask: TypeAlias = NDArray[np.bool_]
 
 ALIVE = -1
-"""Value of ``died`` and ``died_step`` for an allocation that was never freed."""
+"""The value of ``died`` and ``died_step`` for an allocation that was never freed."""
 
 FOREVER = int(np.iinfo(np.int64).max)
-"""Value of ``died_ns`` for an allocation that was never freed; later than every instant."""
+"""The value of ``died_ns`` for an allocation that was never freed; later than every instant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetimes:
     """One entry per allocation, in order of birth; all columns are ``int64`` of equal length.
 
-    ``born`` and ``died`` are event indices, ``died`` is :data:`ALIVE` for what was never freed.
-    ``step``, ``phase``, ``op``, ``module`` and ``stack`` are those of the birth.
+    ``born`` and ``died`` are event indices; ``died`` is :data:`ALIVE` for an allocation that was never freed. ``step``,
+    ``phase``, ``op``, ``module`` and ``stack`` are those of the birth.
     """
 
     born: Column
@@ -75,17 +75,16 @@ class Lifetimes:
         return len(self.born)
 
     def alive_at(self, position: int) -> Mask:
-        """Mask of the allocations that live once the first ``position`` events have happened."""
+        """Which allocations are alive once the first ``position`` events have happened."""
         alive: Mask = (self.born < position) & ((self.died == ALIVE) | (self.died >= position))
         return alive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedFacts:
-    """Facts with the allocation that each is about, in the order in which they were seen.
+    """Facts, each with its allocation, in the order in which they were seen.
 
-    ``allocation`` indexes :class:`Lifetimes`; facts about memory that no allocation covers are left
-    out.
+    ``allocation`` indexes :class:`Lifetimes`; facts about memory that no allocation covers are left out.
     """
 
     time_ns: Column
@@ -98,12 +97,12 @@ class JoinedFacts:
 
 
 def clock(events: EventColumns) -> Column:
-    """Event times made non-decreasing: events are in order even where two clock reads are not."""
+    """Event times made non-decreasing: the order of events is right even where two clock reads are not."""
     return np.maximum.accumulate(events.time_ns)
 
 
 def pair(events: EventColumns) -> Lifetimes:
-    """Pair each birth with its free, by address. Raises :class:`RecordingError` when they do not alternate."""
+    """The allocations, from births and frees by address. Raises :class:`RecordingError` if these do not alternate."""
     order = np.argsort(events.address, kind="stable")
     address = events.address[order]
     birth = events.action[order] != Action.FREE
@@ -114,7 +113,7 @@ def pair(events: EventColumns) -> Lifetimes:
     if wrong.any():
         _refuse(events, int(order[wrong].min()))
     at = np.flatnonzero(birth)
-    # Whatever follows a birth at the same address is its free.
+    # The event after a birth at the same address is its free.
     freed = np.append(~first[1:], False)[at]
     born = order[at]
     died = np.full(len(at), ALIVE, dtype=np.int64)
@@ -156,10 +155,10 @@ def _lifetimes(events: EventColumns, born: Column, died: Column) -> Lifetimes:
 
 
 def join_facts(events: EventColumns, lifetimes: Lifetimes, facts: FactColumns) -> JoinedFacts:
-    """Give every fact to the allocation that lives at its address at its time.
+    """The facts, each with the allocation that is alive at its address at its time.
 
-    An allocation lives from its birth up to, and not including, the instant of its free. Facts about
-    address 0 (tensors without memory) are left out too.
+    An allocation lives from its birth up to, and not including, the instant of its free. Facts about address 0 (tensors
+    without memory) are left out too.
     """
     real = np.flatnonzero(facts.address != 0)
     found = _owner(events, lifetimes, facts.time_ns[real], facts.address[real])
@@ -180,12 +179,12 @@ def _owner(events: EventColumns, lifetimes: Lifetimes, time_ns: Column, address:
     """The allocation alive at each (time, address), or -1."""
     if len(lifetimes) == 0:
         return np.full(len(time_ns), -1, dtype=np.int64)
-    # Events so far: exact where several events share one nanosecond, which times alone are not.
+    # The number of events so far is exact even where several events share one nanosecond.
     happened = np.searchsorted(clock(events), time_ns, side="right")
     addresses, code = np.unique(lifetimes.address, return_inverse=True)
     wanted = np.searchsorted(addresses, address)
     wanted[wanted == len(addresses)] = 0
-    # One sortable number per (address, event index) makes a single search of the two.
+    # One sortable number per (address, event index) needs a single search instead of two.
     stride = len(events) + 1
     keys = code * stride + lifetimes.born
     order = np.argsort(keys)
@@ -196,7 +195,7 @@ def _owner(events: EventColumns, lifetimes: Lifetimes, time_ns: Column, address:
     return np.where(same & ((died == ALIVE) | (died >= happened)), owner, -1)
 
 
-# Of what tensor an allocation is: its type and its shape, as far as facts say them and its bytes agree.
+# The type and shape of each allocation's tensor, as far as facts give them and its bytes agree.
 
 _BYTES: Mapping[str, int] = {
     **dict.fromkeys(("bool", "int8", "uint8", "qint8", "quint8", "bits8", "float4_e2m1fn_x2"), 1),
@@ -220,16 +219,16 @@ _BEST: tuple[Fact, ...] = (
     Fact.SAVED,
     Fact.HELD,
 )
-"""Whose word counts first: what a tensor is for, then what it was born as, then what somebody made of it, which may
-be a transposed view."""
+"""The facts in order of trust: first what a tensor is for, then the op that made it, then uses, which may be of a
+transposed view."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensors:
-    """For each allocation the type and the shape of its tensor (text ids); 0 where that is not known.
+    """The type and the shape (text ids) of each allocation's tensor; 0 if unknown.
 
-    A shape is that of a tensor that fills the allocation to the byte: that of a slice, or of one parameter of many in
-    a flat buffer, would be another's. Where there is none such, the type is the one that all facts agree on.
+    A shape counts only if its tensor fills the allocation to the byte, and so is not a slice or one parameter of a flat
+    buffer. Without such a tensor, the type is the one that all facts agree on.
     """
 
     dtype: Column
@@ -237,12 +236,12 @@ class Tensors:
 
 
 def dtype_bytes(dtype: str) -> int | None:
-    """Bytes per element of that type; ``None`` where it is not known."""
+    """Bytes per element of the type ``dtype``; ``None`` if unknown."""
     return _BYTES.get(dtype)
 
 
 def tensors_of(lifetimes: Lifetimes, facts: JoinedFacts, texts: Sequence[str]) -> Tensors:
-    """The type and the shape of each allocation."""
+    """The type and the shape of each allocation's tensor."""
     dtype, shape = np.zeros((2, len(lifetimes)), dtype=np.int64)
     rows = np.flatnonzero(facts.dtype)
     if not len(rows):
@@ -259,14 +258,14 @@ def tensors_of(lifetimes: Lifetimes, facts: JoinedFacts, texts: Sequence[str]) -
 
 
 def _ranks() -> Column:
-    """The place of each fact in what counts first; what is not there comes last."""
+    """The place of each fact in the order of trust; facts that are not in it come last."""
     ranks = np.full(max(Fact) + 1, len(_BEST), dtype=np.int64)
     ranks[list(_BEST)] = np.arange(len(_BEST))
     return ranks
 
 
 def tensor_sizes(dtype: Column, shape: Column, texts: Sequence[str]) -> Column:
-    """Bytes of a tensor of each type and shape (text ids), -1 where they are not known or beyond 64 bits."""
+    """Bytes of a tensor of each type and shape (text ids), -1 if unknown or beyond 64 bits."""
     if not len(dtype):
         return dtype
     pairs, place = np.unique(np.stack([dtype, shape]), axis=1, return_inverse=True)

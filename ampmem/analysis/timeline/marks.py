@@ -1,4 +1,4 @@
-"""The instants of a step at which its memory is worth a look."""
+"""The marks of a step: the instants at which its memory is looked at."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ampmem.vocabulary import StepOn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instants:
-    """Nanoseconds; the state at an instant is that after all events before it. ``None`` where it never came."""
+    """The marks of a step in ns; the state at a mark is that after all events before it. ``None`` if never reached."""
 
     after_forward: int | None
-    """Just before the last backward starts; in a step of inference, which has none, when the last forward ended."""
+    """Just before the last backward starts; in a step without backward (inference), the end of the last forward."""
     after_backward: int | None
     """Just after the last backward ended."""
     after_optimizer: int | None
@@ -23,14 +23,14 @@ class Instants:
 
 
 def failure_ns(recording: Recording) -> int | None:
-    """When memory ran out in the last step, if that ended the recording."""
+    """The instant in ns at which memory ran out in the last step, if that ended the recording; else ``None``."""
     if recording.ooms and recording.steps and not recording.steps[-1].finished:
         return recording.ooms[-1].time_ns
     return None
 
 
 def marks_of(recording: Recording) -> tuple[Instants, ...]:
-    """Where the marks of each step are; in one in which memory ran out, those that came before that."""
+    """The marks of each step; a step in which memory ran out has those before that."""
     failed, rows = failure_ns(recording), PhaseRows(recording.phases)
     return tuple(
         _instants(recording, rows, step) if failed is None or step.finished else _before(rows, step, failed)
@@ -39,15 +39,15 @@ def marks_of(recording: Recording) -> tuple[Instants, ...]:
 
 
 class PhaseRows:
-    """Where each step entered its phases; made once for all steps, of which there may be very many."""
+    """The phases that each step entered; made once for all steps, as there may be very many."""
 
     def __init__(self, phases: PhaseColumns) -> None:
         self._times, self._phases = phases.time_ns.tolist(), phases.phase.tolist()
         self._last = {pair: row for row, pair in enumerate(zip(phases.step.tolist(), self._phases, strict=True))}
         self._start = list(range(len(self._phases)))
-        """Of each row, the row at which the backward that it ends began."""
+        """For each row the row at which the backward that it ends began."""
         for row in range(2, len(self._phases)):
-            # Updates inside a backward, which follow it directly, do not end it.
+            # An update inside a backward directly follows that backward's row, and does not end the backward.
             if self._phases[row - 2 : row] == [Phase.BACKWARD, Phase.OPTIMIZER]:
                 self._start[row] = self._start[row - 2]
 
@@ -56,16 +56,16 @@ class PhaseRows:
         return self._last.get((step.index, phase))
 
     def backward_start(self, row: int) -> int:
-        """When the backward that ``row`` ends began."""
+        """The start in ns of the backward that ``row`` ends."""
         return int(self._times[self._start[row]])
 
     def end(self, row: int, step: StepRecord) -> int:
-        """When the phase of ``row`` ended: when the next one began, or else with the step."""
+        """The end in ns of the phase of ``row``: the start of the next phase, or the end of the step."""
         return int(self._times[row + 1]) if row + 1 < len(self._times) else step.end_ns
 
 
 def trains(recording: Recording) -> bool:
-    """Whether each step has to have a backward; inference is recorded by steps of another kind."""
+    """Whether each step must have a backward; steps of inference have none."""
     return recording.run.step_on in ("", StepOn.BACKWARD, StepOn.OPTIMIZER)
 
 
@@ -78,7 +78,7 @@ def _instants(recording: Recording, rows: PhaseRows, step: StepRecord) -> Instan
 
 
 def instants(rows: PhaseRows, step: StepRecord) -> Instants:
-    """Where the marks are of a ``step`` that trains."""
+    """The marks of a ``step`` that trains."""
     backward, optimizer = rows.last(step, Phase.BACKWARD), rows.last(step, Phase.OPTIMIZER)
     return Instants(
         after_forward=None if backward is None else rows.backward_start(backward),
@@ -88,7 +88,7 @@ def instants(rows: PhaseRows, step: StepRecord) -> Instants:
 
 
 def phase_at(phases: PhaseColumns, instant_ns: int) -> Phase:
-    """The phase that the script was in at ``instant_ns``; before the first row it is ``SETUP``."""
+    """The phase of the script at ``instant_ns``; before the first row ``SETUP``."""
     row = int(np.searchsorted(phases.time_ns, instant_ns, side="right")) - 1
     return Phase.SETUP if row < 0 else Phase(int(phases.phase[row]))
 

@@ -1,4 +1,4 @@
-"""Live bytes of each category after every event, and the history: a recording with all that is known of it.
+"""Live bytes of each category after every event, and the history: a recording with everything derived from it.
 
 A *position* is a number of events: position 0 is before the first one, position ``n`` after the last.
 """
@@ -22,21 +22,21 @@ from ampmem.output import Shown
 from ampmem.vocabulary import Communication
 
 PHASES: tuple[str, ...] = tuple(phase.name.lower() for phase in Phase)
-"""Names of the phases, in order of their codes."""
+"""The names of the phases, in order of their codes."""
 
 PhaseName: TypeAlias = Annotated[str, OneOf(PHASES)]
 
 ByPhase: TypeAlias = Annotated[Mapping[str, int], EachOf(PHASES)]
-"""Bytes of each phase, by its name."""
+"""Bytes by name of phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
     """Bytes alive at each position.
 
-    ``live`` has shape (categories, events + 1), rows in the order of ``CATEGORIES``; ``temporaries``
-    splits its temporaries by phase of birth, shape (phases, events + 1); ``total`` and ``time_ns``
-    are one-dimensional, of events + 1 and events entries.
+    ``live`` has shape (categories, events + 1), rows in the order of ``CATEGORIES``; ``temporaries`` splits the
+    temporaries by phase of birth, shape (phases, events + 1); ``total`` and ``time_ns`` are one-dimensional, of events
+    + 1 and events entries.
     """
 
     time_ns: Column
@@ -45,7 +45,7 @@ class Timeline:
     temporaries: NDArray[np.int64]
 
     def position(self, instant_ns: int) -> int:
-        """How many events happened before ``instant_ns``."""
+        """The number of events before ``instant_ns``."""
         return int(self.time_ns.searchsorted(instant_ns, side="left"))
 
     def series(self, category: Category) -> Column:
@@ -62,25 +62,25 @@ class Timeline:
         return dict(zip(PHASES, self.temporaries[:, position].tolist(), strict=True))
 
     def peak_between(self, start_ns: int, end_ns: int) -> int:
-        """The first position with the most bytes from ``start_ns`` up to ``end_ns``; the state at the start counts."""
+        """The first position with the most bytes from ``start_ns`` to ``end_ns``, including the state at the start."""
         start, end = self.position(start_ns), self.position(end_ns)
         return start + int(np.argmax(self.total[start : end + 1]))
 
 
 def largest_positions(timeline: Timeline, steps: Sequence[StepRecord]) -> Mapping[Category, int]:
-    """For each category the first position, in any of ``steps``, at which it held the most bytes."""
+    """For each category the first position, in any of ``steps``, at which its bytes were largest."""
     spans = _apart(range(timeline.position(step.start_ns), timeline.position(step.end_ns) + 1) for step in steps)
     return {category: _largest(timeline.series(category), spans) for category in CATEGORIES}
 
 
 def most_of(timeline: Timeline, steps: Sequence[StepRecord]) -> Breakdown:
-    """The most bytes that each category held in any of ``steps``, each at an instant of its own."""
+    """The most bytes of each category in any of ``steps``, each at an instant of its own."""
     found = largest_positions(timeline, steps)
     return {category: int(timeline.series(category)[position]) for category, position in found.items()}
 
 
 def _apart(spans: Iterable[range]) -> list[range]:
-    """``spans`` in order, with those that touch made one: so each position is looked at once, whatever a file says."""
+    """``spans`` in order, with touching ones merged, so that each position is looked at once."""
     found: list[range] = []
     for span in sorted(spans, key=lambda span: span.start):
         if found and span.start <= found[-1].stop:
@@ -96,7 +96,7 @@ def _largest(series: Column, spans: Sequence[range]) -> int:
 
 
 def timeline(events: EventColumns, lifetimes: Lifetimes, classes: Classes) -> Timeline:
-    """Add up who lives when."""
+    """The live bytes of each category at every position."""
     count = len(events)
     owner = np.zeros(count, dtype=np.int64)
     freed = np.flatnonzero(lifetimes.died != ALIVE)
@@ -104,7 +104,7 @@ def timeline(events: EventColumns, lifetimes: Lifetimes, classes: Classes) -> Ti
     owner[lifetimes.died[freed]] = freed
     delta = np.zeros(count, dtype=np.int64)
     delta[lifetimes.born] = lifetimes.bytes
-    # A free takes back what the birth gave, so that a sum can never drift.
+    # A free subtracts exactly what its birth added, so sums never drift.
     delta[lifetimes.died[freed]] = -lifetimes.bytes[freed]
     category = classes.category[owner]
     temporary = np.where(category == CODES[Category.TEMPORARIES], lifetimes.phase[owner], 0)
@@ -117,7 +117,7 @@ def timeline(events: EventColumns, lifetimes: Lifetimes, classes: Classes) -> Ti
 
 
 def _running_by(group: Column, groups: range | list[int], delta: Column) -> NDArray[np.int64]:
-    """One row of cumulative sums per group; row by row, to need the memory of the result only."""
+    """One row of cumulative sums per group, row by row, which needs only the memory of the result."""
     sums = np.zeros((len(groups), len(delta) + 1), dtype=np.int64)
     for row, code in enumerate(groups):
         mine = group == code
@@ -126,12 +126,12 @@ def _running_by(group: Column, groups: range | list[int], delta: Column) -> NDAr
     return sums
 
 
-# A recording with all that is known of its allocations: what the rest of the analysis is derived from.
+# A recording with everything known about its allocations, from which the rest of the analysis is derived.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MemoryHistory(Shown):
-    """A recording with its allocations, their categories and their sums; ``marks`` has one entry per step."""
+    """A recording with its allocations, their categories and sums; ``marks`` has one entry per step."""
 
     recording: Recording
     lifetimes: Lifetimes
@@ -140,25 +140,25 @@ class MemoryHistory(Shown):
     timeline: Timeline
     marks: tuple[Instants, ...]
     untrained: frozenset[str] = frozenset()
-    """Names of the parameters that nothing trains, beside a model that is trained."""
+    """Names of the parameters that nothing trains, in a run that trains a model."""
 
     @property
     def parameters(self) -> tuple[ParameterRecord, ...]:
-        """The recording's parameters, but for those of models that nothing trains."""
+        """The recording's parameters, without those of models that nothing trains."""
         return tuple(record for record in self.recording.parameters if record.name not in self.untrained)
 
     def _in_short(self) -> str:
         return f"{len(self.lifetimes.born):,} allocations of {self.recording!r}"
 
     def born_at(self, position: int) -> tuple[str, str]:
-        """Op and module of the allocation whose alloc was the event before ``position``; empty what is not known."""
+        """Op and module of the alloc that was the event before ``position``; empty if unknown."""
         texts = self.recording.texts
         for allocation in np.flatnonzero(self.lifetimes.born == position - 1).tolist():
             return texts[self.lifetimes.op[allocation]], texts[self.lifetimes.module[allocation]]
         return "", ""
 
     def inferred_at(self, position: int) -> Breakdown:
-        """Bytes alive at ``position`` that are in their category by conclusion: no hook saw what they are."""
+        """Live bytes at ``position`` whose category was inferred: no hook saw what they are."""
         facts, size = self.facts, self.lifetimes.bytes
         concluded = np.zeros(len(self.lifetimes), dtype=np.bool_)
         concluded[facts.allocation[facts.fact == Fact.INFERRED]] = True
@@ -166,21 +166,21 @@ class MemoryHistory(Shown):
         return {category: int(size[concluded & self.classes.of(category)].sum()) for category in CATEGORIES}
 
 
-# The memory of distributed training, by what it is for.
+# The memory of distributed training, by purpose.
 
 PARTS: tuple[Communication, ...] = tuple(Communication)
 
 ByPart: TypeAlias = Mapping[Communication, int]
-"""Bytes of each part."""
+"""Bytes by purpose of communication."""
 
 _NOTHING: ByPart = dict.fromkeys(PARTS, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicationParts:
-    """The allocations of the category: from ``born`` to ``died`` (positions) ``bytes``, each of ``part``.
+    """The allocations for communication: ``bytes`` from ``born`` to ``died`` (positions), for the purpose ``part``.
 
-    ``part`` is an index into :data:`PARTS`, or their number where none is known.
+    ``part`` is an index into :data:`PARTS`, or their number if the purpose is unknown.
     """
 
     born: Column
@@ -189,8 +189,8 @@ class CommunicationParts:
     part: Column
 
     def at(self, position: int) -> ByPart:
-        """Live bytes of every part at ``position``."""
-        if not len(self.born):  # as in most runs, of which some have very many steps
+        """Live bytes by purpose at ``position``."""
+        if not len(self.born):  # most runs have none, but may have very many steps
             return _NOTHING
         alive = (self.born <= position) & (self.died > position)
         sums = np.zeros(len(PARTS) + 1, dtype=np.int64)
@@ -199,7 +199,7 @@ class CommunicationParts:
 
 
 def communication_of(history: MemoryHistory) -> CommunicationParts:
-    """The memory of distributed training in ``history``, by what it is for."""
+    """The memory of distributed training in ``history``, by purpose."""
     lifetimes, classes = history.lifetimes, history.classes
     mine = np.flatnonzero(classes.of(Category.COMMUNICATION))
     places = {part.value: index for index, part in enumerate(PARTS)}

@@ -38,29 +38,28 @@ HEADER = (
 )
 
 NEVER: Final = -1
-"""``died_ns`` of what was never freed. An empty cell would turn the column into floats. A step has no such case:
-:data:`~ampmem.events.NO_STEP` is a number, too.
-"""
+"""The ``died_ns`` of an allocation that was never freed: an empty cell would turn the column into floats. Steps need no
+such value, as :data:`~ampmem.events.NO_STEP` is a number too."""
 
 UNKNOWN_TEXT: Final = "?"
-"""A text that is not known. For an empty cell ``groupby`` would leave the row out, and so its bytes."""
+"""An unknown text. With an empty cell ``groupby`` would leave out the row, and so its bytes."""
 
 LONGEST_STACK: Final = 4_000
-"""Characters; of a longer stack the innermost frames. One endless stack may belong to every row."""
+"""Characters of a stack that are kept; a longer one keeps its innermost frames. An endless stack may be in every
+row."""
 
 _FORMULA = ("=", "+", "-", "@", "\n")
-"""What a cell begins with that a spreadsheet calculates."""
+"""The first characters of a cell that a spreadsheet takes for a formula."""
 
 _MISSING: Final = frozenset(
     ("#n/a", "#n/a n/a", "#na", "1.#ind", "1.#qnan", "<na>", "n/a", "na", "null", "none", "true", "false", UNKNOWN_TEXT)
 )
-"""What ``read_csv`` takes for a missing value (``pandas._libs.parsers.STR_NA_VALUES``) or for a truth value, in small
-letters; ``nan`` and infinities are numbers to Python, and what begins with ``-`` is a formula.
-"""
+"""Texts that ``read_csv`` takes for a missing value (``pandas._libs.parsers.STR_NA_VALUES``) or a truth value, in lower
+case. Python takes ``nan`` and infinities for numbers, and a text that begins with ``-`` is a formula."""
 
 
 def write_csv(analysis: Analysis, path: Path, *, force: bool = False) -> None:
-    """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
+    """Write the table; ``force`` replaces a file. Raises :class:`~ampmem.errors.UsageError` if it is not writable."""
     with open_output(path, force=force) as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(HEADER)
@@ -99,18 +98,18 @@ def _line(stack: str) -> str:
 
 
 def _stack(stack: str) -> str:
-    """``stack`` as it is recorded, a line for each frame, outermost first; of a long one the innermost frames."""
+    """The recorded ``stack``, a line per frame, outermost first; of a long stack the innermost frames."""
     if len(stack) > LONGEST_STACK:
         stack = stack[-LONGEST_STACK:].partition("\n")[2]
     return _text(stack)
 
 
 def _text(text: str) -> str:
-    """``text`` as a cell that every reader takes for that text.
+    """``text`` as a cell that every reader takes for exactly that text.
 
-    What a spreadsheet would take for a formula, or pandas for something else than a text, comes after an apostrophe; so
-    does what has one already: without one apostrophe each cell is the text. A line's end stays, in quotes; whatever
-    else does not print is spelled out, so that before a formula it does not hide it. Source: OWASP, "CSV Injection".
+    A formula for a spreadsheet, or a value that pandas would not take for a text, gets an apostrophe in front, and so
+    does a text that begins with one: without one apostrophe each cell is the text. Line ends stay, in quotes; other
+    unprintable characters are spelled out, as they could hide a formula. Source: OWASP, "CSV Injection".
     """
     if not text:
         return UNKNOWN_TEXT
@@ -119,7 +118,7 @@ def _text(text: str) -> str:
 
 
 def _is_a_value(text: str) -> bool:
-    """Whether pandas might make something else of ``text`` than a text."""
+    """Whether pandas might take ``text`` for something else than a text."""
     word = text.strip()
     if word.lower() in _MISSING:
         return True
@@ -131,7 +130,7 @@ def _is_a_value(text: str) -> bool:
 
 
 class _Spelled(dict[int, str]):
-    """For ``str.translate``: every character as it is written, once it was asked for."""
+    """A table for ``str.translate``: every character as it is written, computed when first needed."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)

@@ -14,23 +14,23 @@ from ampmem.reporters.html.palette import FILLS, label
 from ampmem.reporters.html.stream import extreme_positions
 
 BUCKETS = 1_000
-"""Stretches of a long recording of which the lowest and the highest instant are drawn."""
+"""The number of stretches of a long recording; the lowest and highest instant of each are drawn."""
 
 _MIB = 1 << 20
 
 
 def write_figure(analysis: Analysis, path: Path, *, force: bool = False) -> None:
-    """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
+    """Write the figure; ``force`` replaces a file. Raises :class:`~ampmem.errors.UsageError` if it is not writable."""
     with open_output(path, force=force) as stream:
         stream.write(timeline_figure(analysis).to_json())
 
 
 def timeline_figure(analysis: Analysis) -> go.Figure:
-    """Live MiB of each category after each allocator event, stacked; of a long recording the extremes, all exact."""
+    """Live MiB of each category after each event, stacked; of a long recording the exact extremes."""
     timeline = analysis.timeline
     positions = np.union1d(extreme_positions(timeline.total, BUCKETS), np.array(analysis.peaks, dtype=np.intp))
     drawn = ((category, timeline.series(category)[positions]) for category in CATEGORIES)
-    # Lists and not arrays, which plotly.js before 2.35 cannot read.
+    # Lists instead of arrays, which plotly.js before 2.35 cannot read.
     areas = [
         go.Scatter(
             name=label(category),

@@ -1,7 +1,7 @@
-"""The result of a check as GitHub shows it: a table of Markdown for the summary of a job, and annotations of lines.
+"""The result of a check for GitHub: a Markdown table for a job's summary, and annotations of lines.
 
-Names come from recordings, which may be anybody's: whatever is in them, they stay text.
-Workflow commands: https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
+Names come from recordings, which may be anybody's: whatever is in them, they stay text. Workflow commands:
+https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ampmem.reporters.text.plain_text import ABSENT
 from ampmem.units import format_bytes
 
 CHANGES = 20
-"""How many rows there are of what grew."""
+"""The number of rows for growth."""
 ANNOTATIONS = 10
-"""GitHub shows no more errors of a step."""
+"""The number of annotations: GitHub shows no more errors per step."""
 _LONGEST = 300
 
 _ENOUGH = Fraction(9, 10)
-"""Of what grew."""
+"""The share of the growth that the annotated lines explain."""
 
 _Place: TypeAlias = tuple[str, int]
 """A file and a line of it."""
@@ -39,7 +39,7 @@ _PLAIN = re.compile(r"[^A-Za-z0-9 .,/%+()-]")
 
 
 def markdown(results: Sequence[CheckResult], workspace: Path) -> str:
-    """The table of all limits, and of what grew or is largest.
+    """The tables of all limits, and of the groups that grew or are largest.
 
     Files below ``workspace`` are named as they are in the repository.
     """
@@ -47,9 +47,9 @@ def markdown(results: Sequence[CheckResult], workspace: Path) -> str:
 
 
 def commands(results: Sequence[CheckResult], workspace: Path) -> Iterator[str]:
-    """A command for each line of the user's own files, those below ``workspace``, at which most of it grew or is.
+    """A workflow command for each line of the user's files at which most of the memory grew or was allocated.
 
-    And one for each run before them.
+    Before them comes one for each run. The user's files are those below ``workspace``.
     """
     for result in results:
         if not result.ok:
@@ -59,7 +59,7 @@ def commands(results: Sequence[CheckResult], workspace: Path) -> Iterator[str]:
 
 
 def harmless(text: str) -> str:
-    """``text`` for a log of GitHub's, in which no line of it is a command."""
+    """``text`` for a log on GitHub, changed so that none of its lines is a workflow command."""
     lines = (_COMMAND.sub(r"\1: :", line) for line in text.replace("##[", "## [").split("\n"))
     return "\n".join(lines)
 
@@ -89,7 +89,7 @@ def _limit(judged: Judged) -> str:
 
 
 def _places(broken: Broken, workspace: Path) -> Iterator[str]:
-    """Where it is, as in a terminal, with more rows."""
+    """The lines of a broken limit, as in a terminal but with more rows."""
     if instants_compared(broken):
         yield from (_text(instants_compared(broken)), "")
     if broken.held:
@@ -118,7 +118,7 @@ def _rows(folds: Sequence[Fold], row: Callable[[Fold], str]) -> Iterator[str]:
 
 
 def _held(broken: Broken) -> tuple[Fold, ...]:
-    """The groups that there are, as changes from nothing."""
+    """The groups that are alive, as changes from nothing."""
     return folded(changes_between((), broken.held))
 
 
@@ -133,14 +133,14 @@ def _row(fold: Fold, workspace: Path, sizes: Sequence[int]) -> str:
 
 
 def _module(fold: Fold) -> str:
-    """Of a summary, which knows no lines."""
+    """The module of a change in a summary, which knows no lines."""
     sizes = map(format_bytes, (fold.grown, fold.before, fold.after))
     several = f" ({len(fold.changes)})" if len(fold.changes) > 1 else ""
     return f"| {' | '.join(sizes)} | {fold.largest.category} | {_text((fold.module or ABSENT) + several)} |"
 
 
 def _lines(results: Sequence[CheckResult], workspace: Path) -> Iterator[tuple[_Place, str]]:
-    """Each line once, with all that is told of it."""
+    """Each line once, with everything said about it."""
     told: dict[_Place, list[str]] = defaultdict(list)
     for result in results:
         same: set[tuple[_Place, int, str]] = set()
@@ -162,16 +162,16 @@ def _grew(broken: Broken, size: int) -> str:
 
 
 def _named(folds: Sequence[Fold]) -> str:
-    """The largest, and how many more there are."""
+    """The largest changes by name, and the number of others."""
     more = f", and {len(folds) - 1} more" if len(folds) > 1 else ""
     return f"{folds[0].largest.category}, {what(folds[0])}{more}"
 
 
 def _most_of(broken: Broken, workspace: Path) -> Iterator[tuple[_Place, list[Fold]]]:
-    """The lines at which most of it grew, the first ones that are :data:`_ENOUGH` of it: no word of the few bytes left.
+    """The lines at which most of the memory grew: the first ones that make up :data:`_ENOUGH` of it.
 
-    Where nothing grew, or there is no before, the lines at which most of it was allocated. What is of no line of the
-    user's counts, too.
+    If nothing grew, or without a baseline, the lines at which most of it was allocated. Memory without a line of the
+    user's counts in the total too.
     """
     places: dict[_Place | None, list[Fold]] = defaultdict(list)
     for fold in _held(broken) if broken.held else folded(broken.grew):
@@ -187,7 +187,7 @@ def _most_of(broken: Broken, workspace: Path) -> Iterator[tuple[_Place, list[Fol
 
 
 def _place(change: GroupChange, workspace: Path) -> _Place | None:
-    """The file, below ``workspace``, and the line; ``None`` for a line of the run before, and for files elsewhere."""
+    """The file (below ``workspace``) and line; ``None`` for a line of the run before and for other files."""
     found = _FRAME.fullmatch(change.source_line or "")
     if found is None or change.lines_of is WhichRun.BEFORE:
         return None
@@ -196,22 +196,22 @@ def _place(change: GroupChange, workspace: Path) -> _Place | None:
 
 
 def _line(change: GroupChange, workspace: Path) -> str:
-    """The line as it is in the repository."""
+    """The line with its file's path in the repository."""
     found = _FRAME.fullmatch(change.source_line or "")
     path = None if found is None else _below(workspace, found[1])
     return change.source_line or "" if found is None or path is None else f"{path}:{found[2]} {found[3]}"
 
 
 def _below(workspace: Path, file: str) -> str | None:
-    """The path of ``file`` in ``workspace``; ``None`` for one elsewhere."""
+    """The path of ``file`` relative to ``workspace``; ``None`` if it is elsewhere."""
     try:
         return (workspace / file).resolve().relative_to(workspace.resolve()).as_posix()
-    except (OSError, ValueError):  # also for a name that no file can have
+    except (OSError, ValueError):  # ValueError: a name that no file can have
         return None
 
 
 def _text(text: str) -> str:
-    """``text`` as Markdown that shows it and does nothing else: what could be markup is an entity."""
+    """``text`` as Markdown that only shows it: characters that could be markup become entities."""
     shown = printable(text)
     shown = shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
     return _PLAIN.sub(lambda character: f"&#{ord(character[0])};", shown)

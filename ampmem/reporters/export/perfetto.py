@@ -1,8 +1,8 @@
-"""A recording as a trace for Perfetto (https://ui.perfetto.dev), in its own protobuf format.
+"""A recording as a trace for Perfetto (https://ui.perfetto.dev), in its protobuf format.
 
-Counters have the live bytes of each category, and what the allocator had reserved where that is known; slices are the
-steps and the phases. Times are nanoseconds since the recording's first event. Source of the format: the messages
-``Trace``, ``TracePacket``, ``TrackDescriptor`` and ``TrackEvent`` in Perfetto's ``protos/perfetto/trace``.
+Counters have the live bytes of each category, and the reserved bytes if known; slices are the steps and the phases.
+Times are nanoseconds since the recording's first event. Source of the format: the messages ``Trace``, ``TracePacket``,
+``TrackDescriptor`` and ``TrackEvent`` in Perfetto's ``protos/perfetto/trace``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LENGTH: Final = 2
 
 
 def varint(number: int) -> bytes:
-    """A number from 0 on, in groups of seven bits, the lowest first."""
+    """A non-negative number as a varint: groups of seven bits, the lowest first."""
     groups = bytearray()
     while number > 0x7F:
         groups.append(number & 0x7F | 0x80)
@@ -35,12 +35,12 @@ def varint(number: int) -> bytes:
 
 
 def key(number: int) -> bytes:
-    """What comes before the value of a field that holds a number."""
+    """The key of a field that holds a number."""
     return varint(number << 3 | _VARINT)
 
 
 def field(number: int, value: int | str | bytes) -> bytes:
-    """A field: a number from 0 on, a text, or a message that is encoded already."""
+    """A field with a non-negative number, a text, or an encoded message."""
     if isinstance(value, int):
         return key(number) + varint(value)
     data = value.encode("utf-8", "replace") if isinstance(value, str) else value
@@ -48,19 +48,19 @@ def field(number: int, value: int | str | bytes) -> bytes:
 
 
 def message(fields: dict[int, int | str | bytes]) -> bytes:
-    """A message without the length that a field puts before it."""
+    """A message with these ``fields``, without the length that a field puts before it."""
     return b"".join(field(number, value) for number, value in fields.items())
 
 
 def width_of(largest: int) -> int:
-    """How many bytes a number up to ``largest`` takes as a varint."""
+    """The number of bytes of ``largest`` as a varint."""
     return max(1, -(-largest.bit_length() // 7))
 
 
 def varints(numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
-    """Numbers from 0 on as varints that all have ``width`` bytes, one in each row.
+    """Non-negative numbers as varints of ``width`` bytes each, one number per row.
 
-    Shorter ones are filled up with groups that are 0, which every reader of the format takes.
+    Shorter ones are padded with groups of 0, which every reader of the format accepts.
     """
     shifts = np.arange(width, dtype=np.int64) * 7
     groups = (numbers[:, np.newaxis] >> shifts & 0x7F).astype(np.uint8)
@@ -69,9 +69,9 @@ def varints(numbers: NDArray[np.int64], width: int) -> NDArray[np.uint8]:
 
 
 _Series: TypeAlias = "dict[str, Column]"
-"""Bytes before the first event and after each one, by the counter's name."""
+"""By name of counter, the bytes before the first event and after each event."""
 
-# Numbers of fields, and of an enum's values.
+# Field numbers, and the values of an enum.
 _TRACE_PACKET: Final = 1
 _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _TRACK_DESCRIPTOR = 8, 10, 11, 60
 _UUID, _NAME, _PROCESS, _PARENT, _COUNTER = 1, 2, 3, 5, 8
@@ -87,14 +87,14 @@ _CHUNK: Final = 1 << 14
 
 
 class _Mark(NamedTuple):
-    """Where a slice begins or ends."""
+    """The beginning or end of a slice."""
 
     time_ns: int
     packet: bytes
 
 
 def write_perfetto(analysis: Analysis, path: Path, *, force: bool = False) -> None:
-    """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
+    """Write the trace; ``force`` replaces a file. Raises :class:`~ampmem.errors.UsageError` if it is not writable."""
     with open_output(path, force=force) as stream:
         for packets in _trace(analysis):
             stream.buffer.write(packets)
@@ -102,7 +102,7 @@ def write_perfetto(analysis: Analysis, path: Path, *, force: bool = False) -> No
 
 
 def _trace(analysis: Analysis) -> Iterator[bytes]:
-    """The tracks, then all packets in the order of their times."""
+    """The tracks, then all packets in order of time."""
     series = _series(analysis)
     yield from _tracks(analysis, list(series))
     start = analysis.start_ns
@@ -145,7 +145,7 @@ def _packet(fields: dict[int, int | str | bytes]) -> bytes:
 
 
 def _slice(track: int, name: str, step: int, start_ns: int, end_ns: int) -> Iterator[_Mark]:
-    """A step before the first one has a negative number, which is left out."""
+    """The marks of a slice; a step before the first recorded one has a negative number, which the name leaves out."""
     event: dict[int, int | str | bytes] = {_EVENT_TYPE: _SLICE_BEGIN, _EVENT_TRACK: track, _EVENT_NAME: name}
     if step >= 0:
         event[_EVENT_ANNOTATION] = message({_ANNOTATION_NAME: "step", _ANNOTATION_INT: step})
@@ -161,7 +161,7 @@ def _steps(analysis: Analysis, start: int) -> Iterator[_Mark]:
 
 
 def _phases(analysis: Analysis, start: int) -> Iterator[_Mark]:
-    """Each phase lasts until the next one; the last one until the last event, or the last step's end."""
+    """The slices of the phases: each lasts until the next, the last until the last event or the last step's end."""
     phases, times = analysis.recording.phases, analysis.timeline.time_ns
     ends = [int(times[-1])] if len(times) else []
     ends += [step.end_ns for step in analysis.recording.steps[-1:]]
@@ -173,7 +173,7 @@ def _phases(analysis: Analysis, start: int) -> Iterator[_Mark]:
 
 
 def _counters(time_ns: Column, series: _Series) -> Iterator[tuple[Column, NDArray[np.uint8]]]:
-    """Times and packets: a value for each counter at the start, and then for whichever an event changes."""
+    """Times and packets: every counter's value at the start, and then those that an event changes."""
     if not len(time_ns):
         return
     rows = list(series.values())
@@ -189,20 +189,20 @@ def _counters(time_ns: Column, series: _Series) -> Iterator[tuple[Column, NDArra
 
 
 class _Template:
-    """Packets of counters that all have one length, so that a million of them are made as one table of bytes."""
+    """Packets of counters with equal length, so that a million of them are made as one table of bytes."""
 
     def __init__(self, last_ns: int, largest: int) -> None:
         self._widths = width_of(last_ns), width_of(largest)
         event = field(_EVENT_TYPE, _COUNT) + key(_EVENT_TRACK)
         value = key(_EVENT_VALUE)
-        # The number of a track takes one byte.
+        # A track's number takes one byte.
         size = len(event) + 1 + len(value) + self._widths[1]
         sequence = field(_SEQUENCE, _THIS_SEQUENCE) + _opened(_TRACK_EVENT, size) + event
         size += len(sequence) - len(event) + len(key(_TIMESTAMP)) + self._widths[0]
         self._parts = _opened(_TRACE_PACKET, size) + key(_TIMESTAMP), sequence, value
 
     def packets(self, time_ns: Column, counter: Column, value: Column) -> NDArray[np.uint8]:
-        """One packet in each row."""
+        """The packets, one per row."""
         before_time, before_track, before_value = (
             np.tile(np.frombuffer(part, dtype=np.uint8), (len(time_ns), 1)) for part in self._parts
         )
@@ -212,5 +212,5 @@ class _Template:
 
 
 def _opened(number: int, size: int) -> bytes:
-    """What comes before a message of ``size`` bytes."""
+    """The bytes before a message of ``size`` bytes."""
     return field(number, bytes(size))[:-size]

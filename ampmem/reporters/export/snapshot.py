@@ -1,11 +1,9 @@
 """A recording as a memory snapshot, for PyTorch's own viewer (https://pytorch.org/memory_viz).
 
-Every event has as ``user_metadata`` ampmem's category and name, and the category as ``category``, by which the viewer
-colours.
-The first entry, a marker, has as ``user_metadata`` the whole recording as a text, from which ``ampmem import`` gets
-back what PyTorch's format has no place for: steps, phases, facts, names, layers.
-A recording that knows no segments, as one of the CPU's memory, gets them here: stretches of memory that blocks lie in
-side by side.
+The ``user_metadata`` of every event has ampmem's category and name; ``category`` has the category, which the viewer
+colours by. The ``user_metadata`` of the first entry, a marker, has the whole recording as text: ``ampmem import`` reads
+from it what PyTorch's format has no place for (steps, phases, facts, names, layers). A recording without segments, such
+as one of CPU memory, gets them here: contiguous stretches of memory that have blocks.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ from ampmem.recording import pack
 Item: TypeAlias = "bool | int | str | tuple[Item, ...] | Iterable[Item] | Mapping[str, Item] | Once"
 
 _BATCH: Final = 1000
-"""Items per opcode; the viewer passes them as the arguments of one call."""
+"""Items per pickle opcode: the viewer passes them as the arguments of one call."""
 
 
 class Once:
-    """A value that is written where it is first met, and referred to from then on."""
+    """A value that is written once, where it is first met, and referred to afterwards."""
 
     def __init__(self, value: Item) -> None:
         self.value = value
@@ -49,16 +47,16 @@ class PickleWriter:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._memo: dict[str | int, bytes] = {}
-        """How to refer to what was written already: to texts by themselves, to others by their id."""
+        """The references to values already written: to texts by themselves, to other values by id."""
         self._kept: list[Once] = []
         stream.write(b"\x80\x04")
 
     def end(self) -> None:
-        """Finish the pickle: its value is the one thing that was written."""
+        """Finish the pickle, whose value is the one thing that was written."""
         self._stream.write(b".")
 
     def mapping(self, items: Iterable[tuple[str, Iterable[Item]]]) -> None:
-        """Write a dict of lists, whose items are taken one by one."""
+        """Write a dict of lists, taking the lists' items one by one."""
         self._stream.write(b"}(")
         for key, values in items:
             self.value(key)
@@ -77,7 +75,7 @@ class PickleWriter:
             write(b"e")
 
     def value(self, value: Item) -> None:
-        """Write one value that is small enough to be there whole."""
+        """Write one value small enough to be in memory as a whole."""
         if isinstance(value, str):
             self._text(value)
         elif isinstance(value, bool):
@@ -102,7 +100,7 @@ class PickleWriter:
         elif -(1 << 31) <= value < 1 << 31:
             self._stream.write(struct.pack("<Bi", ord("J"), value))
         else:
-            # The viewer reads up to eight bytes; addresses and times need no more.
+            # The viewer reads integers of at most eight bytes, which is enough for addresses and times.
             raw = value.to_bytes(8, "little", signed=True)
             self._stream.write(struct.pack("<BB", 0x8A, len(raw)) + raw)
 
@@ -122,10 +120,10 @@ class PickleWriter:
             return
         self.value(once.value)
         self._memoize(id(once))
-        self._kept.append(once)  # or another one could get its id
+        self._kept.append(once)  # keeps it alive, or another object could get its id
 
     def _memoize(self, key: str | int) -> None:
-        """From now on, what was written last is referred to."""
+        """Memoize the value written last, to be referred to by ``key``."""
         place = len(self._memo)
         short = place < 1 << 8
         self._memo[key] = struct.pack("<BB", ord("h"), place) if short else struct.pack("<BI", ord("j"), place)
@@ -140,14 +138,14 @@ class PickleWriter:
 
 
 _UNKNOWN: Final = "unknown"
-"""What the viewer calls what has no category; it fails unless some event has this one."""
+"""The viewer's category for events without one; it fails unless some event has this category."""
 
 _LINE: Final = re.compile(r"^(.*):(\d{1,9}) (.*)$", re.DOTALL | re.ASCII)
 _US: Final = 1000
 
 
 def write_snapshot(analysis: Analysis, path: Path, *, force: bool = False) -> None:
-    """Raises :class:`~ampmem.errors.UsageError` when ``path`` cannot be written, or exists without ``force``."""
+    """Write a snapshot; ``force`` replaces a file. Raises :class:`~ampmem.errors.UsageError` if it is not writable."""
     with open_output(path, force=force) as stream:
         writer = PickleWriter(stream.buffer)
         frames = _Frames(analysis)
@@ -163,13 +161,13 @@ def write_snapshot(analysis: Analysis, path: Path, *, force: bool = False) -> No
 
 
 class _Says:
-    """What is said of an allocation: its category, and its name or else the module that made it."""
+    """The words for an allocation: its category, and its name or else the module that made it."""
 
     def __init__(self, analysis: Analysis) -> None:
         self._analysis = analysis
 
     def of(self, allocation: int) -> str:
-        """The words, for one of the lifetimes."""
+        """The words for the allocation with that index."""
         classes, lives, texts = self._analysis.classes, self._analysis.lifetimes, self._analysis.recording.texts
         category = str(CATEGORIES[classes.category[allocation]])
         name = texts[classes.name[allocation]]
@@ -180,9 +178,10 @@ class _Says:
 
 
 class _Frames:
-    """The frames of each stack, innermost first: the op that asked, as PyTorch's C++ frames are, then the script's own.
+    """The frames of each stack, innermost first: the op, as PyTorch's C++ frames are, then the script's own.
 
-    All that autograd's engine allocates has one line of the script; the node tells it apart. Each is written once.
+    All allocations of autograd's engine have the same line of the script; the node distinguishes them. Each frame is
+    written once.
     """
 
     def __init__(self, analysis: Analysis) -> None:
@@ -206,11 +205,11 @@ class _Frames:
 
 
 def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
-    """The events; what was there before becomes a segment, and an alloc, at the start."""
+    """The events; memory alive before the recording becomes a segment and an alloc at the start."""
     events, lives, times = analysis.recording.events, analysis.lifetimes, analysis.timeline.time_ns
     calls = _calls(analysis)
     if len(events):
-        # A marker, of which viewers show the word alone: ampmem import reads the recording from it.
+        # A marker, of which viewers show only the word; ampmem import reads the recording from it.
         marker: dict[str, Item] = {"category": _UNKNOWN, "user_metadata": pack(analysis.recording)}
         yield _entry("snapshot", 0, 0, 0, int(times[0])) | marker
     owner = _owners(analysis)
@@ -234,7 +233,7 @@ def _trace(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
 
 
 def _calls(analysis: Analysis) -> Callable[[int], Iterator[Item]]:
-    """Gives the segments' own entries that come before the event with an index, each of them once."""
+    """A function that gives the segment entries before the event with an index, each once."""
     segments = analysis.recording.segments
     rows = iter(zip(*(getattr(segments, name).tolist() for name in segments.names()), strict=True))
     waiting = next(rows, None)
@@ -270,7 +269,7 @@ def _entry(action: str, address: int, size: int, stream: int, time_ns: int) -> d
 
 
 def _owners(analysis: Analysis) -> Column:
-    """The allocation that each event is about."""
+    """The allocation of each event."""
     lives = analysis.lifetimes
     owner = np.zeros(len(analysis.recording.events), dtype=np.int64)
     freed = np.flatnonzero(lives.died != ALIVE)
@@ -280,7 +279,7 @@ def _owners(analysis: Analysis) -> Column:
 
 
 def _segments(analysis: Analysis, frames: _Frames) -> Iterator[Item]:
-    """The segments at the end, or stretches of memory that blocks have ever covered, with the blocks in them then."""
+    """The segments at the end, or the stretches of memory that ever had blocks, each with its blocks at the end."""
     if len(analysis.recording.segments):
         for each in address_map(analysis, None):
             yield _segment(analysis, frames, each)
@@ -352,7 +351,7 @@ def _gap(piece: SegmentPiece) -> Item:
 
 
 def _annotations(analysis: Analysis) -> Iterator[Item]:
-    """The steps, as the profiler's spans are written."""
+    """The steps as annotations, as the profiler writes its spans."""
     for step in analysis.recording.steps:
         for stage, time_ns in (("START", step.start_ns), ("END", step.end_ns)):
             yield {"stage": stage, "name": f"step {step.index}", "device": 0, "time_us": time_ns // _US}

@@ -1,4 +1,4 @@
-"""Recordings as one HTML page that needs nothing but a browser."""
+"""Recordings as a self-contained HTML page that needs only a browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of ``ampmem advise``: each run's memory over what it computes again, and the best change in code."""
+"""The page of ``ampmem advise``: each run's memory over its recomputation, and the best change in code."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ from ampmem.vocabulary import Device
 
 _UNBEATEN = "no other run beats it"
 _COMPUTES = frozenset({"--precision", "--force-batch-size", "--force-policy"})
-"""Options of ``ampmem profile`` that change what is computed."""
+"""The options of ``ampmem profile`` that change what the script computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvicePoint:
-    """A run. ``cost`` is its place on the axis, ``most`` what the device has in use at most, or on the CPU the peak
-    allocated, which is ``allocated``, in bytes; ``text`` has lines of words. ``unbeaten``: no other run needs as little
-    memory at as low a cost, and less of one of the two.
+    """A run as a point.
+
+    ``cost`` is its place on the cost axis, ``most`` the peak of the device's memory (on the CPU the allocated peak) in
+    bytes, ``allocated`` the allocated peak in bytes; ``text`` has lines of words. ``unbeaten``: no other run is better
+    in memory or cost without being worse in the other.
     """
 
     cost: float
@@ -49,7 +51,7 @@ class AdvicePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceSeries:
-    """Runs of one look; a line joins them where ``joined``."""
+    """The runs drawn alike; a line joins them if ``joined``."""
 
     name: str
     joined: bool
@@ -61,7 +63,7 @@ class AdviceSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceLink:
-    """A page beside this one, and what it shows."""
+    """A link to a page next to this one, and what that page shows."""
 
     text: str
     page: str
@@ -69,7 +71,7 @@ class AdviceLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceView:
-    """All that the page is drawn from. ``limit`` is what the device may have in use at most, in bytes, if known."""
+    """The data that the page is drawn from. ``limit`` is the most device memory allowed in bytes, if known."""
 
     ampmem: str
     config: dict[str, bool | str]
@@ -94,9 +96,9 @@ class AdviceView:
 def write_advice(
     found: AdviceDocument, output: Path, *, before: Path, after: Path | None = None, force: bool = False
 ) -> list[Path]:
-    """Write the page of ``found``, and beside it the pages of two recordings, which are replaced; return all of them.
+    """Write the page of ``found`` and, next to it, the replaced pages of two recordings; returns all paths.
 
-    ``before`` is the recording of the script as it is, ``after`` that of the best change. Raises
+    ``before`` is the recording of the unchanged script, ``after`` that of the best change. Raises
     :class:`~ampmem.errors.UsageError` when ``output`` cannot be written.
     """
     from ampmem.reporters.html.write import write
@@ -118,7 +120,7 @@ def write_advice(
 
 
 def advice_view(found: AdviceDocument, pages: tuple[AdviceLink, ...] = ()) -> AdviceView:
-    """What the page shows of ``found``; ``pages`` are those of recordings."""
+    """The page's data from ``found``; ``pages`` are links to the recordings' pages."""
     best, simulated = best_change(found), found.device is Device.SIMULATED
     what, limit = "budget", found.budget_bytes
     if limit is None:
@@ -164,11 +166,11 @@ _LOOKS = (
     ("other changes", False, Category.ACTIVATIONS, "square"),
     ("changes of what is computed", False, Category.OPTIMIZER_STATE, "diamond"),
 )
-"""The name of each series, whether a line joins its runs, the category whose colour it has, and plotly's symbol."""
+"""For each series its name, whether a line joins its runs, the category whose colour it has, and plotly's symbol."""
 
 
 def _series(found: AdviceDocument) -> tuple[AdviceSeries, ...]:
-    """The series that have runs, each with its points from the most memory on."""
+    """The series that have runs, each with its points from the largest memory down."""
     runs: list[list[AdvicePoint]] = [[] for _ in _LOOKS]
     for run in found.runs:
         point = _point(run, found.device)
@@ -189,7 +191,7 @@ def _series(found: AdviceDocument) -> tuple[AdviceSeries, ...]:
 
 
 def _look(run: AdvisedRun) -> int:
-    """Which of :data:`_LOOKS` the run has."""
+    """The index in :data:`_LOOKS` for the run."""
     names = {option for option in run.options if option.startswith("--")}
     if names & _COMPUTES:
         return 2
@@ -197,7 +199,7 @@ def _look(run: AdvisedRun) -> int:
 
 
 def _point(run: AdvisedRun, device: Device) -> AdvicePoint | None:
-    """The run in the picture; ``None`` where it has no peak, or its cost is not known."""
+    """The run as a point; ``None`` if it has no peak or no known cost."""
     most, cost = run.limited_bytes, _cost(run, device)
     if run.allocated_bytes is None or most is None or cost is None:
         return None
@@ -215,7 +217,7 @@ def _point(run: AdvisedRun, device: Device) -> AdvicePoint | None:
 
 
 def _cost(run: AdvisedRun, device: Device) -> float | None:
-    """On a real device the milliseconds of a step, else what is recomputed, in percent of the step's other FLOPs."""
+    """The cost: on a real device the step time in ms, else the recomputed FLOPs in percent of the step's others."""
     if device is not Device.SIMULATED:
         return None if run.step_ns is None else run.step_ns / 1e6
     if run.step_flops is None or run.recomputed_flops is None:

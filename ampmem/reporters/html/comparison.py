@@ -1,6 +1,6 @@
-"""Recordings side by side, how one gets from the baseline's bytes to another's, and what changed between two.
+"""Recordings side by side: what leads from the baseline's bytes to another recording's, and what changed.
 
-Of two runs of changed code that is the verdict, and a list to sort and to search.
+For two runs of changed code this is the verdict and a list of changes that can be sorted and searched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WATERFALLS = (Mark.AFTER_FORWARD, Mark.PEAK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeRow:
-    """Bytes of one category."""
+    """The bytes of one category."""
 
     key: str
     bytes: int
@@ -37,7 +37,7 @@ class SizeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRow:
-    """Bytes of one category, one cell per column."""
+    """The bytes of one category, one cell per column."""
 
     key: str
     cells: tuple[int | None, ...]
@@ -54,7 +54,7 @@ class InstantView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaterfallView:
-    """What leads from one recording's bytes to another's: ``start`` and all ``terms`` make ``end``, exactly."""
+    """The steps from one recording's bytes to another's: ``start`` plus all ``terms`` is exactly ``end``."""
 
     source: str = field(metadata=named("from"))
     target: str = field(metadata=named("to"))
@@ -66,7 +66,7 @@ class WaterfallView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeView:
-    """How long a step takes without instrumentation; ``ratio_text`` is to the baseline."""
+    """The duration of a step without instrumentation; ``ratio_text`` is the ratio to the baseline."""
 
     median_ns: int
     min_ns: int
@@ -86,7 +86,7 @@ class LossView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureView:
-    """Why a script did not get to its end."""
+    """Why a script failed."""
 
     label: str
     failure: str
@@ -94,7 +94,7 @@ class FailureView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonView:
-    """All of it; tuples have one entry per recording, ``None`` or a dash for what is not known."""
+    """A comparison as data; tuples have one entry per recording, ``None`` or a dash for unknown values."""
 
     baseline: str | None
     labels: tuple[str, ...]
@@ -114,7 +114,7 @@ class ComparisonView:
 
 
 def comparison_view(comparison: Comparison) -> ComparisonView:
-    """What the page says of ``comparison``."""
+    """The page's data from ``comparison``."""
     columns = comparison.columns
     labels = tuple(entry.label for entry in comparison.entries)
     return ComparisonView(
@@ -144,7 +144,7 @@ def comparison_view(comparison: Comparison) -> ComparisonView:
 
 
 def difference_headline(comparison: Comparison, index: int) -> Headline | None:
-    """How the peak of the recording at ``index`` differs from the baseline's; ``None`` without that."""
+    """The difference of the peak of the recording at ``index`` to the baseline's; ``None`` without a baseline."""
     column = comparison.columns[index]
     difference = column.peak_difference
     if comparison.baseline is None or index == comparison.baseline or difference is None:
@@ -170,9 +170,9 @@ def _instant(comparison: Comparison, mark: Mark) -> InstantView:
 
 
 def _waterfalls(comparison: Comparison, labels: Sequence[str]) -> Iterator[WaterfallView]:
-    """From the baseline to each other recording, unless another is the same, or the verdict has it.
+    """The waterfalls from the baseline to each other recording, except equal ones and the one in the verdict.
 
-    A way between two peaks in different phases is not shown where the verdict has the end of forward instead.
+    Two peaks in different phases have no waterfall if the verdict has the end of forward instead.
     """
     if comparison.baseline is None:
         return
@@ -211,13 +211,13 @@ def _step_time(time: StepTime) -> StepTimeView:
 
 
 ROWS = 2000
-"""So many changes are in a page."""
+"""The most changes in a page."""
 _BEFORE, _AFTER = "before", "after"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeView:
-    """One change, or several that are alike in as many layers; ``line_before`` says that it is of the run before."""
+    """One change, or several alike in several layers; ``line_before`` says that the line is the run before's."""
 
     kind: str
     category: str
@@ -237,7 +237,7 @@ class ChangeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangesView:
-    """All of them, the largest first; ``note`` says that they add up, and what is left out."""
+    """The changes, the largest first; ``note`` says that they add up, and what is left out."""
 
     note: str
     rows: tuple[ChangeView, ...]
@@ -272,7 +272,7 @@ def _change_row(fold: Fold) -> ChangeView:
 
 
 def difference_verdict(found: Difference) -> VerdictView:
-    """What the page of a difference opens with."""
+    """The verdict at the top of the page of a difference."""
     before, after = found.categories_before, found.categories_after
     whole = max(sum(before.values()), sum(after.values()), 1)
     shown = [category for category in CATEGORIES if before[category] or after[category]]

@@ -1,4 +1,4 @@
-"""The page of ``ampmem fit``: the peak of each arm over the argument that was varied."""
+"""The page of ``ampmem fit``: the peak of each arm over the varied argument."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ _LOOKS: dict[Arm, tuple[Fill, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveView:
-    """One arm. ``reserved`` and ``allocated`` have the peaks for each of ``values``, in bytes, ``texts`` the same in
-    lines of words, and ``surely`` whether the run fits in any case or only may; ``failing`` has the values that do not.
-    ``label`` names the arm, and another with all its peaks.
+    """The curve of one arm.
+
+    ``reserved`` and ``allocated`` have the peaks for each of ``values`` in bytes, ``texts`` the same in lines of words,
+    and ``surely`` whether the run surely fits or only may; ``failing`` has the values that do not fit. ``label`` names
+    the arm, and other arms with equal peaks.
     """
 
     arm: str
@@ -57,7 +59,7 @@ class CurveView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrossingView:
-    """Between ``costs_at`` and ``saves_at`` the peak of ``arm`` falls below the baseline's."""
+    """The peak of ``arm`` falls below the baseline's between ``costs_at`` and ``saves_at``."""
 
     arm: str
     costs_at: int
@@ -66,10 +68,10 @@ class CrossingView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitView:
-    """All that the page is drawn from.
+    """The data that the page is drawn from.
 
-    ``capacity`` is what the allocator can surely take of the device, in bytes, ``may`` what it can at most, and
-    ``capacity_text`` and ``may_text`` are the same in words; ``room`` says why it is so much.
+    ``capacity`` is the memory that the allocator can surely take of the device, in bytes, ``may`` its upper bound, and
+    ``capacity_text`` and ``may_text`` are the same in words; ``room`` explains them.
     """
 
     ampmem: str
@@ -99,13 +101,13 @@ def write_fit(fit: FitResult, output: Path, *, force: bool = False) -> None:
 
 
 def render_fit(fit: FitResult) -> str:
-    """The whole page, ready to be written as UTF-8."""
+    """The HTML of the whole page."""
     view = fit_view(fit)
     return self_contained("fit.html", "fit.js", view, title=view.title)
 
 
 def fit_view(fit: FitResult) -> FitView:
-    """What the page shows of ``fit``."""
+    """The page's data from ``fit``."""
     capacity, may = room(fit) or (None, None)
     shown = sizes_of(fit)
     different = [arm for arm in fit.arms if fit.same_as(arm) is None]
@@ -135,7 +137,7 @@ def fit_view(fit: FitResult) -> FitView:
 
 
 def _alike(fit: FitResult, arm: ArmFit) -> str:
-    """``amp, amp-nocache``: the arm, and those with all its peaks."""
+    """The arm, and those with equal peaks: ``amp, amp-nocache``."""
     return ", ".join([arm.name, *(other.name for other in fit.arms if fit.same_as(other) is arm)])
 
 

@@ -1,4 +1,4 @@
-"""A value as a small table that stands inside another page: no script, no style sheet, nothing loaded."""
+"""A value as a small table inside another page: without scripts, style sheets or anything loaded."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from ampmem.units import format_bytes, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
 MOST_RANKS = 16
-"""So many ranks have a row of their own."""
+"""The most ranks that have a row each."""
 
 _TOTAL, _ALLOCATED = "Total", "Allocated, the peak"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardRow:
-    """One row of the table; ``colour`` is empty where it is no category's."""
+    """One row of the table; ``colour`` is empty if the row is not a category."""
 
     label: str
     cells: tuple[str, ...]
@@ -60,7 +60,7 @@ class CardRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """A sentence under the table, and a word before it."""
+    """A sentence under the table, and the word before it."""
 
     text: str
     lead: str = ""
@@ -68,7 +68,7 @@ class Remark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """What a notebook shows of a value: the answer, what it is about, a table, and what else is to be said."""
+    """The parts of a value in a notebook: the answer, facts, a table, and remarks."""
 
     headline: str
     facts: Sequence[str]
@@ -80,7 +80,7 @@ class Card:
 
 
 def html_of(card: Card) -> str:
-    """The card as HTML that needs nothing of the page that it stands in; every text in it is only text."""
+    """The card as HTML that depends on nothing in the page around it; all text is escaped."""
     shown = Card(
         headline=visible(card.headline, MAX_PROSE),
         facts=[visible(fact) for fact in card.facts],
@@ -127,7 +127,7 @@ def summary_card(summary: Summary) -> Card:
 
 
 def comparison_card(comparison: Comparison) -> Card:
-    """The verdict, and the categories of each at the peak of the step that is compared."""
+    """The verdict, and the categories of each recording at the peak of the compared step."""
     columns, entries = comparison.columns, comparison.entries
     live = [column.live(Mark.PEAK) for column in columns]
     requested, said = ([column.total(Mark.PEAK) for column in columns], [column.peak for column in columns])
@@ -165,7 +165,7 @@ def _differences(comparison: Comparison) -> CardRow:
 
 
 def ranks_card(ranks: Ranks) -> Card:
-    """The verdict, who is missing, and the categories of each rank at its own peak, the largest first."""
+    """The verdict, the missing ranks, and the categories of each rank at its own peak, the largest first."""
     job = ranks.job
     largest = sorted(ranks.compared, key=lambda rank: -_peak(rank))
     shown = largest[:MOST_RANKS]
@@ -202,7 +202,7 @@ def _peak(rank: Rank) -> int:
 
 
 def _by_category(live: Sequence[Breakdown | None]) -> Iterator[CardRow]:
-    """A row for each category of which any has something."""
+    """A row for each category that any entry has."""
     for category in CATEGORIES:
         if any(one is not None and one[category] for one in live):
             yield _row(category, [_size(None if one is None else one[category]) for one in live])
@@ -278,7 +278,7 @@ def _limit(judged: Judged) -> CardRow:
 
 
 def bundle_of(value: object) -> Bundle:
-    """The tables of ``value``; the line that it is in short, where it has none."""
+    """The tables of ``value``; its one line if it has none."""
     if isinstance(value, Summary):
         return _bundle(summary_card(value), render_summary(value, ()))
     if isinstance(value, Comparison):
@@ -295,7 +295,7 @@ def bundle_of(value: object) -> Bundle:
 
 
 def _of_recording(recording: Recording) -> Bundle:
-    """What the recording comes to; where it comes to nothing, why."""
+    """The summary of the recording, or why there is none."""
     try:
         entry = entry_of(recording)
     except AmpmemError as error:
@@ -311,18 +311,18 @@ def _bundle(card: Card, text: str) -> Bundle:
 
 
 MOST = 2_000_000
-"""Bytes of a frame. A notebook keeps its outputs, and Jupyter's server drops what comes faster than 1 MB/s, counted
-over three seconds."""
+"""Bytes of a frame. A notebook stores its outputs, and Jupyter's server drops output above 1 MB/s, averaged over three
+seconds."""
 
 STREAM_ROOM = 600_000
-"""Bytes of it for the events; without events a page has 0.8 MB, three quarters of which draw it."""
+"""Bytes of the frame for events; without them a page has 0.8 MB, three quarters of which is the drawing library."""
 
 HEIGHT = 720
-"""Pixels: nothing in a sandbox may say how high it is."""
+"""Pixels: a frame in a sandbox cannot tell its own height."""
 
 
 def frame(recordings: Sequence[Path], title: str) -> str | None:
-    """The page of ``recordings`` in a frame; ``None`` where that is larger than :data:`MOST`.
+    """The page of ``recordings`` in a frame; ``None`` if it is larger than :data:`MOST`.
 
     Raises what reading and summing up a recording raises.
     """

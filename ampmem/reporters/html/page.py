@@ -44,14 +44,14 @@ _NEVER = re.compile(r"</script|<!--|\bimport\s*\(|\bimport\.meta\b", re.IGNORECA
 
 
 class BundleError(Exception):
-    """A module has a form that cannot be put into one script: a fault of ampmem's, not of its user's."""
+    """A module cannot be bundled because of its form: a bug in ampmem, not in its user's code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Module:
-    """One file: ``name`` is its path from the entry's folder, ``names`` are those at its top level, ``exports`` some.
+    """A module: ``name`` is its path from the entry's folder, ``names`` are all top-level names.
 
-    ``imports`` are names of modules, each with what is taken from it.
+    ``exports`` are the exported names. ``imports`` are names of modules, each with the names imported from it.
     """
 
     name: str
@@ -62,7 +62,7 @@ class _Module:
 
 
 def bundle(entry: Path) -> str:
-    """``entry`` and all that it imports, each module after those that it imports itself."""
+    """``entry`` and all modules that it imports, each after its own imports."""
     modules: dict[str, _Module] = {}
     _collect(entry.parent, entry.name, modules, ())
     _check(modules.values())
@@ -84,7 +84,7 @@ def _collect(folder: Path, name: str, modules: dict[str, _Module], above: tuple[
 
 
 def _resolved(name: str, path: str) -> str:
-    """The name of the module that ``name`` imports by ``path``."""
+    """The name of the module that ``name`` imports as ``path``."""
     found = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
     if found.startswith("../"):
         raise BundleError(f"{name}: {path} is outside of the folder of the modules")
@@ -142,7 +142,7 @@ _ENTRY = "main.js"
 _MODULES = FOLDER.parent / "js"
 
 PLOTLY_CONFIG: dict[str, bool | str] = {
-    # By default plotly offers a button that uploads the chart to a server.
+    # Plotly offers a button that uploads the chart to a server unless it is switched off.
     "showSendToCloud": False,
     "plotlyServerURL": "",
     "displaylogo": False,
@@ -154,10 +154,10 @@ PLOTLY_CONFIG: dict[str, bool | str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageView:
-    """All that the page is drawn from; ``opens`` is the index of the run that it opens on.
+    """The data that the page is drawn from; ``opens`` is the index of the run that it opens on.
 
-    ``marks`` has what the instants of a step are called at the head of a column; ``autocast_arms`` are the precisions
-    whose tables have a row for the ``precision_copies`` together in any case.
+    ``marks`` has the names of a step's instants at the head of a column; ``autocast_arms`` are the precisions whose
+    tables always have a row for all ``precision_copies``.
     """
 
     ampmem: str
@@ -184,9 +184,9 @@ def page_view(
     changes: ChangesView | None = None,
     opens: int | None = None,
 ) -> PageView:
-    """The page of ``runs``, which are some ranks of ``job`` if there is one; it opens on the run at ``opens``.
+    """The page of ``runs``, which are ranks of ``job`` if there is one; it opens on the run at ``opens``.
 
-    ``changes`` are those from the first run to the second where they are of changed code.
+    ``changes`` are those from the first run to the second, if they are runs of changed code.
     """
     return PageView(
         ampmem=__version__,
@@ -206,12 +206,12 @@ def page_view(
 
 
 def opens_on(arms: Sequence[str]) -> int:
-    """Which of these runs the page opens on: the one in mixed precision, else the first."""
+    """The run that the page opens on: the one in mixed precision, else the first."""
     return next((arms.index(arm) for arm in AUTOCAST_ARMS if arm in arms), 0)
 
 
 def render(view: PageView) -> str:
-    """The whole page, ready to be written as UTF-8."""
+    """The HTML of the whole page."""
     title = ", ".join(dict.fromkeys(run.title for run in view.runs))
     if view.job is None:
         return self_contained(_TEMPLATE, _ENTRY, view, title=title, verdict=view.verdict)
@@ -219,7 +219,7 @@ def render(view: PageView) -> str:
 
 
 def self_contained(template: str, entry: str, data: object, *, title: str, **more: object) -> str:
-    """The page that ``template`` gives with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it."""
+    """The page from ``template`` with the modules behind ``entry``, plotly.js, ``data`` and ``more`` in it."""
     return filled_template(
         template, title=visible(title), data_json=json_for_script(plain(data)), **_files(entry), **more
     )
@@ -227,7 +227,7 @@ def self_contained(template: str, entry: str, data: object, *, title: str, **mor
 
 @cache
 def _files(entry: str) -> dict[str, str]:
-    """What is in every page with the modules behind ``entry``, whatever it shows."""
+    """The parts of every page with the modules behind ``entry``, whatever it shows."""
     script = bundle(_MODULES / entry)
     return {
         "policy": _policy(script_source_hash(script), script_source_hash(plotlyjs.source())),

@@ -1,4 +1,4 @@
-"""How the categories are called and coloured; told apart under the three common colour-vision deficiencies."""
+"""The names and colours of the categories, distinguishable under the three common colour-vision deficiencies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ampmem.analysis.timeline.categories import CATEGORIES, Category
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fill:
-    """How an area of one category looks; ``pattern`` is a plotly fill pattern, empty for a plain fill."""
+    """The fill of a category's area; ``pattern`` is a plotly fill pattern, empty for a plain fill."""
 
     light: str
     dark: str
@@ -54,13 +54,13 @@ FILLS: dict[Category, Fill] = _OWN | {
     category: Fill(**_WORKSPACE, pattern=pattern)
     for category, pattern in zip(_WITHOUT, cycle(_HATCHINGS), strict=False)
 }
-"""How each category looks; one without a look of its own is hatched in the hue of the workspace."""
+"""The fill of each category; one without a fill of its own is hatched in the hue of the workspace."""
 
 LAYERS = {
     "rounding": Fill(light="#5a5e65", dark="#70757c", pattern="x"),
     "cached": Fill(light="#d7d7d8", dark="#44474b", pattern="/"),
 }
-"""What the allocator has set aside above the tensors; from the bottom of the stack to its top."""
+"""The allocator's layers above the tensors, from the bottom of the stack to its top."""
 
 
 def layer_views() -> tuple[CategoryView, ...]:

@@ -1,4 +1,4 @@
-"""Says on a terminal what is being done, once it has taken a while."""
+"""A line on a terminal that says what is being done, once it has taken a while."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ampmem.output import Terminal
 from ampmem.reporters.text.plain_text import shorten
 
 PATIENCE_S = 1.0
-"""What is done sooner needs no word."""
+"""Seconds: faster work is not announced."""
 
 _WIDTH = 78
 
 
 class PageProgress:
-    """One line on stderr, which changes and is gone at the end; nothing where stderr is no terminal."""
+    """One line on stderr, which changes and is removed at the end; nothing if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._terminal = Terminal(sys.stderr)
@@ -42,7 +42,7 @@ class PageProgress:
                 self._print("")
 
     def say(self, text: str) -> None:
-        """What is being done from now on."""
+        """Announce what is being done from now on."""
         with self._lock:
             self._text = text
             if self._shown:

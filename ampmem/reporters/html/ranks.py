@@ -1,4 +1,4 @@
-"""The verdict on the ranks of a job: which is the worst, and in what the difference to the others lies."""
+"""The verdict on the ranks of a job: which rank is the worst, and how it differs from the others."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ from ampmem.reporters.text.ranks import (
 from ampmem.units import format_bytes, format_count, format_peak, peaks_apart
 
 MAX_ROWS = 64
-"""So many groups of equal ranks have a row of their own: those with the largest peaks."""
+"""The most groups of equal ranks that have a row each: those with the largest peaks."""
 
 _NOTABLE = 0.01
-"""The most of a column is marked where the ranks differ by this share of it, or more."""
+"""A column's largest value is marked if the ranks differ by at least this share of it."""
 
 _ABSENT = {
     Absence.NO_FILE: "no file",
@@ -64,12 +64,12 @@ _ABSENT = {
 }
 
 _LEAST_SCALE = 0.05
-"""The darkest shade is this share of the largest peak, or more: what is less is no difference to look at."""
+"""The darkest shade stands for at least this share of the largest peak: smaller differences do not matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Bytes, exactly so in ``title``; ``shade`` is in per cent of the darkest, ``most`` marks that of its column."""
+    """Bytes, exact in ``title``; ``shade`` is in percent of the darkest, ``most`` marks the column's largest."""
 
     text: str
     title: str = ""
@@ -79,7 +79,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRow:
-    """One row: ``href`` leads to the page that ``shown`` names; ``note`` stands in the place of cells."""
+    """One row: ``href`` leads to the page that ``shown`` names; ``note`` replaces the cells."""
 
     label: str
     detail: str = ""
@@ -101,7 +101,7 @@ class RankRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankColumn:
-    """What a column is of."""
+    """The meaning of a column."""
 
     label: str
     paint: Paint | None = None
@@ -109,7 +109,7 @@ class RankColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTable:
-    """The table of one job; ``scale`` says what the darkest shade is, empty where no rank differs."""
+    """The table of one job; ``scale`` explains the darkest shade, empty if no rank differs."""
 
     title: str
     scale: str
@@ -118,9 +118,9 @@ class RankTable:
 
 
 def rank_table(ranks: Ranks, pages: Mapping[int, str], *, whole: int, title: str = "") -> RankTable:
-    """The table of ``ranks``, whose bars are in parts of ``whole`` bytes.
+    """The table of ``ranks``, with bars as shares of ``whole`` bytes.
 
-    ``pages`` has, by rank, the label of the run of the page that shows it.
+    ``pages`` has, by rank, the label of the run on the page.
     """
     table = _Table(ranks, pages, whole)
     return RankTable(
@@ -132,7 +132,7 @@ def rank_table(ranks: Ranks, pages: Mapping[int, str], *, whole: int, title: str
 
 
 class _Table:
-    """What all cells of one table are made with."""
+    """The values that all cells of one table need."""
 
     def __init__(self, ranks: Ranks, pages: Mapping[int, str], whole: int) -> None:
         self._ranks = ranks
@@ -166,7 +166,7 @@ class _Table:
         for (kind, axis), those in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
             members = tuple(those)
             if len(members) == 1 or all(len(group.ranks) == 1 for group in members):
-                continue  # the rows of the ranks say the same
+                continue  # the ranks' own rows show the same
             title = "Pipeline stages" if kind is GroupKind.STAGE else f"Mesh axis {visible(axis or '')}".rstrip()
             yield RankRows(title=title, detail="of each its worst rank", rows=tuple(map(self._group, members)))
 
@@ -180,7 +180,7 @@ class _Table:
         yield RankRow(label="Worst rank", cells=tuple(worst))
 
     def _each(self) -> Iterable[RankRow]:
-        """One row for ranks that are alike, of the one with the largest peak."""
+        """A row for each class of equal ranks, with the values of the one with the largest peak."""
         rows = [(self._largest(alike), alike) for alike in self._ranks.alike]
         kept = sorted(rows, key=lambda row: -_bytes(row[0]))[:MAX_ROWS]
         for rank, alike in rows:
@@ -194,7 +194,7 @@ class _Table:
             yield RankRow(label=f"{format_count(count)} more", note=between)
 
     def _details(self, alike: Alike) -> str:
-        """Where they are in the mesh, how alike, and what became of them."""
+        """The class's place in the mesh, how equal its ranks are, and what became of them."""
         those = [self._ranks.rank(number) for number in alike.ranks]
         several = len(self._ranks.alike) > 1
         worst = several and self._ranks.worst is not None and self._ranks.worst.rank in alike.ranks
@@ -251,7 +251,7 @@ class _Table:
 
 
 def address_of(run: str) -> str:
-    """The address, on this page, of the run with that label; the page's script knows it."""
+    """The address on this page of the run with that label; the page's script handles it."""
     return f"#one-rank&{urlencode({'run': visible(run)})}"
 
 
@@ -273,7 +273,10 @@ def _alike_in_words(alike: Alike) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """``shown`` is the run that the page opens on; ``pages`` says whose are in the file, ``command`` makes another."""
+    """The section of a job.
+
+    ``shown`` is the run that the page opens on; ``pages`` says whose pages are in the file, ``command`` makes another.
+    """
 
     title: str
     facts: tuple[str, ...]
@@ -285,9 +288,9 @@ class JobView:
 
 
 def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: str) -> JobView:
-    """The page of ``jobs``, one for each precision, which opens on the run ``opens``.
+    """The section of ``jobs``, one for each precision, on a page that opens on the run ``opens``.
 
-    ``pages`` has of each, by rank, the label of its run.
+    ``pages`` has for each job, by rank, the label of its run.
     """
     first = jobs[0].job
     several = len(jobs) > 1
@@ -339,7 +342,7 @@ def _command(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
 
 
 def ranks_verdict_view(ranks: Ranks) -> VerdictView:
-    """What the page of a job opens with."""
+    """The verdict at the top of a job's page."""
     words = ranks_wording(ranks)
     shown = tuple(_shown(ranks))
     return VerdictView(
@@ -358,7 +361,7 @@ def _step(ranks: Ranks) -> str:
 
 
 def _shown(ranks: Ranks) -> Iterable[tuple[str, Rank, RankPeak]]:
-    """The worst rank, that in the middle and the one with the least; of equal ones only the first."""
+    """The worst, the median and the least rank; of equal ones only the first."""
     worst = ranks.worst
     if worst is None:
         return
@@ -390,7 +393,7 @@ def _legend(peaks: Sequence[RankPeak]) -> Iterable[Bar]:
 
 
 def _waterfall(ranks: Ranks) -> Waterfall | None:
-    """From the rank in the middle to the worst; where that is as large, from the one with the least."""
+    """The waterfall from the median rank to the worst, or from the least rank if the median is as large."""
     worst = ranks.worst
     if worst is None or ranks.unsound or ranks.launches:
         return None

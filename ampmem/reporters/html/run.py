@@ -1,6 +1,6 @@
-"""One recording, or the JSON of one, as the page has it: its summary, what is said of it in words, and its events.
+"""One recording, or the JSON of one, on the page: its summary, the words about it, and its events.
 
-What the activations are for, where they were made and in which type stands there as bars.
+Bars show what the activations are for, where they were made and in which type.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from ampmem.vocabulary import AUTOCAST_ARMS, SourceKind
 MAX_MODULES = 40
 MAX_SAVINGS = 100
 _OPS = 3
-"""How many ops the detail of a kind names."""
+"""The number of ops that the detail of a kind names."""
 _ANY = "*"
 _OUTSIDE = "outside the modules"
 
@@ -72,11 +72,11 @@ _Part = tuple[ActivationGroup, ActivationPart]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionBar:
-    """Bytes of activations: ``full`` are float32 or float64, ``low`` bfloat16 or float16, ``other`` no such numbers.
+    """Bytes of activations: ``full`` in float32 or float64, ``low`` in bfloat16 or float16, ``other`` in other types.
 
-    ``ops`` are those that the bar is about, as torch names them, each with a type of what it saved or made; ``None``
-    for what was not seen. ``module`` is the path of the modules that it is about, with ``*`` for any number, and
-    ``None`` for none. ``detail`` says more.
+    ``ops`` are the bar's ops, as torch names them, each with a type of what it saved or made; ``None`` if not seen.
+    ``module`` is the path of the bar's modules, with ``*`` for any number, and ``None`` for no module. ``detail`` says
+    more.
     """
 
     label: str
@@ -90,7 +90,7 @@ class PrecisionBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionWords:
-    """How the parts of :class:`PrecisionBar` are called; empty for one that no activation is of."""
+    """The names of the parts of :class:`PrecisionBar`; empty for a part that no activation is in."""
 
     full: str
     low: str
@@ -101,9 +101,8 @@ class PrecisionWords:
 class ActivationsView:
     """What the activations are, and in which type.
 
-    ``kinds`` are by the op that saved them, or where none was seen to save any by the op that made them (``by`` is
-    ``saved for`` or ``made by``). ``modules_rest`` is what the modules that are left out come to. ``when`` is
-    the instant at which they live, in words.
+    ``kinds`` are grouped by the op that saved them, or if no save was seen by the op that made them (``by`` is ``saved
+    for`` or ``made by``). ``modules_rest`` is the sum of the modules left out. ``when`` is their instant, in words.
     """
 
     when: str
@@ -118,7 +117,7 @@ class ActivationsView:
 
 
 def activations_view(summary: Summary) -> ActivationsView | None:
-    """The activations at the end of forward, or when memory ran out; ``None`` where there are none."""
+    """The activations at the end of forward, or when memory ran out; ``None`` if there are none."""
     parts = [(group, part) for group in summary.activations for part in group.parts]
     if not parts:
         return None
@@ -171,7 +170,7 @@ def _by_maker(parts: Iterable[_Part]) -> Iterator[PrecisionBar]:
 
 
 def _largest_ops(sizes: Iterable[tuple[str | None, int]]) -> list[str | None]:
-    """The ops, that with the most bytes first."""
+    """The ops by bytes, the largest first."""
     sums: dict[str | None, int] = {}
     for op, size in sizes:
         sums[op] = sums.get(op, 0) + size
@@ -179,7 +178,7 @@ def _largest_ops(sizes: Iterable[tuple[str | None, int]]) -> list[str | None]:
 
 
 def _named(ops: Sequence[str | None], kind: str) -> str:
-    """The largest of ``ops`` in words; empty where the kind says it already."""
+    """The largest of ``ops`` in words; empty if the kind names the op already."""
     words = list(dict.fromkeys(plain_op(op) for op in ops if op is not None))
     if words == [kind]:
         return ""
@@ -189,7 +188,7 @@ def _named(ops: Sequence[str | None], kind: str) -> str:
 def _by_module(parts: Iterable[_Part], names: Iterable[str]) -> Iterator[PrecisionBar]:
     """One bar for each module, and one for repeated ones: ``blocks.0`` to ``blocks.11`` are ``blocks.*``.
 
-    ``names`` are those of all modules: where blocks are checkpointed nothing is kept of what is below them.
+    ``names`` are those of all modules, as checkpointed blocks keep nothing of the modules below them.
     """
     mine: dict[str | None, list[_Part]] = {}
     for group, part in parts:
@@ -210,7 +209,7 @@ def _path(module: str | None) -> list[str]:
 
 
 def _folded(module: str | None, above: Iterable[str]) -> str | None:
-    """``module`` with ``*`` for each number that has modules below it, as the blocks of a transformer have."""
+    """``module`` with ``*`` for each number that has modules below it, such as a transformer's blocks."""
     path = _path(module)
     if not path:
         return module
@@ -255,12 +254,12 @@ MAX_PARAMETERS = 200
 MAX_HEADLINES = 5
 LARGEST_ROWS = 8
 FRAMES = 12
-"""How many frames of the script are shown, the innermost ones."""
+"""The number of the script's frames that are shown, the innermost ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """One large number and what it is; ``value`` is how it reads."""
+    """One large number and its meaning; ``value`` is the number as text."""
 
     label: str
     value: str
@@ -270,7 +269,7 @@ class Headline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingView:
-    """A finding as it is told here; ``jump`` is the id of the section that shows it, if that is known."""
+    """A finding on the page; ``jump`` is the id of the section that shows it, if known."""
 
     code: str
     severity: str
@@ -283,7 +282,7 @@ class FindingView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWords:
-    """A step's peak, losses, update and duration as ``ampmem show`` prints them."""
+    """A step's peak, losses, update and duration, as ``ampmem show`` prints them."""
 
     peak: str
     loss: str
@@ -294,7 +293,7 @@ class StepWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactView:
-    """One line of what is known."""
+    """One line of known facts."""
 
     label: str
     text: str
@@ -302,7 +301,7 @@ class FactView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyView:
-    """Something to change, why, and the bytes that it is about."""
+    """A change, the reason for it, and its bytes."""
 
     change: str
     why: str
@@ -314,7 +313,7 @@ class RemedyView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargeTensorView:
-    """Equal tensors among the largest: ``bytes`` of each, ``kind`` is their type and shape."""
+    """Equal tensors among the largest: ``bytes`` of each; ``kind`` is their type and shape."""
 
     bytes: int
     count: str
@@ -325,11 +324,11 @@ class LargeTensorView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShortageWords:
-    """The last request that failed, in words; ``frames`` (outermost first) say where in the script it was made.
+    """The last failed request in words; ``frames`` (outermost first) say where in the script it was made.
 
-    ``available`` is what the device has, or the process may take, and ``used`` what of it was in use, in bytes; the
-    first is ``None`` where another device was recorded. ``block`` says on the timeline what was asked for.
-    ``commands`` can be run next, and ``hint`` says how to write one.
+    ``available`` is the device's memory or the process's limit, and ``used`` the part in use, in bytes; the first is
+    ``None`` if another device was recorded. ``block`` labels the request on the timeline. ``commands`` can be run next,
+    and ``hint`` says how to write one.
     """
 
     headline: str
@@ -346,7 +345,7 @@ class ShortageWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticWords:
-    """The recipe that the run is measured against, and what became of it."""
+    """The recipe that the run is compared with, and the outcome."""
 
     head: str
     verdict: str
@@ -354,11 +353,11 @@ class StaticWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What the page says of a summary in the words of ``ampmem show``; what is empty or ``None`` is not shown.
+    """The page's words about a summary, as ``ampmem show`` has them; empty or ``None`` values are not shown.
 
-    ``warnings`` say why the numbers prove nothing. ``copies`` are those of parameters that are alike in their layers
-    together, the largest first, and ``copies_left_out`` counts the parameters that are not among them. ``peak`` is the
-    largest of the steps' peaks. By ``parameters`` bytes are divided; 0 where their number is not known.
+    ``warnings`` say why the numbers cannot be trusted. ``copies`` are those of parameters, equal layers together, the
+    largest first, and ``copies_left_out`` counts the parameters left out. ``peak`` is the largest of the steps' peaks.
+    Bytes per parameter are divided by ``parameters``; 0 if their number is unknown.
     """
 
     facts: tuple[str, ...]
@@ -378,7 +377,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPositions:
-    """Where a step starts and ends, and where its peak is."""
+    """The start, the end and the peak of a step, as positions."""
 
     first: int
     last: int
@@ -387,7 +386,7 @@ class StepPositions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownAtView:
-    """The instant that modules, stacks, addresses and allocations show: ``name`` is ``peak``, or ``failure``."""
+    """The instant that modules, stacks, addresses and allocations show: ``name`` is ``peak`` or ``failure``."""
 
     position: int
     name: str
@@ -395,11 +394,11 @@ class ShownAtView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvents:
-    """The events of a run. A *position* is a number of events that have happened; ``None`` is an instant that is not.
+    """The events of a run. A *position* is a number of events; ``None`` is an instant that does not exist.
 
-    ``timed`` says whether their times were measured; else they only order the events. ``instant`` is the peak, or the
-    failure where memory ran out and the run ended. ``activations`` is the position of those of the summary. Where the
-    events come without addresses, ``address_map`` has the allocator's segments at ``instant``.
+    ``timed`` says whether the times were measured; else they only order the events. ``instant`` is the peak, or the
+    failure if memory ran out and the run ended. ``activations`` is the position of the summary's activations. If the
+    events have no addresses, ``address_map`` has the allocator's segments at ``instant``.
     """
 
     timed: bool
@@ -415,7 +414,7 @@ class RunEvents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWords:
-    """What ``ampmem show --json`` prints of a run, and what is said of it."""
+    """A run's JSON, as ``ampmem show --json`` prints it, and the words about it."""
 
     summary: Summary
     said: Said
@@ -425,8 +424,8 @@ class RunWords:
 class RunView:
     """One run of the page.
 
-    ``packed`` is :class:`RunWords` as JSON in gzip and base64. ``events`` are ``None`` where the run was given as the
-    JSON of its summary.
+    ``packed`` is :class:`RunWords` as JSON in gzip and base64. ``events`` are ``None`` if the run was given as the JSON
+    of its summary.
     """
 
     label: str
@@ -437,10 +436,10 @@ class RunView:
 
 
 def column(path: Path, limit: int, progress: PageProgress, advised: Advised | None = None) -> tuple[Entry, RunView]:
-    """The recording at ``path``, or the JSON of one, as a column of a comparison, and as a run of the page.
+    """The recording at ``path``, or the JSON of one, as a column of a comparison and as a run of the page.
 
-    Its events may take ``limit`` bytes of the page; only what that needs is kept. Findings that ``advised`` disproves
-    are left out of a recording; JSON does not say of which script it is.
+    Its events may take ``limit`` bytes of the page. Findings that ``advised`` disproves are left out of a recording;
+    JSON does not say which script it is about.
     """
     progress.say(f"reading {path.name}")
     if is_json(path):
@@ -460,9 +459,9 @@ def column(path: Path, limit: int, progress: PageProgress, advised: Advised | No
 
 
 def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> RunView:
-    """The view of one recording; ``entry``, ``summary`` and ``analysis`` are all of the same.
+    """The view of one recording, which ``entry``, ``summary`` and ``analysis`` are all about.
 
-    ``limit`` is how many bytes of the page its events may take.
+    ``limit`` is the most bytes of the page for its events.
     """
     return _view(entry, summary, entry.script, _events(summary, analysis, limit))
 
@@ -473,13 +472,13 @@ def _view(entry: Entry, summary: Summary, title: str, events: RunEvents | None) 
 
 
 def packed_words(summary: Summary, said: Said) -> str:
-    """The JSON that the page has of a run beside its events."""
+    """The JSON of a run on the page, without its events."""
     text = json.dumps(plain(RunWords(summary=summary, said=said)), allow_nan=False, separators=(",", ":"))
     return base64_of(compressed([text.encode()]))
 
 
 def said_of(summary: Summary, told: Sequence[Finding], to_baseline: Headline | None = None) -> Said:
-    """What is said of ``summary``, and of the findings ``told``: its own, or what became of them beside another run.
+    """The words about ``summary``, and about the findings ``told``: its own, or as judged beside another run.
 
     ``to_baseline`` compares this run with another.
     """
@@ -533,7 +532,7 @@ def _events(summary: Summary, analysis: Analysis, limit: int) -> RunEvents:
 
 
 def headlines(summary: Summary, to_baseline: Headline | None) -> tuple[Headline, ...]:
-    """The most telling numbers that are known; ``to_baseline`` compares this run with another."""
+    """The most important known numbers; ``to_baseline`` compares this run with another."""
     return tuple(_headlines(summary, to_baseline))[:MAX_HEADLINES]
 
 
@@ -602,7 +601,7 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
 
 
 def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
-    """All of one instant: what there was, what was asked for, and what is still to come."""
+    """The numbers of the failed request: what was alive, what was asked for, and what is still to come."""
     yield _size("At the failure", sum(oom.alive.values()), f"in tensors, in {oom.where}")
     if oom.lacking:
         yield _size("Lacking", oom.lacking, f"for {asked(oom)}")
@@ -637,12 +636,12 @@ def _finding(finding: Finding) -> FindingView:
 
 
 def _section(finding: Finding) -> str:
-    """Where the page shows a finding; empty where that is not known, as JSON does not have it."""
+    """The page's section for a finding; empty if unknown, as JSON does not have it."""
     return finding.section if isinstance(finding.section, Section) else ""
 
 
 def _timed(summary: Summary) -> bool:
-    """Whether a step took as long as it would; a simulated one takes what this machine needs to simulate it."""
+    """Whether a step's duration is meaningful: a simulated one is the time that this machine takes to simulate it."""
     return has_times(summary.notes) and summary.source is not SourceKind.SIMULATED
 
 
@@ -667,7 +666,7 @@ def _is(step: Step, peak: RunPeak) -> bool:
 
 
 def _phase_runs(phase: Column) -> tuple[tuple[int, str], ...]:
-    """Where the events of another phase begin; empty when that is too often to be seen."""
+    """The positions at which the phase changes; empty if there are too many to be seen."""
     if not len(phase):
         return ()
     starts = np.concatenate([[0], np.flatnonzero(np.diff(phase)) + 1])

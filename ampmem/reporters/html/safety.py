@@ -1,4 +1,4 @@
-"""How text that a script chose (names, paths, stacks) gets into a page without becoming markup or code."""
+"""How texts from a script (names, paths, stacks) get into a page without becoming markup or code."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 MAX_TEXT = 400
-"""Longest name shown, in characters; what is longer ends with an ellipsis."""
+"""Longest name shown, in characters; a longer one ends with an ellipsis."""
 
 MAX_PROSE = 2000
 """Longest sentence shown, in characters."""
 
 _INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories that show nothing or change what is around them: control, bidi, surrogates, separators."""
+"""Unicode categories that are invisible or change the text around them: control, bidi, surrogates, separators."""
 
 _MARKUP = {character: f"\\u{ord(character):04x}" for character in "<>&"}
 
@@ -31,7 +31,7 @@ def visible(text: str, limit: int = MAX_TEXT) -> str:
 
 
 def distinct_texts(texts: Iterable[str]) -> list[str]:
-    """Each of ``texts`` as :func:`visible` shows it, with a number where two that differ would look the same."""
+    """``texts`` as :func:`visible` shows them, with a number added where two different ones would look the same."""
     owner: dict[str, str] = {}
     numbers: dict[str, int] = {}
     shown = []
@@ -57,12 +57,12 @@ def _spelled(character: str) -> str:
 
 
 def json_for_script(data: object) -> str:
-    """JSON that can stand inside ``<script type="application/json">`` whatever the texts in it are.
+    """JSON that can be inside ``<script type="application/json">`` whatever its texts are.
 
     Raises ``ValueError`` for NaN and infinities, which JSON does not have.
     """
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    # Only strings can hold these three characters in JSON, and there the escape means the same.
+    # Only strings in JSON can have these three characters, and there the escape means the same.
     for character, escape in _MARKUP.items():
         text = text.replace(character, escape)
     return text
@@ -78,13 +78,13 @@ FOLDER = Path(__file__).parent / "templates"
 
 
 def filled_template(name: str, /, **values: object) -> str:
-    """The template ``name`` with ``values``; one that it needs and does not get is an error."""
+    """The template ``name`` filled with ``values``; a missing value is an error."""
     return _environment().get_template(name).render(**values)
 
 
 @cache
 def _environment() -> Environment:
-    """It keeps what it has compiled."""
+    """The template environment, which caches compiled templates."""
     loader = FileSystemLoader(FOLDER)
     return Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True

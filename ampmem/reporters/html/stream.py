@@ -1,4 +1,4 @@
-"""The events of one recording for the page: all of them where they fit, else what is needed to draw them exactly."""
+"""The events of one recording for the page: all of them if they fit, else what is needed to draw them exactly."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from ampmem.reporters.html.safety import distinct_texts, visible
 from ampmem.units import format_count
 
 LEVEL = 5
-"""Of gzip; more makes long recordings half a percent smaller in twice the time."""
+"""The level of gzip: higher ones make long recordings half a percent smaller in twice the time."""
 
 _GZIP = 31
-"""zlib's word for a gzip stream, without a name or a time in it."""
+"""zlib's ``wbits`` for a gzip stream, without a name or a time in it."""
 
 _CHUNK = 1 << 20
 
 
 def framed(header: Mapping[str, Json]) -> bytes:
-    """Length and text of ``header``, padded so that what follows begins at a multiple of eight bytes."""
+    """Length and text of ``header``, padded so that the following bytes are aligned to eight."""
     text = json.dumps(header, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
     text += b" " * (-(len(text) + 4) % 8)
     return struct.pack("<I", len(text)) + text
 
 
 def planes(column: Column) -> list[bytes]:
-    """The bytes of non-negative ``column``: all the lowest ones, then the next higher ones, as many as it needs."""
+    """The bytes of the non-negative ``column``: first all lowest bytes, then the next ones, as many as needed."""
     width = max(1, (int(column.max(initial=0)).bit_length() + 7) // 8)
     by_byte = column.astype("<i8").view(np.uint8).reshape(len(column), 8)
     return [by_byte[:, plane].tobytes() for plane in range(width)]
@@ -51,7 +51,7 @@ def compressed(parts: Iterable[bytes]) -> bytes:
 
 
 def compressed_within(parts: Iterable[bytes], limit: int) -> bytes | None:
-    """``parts`` in gzip, or ``None`` as soon as that is more than ``limit`` bytes."""
+    """``parts`` in gzip, or ``None`` as soon as this exceeds ``limit`` bytes."""
     out, size = [], 0
     for squeezed in _squeezed(parts):
         out.append(squeezed)
@@ -62,7 +62,7 @@ def compressed_within(parts: Iterable[bytes], limit: int) -> bytes | None:
 
 
 def base64_of(packed: bytes) -> str:
-    """``packed`` as the page has it."""
+    """``packed`` in base64, as the page has it."""
     return base64.b64encode(packed).decode("ascii")
 
 
@@ -76,9 +76,9 @@ def _squeezed(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def extreme_positions(total: Column, buckets: int) -> NDArray[np.intp]:
-    """Where in ``total`` the first lowest and the first highest of each bucket are; ascending and unique.
+    """The positions of the first lowest and the first highest value of each bucket; ascending and unique.
 
-    The buckets are runs of equal length, but for the last.
+    The buckets are stretches of ``total`` of equal length, except the last.
     """
     width = max(1, -(-len(total) // max(1, buckets)))
     whole = len(total) // width * width
@@ -92,12 +92,12 @@ def extreme_positions(total: Column, buckets: int) -> NDArray[np.intp]:
 
 
 _LARGEST = 1 << 62
-"""Keys below this stay within an ``int64``."""
+"""Keys below this value stay within an ``int64``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """One entry per kind; names, stacks, types and shapes are text ids, ``phase`` is that of the birth."""
+    """The kinds of allocations; names, stacks, types and shapes are text ids, ``phase`` is that of birth."""
 
     category: Column
     bytes: Column
@@ -114,13 +114,13 @@ class Kinds:
         return len(self.category)
 
     def take(self, rows: NDArray[np.intp]) -> Kinds:
-        """Only the kinds in ``rows``, in that order."""
+        """The kinds in ``rows``, in that order."""
         return Kinds(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The texts of kinds as the page has them: columns of indices, and what they stand for.
+    """The texts of kinds as the page has them: columns of indices, and the tables that they index.
 
     ``stacks`` are indices into ``frames``, outermost first. The first text, stack and shape are the empty ones.
     """
@@ -138,7 +138,7 @@ class Tables:
 
 
 def kinds_of(analysis: Analysis) -> tuple[Kinds, Column]:
-    """The kinds of a run in the order of their first birth, and the kind of each allocation."""
+    """The kinds of a run in order of first birth, and the kind of each allocation."""
     lifetimes, classes, tensors = analysis.lifetimes, analysis.classes, analysis.tensors
     every = Kinds(
         category=classes.category,
@@ -160,7 +160,7 @@ def kinds_of(analysis: Analysis) -> tuple[Kinds, Column]:
 
 
 def _key(columns: Kinds) -> Column:
-    """One number per row, equal for equal rows and for no others."""
+    """One number per row, equal only for equal rows."""
     key = np.zeros(len(columns), dtype=np.int64)
     span = 1
     for column in fields(columns):
@@ -173,7 +173,7 @@ def _key(columns: Kinds) -> Column:
 
 
 def _dense(column: Column) -> tuple[Column, int]:
-    """``column`` as small numbers, and how many there may be."""
+    """``column`` as small numbers, and an upper bound for how many there are."""
     if not len(column):
         return column, 1
     low, high = int(column.min()), int(column.max())
@@ -184,7 +184,7 @@ def _dense(column: Column) -> tuple[Column, int]:
 
 
 def tables_of(kinds: Kinds, texts: Sequence[str]) -> Tables:
-    """What the page needs of ``texts``, visible, bounded, and with those that differ still different."""
+    """The tables of ``texts``, made visible and short, with different texts kept different."""
     used, (name, module, op, dtype) = _used(kinds.name, kinds.module, kinds.op, kinds.dtype)
     stacks, (stack,) = _used(kinds.stack)
     shapes, (shape,) = _used(kinds.shape)
@@ -206,7 +206,7 @@ def tables_of(kinds: Kinds, texts: Sequence[str]) -> Tables:
 
 
 def kinds_header(kinds: Kinds, texts: Sequence[str]) -> dict[str, Json]:
-    """The kinds and their texts as both modes of the stream have them."""
+    """The kinds and their texts, as both modes of the stream have them."""
     tables = tables_of(kinds, texts)
     words, what = _what(kinds, texts, len(tables.texts))
     columns = {
@@ -231,7 +231,7 @@ def kinds_header(kinds: Kinds, texts: Sequence[str]) -> dict[str, Json]:
 
 
 def _what(kinds: Kinds, texts: Sequence[str], first: int) -> tuple[list[str], Column]:
-    """What the tensors without a name of their own are, as texts from number ``first`` on, and by kind; 0 of others."""
+    """Descriptions of tensors without a name, as texts numbered from ``first``, and each kind's text; 0 for none."""
     found: dict[str, int] = {}
     column = np.zeros(len(kinds), dtype=np.int64)
     unnamed = [CATEGORIES.index(category) for category in (Category.ACTIVATIONS, Category.TEMPORARIES)]
@@ -248,7 +248,7 @@ def _used(*columns: Column) -> tuple[list[int], list[Column]]:
 
 
 CACHED = "cached"
-"""Instead of a category: memory in no block that is in use."""
+"""In place of a category: reserved memory in no block that is in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,9 +261,9 @@ class SegmentView:
 
 
 def segments_header(analysis: Analysis) -> dict[str, Json]:
-    """The segments as columns: ``since`` is the first position at which a row counts.
+    """The segments as columns: ``since`` is the first position at which a row applies.
 
-    ``pages`` is 0 for a whole segment, else a number that pages of one expandable segment share.
+    ``pages`` is 0 for a whole segment, else a number shared by the pages of one expandable segment.
     """
     segments = analysis.recording.segments
     baseline, release = segments.action == SegmentAction.BASELINE, segments.action == SegmentAction.RELEASE
@@ -277,7 +277,7 @@ def segments_header(analysis: Analysis) -> dict[str, Json]:
 
 
 def places_of(analysis: Analysis) -> tuple[list[Json], Column]:
-    """Every address at which a block ever began, as the distance from the one before; and of each event which it is."""
+    """The addresses at which blocks begin, each as the distance from the one before, and each event's address."""
     lives = analysis.lifetimes
     addresses, place = np.unique(lives.address, return_inverse=True)
     places = np.zeros(len(analysis.recording.events), dtype=np.int64)
@@ -288,7 +288,7 @@ def places_of(analysis: Analysis) -> tuple[list[Json], Column]:
 
 
 def address_map_view(analysis: Analysis, position: int) -> tuple[SegmentView, ...]:
-    """The segments and what is in them at ``position``, for a page whose events come without addresses."""
+    """The segments and their blocks at ``position``, for a page whose events have no addresses."""
     category = analysis.classes.category
     return tuple(
         SegmentView(
@@ -314,26 +314,26 @@ def _numbered(column: Column) -> Column:
 REDUCED = "reduced"
 
 BUCKETS = 24_000
-"""Stretches of which the lowest and the highest instant are kept: some twenty for each pixel of a wide screen."""
+"""Stretches of which the lowest and highest instant are kept: some twenty per pixel of a wide screen."""
 
 RESERVED_BUCKETS = 2_000
-"""The same for what is reserved, which changes seldom."""
+"""The same for reserved memory, which seldom changes."""
 
 WINDOW = 2_000
-"""Instants on each side of the run's peak, all of which are kept."""
+"""Instants that are kept on each side of the run's peak."""
 
 WINDOWS = 12_000
-"""As many at most around the peaks of all steps together."""
+"""The most instants kept around the peaks of all steps together."""
 
 MAX_PEAK_KINDS = 20_000
-"""Kinds that are described; more than that are put together, from the smallest on."""
+"""The most kinds that are described; further ones, from the smallest on, are merged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamView:
-    """The events, packed; ``note`` says what was left out, empty in mode ``exact``.
+    """The packed events; ``note`` says what was left out, empty in mode ``exact``.
 
-    ``addresses`` says whether the events come with addresses, from which the page makes its address map.
+    ``addresses`` says whether the events have addresses, from which the page makes its address map.
     """
 
     mode: str
@@ -354,7 +354,7 @@ def reduced_stream(
     buckets: int = BUCKETS,
     when: str = "peak",
 ) -> StreamView:
-    """The extremes of every stretch, everything around the steps' ``peaks``, and what is alive at ``peak``.
+    """The extremes of every stretch, everything around the steps' ``peaks``, and the kinds alive at ``peak``.
 
     ``kind`` is the kind of each allocation.
     """
@@ -377,7 +377,7 @@ def reduced_stream(
 
 
 def kept_positions(analysis: Analysis, peaks: Sequence[int], peak: int, buckets: int) -> NDArray[np.intp]:
-    """Both ends, the extremes of each bucket, the marks, and windows around the peaks; ascending."""
+    """The positions that are kept: both ends, the extremes of each bucket, the marks, and windows around the peaks."""
     timeline, events = analysis.timeline, len(analysis.recording.events)
     instants = [step.start_ns for step in analysis.recording.steps] + [step.end_ns for step in analysis.recording.steps]
     instants += [oom.time_ns for oom in analysis.recording.ooms[-1:]]
@@ -410,7 +410,7 @@ def _arrays(analysis: Analysis, layers: AllocatorLayers | None, positions: NDArr
 
 
 def _at_peak(kinds: Kinds, count: Column, texts: Sequence[str]) -> tuple[Kinds, Column, Sequence[str]]:
-    """The kinds that live, how many of each, and the texts, to which those of what is put together are added."""
+    """The live kinds, how many of each, and the texts, with those of merged kinds added."""
     living = np.flatnonzero(count)
     order = living[np.argsort(-(kinds.bytes * count)[living], kind="stable")]
     shown, rest = order[:MAX_PEAK_KINDS], order[MAX_PEAK_KINDS:]
@@ -425,7 +425,7 @@ def _at_peak(kinds: Kinds, count: Column, texts: Sequence[str]) -> tuple[Kinds, 
 
 
 def _together(kinds: Kinds, count: Column, first_text: int) -> tuple[Kinds, list[str]]:
-    """One kind for each category and phase of ``kinds``, and the texts that name them, from ``first_text`` on."""
+    """The kinds merged by category and phase, and the texts that name them, numbered from ``first_text``."""
     key = kinds.category * 8 + kinds.phase
     groups, row = np.unique(key, return_inverse=True)
     size, number = np.zeros(len(groups), dtype=np.int64), np.zeros(len(groups), dtype=np.int64)
@@ -450,15 +450,14 @@ def _together(kinds: Kinds, count: Column, first_text: int) -> tuple[Kinds, list
 EXACT = "exact"
 
 SHORT = 100_000
-"""Events of a recording whose times are kept to the nanosecond; of a longer one to the microsecond."""
+"""Recordings with at most this many events keep times in ns; longer ones in µs."""
 
 
 def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int, *, when: str = "peak") -> StreamView:
-    """The events in at most ``limit`` bytes of base64, but for reduced ones, whose size is bounded anyway.
+    """The events in at most ``limit`` bytes of base64; reduced events may take more, but are bounded anyway.
 
-    ``peaks`` are the positions of the steps' peaks, ``peak`` that of the run's, or of another instant that the page
-    shows: ``when`` is what it is called. Where the segments are known, the
-    addresses of all blocks come along if there is room for them.
+    ``peaks`` are the positions of the steps' peaks, ``peak`` that of the run's peak or of another instant that the page
+    shows, whose name is ``when``. If the segments are known, the addresses of all blocks are included if there is room.
     """
     kinds, kind = kinds_of(analysis)
     layered = len(analysis.recording.segments) > 0
@@ -473,7 +472,7 @@ def stream_view(analysis: Analysis, peaks: Sequence[int], peak: int, limit: int,
 def exact_stream(
     analysis: Analysis, kinds: Kinds, kind: Column, limit: int, *, addresses: bool = False
 ) -> bytes | None:
-    """Every event; ``None`` when that takes more than ``limit`` bytes. ``kind`` is that of each allocation."""
+    """All events; ``None`` if they take more than ``limit`` bytes. ``kind`` is the kind of each allocation."""
     codes = planes(_codes(analysis, kind))
     unit = 1 if len(analysis.recording.events) <= SHORT else 1000
     times = planes(_deltas(analysis.timeline.time_ns, unit))
@@ -490,7 +489,7 @@ def exact_stream(
 
 
 def _codes(analysis: Analysis, kind: Column) -> Column:
-    """Twice the kind of the allocation that each event is about, and one more for a free."""
+    """Twice the kind of each event's allocation, plus one for a free."""
     lifetimes = analysis.lifetimes
     codes = np.zeros(len(analysis.recording.events), dtype=np.int64)
     codes[lifetimes.born] = 2 * kind
@@ -500,7 +499,7 @@ def _codes(analysis: Analysis, kind: Column) -> Column:
 
 
 def _deltas(time_ns: Column, unit: int) -> Column:
-    """Time since the event before; rounded as a time and not as a difference, so that nothing adds up."""
+    """The time since the previous event; times are rounded before the subtraction, so errors do not add up."""
     if not len(time_ns):
         return time_ns
     deltas: Column = np.diff((time_ns - time_ns[0]) // unit, prepend=0)

@@ -1,6 +1,6 @@
-"""The verdict, for the page's first screen: the sentences, the peaks on one scale, and the way from one to the other.
+"""The verdict at the top of the page: sentences, the peaks on one scale, and the steps between them.
 
-It is plain HTML, there before any script has run.
+It is plain HTML, shown before any script has run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HATCHES = {"/": "slashes", ".": "dots"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paint:
-    """How a category looks, as a style and as classes of the page."""
+    """A category's look, as a style and as CSS classes of the page."""
 
     style: str
     classes: str
@@ -30,7 +30,7 @@ class Paint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarPiece:
-    """A part of a bar; without ``paint`` it is grey. ``name`` is a class of its own."""
+    """A part of a bar; without ``paint`` it is grey. ``name`` is an additional CSS class."""
 
     left: float
     width: float
@@ -40,19 +40,19 @@ class BarPiece:
 
     @property
     def style(self) -> str:
-        """Its place and colour."""
+        """The part's place and colour as CSS."""
         place = f"left: {self.left:.3f}%; width: {self.width:.3f}%"
         return place if self.paint is None else f"{place}; {self.paint.style}"
 
     @property
     def classes(self) -> str:
-        """What it looks like."""
+        """The part's CSS classes."""
         return " ".join(filter(None, ("piece", self.name, "" if self.paint is None else self.paint.classes)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One row: a label, a bar, and how it reads; ``note`` stands in the place of a bar."""
+    """One row: a label, a bar, and its value as text; ``note`` replaces the bar."""
 
     label: str
     value: str = ""
@@ -65,18 +65,18 @@ class Bar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Where a waterfall begins or ends, in bytes."""
+    """The start or the end of a waterfall, in bytes."""
 
     label: str
     bytes: int
 
 
 REQUESTED = ", of what was requested, without the rounding of blocks"
-"""What a waterfall is of where the peaks are what an allocator had handed out."""
+"""The words for a waterfall of requested bytes, where the peaks are allocated bytes."""
 
 
 def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[BarPiece, ...]:
-    """The bytes of each category one after the other, in the order in which the timeline stacks them."""
+    """The categories' bytes as parts side by side, in the stacking order of the timeline."""
     pieces, start = [], 0
     for category in CATEGORIES:
         if size := sizes.get(category, 0):
@@ -86,7 +86,7 @@ def stacked(sizes: Mapping[Category, int], whole: int) -> tuple[BarPiece, ...]:
 
 
 def piece(start: int, size: int, whole: int, category: Category, name: str = "") -> BarPiece:
-    """One part, from ``start`` over ``size`` of the ``whole`` bytes of a track; ``name`` is a class of its own."""
+    """A part from ``start`` over ``size`` of the ``whole`` bytes of a bar; ``name`` is an additional CSS class."""
     return BarPiece(
         left=100 * start / whole,
         width=100 * size / whole,
@@ -97,16 +97,16 @@ def piece(start: int, size: int, whole: int, category: Category, name: str = "")
 
 
 def paint(category: Category) -> Paint:
-    """How ``category`` looks."""
+    """The look of ``category``."""
     fill: Fill = FILLS[category]
     style = f"--fill: light-dark({fill.light}, {fill.dark})"
     return Paint(style=style, classes=f"fill {_HATCHES.get(fill.pattern, '')}".rstrip())
 
 
 def falls(before: End, after: End, differences: Mapping[Category, int]) -> tuple[Bar, ...]:
-    """The way from ``before`` to ``after``, which all of ``differences`` lead to, in bytes.
+    """The rows from ``before`` to ``after``; ``differences`` are the steps between them, in bytes.
 
-    In stacking order, so that a bar's colour is where the eye looks for it; the ends are whole.
+    They are in stacking order, so that a bar's colour is where the eye looks for it; the ends are whole bars.
     """
     changes = [(category, differences[category]) for category in CATEGORIES if differences.get(category)]
     whole = _highest(before.bytes, [size for _, size in changes])
@@ -130,13 +130,13 @@ def _whole(end: End, text: str, whole: int) -> Bar:
 
 
 def _highest(start: int, changes: Iterable[int]) -> int:
-    """The most that the way from one end to the other comes to."""
+    """The highest value on the way from one end to the other."""
     return max(1, *accumulate(changes, initial=start))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
-    """From the baseline to the run under autocast, at their peaks or another instant of both, which ``when`` names."""
+    """The steps from the baseline to the run under autocast, at the instant ``when``: their peaks or another one."""
 
     title: str
     when: str
@@ -146,7 +146,7 @@ class Waterfall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictView:
-    """All of it; ``instant`` is what the bars are of, ``legend`` has the categories that the bars show."""
+    """The verdict as data; ``instant`` is the bars' instant, ``legend`` has the categories in the bars."""
 
     headline: str
     why: str
@@ -159,7 +159,7 @@ class VerdictView:
 
 
 def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
-    """What the page opens with; in the words of ``said`` where there are any."""
+    """The verdict at the top of the page, in the words of ``said`` if given."""
     words = said or wording(verdict)
     known = [item for item in verdict.compositions if item is not None]
     return VerdictView(
@@ -175,7 +175,7 @@ def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
 
 
 def _instants(known: Sequence[Composition]) -> str:
-    """``of step 2, all in backward, on one scale``: what they share, and at which op, if that is one, too."""
+    """The instant of the peaks in words: ``of step 2, all in backward, on one scale``; with the op if they share it."""
     if len(known) < 2:
         return "".join(when(item.peak, item.step) for item in known)
     steps = {item.step for item in known}
@@ -201,7 +201,7 @@ def _bars(verdict: Verdict) -> Iterable[Bar]:
 def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
     size = item.peak.said
     difference = 0 if answer is None else size - answer.baseline.said
-    # The baseline reads as it does beside the peak under autocast.
+    # The baseline's bar is drawn as it is beside the peak under autocast.
     other = size if answer is None else answer.baseline.said if difference else answer.mixed.said
     end = "out of memory" if item.short else "failed" if item.failed else ""
     return Bar(
@@ -246,7 +246,7 @@ def _waterfall(answer: Answer) -> Waterfall:
 
 
 def unchanged(sizes: Mapping[Category, int]) -> str:
-    """That these bytes of each category are the same at both ends of a way; empty of none."""
+    """The sentence about categories with the same bytes at both ends; empty if there are none."""
     if not sizes:
         return ""
     names = listed([label(category).lower() for category in sizes])

@@ -1,4 +1,4 @@
-"""The page of a watched run: the whole run as a line, its end, and each full recording's own page a click away."""
+"""The page of a watched run: the whole run as a line, its end, and links to each full recording's own page."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ampmem.units import format_bytes
 from ampmem.version import __version__
 
 _POINTS = 1500
-"""Twice as many steps are drawn at most."""
+"""At most twice this many steps are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedLine:
-    """A line over the steps; sizes in bytes."""
+    """A line over the steps, with sizes in bytes."""
 
     name: str
     steps: tuple[int, ...]
@@ -44,7 +44,7 @@ class WatchedLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BandPart:
-    """One category in a full recording's band, from ``low`` to ``high`` bytes."""
+    """One category in the band of a full recording, from ``low`` to ``high`` bytes."""
 
     category: str
     light: str
@@ -55,7 +55,7 @@ class BandPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BandView:
-    """A full recording: where it is in the run, and the categories at its peak."""
+    """A full recording as a band: its place in the run, and the categories at its peak."""
 
     first: int
     last: int
@@ -64,7 +64,7 @@ class BandView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullView:
-    """A full recording in the table; ``page`` is its own page, beside this one."""
+    """A full recording in the table; ``page`` is its own page, next to this one."""
 
     cells: tuple[str, ...]
     page: str | None
@@ -72,7 +72,7 @@ class FullView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedView:
-    """All that the page is drawn from; ``failed`` is the step in which the run failed."""
+    """The data that the page is drawn from; ``failed`` is the step in which the run failed."""
 
     ampmem: str
     config: dict[str, bool | str]
@@ -94,10 +94,10 @@ class WatchedView:
 
 
 def write_watched(file: Path, output: Path, *, force: bool = False) -> list[Path]:
-    """Write the page of the run at ``file``, and beside it the pages of its full recordings, which are replaced.
+    """Write the page of the run at ``file`` and, next to it, the replaced pages of its full recordings.
 
-    Returns all of them, that of the run first. Raises what reading ``file`` raises, and
-    :class:`~ampmem.errors.UsageError` when ``output`` cannot be written.
+    Returns all pages, the run's first. Raises what reading ``file`` raises, and :class:`~ampmem.errors.UsageError` when
+    ``output`` cannot be written.
     """
     from ampmem.reporters.html.write import write
 
@@ -119,7 +119,7 @@ def write_watched(file: Path, output: Path, *, force: bool = False) -> list[Path
 
 
 def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, str]) -> WatchedView:
-    """What the page shows of the run; ``pages`` are those of full recordings, by number."""
+    """The page's data from the run; ``pages`` are those of full recordings, by number."""
     shown = drawn(rows, _POINTS)
     short = found.shortage
     return WatchedView(
@@ -146,7 +146,7 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
 
 
 def drawn(rows: Sequence[Row], most: int) -> list[Row]:
-    """At most twice ``most`` of ``rows``, with each extreme of the peak and of what was allocated after a step."""
+    """At most twice ``most`` of ``rows``, with all extremes of the peak and of allocated memory after a step."""
     if len(rows) <= 2 * most:
         return list(rows)
     series = (np.array([row.peak for row in rows]), np.array([row.alive for row in rows]))

@@ -1,4 +1,4 @@
-"""From recordings on disk to one page on disk."""
+"""Writes the page of recordings."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from ampmem.reporters.text.ranks import heading, jobs_wording
 
 
 def difference_page(before: Side, after: Side, found: Difference, limit: int, progress: PageProgress) -> PageView:
-    """The page of what was ``found`` between two sides; of one that is in no file it has no more than that.
+    """The page of ``found``, the difference of two sides, with each side's own page if it is in a file.
 
-    ``limit`` is how many bytes of the page the events of each may take.
+    ``limit`` is the most bytes of the page for the events of each.
     """
     sides = [("before", before), ("after", after)]
     shown = [
@@ -48,7 +48,7 @@ def difference_page(before: Side, after: Side, found: Difference, limit: int, pr
 
 
 MOST_PAGES = 8
-"""Of so many ranks the whole page is in the file."""
+"""With at most this many ranks, all ranks' whole pages are in the file."""
 
 
 def job_page(
@@ -56,7 +56,7 @@ def job_page(
 ) -> PageView:
     """The page of the job whose ranks ``runs`` are, in one precision or several.
 
-    ``limit`` is how many bytes of the page the events of each of so many runs may take. Raises what
+    ``limit`` gives, for a number of runs, the most bytes of the page for the events of each. Raises what
     :func:`~ampmem.analysis.ranks.merge.merge_all` raises.
     """
     merged = merge_all(runs)
@@ -81,7 +81,7 @@ def job_page(
 
 
 def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict[int, str]:
-    """What the runs of these ranks are called, by rank."""
+    """The names of the runs of these ranks, by rank."""
     if len(jobs) == 1:
         return {number: f"rank {number}" for number in sorted(numbers)}
     arms = [job.job.arm.name for job in jobs]
@@ -95,16 +95,16 @@ def _run(rank: Rank, label: str, room: int, progress: PageProgress, advised: Adv
 
 
 def _of_worst(jobs: Jobs, comparison: Comparison) -> VerdictView:
-    """The worst rank of each precision beside those of the others."""
+    """The verdict on the worst rank of each precision, side by side."""
     view = verdict_view(verdict_of(comparison), jobs_wording(jobs, comparison))
     return replace(view, waterfall=None) if any(ranks.unsound for ranks in jobs.jobs) else view
 
 
 def ranks_shown(ranks: Ranks, most: int) -> tuple[int, ...]:
-    """The ranks whose whole pages are in the file, the worst first: all, where they are few.
+    """The ranks whose whole pages are in the file, the worst first: all if they are few.
 
-    Else the worst, those that failed, and one of those that are alike: that in the middle, that with the least, then
-    the largest.
+    Else the worst, those that failed, and one of each class of equal ranks: first the median, then the least, then the
+    largest.
     """
     worst, every = ranks.worst, [rank.rank for rank in ranks.ranks]
     first = [] if worst is None else [worst.rank]
@@ -125,26 +125,25 @@ def _size(rank: Rank) -> int:
 
 
 STREAM_LIMIT = 8_000_000
-"""Bytes of the page that the events of one recording may take."""
+"""The most bytes of the page for the events of one recording."""
 
 STREAMS_LIMIT = 24_000_000
-"""Bytes that those of all recordings may take together."""
+"""The most bytes of the page for the events of all recordings."""
 
 
 def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advised: Advised | None = None) -> None:
     """Write the page of ``recordings``, or of the JSON of their summaries, to ``output``.
 
-    Several of them are compared, and ranks of one job merged. Findings that ``advised`` disproves are left out.
+    Several recordings are compared, and ranks of one job merged. Findings that ``advised`` disproves are left out.
 
-    Raises :class:`~ampmem.errors.UsageError` when there is no recording, one is missing or ``output``
-    cannot be written (it exists, without ``force``, or is one of the recordings), and what reading and summing up a
-    recording raises.
+    Raises :class:`~ampmem.errors.UsageError` when there is no recording, one is missing or ``output`` cannot be written
+    (it exists, without ``force``, or is one of the recordings), and what reading and summing up a recording raises.
     """
     if not recordings:
         raise UsageError("there is nothing to report on: give at least one recording")
-    # Before the work, and not only when the page is there to be written.
+    # An unwritable output must fail before the work, not after it.
     for path in recordings:
-        if (rank_of(path) is None or len(recordings) == 1) and not is_json(path):  # a rank may be missing
+        if (rank_of(path) is None or len(recordings) == 1) and not is_json(path):  # a missing rank is dealt with later
             check_recording(path)
     for path in recordings:
         check_output(output, force=force, source=path)
@@ -157,7 +156,7 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advi
 
 
 def write_difference(before: Side, after: Side, found: Difference, output: Path, *, force: bool = False) -> None:
-    """Write the page of what was ``found`` between two sides, and of the two, to ``output``.
+    """Write the page of ``found``, the difference of two sides, and of the sides themselves, to ``output``.
 
     Raises :class:`~ampmem.errors.UsageError` when ``output`` cannot be written (it exists, without ``force``).
     """
@@ -171,9 +170,9 @@ def write_difference(before: Side, after: Side, found: Difference, output: Path,
 
 
 def page_of(recordings: Sequence[Path], room: int) -> str:
-    """The page of ``recordings`` as text, in which the events of all take at most ``room`` bytes, but for reduced ones.
+    """The HTML of ``recordings``, in which all events take at most ``room`` bytes, except reduced ones.
 
-    Raises what :func:`write` raises of recordings.
+    Raises what :func:`write` raises about recordings.
     """
     with PageProgress() as progress:
         return render(_view(recordings, room, progress))
@@ -185,14 +184,14 @@ def _view(recordings: Sequence[Path], room: int, progress: PageProgress, advised
 
 
 def _limit(room: int, runs: int) -> int:
-    """Bytes of the page for the events of each of so many, which have ``room`` together."""
+    """The most bytes of the page for the events of each of ``runs`` recordings, which have ``room`` together."""
     return min(STREAM_LIMIT, room // runs)
 
 
 def _of_ranks(
     recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress, advised: Advised | None
 ) -> PageView | None:
-    """The page of the job whose ranks these are; ``None`` where they are not."""
+    """The page of the job whose ranks ``recordings`` are; ``None`` if they are not ranks."""
     if len(recordings) < 2 or all(world_size_of(path) == 1 for path in recordings):
         return None
     progress.say(f"reading {len(recordings)} recordings")
@@ -203,7 +202,7 @@ def _of_ranks(
 def _of_each(
     recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress, advised: Advised | None
 ) -> PageView:
-    """The page of all of them, side by side."""
+    """The page of all recordings, side by side."""
     columns = [column(path, limit(len(recordings)), progress, advised) for path in recordings]
     entries = distinct([entry for entry, _ in columns], [path.name for path in recordings])
     return page_view(*_side_by_side(entries, [run for _, run in columns]))
@@ -212,7 +211,7 @@ def _of_each(
 def _side_by_side(
     entries: Sequence[Entry], runs: Sequence[RunView]
 ) -> tuple[tuple[RunView, ...], ComparisonView | None, VerdictView]:
-    """The runs under the labels of the comparison, the comparison, ``None`` for a single one, and the verdict."""
+    """The runs with the comparison's labels, the comparison (``None`` for a single run), and the verdict."""
     if len(runs) == 1:
         (entry,) = entries
         verdict = verdict_of_one(entry.summary, label=entry.label, failed=entry.failure is not None)

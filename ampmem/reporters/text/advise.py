@@ -1,4 +1,4 @@
-"""What changes really save, as text: the table of ``ampmem advise`` and the code of each change."""
+"""The measured savings of changes, as text: the table of ``ampmem advise`` and the code of each change."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ampmem.vocabulary import Device
 
 
 def render(found: AdviceDocument, layout: Layout = PLAIN) -> str:
-    """The answer, a row for each run, why others could not be made, and what to write for those that save."""
+    """The answer, a row for each run, why other changes could not be made, and the code of those that save."""
     sections = ["\n".join(layout.strong(line) for line in wrapped(headline(found), layout.width, indent=""))]
     if found.ranks:
         sections.append("\n".join(wrapped(ranks_line(found), layout.width, indent="")))
@@ -38,7 +38,7 @@ COLUMNS_OF_BLOCKS = ("order", "block", "kept for\nbackward", "FLOPs of\nforward"
 
 
 def rows_of_blocks(found: AdviceDocument) -> list[list[str]]:
-    """The cells under :data:`COLUMNS_OF_BLOCKS`; none where the blocks are alike, and taken as the model has them."""
+    """The cells under :data:`COLUMNS_OF_BLOCKS`; empty if the blocks are alike and taken in the model's order."""
     if len({(block.saved_bytes, block.flops) for block in found.blocks}) < 2:
         return []
     return [
@@ -58,18 +58,18 @@ def _table_of_blocks(found: AdviceDocument, layout: Layout) -> str:
 
 
 def computed_lines(found: AdviceDocument) -> list[str]:
-    """Each change that was not run, and what is computed that it saves."""
+    """Each change that was not run, and its computed saving."""
     return [f"{each.change}: {format_bytes(each.saved_bytes)} computed" for each in found.suggestions]
 
 
 def best_change(found: AdviceDocument) -> AdvisedRun | None:
-    """The first run of the table, if it has a change to write in the script."""
+    """The first run of the table that has a change to write in the script."""
     first = found.runs[0]
     return first if first.failure is None and first.code else None
 
 
 def refused_lines(found: AdviceDocument) -> list[str]:
-    """Each change that was not made, and why."""
+    """Each change that could not be made, and why."""
     return [f"{run.change}: {_on_rank(run)}{run.failure}" for run in found.runs if run.failure is not None]
 
 
@@ -78,7 +78,7 @@ def _on_rank(run: AdvisedRun) -> str:
 
 
 def proof_lines(found: AdviceDocument) -> list[str]:
-    """Each change that was compared with what it is to equal, and what came of it."""
+    """Each change that was compared on the CPU, and the result."""
     return [f"{run.change}: {proof_in_words(run.proof)}" for run in found.runs if run.proof is not None]
 
 
@@ -109,7 +109,7 @@ def headline(found: AdviceDocument) -> str:
 
 
 def ranks_line(found: AdviceDocument) -> str:
-    """As which ranks the script was run."""
+    """The ranks as which the script was run."""
     size, ranks = found.world_size, found.ranks
     if found.device is not Device.SIMULATED:
         return f"Each run has {size} ranks; its peaks are those of the worst one."
@@ -123,7 +123,7 @@ def ranks_line(found: AdviceDocument) -> str:
 
 
 def proof_in_words(proof: ProvenResults) -> str:
-    """What the proof has shown, in one sentence."""
+    """The result of the proof, in one sentence."""
     if proof.equal is None:
         return f"not compared: {proof.failure}"
     what = f"{format_count(proof.losses or 0)} losses and {format_count(proof.gradients or 0)} gradients"
@@ -143,7 +143,7 @@ def _apart(what: str, difference: float | None, largest: float | None) -> str:
 
 
 def limit_of(found: AdviceDocument) -> str:
-    """What a run has to fit into, in words."""
+    """The limit that a run must fit into, in words."""
     if found.device is Device.CPU:
         return "the CPU" if found.budget_bytes is None else f"{format_bytes(found.budget_bytes)} of tensors"
     named = found.gpu if found.device is Device.CUDA or size_beside(found.gpu) else ""
@@ -153,7 +153,7 @@ def limit_of(found: AdviceDocument) -> str:
 
 
 def columns_of(found: AdviceDocument) -> tuple[str, ...]:
-    """The heads of the table."""
+    """The heads of the table's columns."""
     cost = "computed" if found.device is Device.SIMULATED else "time measured"
     rank = ("worst\nrank",) if found.ranks else ()
     return ("change", *rank, "peak\nallocated", "peak\nreserved", "device\nat most", "saved", "fits", f"cost ({cost})")
@@ -166,7 +166,7 @@ def _table(found: AdviceDocument, layout: Layout) -> str:
 
 
 def rows_of(found: AdviceDocument) -> list[list[str]]:
-    """The cells under :func:`columns_of`, for each change that was made."""
+    """The cells under :func:`columns_of`, one row for each change that was made."""
     return [_row(run, found) for run in found.runs if run.failure is None]
 
 
@@ -181,7 +181,7 @@ def _row(run: AdvisedRun, found: AdviceDocument) -> list[str]:
 
 
 def _fits(run: AdvisedRun, found: AdviceDocument) -> str:
-    """Not surely: with the least that is assumed for what is not known it does."""
+    """``yes``, ``no``, or ``not surely``: the run fits with the lower bound of the unknown memory only."""
     if run.meets:
         return "yes"
     least, limit = run.device_used_bytes, found.budget_bytes or found.gpu_bytes
@@ -189,7 +189,7 @@ def _fits(run: AdvisedRun, found: AdviceDocument) -> str:
 
 
 def _saved(run: AdvisedRun) -> str:
-    """What is allocated less; of the allocator's setting, which is about that, what is reserved less."""
+    """The bytes allocated less; for the allocator's setting, which is about reserved memory, reserved less."""
     if not run.options or run.saved_bytes is None:
         return ABSENT
     if run.options[0] == "--force-allocator" and run.saved_reserved_bytes:

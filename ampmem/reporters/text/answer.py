@@ -1,4 +1,4 @@
-"""The answer in sentences: the first thing that a table, a page and a notebook say."""
+"""The answer in sentences, with which tables, pages and notebooks begin."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from ampmem.units import format_bytes, format_close, format_count, format_peak, 
 
 
 def asked(oom: FailedRequest) -> str:
-    """How much was asked for."""
+    """The size of the request."""
     wanted, where = f"a block of {format_bytes(oom.asked)}", "" if oom.recorded else f" on cuda:{oom.device}"
     segment = "" if oom.asked == oom.segment else f" in a new segment of {format_bytes(oom.segment)}"
     return f"{wanted}{segment}{where}"
 
 
 def asked_by(oom: FailedRequest) -> str:
-    """The op and the module; empty where neither is known."""
+    """The op and module of the request; empty if both are unknown."""
     if not oom.op and not oom.module:
         return ""
     return " in ".join(part for part in (oom.op or "an op that is not known", oom.module) if part)
 
 
 def lacking(oom: FailedRequest) -> str:
-    """How much more the device would have had to give, and what it had; empty where it refused what it had."""
+    """How much more the device would have had to give, and what it had; empty if it refused although it had enough."""
     return f"{format_bytes(oom.lacking)}: {left(oom)}" if oom.lacking else ""
 
 
 def left(oom: FailedRequest) -> str:
-    """What the device could give, or what this process could take."""
+    """What the device could give, or this process could take."""
     if oom.allowed is not None and oom.left < oom.device_free:
         return f"{format_bytes(oom.left)} were left of the {format_bytes(oom.allowed)} that this process may take"
     return f"the device had {format_bytes(oom.device_free)} free"
 
 
 def device(oom: FailedRequest) -> str:
-    """Who had the device's memory."""
+    """Who held the device's memory."""
     limit = "" if oom.allowed is None else f" (which may take {format_bytes(oom.allowed)})"
     free, mine = f"{format_bytes(oom.device_free)} were free", f"{format_bytes(oom.reserved)} reserved by this process"
     index = "" if oom.recorded else f"cuda:{oom.device}, which is not the device that was recorded: "
@@ -53,7 +53,7 @@ def device(oom: FailedRequest) -> str:
 
 
 def to_come(oom: FailedRequest) -> str:
-    """What the step would still have made; empty where that is nothing, or not known."""
+    """What the step would still have allocated; empty if nothing, or unknown."""
     found = oom.to_come
     if found is None:
         return ""
@@ -68,7 +68,7 @@ def to_come(oom: FailedRequest) -> str:
 
 
 def free_blocks(oom: FailedRequest) -> str:
-    """The largest free blocks in what was cached."""
+    """The largest free blocks in cached memory."""
     free = oom.largest_free
     return (
         f"{format_bytes(free.usable)} that it could use, {format_bytes(free.other_streams)} of other streams, "
@@ -77,14 +77,14 @@ def free_blocks(oom: FailedRequest) -> str:
 
 
 def shortage(oom: FailedRequest) -> tuple[str, ...]:
-    """Sentences on what was asked for, how much was lacking, and what is still to come."""
+    """Sentences on the request, the missing bytes, and what is still to come."""
     less = f": {format_bytes(oom.lacking)} were lacking" if oom.lacking else ""
     coming = to_come(oom)
     return (f"In {oom.where}, {asked(oom)} was asked for{less}.", *([f"Still to come: {coming}."] if coming else []))
 
 
 def why_it_does_not_fit(oom: FailedRequest) -> str:
-    """How much was lacking, and where."""
+    """The missing bytes, and where in the run."""
     if not oom.lacking:
         return f"out of memory in {oom.where}"
     if oom.by_the_limit and oom.allowed is not None:
@@ -94,27 +94,27 @@ def why_it_does_not_fit(oom: FailedRequest) -> str:
 
 
 _HALF = 0.55
-"""What falls to this share or less has about halved."""
+"""A ratio up to this one reads as "about halved"."""
 _NAMED = 3
-"""So many categories, or kinds of activations, are named; the rest is summed up."""
+"""The number of categories, or kinds of activations, that are named; the rest is summed up."""
 _NAMED_SHARE = 0.05
-"""What is less than this share of the activations is not named."""
+"""Kinds with a smaller share of the activations are not named."""
 _MOST = 0.5
-"""This share of something is most of it."""
+"""From this share on, a part is most of the whole."""
 _CHANGES = 4
-"""So many changes are named."""
+"""The number of changes that are named."""
 _VISIBLE = 0.0001
-"""Of the peak: what differs by less is not worth a word."""
+"""Differences below this share of the peak are not mentioned."""
 _SHARE_OF_DIFFERENCE = 0.25
-"""A change of this share of the difference is worth a word, however small that is."""
+"""A change with this share of the difference is mentioned, however small the difference is."""
 _PARTS = 5
-"""So many categories of a peak are named,"""
+"""The number of a peak's categories that are named."""
 _PART = 0.05
-"""of this share of it each."""
+"""The smallest share of the peak of a category that is named."""
 _LEAST_HALF = 0.45
-"""What falls to less has more than halved."""
+"""A ratio below this one reads as "more than halved"."""
 _LABELS = 4
-"""Of so many recordings each is named."""
+"""The number of recordings up to which each is named."""
 _WORDS = {
     Category.CAST_COPIES: "the weights' copies",
     Category.MASTER_COPIES: "master copies",
@@ -129,7 +129,7 @@ _PHASES = {_UPDATE: "in the optimizer's update", "between": "between the phases"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wording:
-    """A verdict in words: a headline and why it is so, both without a stop, and what else there is, in sentences."""
+    """A verdict in words: a headline and its reason, both without a full stop, and further sentences."""
 
     headline: str
     why: str = ""
@@ -137,7 +137,7 @@ class Wording:
 
     @property
     def text(self) -> str:
-        """All of it as one paragraph."""
+        """The whole verdict as one paragraph."""
         return " ".join((f"{self.headline}: {self.why}." if self.why else f"{self.headline}.", *self.more))
 
 
@@ -157,7 +157,7 @@ def wording(verdict: Verdict) -> Wording:
 
 
 def _own_peaks(verdict: Verdict) -> list[str]:
-    """Which step is compared, and why, where the peak of a whole run is another one; nothing where none is."""
+    """The compared step and why, if the peak of a whole run is elsewhere; else empty."""
     known = [
         (label, item, item.whole)
         for label, item in zip(verdict.labels, verdict.compositions, strict=True)
@@ -176,12 +176,12 @@ def _own_peaks(verdict: Verdict) -> list[str]:
 
 
 def place_of(whole: WholePeak) -> str:
-    """Where in a run its peak is: ``in step 2``, ``after the last step``."""
+    """The place of a run's peak: ``in step 2``, ``after the last step``."""
     return f"in step {whole.step}" if whole.where is PeakPlace.STEP else PLACES[whole.where]
 
 
 def _failed(verdict: Verdict) -> list[str]:
-    """Whose script did not get to its end, though the step that is compared did."""
+    """The recordings whose script failed after the compared step."""
     labels = [item.peak.label for item in verdict.compositions if item is not None and (item.failed or item.short)]
     return [f"{listed(labels)} failed after that step."] if labels else []
 
@@ -206,13 +206,13 @@ def _headline(answer: Answer) -> str:
 
 
 def _from_to(before: str, after: str) -> str:
-    """``12.6 to 9.3 GiB``: the unit once where it is the same."""
+    """``12.6 to 9.3 GiB``, with the unit only once if both have the same."""
     (first, unit), (_, other) = before.rsplit(" ", 1), after.rsplit(" ", 1)
     return f"{first if unit == other else before} to {after}"
 
 
 def _why(answer: Answer) -> str:
-    """What differs between the two peaks, the largest first, with the reason for the activations."""
+    """The differences between the two peaks, the largest first, with the reason for the activations."""
     if answer.in_update:
         return "both peaks are in the optimizer's update, which autocast does not touch"
     before, after = answer.baseline, answer.mixed
@@ -224,7 +224,7 @@ def _why(answer: Answer) -> str:
 
 
 def _all_changed(answer: Answer, changes: Sequence[Change]) -> str:
-    """What differs in ``changes``, the largest first; empty where nothing is worth a word."""
+    """The differences in ``changes``, the largest first; empty if none is worth mentioning."""
     notable, rest = _notable(answer, changes)
     parts = [_changed(answer, change) for change in notable]
     if rest:
@@ -233,7 +233,7 @@ def _all_changed(answer: Answer, changes: Sequence[Change]) -> str:
 
 
 def _notable(answer: Answer, changes: Sequence[Change]) -> tuple[Sequence[Change], int]:
-    """The changes that are worth a word, and what the others come to; 0 where that is none, or one that is named."""
+    """The changes worth mentioning, and the sum of the others; 0 if there are no others."""
     whole = abs(sum(change.difference for change in changes))
     least = min(answer.least_notable, _SHARE_OF_DIFFERENCE * whole) or answer.least_notable
     shown = [change for change in changes if abs(change.difference) >= least][:_CHANGES]
@@ -267,10 +267,10 @@ def _activations(answer: Answer, change: Change, size: str) -> str:
 
 
 def _in_float32(answer: Answer) -> tuple[str, bool]:
-    """``1.5 GiB of the loss and 0.6 GiB of norms are FP32 at the end of forward``, and whether that is why.
+    """The float32 activations: ``1.5 GiB of the loss and 0.6 GiB of norms …``, and whether they are the reason.
 
-    It is where most of what is above half comes of it: each of its bytes would be half a byte in low precision. Empty
-    where little of the activations is float32.
+    They are the reason if most of what exceeds half comes from them, as each of their bytes would be half a byte in low
+    precision. Empty if few activations are float32.
     """
     change = answer.activations
     least = _NAMED_SHARE * sum(group.bytes for group in answer.groups)
@@ -279,7 +279,7 @@ def _in_float32(answer: Answer) -> tuple[str, bool]:
         return "", False
     words = listed([f"{format_bytes(group.bytes)} of {group.kind}" for group in shown])
     all_of_it = sum(group.bytes for group in answer.in_float32)
-    # Where the end of forward is what the sentence is about, its name is there already.
+    # A sentence about the end of forward names it already.
     when_that_is = "" if answer.by_forward else " at the end of forward"
     return f"{words} are FP32{when_that_is}", all_of_it >= _MOST * (2 * change.after - change.before)
 
@@ -295,12 +295,12 @@ def _instants(answer: Answer) -> list[str]:
         )
         return [f"Both peaks are {in_phase(before.phase)}, but not at the same instant: {earlier}."]
     if _UPDATE in (before.phase, after.phase):
-        return []  # that is the reason
+        return []  # as it is given as the reason already
     return [f"The peaks are different instants: {before.label}'s is {when(before)}; {after.label}'s is {when(after)}."]
 
 
 def _at_the_peaks(answer: Answer) -> list[str]:
-    """What differs all the same where the peaks are in the update: there it is no reason."""
+    """What differs at two peaks in the update, where it does not explain the result."""
     notable, rest = _notable(answer, answer.changes)
     least = _VISIBLE * answer.baseline.bytes
     notable = [change for change in notable if abs(change.difference) >= least]
@@ -321,7 +321,7 @@ def _unchanged(answer: Answer) -> list[str]:
 
 
 def _forward(answer: Answer) -> list[str]:
-    """What becomes of the end of forward, where it shows what changed, or where mixed precision does not pay."""
+    """What happens at the end of forward, where it shows the change, or mixed precision does not pay."""
     if answer.forward is None or (answer.effect is Effect.SAVES and not answer.by_forward):
         return []
     before, after = answer.forward
@@ -361,7 +361,7 @@ def _of_one(found: Composition | None) -> Wording:
 
 
 def _of_it(peak: PeakOf) -> str:
-    """What of an allocator's peak was requested, where that reads as less."""
+    """The requested part of an allocator's peak, if it reads as less."""
     if peak.allocated is None:
         return ""
     requested = format_peak(peak.bytes)
@@ -373,7 +373,7 @@ def _made_of(parts: Sequence[PeakPart], whole: int) -> str:
 
 
 def _outside(found: Composition) -> Iterator[str]:
-    """What the run needed outside of its recorded steps, where that was more: no table has it."""
+    """The memory needed outside of the recorded steps, if that was more: no table has it."""
     if found.outside is not None:
         where = "after the last step" if found.outside.after else "before the first step"
         size, parts = format_peak(found.outside.said), _made_of(found.outside_parts, found.outside.bytes)
@@ -391,8 +391,8 @@ def _outside(found: Composition) -> Iterator[str]:
 def made_of(parts: Sequence[tuple[Category, int]], whole: int) -> str:
     """``32 % optimizer state, 16 % parameters, 5 % all else``, of ``parts`` with the largest first.
 
-    What is not named is together no more than the least that is; communication is named from the share on that others
-    are, however many those are.
+    The unnamed rest is not larger than the smallest named part; communication is named from the same share on as
+    others, whatever their number.
     """
     notable = [part for part in parts if part[1] >= _PART * whole]
     shown = notable[:_PARTS] + [part for part in notable[_PARTS:] if part[0] is Category.COMMUNICATION]
@@ -413,7 +413,7 @@ def _help(found: Composition) -> tuple[str, ...]:
 
 
 def _of_several(verdict: Verdict) -> Wording:
-    """The peaks side by side: there is nothing that says what mixed precision did."""
+    """The peaks side by side, if nothing says what mixed precision did."""
     found = list(zip(verdict.labels, verdict.compositions, strict=True))
     if not any(verdict.compositions):
         return Wording(headline="Nothing was recorded")
@@ -436,14 +436,14 @@ def _in_short(label: str, found: Composition | None) -> str:
 
 
 def percent_of(difference: float) -> str:
-    """``-26 %`` of -0.26; a difference never reads as none."""
+    """``-26 %`` for -0.26; a difference never reads as 0."""
     percent = 100 * abs(difference)
     text = f"{percent:.0f}" if percent >= 1 else f"{percent:.1g}"
     return f"{'-' if difference < 0 else '+'}{text} %"
 
 
 def portion(part: int, whole: int) -> str:
-    """How much of ``whole`` bytes ``part`` is: ``54 %``; a part never reads as all, or as none."""
+    """The share ``part`` of ``whole`` bytes: ``54 %``; a part never reads as all, or as nothing."""
     percent = 100 * part / whole
     if percent < 1:
         return "<1 %"
@@ -451,12 +451,12 @@ def portion(part: int, whole: int) -> str:
 
 
 def name(category: Category) -> str:
-    """A category in a sentence."""
+    """The name of a category in a sentence."""
     return _WORDS.get(category, str(category))
 
 
 def when(peak: PeakOf | Peak, step: int | None = None, *, where: bool = True) -> str:
-    """When a peak is: ``in backward of step 2, at ConvolutionBackward0``; the latter unless ``where`` is off.
+    """The instant of a peak: ``in backward of step 2, at ConvolutionBackward0``; ``where`` adds the op.
 
     An optimizer's step is no op of a forward or a backward that runs in its closure.
     """
@@ -466,7 +466,7 @@ def when(peak: PeakOf | Peak, step: int | None = None, *, where: bool = True) ->
 
 
 def in_phase(phase: str, step: str = "") -> str:
-    """When that is: ``in backward``, ``in backward of step 2``, ``while loading data, in step 2``."""
+    """The phase in words: ``in backward``, ``in backward of step 2``, ``while loading data, in step 2``."""
     words = _PHASES.get(phase, f"in {phase}")
     if not step:
         return words
@@ -474,7 +474,7 @@ def in_phase(phase: str, step: str = "") -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """The words as a list: ``a, b and c``."""
     return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
 
 
@@ -484,12 +484,12 @@ def capital(text: str) -> str:
 
 
 def verdict_lines(verdict: Verdict, layout: Layout) -> list[str]:
-    """How much and why, which stands out; then what else there is to say."""
+    """The lines of a verdict: how much and why in bold, then the rest."""
     return wording_lines(wording(verdict), layout)
 
 
 def wording_lines(said: Wording, layout: Layout) -> list[str]:
-    """The same of what is in words already."""
+    """The lines of a verdict that is in words already."""
     first = f"{said.headline}: {said.why}." if said.why else f"{said.headline}."
     lines = list(map(layout.strong, wrapped(first, layout.width, indent="")))
     return [*lines, *(wrapped(" ".join(said.more), layout.width, indent="") if said.more else [])]

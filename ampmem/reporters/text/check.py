@@ -1,4 +1,4 @@
-"""What ``ampmem check`` prints, and what a test prints that fails for its memory."""
+"""The text of ``ampmem check``, and of a test that fails because of its memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ampmem.reporters.text.plain_text import ABSENT, shorten, signed, wrapped
 from ampmem.units import format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 5
-"""How many rows are shown of a limit that is broken."""
+"""The number of rows for a broken limit."""
 FRAMES = 6
-"""How many frames of the largest one's stack, the innermost."""
+"""The number of frames of the largest change's stack, the innermost."""
 
 MOVED = "more at this instant than at that of before, but most of it was there before, too, at another one"
-"""Of what did not grow."""
+"""The note for changes that did not grow."""
 _INDENT = 4
 
 
@@ -38,7 +38,7 @@ def render_check(result: CheckResult, layout: Layout = PLAIN) -> str:
 
 
 def render_checks(results: Sequence[CheckResult], layout: Layout = PLAIN) -> str:
-    """Several, such as the ranks of a job: the worst first and whole, of those that are kept their answer alone."""
+    """Several results, such as a job's ranks: broken ones first and in full, of kept ones only the answer."""
     if len(results) == 1:
         return render_check(results[0], layout)
     failed = sorted((result for result in results if not result.ok), key=_badness)
@@ -52,7 +52,7 @@ def render_checks(results: Sequence[CheckResult], layout: Layout = PLAIN) -> str
 
 
 def answer(result: CheckResult) -> str:
-    """What came of it, in one sentence that begins with the label: what is broken, and what could not be judged."""
+    """The result in one sentence after the label: what is broken, and what could not be judged."""
     parts = []
     if result.broken:
         more = len(result.broken) - 1
@@ -82,12 +82,12 @@ def over(result: CheckResult, broken: Broken) -> str:
 
 
 def _apart(key: str) -> Callable[[int, int], tuple[str, str]]:
-    """How two sizes of ``key`` are written: the allocator's peaks with as many decimals as everywhere."""
+    """The function that writes two sizes of ``key``: an allocator's peaks have the usual decimals."""
     return peaks_apart if key in (PEAK, ALLOCATED, RESERVED, DEVICE) else format_apart
 
 
 def remarks(result: CheckResult) -> Iterator[str]:
-    """What else is to be known, a line each."""
+    """What else is worth knowing about the result, a line each."""
     for problem in result.problems[1:]:
         yield f"not judged: {problem}"
     baseline = result.baseline
@@ -135,12 +135,12 @@ def _answer(result: CheckResult, layout: Layout) -> list[str]:
 
 
 def _badness(result: CheckResult) -> tuple[bool, int]:
-    """What could not be judged comes first, then what is most over a limit."""
+    """A sort key: unjudged results first, then those most over a limit."""
     return not result.problems, min((each.limit - each.after for each in result.broken), default=0)
 
 
 def noteworthy(result: CheckResult) -> list[Judged]:
-    """All budgets, and of a baseline's sizes those that differ."""
+    """All budgets, and those sizes of a baseline that differ."""
     return [each for each in result.judged if each.limit_of is Limit.BUDGET or each.after != each.before]
 
 
@@ -153,7 +153,7 @@ def _limits(result: CheckResult, layout: Layout) -> str:
 
 
 def limit_row(judged: Judged) -> list[str]:
-    """What is limited, by what, the limit, what there is, and what came of it."""
+    """The cells of a limit: what is limited, the limit's source, the limit, the size, and the result."""
     of = str(judged.limit_of)
     if judged.after is None:
         return [judged.key, of, _apart(judged.key)(judged.limit, judged.limit)[0], ABSENT, "not judged"]
@@ -177,7 +177,7 @@ def limit_row(judged: Judged) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """What explains a limit that is broken. ``is_new`` is false where the same has explained another one already."""
+    """The explanation of a broken limit. ``is_new`` is false if it has explained another limit already."""
 
     broken: Broken
     caption: str
@@ -185,9 +185,9 @@ class Explained:
 
 
 def explained(result: CheckResult) -> Iterator[Explained]:
-    """For each key once: it may be over its budget and its baseline, and for the same reasons as another.
+    """One explanation per key: a key's budget and baseline may break for the same reasons.
 
-    What nothing is known about is left out.
+    Limits without an explanation are left out.
     """
     told: dict[tuple[object, ...], str] = {}
     for broken in {each.key: each for each in result.broken}.values():
@@ -201,7 +201,7 @@ def explained(result: CheckResult) -> Iterator[Explained]:
 
 
 def instants_compared(broken: Broken) -> str:
-    """The two instants that are compared, where they are not the same one; empty otherwise."""
+    """The two instants that are compared, if they differ; else empty."""
     if broken.moment_before is None or broken.moment_after is None:
         return ""
     what = "peak" if broken.instant.startswith(AT_PEAK) else "most"
@@ -219,7 +219,7 @@ def _details(result: CheckResult, layout: Layout) -> Iterator[str]:
 
 
 def _grown(broken: Broken, caption: str, layout: Layout) -> str:
-    """What grew, and the stack of the largest."""
+    """What grew, and the stack of the largest change."""
     title = [layout.strong(line) for line in wrapped(caption, layout.width)]
     title += wrapped(instants_compared(broken), layout.width) if instants_compared(broken) else []
     if not broken.grouped:
@@ -232,7 +232,7 @@ def _grown(broken: Broken, caption: str, layout: Layout) -> str:
 
 
 def _moved(broken: Broken, layout: Layout) -> list[str]:
-    """What is there at this instant, and was before at another one."""
+    """What is alive at this instant and was alive before at another one."""
     if not broken.moved:
         return []
     said = wrapped(f"{MOVED}:", layout.width)
@@ -251,7 +251,7 @@ def _came(result: CheckResult, broken: Broken) -> str:
 
 
 def _by_module(changes: Sequence[GroupChange], layout: Layout) -> str:
-    """What summaries know of it."""
+    """The changes that summaries know, by module."""
     folds = folded(changes)
     sizes = [number("change"), number("before", rank=1), number("after")]
     columns = [*sizes, words("category"), words("module", least=16)]
@@ -278,7 +278,7 @@ def _there(result: CheckResult, broken: Broken) -> str:
 
 
 def _largest(broken: Broken, caption: str, layout: Layout) -> str:
-    """What there is, where there is no before, or where nothing grew."""
+    """What is alive, if there is no baseline or nothing grew."""
     lines = [layout.strong(line) for line in wrapped(caption, layout.width)]
     folds = folded(changes_between((), broken.held))
     columns = [number("bytes"), words("category"), words("what", least=16)]
@@ -296,7 +296,7 @@ def _largest(broken: Broken, caption: str, layout: Layout) -> str:
 
 
 def _stack(stack: Sequence[str], layout: Layout) -> list[str]:
-    """The stack of the first row, innermost last; empty where there is no more than the line that is shown."""
+    """The stack of the first row, innermost frame last; empty if it has only the line shown already."""
     if len(stack) < 2:
         return []
     left = len(stack) - FRAMES

@@ -1,4 +1,4 @@
-"""A comparison as text: the answer first, then what is asked for."""
+"""A comparison as text: the answer first, then the details asked for."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ from ampmem.units import format_bytes, format_duration, format_peak
 from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 
 FIRST_LOSSES = 5
-"""How many steps' losses are shown at the start; of more steps only the last one is shown too."""
+"""The number of first steps whose losses are shown; of further ones only the last is shown."""
 
 USUAL_RATIO = "0.5x"
-"""What the usual account of mixed precision says becomes of the activations."""
+"""The ratio of activations that the usual rule about mixed precision gives."""
 
 _LABEL = 15
 _NAME = 12
-"""So much of what a row is about is left at least."""
+"""The least width of a row's name."""
 
 
 def render_instant(comparison: Comparison, mark: Mark, layout: Layout) -> str:
-    """The categories at one instant: for each entry bytes and bytes per parameter."""
+    """The categories at one instant: bytes and bytes per parameter of each entry."""
     each = [column.live(mark) for column in comparison.columns]
     rows = _rows(each)
     known = [0 if entry.summary is None else entry.summary.parameters.known_count for entry in comparison.entries]
@@ -84,7 +84,7 @@ def render_instant(comparison: Comparison, mark: Mark, layout: Layout) -> str:
 
 
 def _rows(each: Sequence[Breakdown | None]) -> list[tuple[str, Callable[[Breakdown], int]]]:
-    """What each row is about, and its bytes; both kinds of precision copies are summed up where both are there."""
+    """The name and the bytes of each row; both kinds of precision copies have a sum if both are there."""
     shown = [category for category in CATEGORIES if any(live is not None and live[category] for live in each)]
     grouped = all(copy in shown for copy in PRECISION_COPIES)
     rows: list[tuple[str, Callable[[Breakdown], int]]] = []
@@ -98,14 +98,14 @@ def _rows(each: Sequence[Breakdown | None]) -> list[tuple[str, Callable[[Breakdo
 
 
 def _header(entry: Entry) -> str:
-    """The label over at most two lines, and whether the arm failed."""
+    """The label in at most two lines, and whether the arm failed."""
     arm, _, name = entry.label.partition(" ")
     lines = [shorten(part, _LABEL) for part in (arm, name) if part]
     return "\n".join([*lines, "failed"] if entry.failure is not None else lines)
 
 
 def _per_entry(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]], first: str, layout: Layout) -> str:
-    """Rows with one cell per entry."""
+    """A table with one cell per entry."""
     tables = side_by_side(
         words(first, least=_NAME),
         [name for name, _ in rows],
@@ -117,7 +117,7 @@ def _per_entry(comparison: Comparison, rows: Sequence[tuple[str, Sequence[str]]]
 
 
 def render_figures(comparison: Comparison, layout: Layout) -> str:
-    """Peaks, times and ratios, a row each; then the rule of thumb that the activations are held against."""
+    """Peaks, times and ratios, a row each; then the rule of thumb for the activations."""
     columns = comparison.columns
     whole = [None if entry.summary is None else entry.summary.whole.bytes for entry in comparison.entries]
     predictions = [None if entry.summary is None else entry.summary.prediction for entry in comparison.entries]
@@ -150,7 +150,7 @@ def render_figures(comparison: Comparison, layout: Layout) -> str:
 
 
 def _when(comparison: Comparison, layout: Layout) -> list[str]:
-    """Of which instant the activations' rows are: the verdict above speaks of the peak."""
+    """The instant of the activations' rows, as the verdict above is about the peak."""
     columns = comparison.columns
     if all(column.activation_ratio is None and column.low_precision is None for column in columns):
         return []
@@ -158,7 +158,7 @@ def _when(comparison: Comparison, layout: Layout) -> list[str]:
 
 
 def _rule(comparison: Comparison, layout: Layout) -> list[str]:
-    """What is usually said of activations, once; nothing where there is no ratio to hold against it."""
+    """The usual rule for activations, once; empty without a ratio to compare with it."""
     if not any(
         column.activation_ratio is not None
         and column.entry.summary is not None
@@ -183,7 +183,7 @@ _PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
     ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
     ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
 )
-"""For simulated runs; what is outside of the allocator is in the first."""
+"""The rows of simulated runs; memory outside of the allocator is in the first."""
 
 
 def _size(size: int | None) -> str:
@@ -197,7 +197,7 @@ def _break_even(batch_size: float | None) -> str:
 
 
 def render_losses(comparison: Comparison, layout: Layout) -> str:
-    """The loss of each step; empty where none is known."""
+    """The losses of each step; empty if none is known."""
     rows = [
         (str(step), list(map(short, losses)))
         for step, losses in comparison.losses.items()
@@ -267,7 +267,7 @@ def _cells(row: StaticComponent | None, summary: Summary) -> list[str]:
 
 
 def _reasons(judged: Sequence[tuple[str, Summary]], layout: Layout) -> str:
-    """Each reason once, with the bytes in each recording that has it."""
+    """Each reason once, with the bytes in every recording that has it."""
     reasons: dict[str, dict[int, list[str]]] = {}
     broken: list[str] = []
     for label, summary in judged:
@@ -301,9 +301,9 @@ def render(
     layout: Layout = PLAIN,
     said: Wording | None = None,
 ) -> str:
-    """The comparison as text, without a newline at its end: what fits a first screen, the figures, then ``details``.
+    """The comparison as text without a final newline: a first screen, the figures, then ``details``.
 
-    ``files`` are the recordings, for what to do next; ``said`` is what stands first, the verdict by default.
+    ``files`` are the recordings, for the next commands; ``said`` comes first, by default the verdict.
     """
     entries = comparison.entries
     sections = [
@@ -320,7 +320,7 @@ def render(
 
 
 def _known(entries: Sequence[Entry]) -> list[tuple[Entry, Summary]]:
-    """Those that left something to sum up."""
+    """The entries with a summary."""
     return [(entry, entry.summary) for entry in entries if entry.summary is not None]
 
 
@@ -329,7 +329,7 @@ def _label(entry: Entry) -> str:
 
 
 def _troubles(comparison: Comparison, layout: Layout) -> str:
-    """What failed, and why the recordings may not be comparable: to be read before any figure."""
+    """The failures, and why the recordings may not be comparable: to be read before any figure."""
     lines: list[str] = []
     for entry in comparison.entries:
         if entry.failure is not None:
@@ -351,7 +351,7 @@ def _steps(summary: Summary) -> str:
 
 
 def _measured(comparison: Comparison, details: frozenset[Detail], layout: Layout) -> Iterator[str]:
-    """What is said of recordings that have something: the peak, the findings, the figures."""
+    """The text about recordings that have a summary: the peak, the findings, the figures."""
     if not _known(comparison.entries):
         return
     yield render_instant(comparison, Mark.PEAK, layout)
@@ -361,7 +361,7 @@ def _measured(comparison: Comparison, details: frozenset[Detail], layout: Layout
 
 
 def _head(comparison: Comparison, layout: Layout) -> str:
-    """What was run, and the precision of each; of runs that differ in more than that, only what they share."""
+    """The script, and the precision of each run; for runs that differ in more, only what they share."""
     known = [[("script", entry.script or "?"), *_run(summary)] for entry, summary in _known(comparison.entries)]
     first, *others = known or [[("script", comparison.entries[0].script or "?")]]
     rows = [row for row in first if not comparison.remarks or all(row in other for other in others)]
@@ -395,7 +395,7 @@ def _described(entry: Entry, *, baseline: bool) -> str:
 
 
 def _chosen(comparison: Comparison, details: frozenset[Detail], layout: Layout) -> Iterator[str]:
-    """The details that are asked for."""
+    """The details asked for."""
     if not _known(comparison.entries):
         return
     if Detail.MARKS in details:
@@ -413,14 +413,14 @@ def _foot(comparison: Comparison, layout: Layout) -> str:
     for entry, summary in _known(comparison.entries):
         lines += wrapped(f"conservation: {_label(entry)}: {conserved(summary)}", layout.width)
     for note, labels in _notes(comparison.entries).items():
-        if not is_warning(note):  # those are said at the start
+        if not is_warning(note):  # warnings come first
             said = f"note ({', '.join(shorten(label, _NOTE_LABEL) for label in labels)}): {note}"
             lines += wrapped(said, layout.width)
     return "\n".join(lines)
 
 
 def _notes(entries: Sequence[Entry]) -> dict[str, list[str]]:
-    """What the recordings have to say, and which of them say it."""
+    """The notes, and the recordings that have each."""
     found: dict[str, list[str]] = {}
     for entry in entries:
         for note in entry.notes:

@@ -1,4 +1,4 @@
-"""What differs between two runs of changed code, as text: the answer first, then what changed."""
+"""The difference between two runs of changed code, as text: the answer first, then the changes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ampmem.reporters.text.plain_text import columns as columns_of
 from ampmem.units import format_apart, format_bytes, format_count, format_peak, peaks_apart
 
 CHANGES = 10
-"""How many are shown unless more are asked for."""
+"""The number of changes shown by default."""
 _PARTS, _NAMES = 3, 3
 _SHARE = 0.02
-"""What is less than this share of the largest change is not in the headline; the table below has it."""
+"""Changes below this share of the largest are not in the headline, only in the table."""
 _INDENT = 4
 _NAMED_BY_OPS = (Category.ACTIVATIONS, Category.TEMPORARIES)
-"""Whose name is that of an op, such as the one that saved an activation."""
+"""Categories whose name is an op's, such as the op that saved an activation."""
 _WHAT = 18
-"""So much is left at least of what a change is of."""
+"""The least width of what a change is about."""
 
 
 def render_difference(found: Difference, layout: Layout, *, most: int | None = CHANGES) -> str:
-    """What differs; ``most`` is how many changes are shown, all where it is ``None``."""
+    """The text of a difference; ``most`` is the number of changes shown, all if ``None``."""
     sections = [
         "\n".join(_said(found, layout)),
         "" if found.category is not None or not found.changes else _categories(found, layout),
@@ -57,9 +57,9 @@ def headline(found: Difference) -> str:
 
 
 def _parts(found: Difference) -> str:
-    """What the difference is of: `` of activations``, ``: activations +1.0 GiB, gradients -0.2 GiB``.
+    """The categories of the difference: `` of activations``, ``: activations +1.0 GiB, gradients -0.2 GiB``.
 
-    What is small beside the largest change is left out: 128 KiB of inputs do not explain 2.3 GiB.
+    Changes that are small beside the largest are left out: 128 KiB of inputs do not explain 2.3 GiB.
     """
     if found.category is not None:
         return ""
@@ -84,7 +84,7 @@ def _differences(found: Difference) -> dict[Category, int]:
 
 
 def remarks(found: Difference) -> Iterator[str]:
-    """What is to be known of the answer, a sentence each."""
+    """What else is worth knowing about the answer, a sentence each."""
     if found.conditions:
         differ = listed([_condition(condition) for condition in found.conditions])
         yield f"Not of the code alone: {differ}."
@@ -105,7 +105,7 @@ def remarks(found: Difference) -> Iterator[str]:
 
 
 def elsewhere(what: str, before: Moment, after: Moment) -> str:
-    """That two runs are not compared at the same instant."""
+    """The sentence that two runs are not compared at the same instant."""
     return f"The {what} is at another instant: {_moment(after)}; was {_moment(before)}."
 
 
@@ -154,9 +154,10 @@ def _changes(found: Difference, layout: Layout, most: int | None) -> str:
 
 
 def changes_table(changes: Sequence[GroupChange], layout: Layout, *, most: int | None = CHANGES) -> str:
-    """What grew or shrank, the largest first, with bytes before and after and, below each, the script's own line.
+    """The changes, the largest first, with bytes before and after and, below each, the script's own line.
 
-    What is alike in several layers is one row: ``blocks.*.mlp (12)``. ``most`` is how many rows there are.
+    Equal changes in several layers are one row: ``blocks.*.mlp (12)``. ``most`` is the number of rows, ``None`` for
+    all.
     """
     folds = folded(changes)
     shown = folds[:most]
@@ -182,7 +183,7 @@ def _row(fold: Fold) -> list[str]:
 
 
 def what(fold: Fold) -> str:
-    """What a change is of: a tensor's name, or the op and the module that made it; and how many there are alike."""
+    """The subject of a change: a tensor's name, or its op and module; and the number of equal layers."""
     change = fold.largest
     several = f" ({len(fold.changes)})" if len(fold.changes) > 1 else ""
     if fold.name is not None and change.category not in _NAMED_BY_OPS:
@@ -192,7 +193,7 @@ def what(fold: Fold) -> str:
 
 
 def _below(fold: Fold, room: int) -> list[str]:
-    """The script's own line, and of what type and shape each tensor is; in two lines where one has no room for both."""
+    """The script's own line, and each tensor's type and shape; in two lines if one is too short for both."""
     change = fold.largest
     parts = [f"{'was ' * (change.lines_of is WhichRun.BEFORE)}at {change.source_line}"] if change.source_line else []
     tensors = {tensor_in_words(each) for each in fold.changes}
@@ -203,9 +204,9 @@ def _below(fold: Fold, room: int) -> list[str]:
 
 
 def tensor_in_words(change: GroupChange) -> str:
-    """Type, shape and number after and before, as far as they are known: ``2 x float32 [8], was float32 [4]``.
+    """Type, shape and number of the tensors after and before, if known: ``2 x float32 [8], was float32 [4]``.
 
-    Empty where there is one allocation of which nothing is known.
+    Empty for a single allocation of unknown type and shape.
     """
     after, before = (
         _tensors(change.tensor_after, change.count_after),
@@ -234,7 +235,7 @@ def _rest(folds: Sequence[Fold]) -> list[str]:
 
 
 def foot(found: Difference) -> str:
-    """That all adds up."""
+    """The sentence that all changes add up to the difference."""
     count = len(found.changes)
     changes = f"The {format_count(count)} change{'' if count == 1 else 's'} add{'s' if count == 1 else ''} up to"
     rounding = f" without rounding, which makes {signed(found.rounding)}," if found.rounding else ","
@@ -246,7 +247,7 @@ def foot(found: Difference) -> str:
 
 
 def renamed_in_words(renamed: Sequence[Renamed]) -> str:
-    """Which modules were compared though their names differ; empty where there are none."""
+    """The modules that were compared under different names; empty if there are none."""
     if not renamed:
         return ""
     named = [f"{_module(each.after)}, was {_module(each.before)}" for each in renamed[:_NAMES]]

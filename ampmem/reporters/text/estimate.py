@@ -1,4 +1,4 @@
-"""What a simulated run would take of a GPU's memory: one line, and a table of terms that add up."""
+"""The memory that a simulated run would need on a GPU: one line, and a table of terms that add up."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _INSTANTS = (
     "for, may be another"
 )
 _NAME = 20
-"""So much of what a row is about is left at least."""
+"""The least width of a row's name."""
 _TOTALS = {_SUMS[key] for key in ("allocated", "reserved", "total")}
 
 
 def headline(prediction: Prediction, gpu: str, *, failure: str = "", place: str = "") -> str:
     """One line: the peaks, and whether they fit.
 
-    ``failure`` is what request failed. A run that failed for another reason neither fits nor not. ``place`` says where
-    in the run the peak of allocated memory is, where that is known.
+    ``failure`` describes the failed request. A run that failed for another reason has no verdict. ``place`` is the part
+    of the run with the peak of allocated memory, if known.
     """
     low = (prediction.at_peak_allocated.allocated, prediction.least_reserved)
     high = (prediction.most_allocated, prediction.most_reserved)
     allocated, taken = (between(*ends, format_peak) for ends in zip(low, high, strict=True))
     peaks = f"{gpu} (simulated): peak {allocated} allocated{f' {place}' * bool(place)}, {taken} reserved"
     if prediction.fit is Fit.DOES_NOT_FIT and prediction.margin is None:
-        # The peaks until then may be those of another instant.
+        # The peaks until then may be at another instant.
         return f"{gpu} (simulated): it does not fit: {failure or 'out of memory'}"
     peaks += f" of {format_bytes(prediction.gpu_bytes)}"
     said = f"{peaks}, {prediction.stopped}" if prediction.stopped else f"{peaks}; {verdict(prediction)}"
@@ -45,7 +45,7 @@ def headline(prediction: Prediction, gpu: str, *, failure: str = "", place: str 
 
 
 def verdict(prediction: Prediction) -> str:
-    """Whether it fits, with what is left or lacks."""
+    """Whether the run fits, and how much is left or missing."""
     if prediction.margin is None:
         return "it does not fit"
     left, highest = prediction.gpu_bytes - prediction.least_total, prediction.highest
@@ -69,7 +69,7 @@ def verdict(prediction: Prediction) -> str:
 
 
 def _within_the_limit(prediction: Prediction, allowed: int) -> str:
-    """The same where the process may take only ``allowed`` bytes of the device."""
+    """The verdict where the process may take only ``allowed`` bytes of the device."""
     of, most = f"the {format_bytes(allowed)} that this process may take", allowed - prediction.most_reserved
     if prediction.fit is Fit.MAY_NOT_FIT:
         bounds = () if prediction.highest is None else prediction.highest.bounds
@@ -85,7 +85,7 @@ def _trials(most: int) -> str:
 
 
 def fit_in_short(prediction: Prediction) -> tuple[str, str]:
-    """Whether it fits, and how much of the GPU is used at the peak of reserved memory, as two cells."""
+    """Whether the run fits, and the part of the GPU in use at the peak of reserved memory, as two cells."""
     used = f"{between(prediction.least_total, prediction.most_total)} of {format_bytes(prediction.gpu_bytes)} used"
     if prediction.limited and prediction.allowed is not None:
         taken = between(prediction.least_reserved, prediction.most_reserved)
@@ -95,9 +95,9 @@ def fit_in_short(prediction: Prediction) -> tuple[str, str]:
 
 
 def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = PLAIN, *, ran_on: bool = False) -> str:
-    """What a simulated run takes of the memory, beside its :func:`headline`; empty for a run that was measured.
+    """The memory of a simulated run in a table, without its :func:`headline`; empty for a measured run.
 
-    ``ran_on`` says that the run is longer than the steps that were recorded.
+    ``ran_on`` says that the run is longer than the recorded steps.
     """
     if prediction is None:
         return ""
@@ -124,7 +124,7 @@ def _bounds(prediction: Prediction) -> Iterator[str]:
 
 
 def sentences(prediction: Prediction | None) -> Iterator[str]:
-    """All of the section in sentences, for where no table can be; none for a run that was measured."""
+    """The whole section in sentences, for places without tables; nothing for a measured run."""
     if prediction is None:
         return
     instants = {"allocated": prediction.at_peak_allocated, "reserved": prediction.at_peak_reserved}
@@ -142,7 +142,7 @@ def sentences(prediction: Prediction | None) -> Iterator[str]:
 
 
 def other_notes(prediction: Prediction | None, notes: Sequence[str]) -> list[str]:
-    """The notes that neither :func:`render_prediction` nor the warnings show."""
+    """The notes that are neither warnings nor shown by :func:`render_prediction`."""
     shown = set() if prediction is None else set(map(not_modelled, prediction.not_modelled))
     return [note for note in notes if note not in shown and not is_warning(note)]
 
@@ -185,5 +185,5 @@ def _rows(columns: list[Terms]) -> Iterator[tuple[str, list[int]]]:
 
 
 def _names(groups: Iterable[Mapping[str, int]]) -> list[str]:
-    """What any of them has, in order."""
+    """The names in any of ``groups``, in order."""
     return list(dict.fromkeys(name for group in groups for name in group))

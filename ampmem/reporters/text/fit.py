@@ -1,4 +1,4 @@
-"""What fits on a GPU and where autocast begins to save, as text."""
+"""The text of ``ampmem fit``: what fits on a GPU, and where autocast begins to save."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _ARMS = {
     Arm.AMP_NOCACHE: "AMP without the weight cache",
     Arm.AS_IS: "the script as it is",
 }
-"""The precisions in the headline."""
+"""The names of the precisions in the headline."""
 _SMALL = 0.1
-"""Of a unit: what is less has one of its own."""
+"""A size below this share of a unit is written in a smaller unit."""
 
 
 def render(fit: FitResult, layout: Layout = PLAIN) -> str:
-    """The runs as a table, then what they say."""
+    """The runs as a table, then the conclusions."""
     sections = [
         "\n".join(layout.strong(line) for line in wrapped(headline(fit), layout.width, indent="")),
         _head(fit, layout),
@@ -39,7 +39,7 @@ def render(fit: FitResult, layout: Layout = PLAIN) -> str:
 def headline(fit: FitResult) -> str:
     """The answer in one sentence: ``On 2 GiB AMP trains 43 a batch, FP32 32.``; equal precisions are named once.
 
-    A value is the largest that was run and surely fits.
+    The values are the largest that were run and surely fit.
     """
     device = fit.gpu if size_beside(fit.gpu) else format_bytes(fit.total).replace(".0 ", " ")
     different = [arm for arm in fit.arms if fit.same_as(arm) is None]
@@ -60,7 +60,7 @@ def headline(fit: FitResult) -> str:
 
 
 def facts(fit: FitResult) -> list[tuple[str, str]]:
-    """What was run, as names and texts, and what makes its numbers doubtful."""
+    """What was run, as names and texts, and what makes the numbers doubtful."""
     vary = fit.vary
     outside = ""
     if fit.outside is not None and fit.outside_at_most is not None:
@@ -82,18 +82,18 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
 
 
 def fitting_lines(fit: FitResult) -> list[str]:
-    """For each arm the largest value that fits and the smallest that does not; equal arms are told once."""
+    """For each arm the largest value that fits and the smallest that does not; equal arms share a line."""
     return [f"{arm.name}: {_same(fit, arm) or _fitting(fit, arm)}" for arm in fit.arms]
 
 
 def break_even_lines(fit: FitResult) -> list[str]:
-    """For each arm but the baseline, where it allocates less at its peak. What it reserves may be more all the same."""
+    """For each other arm, where it allocates less at its peak than the baseline. It may still reserve more."""
     same = {arm.name: _same(fit, arm) for arm in fit.arms}
     return [f"{each.arm}: {same[each.arm] or _break_even(fit, each)}" for each in fit.break_even]
 
 
 def remarks(fit: FitResult) -> list[str]:
-    """What is odd about the points, then the notes of the runs that :func:`facts` has not."""
+    """What is odd about the points, then the runs' notes that :func:`facts` does not have."""
     found = []
     for arm in fit.arms:
         if arm.gaps:
@@ -108,7 +108,7 @@ def remarks(fit: FitResult) -> list[str]:
 
 
 def what_follows(remaining: Remaining) -> str:
-    """``; left: fp32 between 48 and 64, amp above 8``: what follows on what has been done; empty at the end."""
+    """The work left, to follow a finished run: ``; left: fp32 between 48 and 64, amp above 8``; empty at the end."""
     searched = [f"{arm} {_bounds(fits, too_large)}" for arm, (fits, too_large) in remaining.searched.items()]
     if searched:
         return f"; left: {', '.join(searched)}"
@@ -148,15 +148,15 @@ def _points(fit: FitResult, layout: Layout) -> str:
 
 
 def sizes_of(fit: FitResult) -> Callable[[int], str]:
-    """What writes the peaks of all runs in one unit."""
+    """The function that writes the peaks of all runs in one unit."""
     found = (memory for arm in fit.arms for memory in arm.points.values() if memory is not None)
     return format_alike((memory.allocated, memory.reserved) for memory in found)
 
 
 def room(fit: FitResult) -> tuple[int, int] | None:
-    """What the device leaves to the allocator, in bytes: with the most that is in use outside of it, and the least.
+    """The memory that the device leaves to the allocator in bytes: the lower bound, and the upper bound.
 
-    ``None`` where no run says what is in use there, since nothing fits.
+    ``None`` if nothing fits, as no run tells the memory outside of the allocator then.
     """
     if fit.outside is None or fit.outside_at_most is None:
         return None
@@ -165,7 +165,7 @@ def room(fit: FitResult) -> tuple[int, int] | None:
 
 
 def room_in_words(fit: FitResult) -> str:
-    """What the allocator can take, and why; empty where that is not known."""
+    """The memory that the allocator can take, and why; empty if unknown."""
     found = room(fit)
     if found is None or fit.outside is None or fit.outside_at_most is None:
         return ""
@@ -182,14 +182,14 @@ def room_in_words(fit: FitResult) -> str:
 
 
 def _range(fit: FitResult, low: int, high: int) -> str:
-    """One size, or two that differ, in the unit of the runs' peaks."""
+    """One size, or two different ones, in the unit of the runs' peaks."""
     shown = sizes_of(fit)
     first, last = shown(low), shown(high)
     return first if first == last else f"{first.rpartition(' ')[0]} to {last}"
 
 
 def cells(arm: ArmFit, value: int, shown: Callable[[int], str]) -> tuple[str, str]:
-    """Peak allocated and reserved of a run as words; ``shown`` writes a size in bytes."""
+    """The allocated and reserved peaks of a run as words; ``shown`` writes a size in bytes."""
     if value not in arm.points:
         return ABSENT, ABSENT
     memory = arm.points[value]
@@ -235,7 +235,7 @@ def _in_use(fit: FitResult, arm: ArmFit, value: int) -> str:
 
 
 def of_whole(whole: int, *parts: int) -> str:
-    """``1.98 of 2.00 GiB``, or ``1.9 to 2.1 of 2.0 GiB`` from what is known to the most that is assumed."""
+    """The function that writes a size as a part of ``whole``: ``1.98 of 2.00 GiB``, ``1.9 to 2.1 of 2.0 GiB``."""
     texts = [format_apart(part, whole) for part in parts]
     shown = texts[-1][1]
     unit, alike = f" {shown.partition(' ')[2]}", format_alike((part, whole) for part in parts)
@@ -247,7 +247,7 @@ def of_whole(whole: int, *parts: int) -> str:
 
 
 def _same(fit: FitResult, arm: ArmFit) -> str:
-    """``the same as amp``; empty where no arm before this one has the same peaks."""
+    """``the same as amp``; empty if no arm before this one has equal peaks."""
     other = fit.same_as(arm)
     return f"the same as {other.name}" if other else ""
 
@@ -271,7 +271,7 @@ def _break_even(fit: FitResult, each: BreakEven) -> str:
 
 
 def _at(fit: FitResult, each: BreakEven, value: int) -> str:
-    """A difference in the unit of the peaks, unless it is small in that."""
+    """The difference at ``value`` in the unit of the peaks, or in a smaller one if it is small."""
     difference, shown = each.differences[value], sizes_of(fit)
     unit = parse_bytes(f"1 {shown(0).rpartition(' ')[2]}")
     if abs(difference) < _SMALL * unit:

@@ -16,55 +16,55 @@ from ampmem.reporters.text.plain_text import ABSENT, FILLER, WIDTH, filled, shor
 from ampmem.reporters.text.plain_text import columns as columns_of
 
 NARROWEST, WIDEST = 40, 160
-"""No text is laid out for fewer columns, nor for more."""
+"""The least and the largest number of columns that a text is laid out for."""
 
 _GAP = 2
-"""What tabulate puts between two columns."""
+"""The number of columns that tabulate puts between two columns."""
 _BELOW = 4
-"""How far cells below their row are indented."""
+"""The indent of cells below their row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where a text is read: no line of it is longer than ``width``; ``colour`` says whether it may be styled.
+    """How text is laid out: no line is longer than ``width``; ``colour`` says whether it may be styled.
 
-    A text is styled last, a line at a time: what is wrapped, cut or counted has no escape codes in it yet.
+    Styles come last, line by line: text that is wrapped, cut or counted has no escape codes yet.
     """
 
     width: int = WIDTH
     colour: bool = False
 
     def strong(self, line: str) -> str:
-        """A heading or a total."""
+        """``line`` as a heading or a total."""
         return click.style(line, bold=True) if self.colour and line else line
 
     def heading(self, text: str) -> str:
-        """What a table or a section is of, in as many lines as that takes."""
+        """The title of a table or a section, in as many lines as it needs."""
         return "\n".join(map(self.strong, wrapped(text, self.width)))
 
     def alarm(self, line: str) -> str:
-        """A warning: its numbers are not to be trusted, or something is badly wrong."""
+        """``line`` as a warning: the numbers cannot be trusted, or something is badly wrong."""
         return click.style(line, fg="red", bold=True) if self.colour and line else line
 
     def advice(self, line: str) -> str:
-        """Something that could be better."""
+        """``line`` as advice: something could be better."""
         return click.style(line, fg="yellow", bold=True) if self.colour and line else line
 
     def faint(self, line: str) -> str:
-        """What is there for those who look for it."""
+        """``line`` in a faint style, for those who look for it."""
         return click.style(line, dim=True) if self.colour and line else line
 
 
 PLAIN = Layout()
-"""For a file, a pipe, or another program."""
+"""The layout for a file, a pipe, or another program."""
 
 
 def layout_for(stream: TextIO | None, environment: Mapping[str, str] = os.environ) -> Layout:
-    """How to write on ``stream``: as wide as the terminal, with colours unless NO_COLOR or TERM=dumb; else plain."""
+    """The layout for ``stream``: as wide as the terminal, coloured unless NO_COLOR or TERM=dumb; else plain."""
     if not _is_terminal(stream):
         return PLAIN
     assert stream is not None
-    # Of standard output, and where that is a file, of the stream itself; COLUMNS is asked first.
+    # The width of standard output, or of the stream itself if that is a file; COLUMNS comes first.
     columns = shutil.get_terminal_size(fallback=(_columns(stream), 0)).columns
     colour = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
     return Layout(width=min(max(columns, NARROWEST), WIDEST), colour=colour)
@@ -73,7 +73,7 @@ def layout_for(stream: TextIO | None, environment: Mapping[str, str] = os.enviro
 def _is_terminal(stream: TextIO | None) -> bool:
     try:
         return stream is not None and stream.isatty()
-    except (OSError, ValueError):  # it is closed
+    except (OSError, ValueError):  # the stream is closed
         return False
 
 
@@ -88,10 +88,10 @@ def _columns(stream: TextIO) -> int:
 class Column:
     """A column of a table.
 
-    Where the table is too wide, first the cells of columns with a ``least`` are cut in the middle, down to that many
-    characters, or broken into lines where the column ``wraps``. Then columns move to another table below, those with
-    the highest ``rank`` first and those whose rank is 0 last; ``of`` is what then stands above ``head``, so that it
-    can be understood without the column before.
+    In a table that is too wide, first the cells of columns with a ``least`` are cut in the middle, down to that many
+    characters, or broken into lines if the column ``wraps``. Then columns move to another table below, those with the
+    highest ``rank`` first and those with rank 0 last; ``of`` then stands above ``head``, so that it makes sense without
+    the column before.
     """
 
     head: str
@@ -103,7 +103,7 @@ class Column:
 
     @property
     def alone(self) -> str:
-        """The head for a place where the column before is missing."""
+        """The head where the column before is missing."""
         own = self.head.strip().replace("/\n", "/").replace("-\n", "").replace("\n", " ")
         return f"{self.of}\n{own}" if self.of else self.head
 
@@ -121,21 +121,21 @@ def words(head: str, *, least: int | None = None, rank: int = 0, wraps: bool = F
 def table(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], layout: Layout, *, strong: Collection[str] = ()
 ) -> str:
-    """A table with a rule under its head, no wider than the layout allows.
+    """A table with a rule under its head, at most as wide as the layout.
 
-    Columns that there is no room for follow in further tables, each with the first column again; where that does not
-    tell the rows apart, below each row. Rows whose first cell is in ``strong`` stand out.
+    Columns without room follow in further tables, each with the first column again, or below each row if the first
+    column does not distinguish the rows. Rows whose first cell is in ``strong`` are bold.
     """
     left = list(range(1, len(columns)))
     if len({row[0] for row in rows}) < len(rows) and _kept(columns, rows, [0, *left], layout.width) != [0, *left]:
-        # Further tables would not say which of the rows with one name is which.
+        # In further tables, rows with the same name could not be distinguished.
         head, body = table_lines(columns, rows, layout, strong=strong)
         return "\n".join([*head, *(line for lines in body for line in lines)])
     texts: list[str] = []
     while left or not texts:
         shown = _kept(columns, rows, [0, *left], layout.width)
         left = [i for i in left if i not in shown]
-        # What has something in the first table only is not repeated without it.
+        # A row with cells in the first table only is not repeated without them.
         said = [row for row in rows if not texts or any(row[i] for i in shown[1:])]
         head, body = _laid([*_heads_of(columns, shown)], [[row[i] for i in shown] for row in said], layout, strong)
         texts.append("\n".join([*head, *(line for lines in body for line in lines)]))
@@ -145,9 +145,9 @@ def table(
 def table_lines(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], layout: Layout, *, strong: Collection[str] = ()
 ) -> tuple[list[str], list[list[str]]]:
-    """The lines of the table's head, with the rule under it, and the lines of each row.
+    """The lines of the table's head with the rule, and the lines of each row.
 
-    Cells that there is no room for stand below their row.
+    Cells without room are below their row.
     """
     shown = _kept(columns, rows, list(range(len(columns))), layout.width)
     head, body = _laid(_heads_of(columns, shown), [[row[i] for i in shown] for row in rows], layout, strong)
@@ -161,7 +161,7 @@ def table_lines(
 
 
 def _heads_of(columns: Sequence[Column], shown: Sequence[int]) -> list[Column]:
-    """The columns that are ``shown``; one without that before it has its head for that."""
+    """The ``shown`` columns, each with a head that makes sense if the column before is not shown."""
     return [
         replace(columns[i], head=columns[i].alone) if i and i - 1 not in shown[1:] and columns[i].of else columns[i]
         for i in shown
@@ -171,7 +171,7 @@ def _heads_of(columns: Sequence[Column], shown: Sequence[int]) -> list[Column]:
 def _laid(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], layout: Layout, strong: Collection[str]
 ) -> tuple[list[str], list[list[str]]]:
-    """The lines of the head and of each row, of columns that there is room for."""
+    """The lines of the head and of each row, for columns that have room."""
     widths = _shared(columns, natural_widths(columns, rows), layout.width)
     heads = _heads([column.head for column in columns])
     sizes = list(zip(columns, widths, strict=True))
@@ -180,11 +180,11 @@ def _laid(
     ]
     texts = [*heads, *(line for lines in broken for line in lines)]
     cells = [[filled(cell) for cell in line] for line in texts]
-    # The heads are rows too: a head of tabulate's own makes its column two characters wider than it is.
+    # The heads are rows too: a head of tabulate's own would make its column two characters wider.
     text = tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=[column.align for column in columns])
     lines = iter([line.replace(FILLER, "").rstrip() for line in text.split("\n")] if cells else [])
     head = [next(lines) for _ in heads]
-    # A text that is broken into lines may take less than there is room for.
+    # A text broken into lines may need less than its room.
     taken = [max(map(columns_of, cells_of)) for cells_of in zip(*texts, strict=True)]
     rule = (" " * _GAP).join("-" * width for width in taken)
     body = []
@@ -199,12 +199,12 @@ def _fitted(cell: str, column: Column, width: int) -> list[str]:
 
 
 def _lines(cells: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The lines of a row, from the top."""
+    """The lines of a row, from top to bottom."""
     return [list(line) for line in zip_longest(*cells, fillvalue="")]
 
 
 def _heads(texts: Sequence[str]) -> list[list[str]]:
-    """The lines of the head, from the top; what has fewer lines than others stands on the rule."""
+    """The lines of the head, from top to bottom; shorter heads are directly above the rule."""
     split = [text.split("\n") for text in texts]
     most = max(map(len, split))
     padded = [[""] * (most - len(lines)) + lines for lines in split]
@@ -212,14 +212,14 @@ def _heads(texts: Sequence[str]) -> list[list[str]]:
 
 
 def natural_widths(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
-    """How wide each column is that nothing is cut of."""
+    """The width of each column if nothing is cut."""
     return [
         max(map(columns_of, (*column.head.split("\n"), *(row[i] for row in rows)))) for i, column in enumerate(columns)
     ]
 
 
 def narrowest(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> int:
-    """How wide a table is whose columns with a rank stand below it, and whose cells are cut as far as they may be."""
+    """The width of a table whose ranked columns are below it and whose cells are cut as far as possible."""
     natural = natural_widths(columns, rows)
     return _together(_least(column, size) for column, size in zip(columns, natural, strict=True) if not column.rank)
 
@@ -236,7 +236,7 @@ def _least(column: Column, natural: int) -> int:
 
 
 def _kept(columns: Sequence[Column], rows: Sequence[Sequence[str]], left: Sequence[int], width: int) -> list[int]:
-    """Those of the columns that are ``left`` for which there is room beside the first of them; always one at least."""
+    """The columns in ``left`` that fit beside the first of them; always at least one."""
 
     def fits(kept: Sequence[int]) -> bool:
         heads = _heads_of(columns, kept)
@@ -255,7 +255,7 @@ def _kept(columns: Sequence[Column], rows: Sequence[Sequence[str]], left: Sequen
 
 
 def _shared(columns: Sequence[Column], natural: Sequence[int], width: int) -> list[int]:
-    """How wide each column is: of those that may be cut always the widest gives way."""
+    """The width of each column: of those that may be cut, the widest shrinks first."""
     widths = list(natural)
     while _together(widths) > width:
         wide = [i for i, column in enumerate(columns) if widths[i] > _least(column, natural[i])]
@@ -274,10 +274,10 @@ def side_by_side(
     *,
     strong: Collection[str] = (),
 ) -> list[str]:
-    """Recordings beside one another, a group of columns for each, in as few tables as the width allows.
+    """Recordings side by side, a group of columns for each, in as few tables as the width allows.
 
     ``names`` are the cells of the first column; ``cells`` has for each group, and for each row, the group's cells.
-    Columns with a rank stand in a table of their own below before the recordings are parted.
+    Columns with a rank move to a table of their own below before the recordings are split up.
     """
 
     def laid(chunk: range) -> tuple[list[Column], list[list[str]]]:
@@ -292,6 +292,6 @@ def side_by_side(
 
 
 def _even(count: int, parts: int) -> list[range]:
-    """The indices of ``count`` things in so many runs, as even as can be."""
+    """The indices of ``count`` items in ``parts`` stretches of nearly equal length."""
     bounds = [count * i // parts for i in range(parts + 1)]
     return [range(start, end) for start, end in pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""The tables of where the bytes of a run are: at its peak and the marks of a step, by module, activation and cast."""
+"""The tables of a run's memory: at its peak and at the marks of a step, by module, activation and cast."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from ampmem.vocabulary import SourceKind
 TOTAL = "total"
 _ROUNDING, ALLOCATED = "rounding", "allocated"
 _NAME = 20
-"""So much of a category's name and its part's is left at least."""
+"""The least width of the name of a category or part."""
 
 Parts: TypeAlias = Mapping[Category, Mapping[str, int]]
-"""Bytes of the parts of those categories that have some, by name."""
+"""The bytes of a category's parts by name, for categories that have parts."""
 
 
 def render_peak(summary: Summary, layout: Layout) -> str:
-    """The categories at the run's peak; empty where memory ran out in that step: what was alive then says it all."""
+    """The categories at the run's peak; empty if memory ran out in that step, as the failure's table says it all."""
     peak, last = summary.peak, summary.steps[-1]
     if summary.out_of_memory is not None and not last.finished and last.index == peak.step:
         return ""
@@ -49,9 +49,9 @@ def render_peak(summary: Summary, layout: Layout) -> str:
 def render_categories(
     live: Breakdown, parts: Parts, parameters: int, layout: Layout, allocated: int | None = None
 ) -> str:
-    """What is alive at one instant, by category, the largest first; those that have ``parts`` by those, too.
+    """The live bytes at one instant by category, the largest first, with the ``parts`` of those that have some.
 
-    ``allocated`` is what the allocator has handed out for it, with its rounding.
+    ``allocated`` are the allocated bytes, with the allocator's rounding.
     """
     total = sum(live.values())
     rows = [
@@ -83,12 +83,12 @@ def _sizes(live: Breakdown, parts: Parts) -> Iterator[tuple[str, int]]:
 
 HOLDERS = 4
 _NARROW = 16
-"""So much of a category's name is left at least."""
+"""The least width of a category's name."""
 _HEADS = ("after\nforward", "after\nbackward", "after\nupdate", "peak")
 
 
 def render_marks(step: Step, parameters: int, layout: Layout, *, casts: bool) -> str:
-    """The categories at the three marks of a step and at its peak; ``casts`` says that the run is under autocast."""
+    """The categories at the three marks of a step and at its peak; ``casts`` says that the run was under autocast."""
     rows: list[list[str]] = []
     for key, sizes in breakdown_rows(step, casts=casts):
         cells = [cell for size in sizes for cell in size_cells(size, parameters)]
@@ -102,7 +102,7 @@ def render_marks(step: Step, parameters: int, layout: Layout, *, casts: bool) ->
 
 
 def breakdown_rows(step: Step, *, casts: bool) -> Iterator[tuple[str, tuple[int | None, ...]]]:
-    """Each row's name and its bytes at the marks of ``step`` and at its peak; ``casts`` as in :func:`render_marks`."""
+    """Each row's name and its bytes at the marks and the peak of ``step``; ``casts`` as in :func:`render_marks`."""
     marks = step.marks
     instants = (marks.after_forward, marks.after_backward, marks.after_optimizer, step.peak.categories)
     for category in CATEGORIES:
@@ -118,12 +118,12 @@ def _sums(instants: Sequence[Breakdown | None], categories: Sequence[Category]) 
 
 
 def has_copies(instants: Sequence[Breakdown | None]) -> bool:
-    """Whether there is a precision copy at any of ``instants``."""
+    """Whether any of ``instants`` has precision copies."""
     return any(live is not None and live[copy] for live in instants for copy in PRECISION_COPIES)
 
 
 def _columns(known: bool) -> list[Column]:
-    """Where there is no room for all of them, the peak's bytes per parameter are the last to go below."""
+    """The columns; if there is not enough room, the peak's bytes per parameter are the last to move below."""
     found = [words("", least=_NARROW)]
     for head in _HEADS:
         found.append(number(head))
@@ -133,12 +133,12 @@ def _columns(known: bool) -> list[Column]:
 
 
 def indented(category: str) -> str:
-    """Tabulate strips leading spaces, so a mark shows what belongs to the row above."""
+    """A row that belongs to the row above: a mark, since tabulate strips leading spaces."""
     return f"└ {category}" if category in PRECISION_COPIES else str(category)
 
 
 def _split(before: str, parts: Mapping[str, int] | ByPart, parameters: int) -> Iterator[list[str]]:
-    """Rows under the temporaries and the communication, ``before`` each part's name; only the peak's are split."""
+    """Rows for the parts of temporaries or communication, with ``before`` in front; only the peak's are split."""
     for part, size in parts.items():
         if size:
             found = size_cells(size, parameters)
@@ -146,7 +146,7 @@ def _split(before: str, parts: Mapping[str, int] | ByPart, parameters: int) -> I
 
 
 def render_held(summary: Summary, layout: Layout) -> str:
-    """Who holds what nothing else is known of; empty where that is known of nothing."""
+    """The holders of memory that is not otherwise known; empty if no holder is known."""
     if not any(entry.holder for entry in summary.held):
         return ""
     parts = [
@@ -168,14 +168,14 @@ MODULES = 15
 ALLOCATIONS = 10
 
 _MODULES_NAME, _SHORT = 24, 16
-"""So much of a name is left at least: of names that end alike, less would be the same for all."""
+"""The least width of a name: with less, names that end alike would read the same."""
 _INDENT = 4
 
 
 def render_modules(modules: Sequence[ModuleMemory], layout: Layout) -> str:
-    """The modules with the most bytes, in the order of the model, equal layers as one; empty where there are none.
+    """The modules with the most bytes in the model's order, equal layers as one; empty if there are none.
 
-    Layers that differ, such as the last one of a checkpointed model, stand beside the others and not below their parts.
+    Layers that differ, such as the last of a checkpointed model, are next to the others, not below their parts.
     """
     if not modules:
         return ""
@@ -203,10 +203,10 @@ def _figures(module: ModuleMemory) -> tuple[int, ...]:
 
 
 def render_largest(summary: Summary, layout: Layout) -> str:
-    """The largest allocations at the peak, each with the line of the script that asked; empty where there are none.
+    """The largest allocations at the peak, each with the script's line; empty if there are none.
 
-    Those of equal layers are one row, with the size of the largest and their sum. Of a run that ended where memory ran
-    out they are those of that instant.
+    Equal layers are one row, with the size of the largest and their sum. If memory ran out and the run ended, the
+    instant is the failure.
     """
     ended = summary.ended_by
     if ended is not None and not ended.later:
@@ -217,7 +217,7 @@ def render_largest(summary: Summary, layout: Layout) -> str:
     shown = sorted(groups, key=lambda group: -_largest(group))[:ALLOCATIONS]
     if not shown:
         return ""
-    # The summary ends with these: there may be more like them.
+    # The summary's list ends with these: there may be more like them.
     last = top[-1] if len(top) >= LARGEST else None
     rows = [_row(group, more=last is not None and last in group) for group in shown]
     several = any(len(group) > 1 for group in shown)
@@ -231,14 +231,14 @@ def render_largest(summary: Summary, layout: Layout) -> str:
     ]
     kept = [i for i in range(len(columns)) if i != 1 or several]
     lines, body = table_lines([columns[i] for i in kept], [[row[i] for i in kept] for row in rows], layout)
-    # A frame is wider than any column could be: it has a line of its own.
+    # A frame is wider than any column could be, so it has a line of its own.
     for row, group in zip(body, shown, strict=True):
         lines += [*row, *_below(group[0], layout)]
     return "\n".join([layout.heading(f"largest allocations at {when}"), "", *lines])
 
 
 def _what(item: LargeAllocation) -> tuple[str | None, ...]:
-    """What equal layers have in common but for their numbers; the line is the same, too."""
+    """What equal layers share except for their numbers; the line is the same too."""
     return item.name, item.module, item.op, item.category, item.dtype, user_frame(item.stack)
 
 
@@ -247,14 +247,14 @@ def _largest(group: Sequence[LargeAllocation]) -> int:
 
 
 def _row(group: Sequence[LargeAllocation], *, more: bool) -> list[str]:
-    """``more`` says that there may be others like these."""
+    """The row of a group; ``more`` says that there may be others like these."""
 
     def named(names: Sequence[str | None]) -> str:
         known = [name for name in names if name]
         return layers_named(known, more=more) if known else ABSENT
 
     names, modules = [_name(item) for item in group], [item.module for item in group]
-    # How many there are is said once.
+    # The number is in one place only.
     module = ABSENT if modules[0] is None else modules[0] if len(set(modules)) == 1 else of_all_layers(modules[0])
     sizes = format_bytes(_largest(group)), format_bytes(sum(item.bytes for item in group))
     said = named(names) if names[0] else ABSENT if len(group) == 1 else f"{ABSENT} ({format_count(len(group))})"
@@ -262,7 +262,7 @@ def _row(group: Sequence[LargeAllocation], *, more: bool) -> list[str]:
 
 
 def _name(item: LargeAllocation) -> str | None:
-    """What the tensor is; of an activation the name in the recording is only the op that saved it."""
+    """The tensor's name; an activation's name in the recording is only the op that saved it."""
     if item.category not in (Category.ACTIVATIONS, Category.TEMPORARIES):
         return item.name
     if item.op is None:
@@ -271,7 +271,7 @@ def _name(item: LargeAllocation) -> str | None:
 
 
 def _below(item: LargeAllocation, layout: Layout) -> list[str]:
-    """The script's own line, and of an activation the op that saved it, if another made it, or who holds it."""
+    """The script's own line; for an activation also the op that saved it, if another made it, or its holder."""
     frame, room = user_frame(item.stack), layout.width - _INDENT
     parts = [] if frame is None else [f"at {shorten(frame, room - 3)}"]
     if item.category is Category.ACTIVATIONS and item.name not in (None, item.op):
@@ -286,16 +286,16 @@ def _below(item: LargeAllocation, layout: Layout) -> list[str]:
 
 
 ACTIVATIONS = 10
-"""Groups of activations that are shown."""
+"""The number of groups of activations that are shown."""
 
 _ACTIVATIONS_NAME = 16
-"""So much of an op's name is left at least."""
+"""The least width of an op's name."""
 
 
 def render_activations(summary: Summary, layout: Layout) -> str:
-    """What the activations at the end of forward are and in which type; empty unless the run is under autocast.
+    """The activations at the end of forward by kind and type; empty unless the run was under autocast.
 
-    Where no forward came to its end before memory ran out, they are those of then.
+    If no forward ended before memory ran out, the instant is the failure.
     """
     groups, pairs = summary.activations, savings(summary.activations)
     total = sum(group.bytes for group in groups)
@@ -331,7 +331,7 @@ def render_activations(summary: Summary, layout: Layout) -> str:
 
 
 def _types(low: int, unknown: int, total: int) -> str:
-    """How much is in low precision, as far as the types are known."""
+    """The share in low precision, as far as the types are known."""
     if unknown == total:
         return "their types are unknown"
     known = f"{share(low, total)} are in low precision"
@@ -339,16 +339,16 @@ def _types(low: int, unknown: int, total: int) -> str:
 
 
 PARAMETERS = 20
-"""Parameters that are shown."""
+"""The number of parameters that are shown."""
 
 _CASTS_NAME = 24
-"""So much of a parameter's name is left at least."""
+"""The least width of a parameter's name."""
 
 
 def render_casts(summary: Summary, layout: Layout) -> str:
-    """The copies of each step, who holds them, and those of each parameter.
+    """The cast copies of each step and of each parameter, and their holders.
 
-    A snapshot has neither the uses of a copy nor who holds it; only what autocast's cache gives up is seen.
+    A snapshot has neither uses nor holders of copies; only the releases of autocast's cache are seen.
     """
     casts = summary.casts
     if not casts.copies:
@@ -385,14 +385,14 @@ def _made(steps: Sequence[StepCasts], layout: Layout, *, uses: bool) -> str:
 
 
 def _held(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> str:
-    """The copies at the end of forward; who else holds them goes first where there is no room."""
+    """The copies at the end of forward by holder; if there is little room, holders but the cache are left out."""
     rows = []
     for step in steps:
         held = step.after_forward
         holders = [ABSENT] * 4 if held is None else [_count(held.cache), _count(held.autograd), _count(held.both)]
         if held is not None:
             holders.append(_count(held.neither))
-        if not all_holders:  # what the cache was not seen to give up may have been in it, too
+        if not all_holders:  # the cache may have had copies that it was not seen to release
             holders = holders[:1]
         rows.append([str(step.index), *holders, format_bytes(step.peak_bytes), _count(step.surviving)])
     others = [number("by\nautograd"), number("by\nboth"), number("by\nneither", rank=2)]
@@ -408,7 +408,7 @@ def _held(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> s
 
 
 def _kinds(steps: Sequence[StepCasts], layout: Layout) -> str:
-    """What the ledger knows of copies that are not simply a parameter's."""
+    """The copies in the ledger that are not simply a parameter's."""
     kinds = {
         "made again in backward (recomputation)": [step.recomputed for step in steps],
         "of views of parameters, which are never cached": [step.views for step in steps if step.views is not None],
@@ -429,7 +429,7 @@ def _count(count: CopyCount | None) -> str:
 
 
 def parameters_in_layers(parameters: Sequence[ParameterCasts]) -> list[tuple[int, ParameterCasts]]:
-    """How many parameters each row is of, and their copies: those of equal layers together; the most bytes first."""
+    """The number of parameters in each row and their copies, equal layers together; the most bytes first."""
 
     def counts(item: ParameterCasts) -> tuple[int, ...]:
         return (item.bytes, item.copies, *_uses_and_holders(item))
@@ -452,7 +452,7 @@ def parameters_in_layers(parameters: Sequence[ParameterCasts]) -> list[tuple[int
 
 
 def _uses_and_holders(item: ParameterCasts) -> tuple[int, ...]:
-    """What is not known counts as 0, and is not shown."""
+    """The uses and holders; unknown ones count as 0 and are not shown."""
     found = item.cache_hits, item.held_by_cache, item.held_by_autograd, item.held_by_both
     return tuple(each or 0 for each in found)
 
@@ -492,7 +492,7 @@ _HOW = (
 
 
 def render_what_if(found: Sequence[tuple[str, WhatIf]], layout: Layout) -> str:
-    """One row per setting: the peak of reserved memory with the default settings, and with it."""
+    """One row per setting: the peak of reserved memory with the default settings, and with that one."""
     rows = [
         [
             setting,

@@ -1,4 +1,4 @@
-"""Recipes and published formulas of static memory as text; of its lines only an address may be too long to fit."""
+"""Recipes and published formulas of static memory as text; only an address may be longer than a line."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ampmem.reporters.text.plain_text import AT_MARK, per_parameter, shorten
 from ampmem.units import format_bytes, format_count
 
 _NAME = 12
-"""So much of a recipe's name is left at least."""
+"""The least width of a recipe's name."""
 _TERMS = 20
-"""So much of a component's terms."""
+"""The least width of a component's terms."""
 _TOTAL = "total"
 _TRANSIENT = (
     "* up to so much: alive from forward until backward has used them, and not in the total; "
@@ -36,7 +36,7 @@ _HEADERS = ("para-\nmeters", "cast\ncopies", "gradi-\nents", "master\ncopies", "
 def render_recipes(
     recipes: Sequence[Recipe], parameters: int, measured: Measured | None = None, layout: Layout = PLAIN
 ) -> str:
-    """All recipes of one optimizer, then the published formulas, then which of them ``measured`` agrees with."""
+    """All recipes with one optimizer, the published formulas, and which of them ``measured`` agrees with."""
     sections = [
         _head(recipes[0], parameters, layout),
         *([_measurement(measured, layout)] if measured else []),
@@ -50,7 +50,7 @@ def render_recipes(
 
 
 def render_recipe(recipe: Recipe, parameters: int, measured: Measured | None = None, layout: Layout = PLAIN) -> str:
-    """One recipe with its terms and its sources, and whether ``measured`` agrees with it."""
+    """One recipe with its terms and sources, and whether ``measured`` agrees with it."""
     name = _line("recipe", f"{recipe.precision.key}: {recipe.precision.title}", layout)
     sections = [
         f"{name}\n{_head(recipe, parameters, layout)}",
@@ -63,7 +63,7 @@ def render_recipe(recipe: Recipe, parameters: int, measured: Measured | None = N
 
 
 def note(text: str, layout: Layout = PLAIN) -> str:
-    """A remark, wrapped."""
+    """``text`` as a wrapped remark."""
     return _wrap(f"note: {text}", layout)
 
 
@@ -101,7 +101,7 @@ def _recipes(recipes: Sequence[Recipe], parameters: int, layout: Layout) -> str:
 
 
 def _small_state(recipe: Recipe, layout: Layout) -> str:
-    """Of an optimizer whose state no number per parameter describes, which is counted as 0; empty of others."""
+    """The note on an optimizer whose state does not grow per parameter and counts as 0; empty for others."""
     states = recipe.optimizer.states
     if not states or any(state.elements for state in states):
         return ""
@@ -113,7 +113,7 @@ def _small_state(recipe: Recipe, layout: Layout) -> str:
 
 
 def _recipes_in_bytes(recipes: Sequence[Recipe], parameters: int, layout: Layout) -> str:
-    """The same in bytes, for this number of parameters."""
+    """The recipes in bytes, for this number of parameters."""
     rows = [
         [
             recipe.precision.key,
@@ -136,12 +136,12 @@ def _part(recipe: Recipe, component: Category) -> str:
 
 
 def _mark(recipe: Recipe, component: Category) -> str:
-    """After the number of what is not in the total."""
+    """The mark after a number that is not in the total."""
     return "*" if component == Category.CAST_COPIES and recipe.precision.transient_casts else ""
 
 
 def _published(formulas: Iterable[Published], parameters: int, layout: Layout) -> str:
-    """A row for each formula; what it counts is longer than a column could be wide, and stands under it."""
+    """A row for each formula, and under it what it counts, which is too long for a column."""
     shown = list(formulas)
     rows = [[formula.key, _number(formula.total), _size(formula.total, parameters)] for formula in shown]
     columns = [words("published, with Adam", least=_NAME), number("B/param"), number("bytes")]
@@ -246,7 +246,7 @@ def _size(per_param: float, parameters: int) -> str:
 
 
 def _wrap(text: str, layout: Layout, indent: str = "", *, hang: str = "  ") -> str:
-    """An address stays in one piece, so that it can be opened."""
+    """``text`` wrapped, with addresses in one piece so that they can be opened."""
     return textwrap.fill(
         shorten(text, len(text)),
         layout.width,

@@ -1,4 +1,4 @@
-"""What a run died of that ran out of memory, as text."""
+"""The out-of-memory report of a run, as text."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ampmem.reporters.text.plain_text import ABSENT, command_lines, wrapped
 from ampmem.units import format_bytes, format_count
 
 FRAMES = 5
-"""How many frames of the script are shown, the innermost ones."""
+"""The number of the script's frames that are shown, the innermost ones."""
 
 _KEY = 12
 _NAME = 20
-"""So much of a name is left at least."""
+"""The least width of a name."""
 _LARGEST = 5
-"""So many of the largest tensors are listed."""
+"""The number of largest tensors that are listed."""
 MADE_LATER = "what the script made after the recorded steps, of which no more is known"
 _WITHOUT_BATCH = ("setup", "optimizer")
 _RAISE_THE_LIMIT = (
@@ -39,7 +39,7 @@ _HOW_TO_FIT = (
 
 
 def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
-    """Who asked for how much, what there was, and what to change; empty when no request failed."""
+    """The failed request, the memory at that instant, and what to change; empty if no request failed."""
     oom = summary.out_of_memory
     if oom is None:
         return ""
@@ -64,12 +64,12 @@ def _command(line: str, layout: Layout) -> Sequence[str]:
 
 
 def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int, str, str, str, str]]:
-    """The largest tensors: bytes of each, how many there are, type with shape, category, name and module.
+    """The largest tensors: bytes of each, their number, type with shape, category, name and module.
 
-    Those of equal layers are one row.
+    Equal layers are one row.
     """
     groups = layers(found, what=_what, sizes=_size)
-    last = found[-1] if len(found) >= LARGEST else None  # there may be more like it
+    last = found[-1] if len(found) >= LARGEST else None  # there may be more like the last one
     sizes = [max(item.bytes for item in group) for group in groups]
     order = sorted(range(len(groups)), key=lambda i: -sizes[i])[:limit]
     return [
@@ -85,12 +85,12 @@ def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int
 
 
 def _what(item: LargeAllocation) -> tuple[str | None, ...]:
-    """What equal tensors have in common but for the numbers of their layers."""
+    """What equal tensors share except for the numbers of their layers."""
     return item.name, item.module, item.op, item.category, _kind(item)
 
 
 def _kind(item: LargeAllocation) -> str:
-    """Type and shape, as far as they are known."""
+    """Type and shape, as far as known."""
     return " ".join(filter(None, (item.dtype, None if item.shape is None else shape_text(item.shape))))
 
 
@@ -99,7 +99,7 @@ def _size(item: LargeAllocation) -> tuple[int]:
 
 
 def _called(group: Sequence[LargeAllocation]) -> str:
-    """The name of one tensor, or of equal layers, and the module where the name does not say it."""
+    """The name of a tensor or of equal layers, and the module if the name does not have it."""
     first = group[0]
     name, module = (
         of_all_layers(text or "") if len(group) > 1 else text or "" for text in (first.name or first.op, first.module)
@@ -123,7 +123,7 @@ def _largest(found: Sequence[LargeAllocation], layout: Layout) -> str:
 
 
 def headline(oom: FailedRequest) -> str:
-    """Where memory ran out, and whether the run ended with it."""
+    """The part of the run in which memory ran out, and whether the run ended with it."""
     end = "the run ended here" if oom.ended_the_run else "the script went on"
     if oom.device_total is None:
         end = "the snapshot ends here"
@@ -132,7 +132,7 @@ def headline(oom: FailedRequest) -> str:
 
 
 def request_in_short(oom: FailedRequest) -> str:
-    """Where, who asked for how much, and what there was: one sentence that a verb comes before."""
+    """The place, the request and the available memory in one sentence, to follow a verb."""
     by, frames = asked_by(oom), user_frames(oom.stack)
     who = "".join([f" by {by}" if by else "", f" at {frames[-1]}" if frames else ""])
     end = "" if oom.ended_the_run else "; the script went on"
@@ -145,14 +145,14 @@ def request_in_short(oom: FailedRequest) -> str:
 def next_lines(oom: FailedRequest) -> tuple[str, ...]:
     """Commands to run next, or how to write one, and what to do before."""
     commands = oom.next_commands
-    if commands and oom.by_the_limit:  # the last one runs the script whole: the others fit it into the limit
+    if commands and oom.by_the_limit:  # the last command runs the whole script; the others make it fit the limit
         commands = (*commands[:-1], _RAISE_THE_LIMIT, commands[-1])
     batch = oom.phase not in _WITHOUT_BATCH and not oom.later
     return (*commands, _HOW_TO_FIT) if commands and batch and not any(map(_is_fit, commands)) else commands
 
 
 def parameters_then(parameters: Parameters, oom: FailedRequest) -> int:
-    """By how many parameters bytes are divided: those that were on the device; 0 where that is not known."""
+    """The number of parameters on the device, to divide bytes by; 0 if unknown."""
     there = oom.parameters_there
     return parameters.known_count if there is None else min(there, parameters.known_count)
 
@@ -162,7 +162,7 @@ def _is_fit(line: str) -> bool:
 
 
 def being_moved(parameters: Parameters, oom: FailedRequest) -> str:
-    """How many of the parameters were on the device; empty where all were, or where that is not known."""
+    """How many of the parameters were on the device; empty if all were, or if unknown."""
     there, count = oom.parameters_there, parameters.known_count
     if there is None or not there < count:
         return ""

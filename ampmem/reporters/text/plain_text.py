@@ -1,4 +1,4 @@
-"""Plain text that fits: lines of a width, numbers and marks as people read them, what a terminal can show."""
+"""Plain text that fits: lines of limited width, readable numbers, and characters that a terminal can show."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ampmem.units import format_bytes
 from ampmem.vocabulary import Mark
 
 WIDTH = 100
-"""No line of a text report is longer where nothing says how wide it may be."""
+"""The default width of a text report."""
 
 FILLER = "\0"
-"""Stands beside a character that takes two columns, for code that counts characters; no text that is shown has it."""
+"""Follows a character that takes two columns, for code that counts characters; shown text never has it."""
 
 ABSENT = "-"
-"""A value that is not known."""
+"""The cell of an unknown value."""
 
 
 _TIE = "\1"
-"""Stands for a space at which no line is broken."""
+"""Stands for a space where a line must not be broken."""
 _FIGURE = re.compile(r"\d(?:[\d.,]*\d)?\.?|\*\.?")
-"""A number, or the star for all numbers of layers, with the point behind it."""
+"""A number, or the star for all numbers of layers, with a point after it."""
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:B|[KMGTP]iB|%)(?!\w))")
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal ``text`` takes: an ideograph takes two, a combining mark none."""
+    """The number of a terminal's columns that ``text`` takes: two for an ideograph, none for a combining mark."""
     return len(text) if text.isascii() else sum(map(_columns_of, text))
 
 
@@ -44,14 +44,14 @@ def _columns_of(character: str) -> int:
 
 
 def filled(text: str) -> str:
-    """``text`` with a :data:`FILLER` for each second column of a character."""
+    """``text`` with a :data:`FILLER` after each character that takes two columns."""
     return text if text.isascii() else "".join(c + FILLER * (_columns_of(c) == 2) for c in text)
 
 
 def shorten(text: str, width: int) -> str:
-    """``text`` in at most ``width`` columns, all printable; the middle gives way, but no figure is cut or left out.
+    """``text`` in at most ``width`` printable columns, cut in the middle; figures are never cut or left out.
 
-    So a name keeps the numbers of its layers: ``transformer.h.11.…c_proj.weight``.
+    A name so keeps the numbers of its layers: ``transformer.h.11.…c_proj.weight``.
     """
     clean = printable(text)
     if columns(clean) <= width:
@@ -67,7 +67,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _cut_once(text: str, width: int, figures: Sequence[tuple[int, int]]) -> str:
-    """``text`` with one gap, as near to its middle as the figures allow; empty where that is not near."""
+    """``text`` with one gap, as near to its middle as the figures allow; empty if that is not near."""
     before = list(accumulate(map(columns, text), initial=0))
     gap = before[-1] - width + 1
     middle = width - 1 - width // 2
@@ -80,9 +80,9 @@ def _cut_once(text: str, width: int, figures: Sequence[tuple[int, int]]) -> str:
 
 
 def _cut_between(text: str, width: int, figures: Sequence[tuple[int, int]]) -> str:
-    """``text`` with gaps between its figures, where most stands; empty where the figures alone are too wide."""
+    """``text`` with gaps between its figures, where most text is; empty if the figures alone are too wide."""
     ends = [0, *(at for span in figures for at in span), len(text)]
-    parts = [text[start:end] for start, end in pairwise(ends)]  # every other one is a figure
+    parts = [text[start:end] for start, end in pairwise(ends)]  # every second part is a figure
     for most in range(width, 0, -1):
         cut = "".join(part if i % 2 or columns(part) <= most else _cut(part, most) for i, part in enumerate(parts))
         if columns(cut) <= width:
@@ -91,7 +91,7 @@ def _cut_between(text: str, width: int, figures: Sequence[tuple[int, int]]) -> s
 
 
 def _start(characters: Iterable[str], width: int) -> str:
-    """As many of them as fit."""
+    """As many of the characters as fit."""
     kept: list[str] = []
     for character in characters:
         width -= _columns_of(character)
@@ -102,7 +102,7 @@ def _start(characters: Iterable[str], width: int) -> str:
 
 
 def per_parameter(size: int, parameters: int) -> str:
-    """Bytes per parameter in at most seven characters; something never reads as nothing."""
+    """Bytes per parameter in at most seven characters; only 0 reads as 0."""
     if parameters == 0:
         return ABSENT
     ratio = size / parameters
@@ -114,20 +114,20 @@ def per_parameter(size: int, parameters: int) -> str:
 
 
 def wrapped(text: str, width: int, *, indent: str = "  ") -> list[str]:
-    """``text`` as lines of at most ``width`` columns, the second and later ones indented.
+    """``text`` as lines of at most ``width`` columns, all but the first indented.
 
-    No word is broken, at a hyphen neither, unless it is longer than a line; a figure is never broken, and stays with
-    its unit.
+    Words are not broken, not even at a hyphen, unless they are longer than a line; a figure is never broken and stays
+    with its unit.
     """
     clean = _BEFORE_UNIT.sub(_TIE, filled(printable(text)))
-    # A character must not be parted from its filler: one column is left for it.
+    # A character must stay with its filler, so one column is left for it.
     room = width - (FILLER in clean)
     lines = _Wrapper(room, subsequent_indent=indent, break_on_hyphens=False).wrap(clean) or [clean]
     return [line.replace(FILLER, "").replace(_TIE, " ") for line in lines]
 
 
 class _Wrapper(textwrap.TextWrapper):
-    """Breaks a word that is longer than a line, such as a path, before a figure rather than in it."""
+    """A wrapper that breaks a word longer than a line, such as a path, before a figure instead of inside it."""
 
     def _handle_long_word(self, reversed_chunks: list[str], cur_line: list[str], cur_len: int, width: int) -> None:
         room, word = width - cur_len, reversed_chunks[-1]
@@ -135,14 +135,14 @@ class _Wrapper(textwrap.TextWrapper):
         at = next((start for start, end in figures if start < room < end), room)
         if at < 1:
             if cur_line:
-                return  # what there is no room for here begins the next line
+                return  # a text without room here begins the next line
             at = max(room, 1)
         cur_line.append(word[:at])
         reversed_chunks[-1] = word[at:]
 
 
 def command_lines(line: str, width: int) -> list[str]:
-    """A command that can be copied: one that is wider goes on after a backslash, between two words."""
+    """A command that can be copied, continued after a backslash between two words if it is too wide."""
     lines = [""]
     for word in map(shlex.quote, shlex.split(printable(line))):
         if lines[-1].strip() and len(f"{lines[-1]} {word} \\") > width:
@@ -159,7 +159,7 @@ AT_MARK = {
     Mark.AFTER_OPTIMIZER: "after the update",
     Mark.PEAK: "at the peak",
 }
-"""When a mark is, within a sentence and as a caption."""
+"""The words for each mark, within a sentence and as a caption."""
 
 IN_SHORT = {
     Mark.AFTER_FORWARD: "after forward",
@@ -167,7 +167,7 @@ IN_SHORT = {
     Mark.AFTER_OPTIMIZER: "after update",
     Mark.PEAK: "peak",
 }
-"""The same at the head of a column."""
+"""The words for each mark at the head of a column."""
 
 
 def signed(size: int | None) -> str:
@@ -178,7 +178,7 @@ def signed(size: int | None) -> str:
 
 
 def size_beside(gpu: str) -> bool:
-    """Whether the size of ``gpu`` is to stand beside its name: not where ``--gpu 24GiB`` gave it no other name."""
+    """Whether the size of ``gpu`` is shown next to its name: not for ``--gpu 24GiB``, whose name is the size."""
     return not gpu[:1].isdigit()
 
 
@@ -188,7 +188,7 @@ def short(value: float | None) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """``0.52x``; something never reads as nothing."""
+    """A ratio such as ``0.52x``; only 0 reads as 0."""
     if ratio is None:
         return ABSENT
     if 0 < ratio < 0.01:
@@ -197,7 +197,7 @@ def times(ratio: float | None) -> str:
 
 
 def percent(difference: float | None) -> str:
-    """A relative difference of losses; infinite when one of them diverged."""
+    """A relative difference of losses; infinite if one of them diverged."""
     if difference is None:
         return ABSENT
     if math.isinf(difference):
@@ -211,7 +211,7 @@ def trimmed(value: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """``part`` of ``whole`` in percent; something is never 0 %, not everything never 100 %."""
+    """``part`` of ``whole`` in percent; only nothing reads as 0 %, and only all as 100 %."""
     percent = 100 * part / whole if whole else 0.0
     if 0 < percent < 1:
         return "<1 %"
@@ -221,13 +221,13 @@ def share(part: float, whole: float) -> str:
 
 
 def size_cells(size: int | None, parameters: int) -> list[str]:
-    """Bytes, and bytes per parameter where there are parameters; of what is not known neither."""
+    """The cells for bytes, and for bytes per parameter if there are parameters; empty for an unknown size."""
     if size is None:
         return [ABSENT] * (1 + bool(parameters))
     return [format_bytes(size), *([per_parameter(size, parameters)] if parameters else [])]
 
 
 def between(low: int, high: int, shown: Callable[[int], str] = format_bytes) -> str:
-    """One size, or two that differ, as ``shown`` writes them."""
+    """One size, or two different ones, as ``shown`` writes them."""
     first, last = shown(low), shown(high)
     return first if first == last else f"{first} to {last}"

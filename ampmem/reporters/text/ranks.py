@@ -1,4 +1,4 @@
-"""The ranks of a job as text: the verdict, the table of all, where they are, and one job for each precision."""
+"""The ranks of a job as text: the verdict, the table of ranks, the places of the peaks, and several precisions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from ampmem.vocabulary import SourceKind
 
 
 def numbers(ranks: Sequence[int]) -> str:
-    """``3``, ``0-6``, ``0-2, 5, 7``."""
+    """Rank numbers in short: ``3``, ``0-6``, ``0-2, 5, 7``."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:
@@ -68,29 +68,29 @@ def numbers(ranks: Sequence[int]) -> str:
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """``rank 3``, ``ranks 0-6``."""
+    """The ranks by number: ``rank 3``, ``ranks 0-6``."""
     return f"rank{'' if len(ranks) == 1 else 's'} {numbers(ranks)}"
 
 
 def place(ranks: Sequence[Rank]) -> str:
-    """Where they are in the device mesh, on the axes on which that is the same of all: ``dp 0, tp 1``."""
+    """The ranks' common place in the device mesh: ``dp 0, tp 1``."""
     meshes = [dict.fromkeys(f"{axis.name} {axis.coordinate}" for axis in rank.mesh) for rank in ranks]
     return ", ".join(axis for axis in meshes[0] if all(axis in mesh for mesh in meshes))
 
 
 def group_name(group: RankGroup) -> str:
-    """``stage 1``, ``dp 0``."""
+    """The name of a group: ``stage 1``, ``dp 0``."""
     return f"{'stage' if group.kind is GroupKind.STAGE else group.axis} {group.coordinate}"
 
 
 _DIFFERENCES = 5
-"""Of what one has more or less, so many."""
+"""The number of differences that are named."""
 _NAMED_SHARE = 0.05
-"""What is less than this share of the largest of them is not named."""
+"""Differences below this share of the largest are not named."""
 _TWICE = 2
-"""From so many times as much on that is said, and no longer how many per cent it is more."""
+"""From this ratio on, the ratio is given instead of percent."""
 _LARGER = 1.01
-"""A peak of another step that is so many times as large is worth a sentence."""
+"""A peak in another step is mentioned if it is this many times as large."""
 _CIRCUMSTANCES = {
     Circumstance.STAGE: "stage",
     Circumstance.BATCH_SIZE: "batch size",
@@ -101,7 +101,7 @@ _CIRCUMSTANCES = {
 
 
 def ranks_wording(ranks: Ranks) -> Wording:
-    """The merged view in words: a headline, in what the difference lies, and what else there is, in sentences."""
+    """The merged view in words: a headline, the difference by category, and further sentences."""
     if ranks.unsound:
         return Wording(
             headline="No verdict",
@@ -122,7 +122,7 @@ def ranks_wording(ranks: Ranks) -> Wording:
 
 
 def _compared(ranks: Ranks) -> Wording:
-    """What is said of the ranks that can be compared."""
+    """The words about ranks that can be compared."""
     if ranks.worst is None:
         return Wording(headline=f"No rank of {ranks.job.world_size} can be compared")
     if len(ranks.compared) == 1:
@@ -149,7 +149,7 @@ def _made_of(ranks: Ranks, worst: Worst) -> str:
 
 
 def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
-    """The worst beside the median rank; beside the one that needs the least, where the median is as bad."""
+    """The worst rank compared with the median rank, or with the least if the median is as large."""
     excess, other = worst.over_median, f"the median rank ({worst.over_median.rank})"
     if excess.rank in alike.ranks or excess.rank == worst.over_least.rank:
         excess, other = worst.over_least, f"rank {worst.over_least.rank}"
@@ -173,14 +173,14 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
 
 
 def _beyond(most: int, least: int) -> str:
-    """``12 % above``, or from twice as much on ``2.1 times that of``."""
+    """``12 % above``, or for at least twice as much ``2.1 times that of``."""
     if most >= _TWICE * least:
         return f"{most / least:,.1f} times that of"
     return f"{percent_of(most / least - 1).removeprefix('+')} above"
 
 
 def _and_why(worst: Worst, excess: Excess) -> tuple[str, ...]:
-    """In what they differ all the same, where a category of one makes up for another."""
+    """How ranks with equal peaks differ, if a category of one makes up for another."""
     if not any(abs(part.bytes) >= NO_DIFFERENCE * worst.bytes for part in excess.parts):
         return ()
     return (f"But rank {worst.rank} has {_parts(excess)}.", *_beside(worst, excess))
@@ -216,7 +216,7 @@ def _amount(size: int) -> str:
 
 
 def _beside(worst: Worst, excess: Excess) -> tuple[str, ...]:
-    """What else differs between the two ranks: facts that may be why, or not."""
+    """What else differs between the two ranks: circumstances that may be the reason."""
     found = []
     mine, other = f"rank {worst.rank}", f"rank {excess.rank}"
     phases = next((each for each in excess.contrasts if each.what is Circumstance.PHASE), None)
@@ -243,14 +243,14 @@ def _value(what: Circumstance, value: str | None) -> str:
 
 
 def _when(ranks: Ranks) -> str:
-    """Of which step each rank's peak is, and in which phase where that is the same of all."""
+    """The step of the ranks' peaks, and the phase if all share it."""
     phases = {rank.peak.phase for rank in ranks.compared if rank.peak is not None}
     step = "the last step of each" if ranks.step is None else f"step {ranks.step}"
     return in_phase(phases.pop(), step) if len(phases) == 1 else f"in {step}"
 
 
 def _larger(ranks: Ranks) -> Sequence[str]:
-    """The largest peak of any step, and of any run outside of its steps, where that is another one."""
+    """The largest peak of any step, and of any run outside of its steps, if it is another peak."""
     if ranks.worst is None:
         return ()
     found = []
@@ -273,11 +273,11 @@ def _count(ranks: Ranks) -> Sequence[str]:
 
 _NAME = 12
 _MOST_ROWS = 16
-"""Of more places, and of more classes of ranks, only the worst are shown, unless all are asked for."""
+"""The most rows of places, and of classes of ranks, by default; the worst are shown."""
 
 
 def render_places(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
-    """A row for all ranks whose peak is at the same place; empty where no rank can be compared."""
+    """A row for all ranks whose peak is at the same place; empty if no rank can be compared."""
     alike: dict[tuple[str, ...], list[Rank]] = {}
     for rank in ranks.compared:
         assert rank.peak is not None
@@ -308,7 +308,7 @@ def render_places(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
 
 
 def _together(cells: tuple[str, ...], ranks: Sequence[Rank]) -> tuple[str, ...]:
-    """The cells of ranks whose peaks are in equal layers."""
+    """The cells for ranks whose peaks are in equal layers."""
     modules = list(dict.fromkeys(rank.peak.module for rank in ranks if rank.peak is not None and rank.peak.module))
     phase, _, *others = cells
     return phase, layers_named(modules) if modules else ABSENT, *others
@@ -332,9 +332,9 @@ def _parameters(rank: Rank) -> str:
 
 
 def render_groups(ranks: Ranks, layout: Layout) -> str:
-    """The stages, and the places on each axis of the mesh.
+    """The pipeline stages, and the places on each axis of the mesh.
 
-    Of an axis along which no peak changes there is nothing to show, nor where each place has but one rank.
+    An axis is left out if no peak changes along it, or if each place has only one rank.
     """
     texts = []
     for _, those in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
@@ -370,7 +370,7 @@ def _groups(groups: Sequence[RankGroup], layout: Layout) -> str:
 
 _UNITS = (("B", 1), ("KiB", 1024), ("MiB", 1024**2), ("GiB", 1024**3), ("TiB", 1024**4))
 _NOTABLE = 0.01
-"""What is above the least of its column by less than this share is not marked."""
+"""A value less than this share above its column's smallest is not marked."""
 _MOST = "*"
 _WORST = " worst"
 _FEET = ("least", "median", "most", "spread")
@@ -378,7 +378,7 @@ _REST, _ROUNDING = "all else", "rounding"
 
 
 def render_matrix(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
-    """The table, its caption and what its marks mean; empty where no rank can be compared."""
+    """The table of ranks, its caption and its marks explained; empty if no rank can be compared."""
     if ranks.peak is None or ranks.worst is None:
         return ""
     shown, left_out = _rows_of(ranks, every=every)
@@ -398,7 +398,7 @@ def _step(ranks: Ranks) -> str:
 
 
 def _rows_of(ranks: Ranks, *, every: bool) -> tuple[Sequence[Alike], Sequence[Alike]]:
-    """The classes that are shown, by rank, and those that are not."""
+    """The classes of ranks that are shown, by rank, and the others."""
     if every or len(ranks.alike) <= _MOST_ROWS:
         return ranks.alike, ()
     largest = sorted(ranks.alike, key=lambda each: -_peak(ranks, each).said)
@@ -414,14 +414,14 @@ def _left_out(ranks: Ranks, those: Sequence[Alike]) -> str:
 
 
 def _peak(ranks: Ranks, alike: Alike) -> RankPeak:
-    """Of the first of them."""
+    """The peak of the first of the class's ranks."""
     peak = ranks.rank(alike.ranks[0]).peak
     assert peak is not None
     return peak
 
 
 def _fitting(ranks: Ranks, shown: Sequence[Alike], unit: int, layout: Layout) -> str:
-    """The table with as many categories as there is room for: the largest stay, the rest is summed up."""
+    """The table with as many categories as fit: the largest are kept, the rest is summed up."""
     by_weight = sorted(ranks.categories, key=lambda each: (each.max, each.spread), reverse=True)
     for count in range(len(by_weight), -1, -1):
         kept = by_weight[:count]
@@ -480,18 +480,18 @@ def _foot(name: str, spreads: Sequence[Spread], unit: int, *, places: bool, rest
 
 
 def _rounding(ranks: Ranks, alike: Alike, unit: int) -> str:
-    """What of the peak is the rounding of the allocator's blocks, which is in no category."""
+    """The rounding of the allocator's blocks at the peak, which is in no category."""
     peak = _peak(ranks, alike)
     return _cell(peak.said - peak.bytes, unit)
 
 
 def _decimals(unit: int) -> int:
-    """So many as a peak has everywhere."""
+    """The number of decimals that a peak has everywhere."""
     return 3 if unit >= dict(_UNITS)["GiB"] else 1
 
 
 def _cell(size: int, unit: int, of: Spread | None = None, *, decimals: int = 1) -> str:
-    """``size`` in units, marked before it where it is the most of its column; something never reads as nothing."""
+    """``size`` in units, with a mark in front if it is its column's largest; only 0 reads as 0."""
     text = f"{size:,}" if unit == 1 or not size else f"{size / unit:,.{decimals}f}"
     text = "<0.1" if size and text == "0.0" else text
     marked = of is not None and size == of.max and of.spread >= _NOTABLE * of.max and of.spread > 1024
@@ -508,10 +508,9 @@ _FIGURE = re.compile(r"\d[\d.,]*( [KMGTP]?i?B\b)?")
 def render_ranks(
     ranks: Ranks, *, files: Sequence[str] = (), every: bool = False, layout: Layout = PLAIN, heading: str = ""
 ) -> str:
-    """The merged view as text, without a newline at its end; ``every`` rank has a row of its own kind then.
+    """The merged view as text without a final newline; ``every`` gives each rank a row of its own.
 
-    ``files`` are the recordings, for what to do next. ``heading`` is there where the job is one of several, of which
-    all else is said before.
+    ``files`` are the recordings, for the next commands. ``heading`` names the job if it is one of several.
     """
     sections = [
         layout.strong(heading),
@@ -529,7 +528,7 @@ def render_ranks(
 
 
 def doubts(ranks: Ranks) -> Iterator[str]:
-    """Which ranks do not belong together or were killed, what makes numbers doubtful, and of which ranks."""
+    """The ranks that do not belong together or were killed, and what makes numbers doubtful, and whose."""
     if ranks.launches:
         yield (
             f"these are ranks of {len(ranks.launches)} launches of the script: "
@@ -563,11 +562,11 @@ def _killed(ranks: Ranks) -> Iterator[str]:
 
 
 def absences(ranks: Ranks) -> Iterator[str]:
-    """Which ranks are missing and why, which failed, and why the ranks may not be comparable, a sentence each."""
+    """The missing ranks and why, the failed ranks, and why the ranks may not be comparable, a sentence each."""
     for why in Absence:
         those = [each for each in ranks.missing if each.why is why]
         if why is Absence.NO_FILE and ranks.job.source == SourceKind.SIMULATED:
-            continue  # one rank is simulated without the others
+            continue  # one rank was simulated without the others
         if why in (Absence.NO_FILE, Absence.LIES_BESIDE):
             yield from [_not_given(why, those)] if those else []
         else:
@@ -581,7 +580,7 @@ def absences(ranks: Ranks) -> Iterator[str]:
 
 
 def _behind(ranks: Ranks) -> Iterator[str]:
-    """Which of those that are compared stopped before others did."""
+    """The compared ranks that stopped before others did."""
     last = {rank.rank: rank.last_step for rank in ranks.ranks if rank.last_step is not None}
     furthest = max(last.values(), default=0)
     by_step: dict[int, list[int]] = {}
@@ -639,12 +638,12 @@ def _render_foot(ranks: Ranks) -> Iterator[str]:
 
 
 def _notes(ranks: Ranks) -> list[tuple[str, str]]:
-    """What the recordings have to say, and which of them say it: once where the words are the same but for figures."""
+    """The notes and the ranks that have them, with notes that differ only in figures as one."""
     found: dict[str, dict[str, list[int]]] = {}
     for rank in ranks.ranks:
         for note in rank.notes:
             if note == NOT_ENDED:
-                continue  # said of all of them together
+                continue  # one sentence covers all of them
             found.setdefault(_FIGURE.sub("", note), {}).setdefault(note, []).append(rank.rank)
     return [_once(variants) for variants in found.values()]
 
@@ -656,7 +655,7 @@ def _once(variants: dict[str, list[int]]) -> tuple[str, str]:
 
 
 def _next(ranks: Ranks, files: Sequence[str], layout: Layout, *, more: bool) -> str:
-    """The commands for a page, for all, and for the worst rank by itself."""
+    """The commands for a page, for all tables, and for the worst rank alone."""
     alone = None
     if ranks.worst is not None and len(ranks.ranks) > 1:
         which = "one rank" if len(ranks.alike) == 1 else "the worst rank"
@@ -665,7 +664,7 @@ def _next(ranks: Ranks, files: Sequence[str], layout: Layout, *, more: bool) -> 
 
 
 def _pattern(ranks: Ranks, files: Sequence[str]) -> str:
-    """The files as a shell finds them; empty where that would be more or others."""
+    """The files as a shell pattern; empty if it would match other files."""
     jobs = {None if (named := rank_of(Path(file))) is None else named.job for file in files}
     job = jobs.pop()
     if jobs or job is None or any(each.why is Absence.LIES_BESIDE for each in ranks.missing):
@@ -676,7 +675,7 @@ def _pattern(ranks: Ranks, files: Sequence[str]) -> str:
 def render_jobs(
     jobs: Jobs, *, details: frozenset[Detail] = NOTHING, files: Sequence[str] = (), layout: Layout = PLAIN
 ) -> str:
-    """The merged view of one job, or of one in each precision, without a newline at its end."""
+    """The merged view of one job, or of one in each precision, as text without a final newline."""
     every = details == EVERYTHING
     if jobs.comparison is None:
         return render_ranks(jobs.jobs[0], files=files, every=every, layout=layout)
@@ -691,7 +690,7 @@ def render_jobs(
 
 
 def jobs_wording(jobs: Jobs, comparison: Comparison) -> Wording:
-    """The verdict on the worst ranks; none where the sums of any rank are not the allocator's own."""
+    """The verdict on the worst ranks; none if the sums of any rank differ from the allocator's."""
     unsound = [f"{ranks_named(job.unsound)} of {heading(job)}" for job in jobs.jobs if job.unsound]
     if unsound:
         return Wording(headline="No verdict", why=f"the sums of {listed(unsound)} are not the allocator's own")
@@ -709,7 +708,7 @@ def heading(job: Ranks) -> str:
 
 
 def _peaks(jobs: Sequence[Ranks], layout: Layout) -> str:
-    """The peak of each rank in each precision, ranks with the same in one row."""
+    """The peaks of each rank in each precision, ranks with equal ones in one row."""
     peaks = [{rank.rank: rank.peak.said for rank in job.compared if rank.peak is not None} for job in jobs]
     rows: dict[tuple[str, ...], list[int]] = {}
     for rank in sorted({rank for of_job in peaks for rank in of_job}):

@@ -1,4 +1,4 @@
-"""What is said of one run beside its tables of memory: what it was, its steps, warnings, findings, what to run next."""
+"""The text about one run except its memory tables: the run, its steps, warnings, findings and next commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe_arm(summary: Summary) -> str:
 
 
 def arm_in_words(arm: ArmSummary, source: SourceKind) -> str:
-    """The same of what a recording from ``source`` says of it."""
+    """The arm in words, from a recording made by ``source``."""
     if arm.name == Arm.AS_IS and source == SourceKind.SNAPSHOT:
         return "not known"
     words: list[str] = [arm.name]
@@ -43,7 +43,7 @@ def arm_in_words(arm: ArmSummary, source: SourceKind) -> str:
 def describe_allocator(allocator: AllocatorRecord) -> str:
     """How the caching allocator was set and used: ``PYTORCH_ALLOC_CONF=max_split_size_mb:64, allocated on 2 streams``.
 
-    Other streams may use that memory, too: these are the streams for which it was allocated.
+    These are the streams that allocated; other streams may use that memory too.
     """
     variable = f"{allocator.variable}=" if allocator.variable else ""
     words = [f"{variable}{allocator.settings}" if allocator.settings else "default settings"]
@@ -58,7 +58,7 @@ def describe_allocator(allocator: AllocatorRecord) -> str:
 
 
 def describe_devices(allocator: AllocatorRecord) -> str:
-    """The devices that had memory, with their peaks; empty where that is the first one alone."""
+    """The devices that had memory, with their peaks; empty if only the first one had."""
     used = [device for device, peak in enumerate(allocator.peaks) if peak]
     if used in ([], [0]) and allocator.device == 0:
         return ""
@@ -81,13 +81,13 @@ def describe_optimizers(summary: Summary) -> str:
 
 
 def optimizers_or_none(summary: Summary) -> str:
-    """The same, or that there was none; of a snapshot that is not known, as an update may allocate nothing."""
+    """The optimizers in words, or that none stepped; unknown in a snapshot, as an update may allocate nothing."""
     none = "not known" if summary.source is SourceKind.SNAPSHOT else "none stepped"
     return describe_optimizers(summary) or none
 
 
 def parameters_in_short(summary: Summary) -> str:
-    """``1,000 parameters in 3.9 KiB``; of a snapshot, where they cannot be counted, how much was recognised."""
+    """``1,000 parameters in 3.9 KiB``; for a snapshot, where they cannot be counted, the bytes recognised."""
     parameters = summary.parameters
     if parameters.exact:
         amount = f"{format_count(parameters.count)} parameters in {format_bytes(parameters.bytes)}"
@@ -96,7 +96,7 @@ def parameters_in_short(summary: Summary) -> str:
 
 
 def of_all_ranks(summary: Summary) -> str:
-    """What of the parameters this rank has, after how many it has: empty where it has all."""
+    """How much of the parameters this rank has, to follow their number: empty if it has all."""
     parameters = summary.parameters
     if parameters.global_count is None or parameters.global_bytes is None:
         return ""
@@ -104,7 +104,7 @@ def of_all_ranks(summary: Summary) -> str:
 
 
 def recognised(summary: Summary) -> str:
-    """How much of the memory was taken for parameters, where they cannot be counted: ``at least 8.6 MiB``."""
+    """The bytes recognised as parameters, if these cannot be counted: ``at least 8.6 MiB``."""
     return " ".join(filter(None, (summary.parameters.bound, format_bytes(summary.parameters.bytes))))
 
 
@@ -125,7 +125,7 @@ def describe_update(step: Step) -> str:
 
 
 def conserved(summary: Summary) -> str:
-    """How many events there were, and how far our sums were from the allocator's."""
+    """The number of events, and the difference between our sums and the allocator's."""
     conservation = summary.conservation
     residual, reserved = conservation.residual_bytes, conservation.reserved_residual_bytes
     words = [f"{format_count(conservation.events)} events"]
@@ -143,22 +143,22 @@ _INDENT = " " * 9
 
 
 def warnings(summary: Summary, notes: Sequence[str] = ()) -> tuple[str, ...]:
-    """Why the numbers of this run prove nothing, or less, a sentence each; empty where they add up.
+    """Why the numbers of this run cannot be trusted, or less so, a sentence each; empty if they can.
 
-    ``notes`` are what else is known of the run, of which some are warnings, beside those that the summary has.
+    ``notes`` are further notes about the run besides the summary's; some of them are warnings.
     """
     found = doubts_of(summary.conservation, summary.static_problem, notes)
     return tuple(dict.fromkeys((*found, *summary.warnings)))
 
 
 def render_warnings(summary: Summary, notes: Sequence[str] = (), *, of: str = "", layout: Layout = PLAIN) -> str:
-    """The :func:`warnings` as lines; ``of`` is which of several runs it is. Empty where there are none."""
+    """The :func:`warnings` as lines; ``of`` names one of several runs. Empty if there are none."""
     label = f"{of}: " if of else ""
     return "\n".join(line for text in warnings(summary, notes) for line in warning_lines(f"{label}{text}", layout))
 
 
 def warning_lines(text: str, layout: Layout) -> list[str]:
-    """``text`` under the word that nobody should miss."""
+    """``text`` as lines under the word "warning"."""
     first, *others = wrapped(f"{_WORD:<{len(_INDENT)}}{text}", layout.width, indent=_INDENT)
     return [first.replace(_WORD, layout.alarm(_WORD), 1), *others]
 
@@ -173,9 +173,8 @@ def render_next(
 ) -> str:
     """The commands for a page of ``files`` and, if there is ``more``, for all tables; empty without a file.
 
-    ``pattern`` is what a shell finds those files by, if there is one; ``alone`` is one of them that is worth a look by
-    itself, and what it is. A command is never broken or cut, so that it can be copied: where the names are too long, it
-    has none.
+    ``pattern`` is a shell pattern for these files, if there is one; ``alone`` is one file worth a look of its own, and
+    what it is. A command is never broken or cut, so that it can be copied: if the names are too long, it has none.
     """
     if not files:
         return ""
@@ -203,7 +202,7 @@ KEY = 12
 
 
 def render_run(summary: Summary, title: str, layout: Layout) -> str:
-    """Script (where it is known), device, precision, versions, parameters and optimizer, a line each."""
+    """Script (if known), device, precision, versions, parameters and optimizer, a line each."""
     device, allocator = summary.device, summary.caching_allocator
     rows = [("script", title)] if title else []
     rows.append(("device", f"{device.name} ({device.type}), events from {summary.source}"))
@@ -223,7 +222,7 @@ def render_run(summary: Summary, title: str, layout: Layout) -> str:
 
 
 def keyed(rows: Sequence[tuple[str, str]], layout: Layout) -> list[str]:
-    """What each of ``rows`` is about, and beside it what is so, in as many lines as that takes."""
+    """Each of ``rows`` as a name with a text beside it, in as many lines as the text needs."""
     return [
         f"{'' if i else key:<{KEY}}{line}".rstrip()
         for key, value in rows
@@ -232,7 +231,7 @@ def keyed(rows: Sequence[tuple[str, str]], layout: Layout) -> list[str]:
 
 
 def describe_parameters(summary: Summary) -> str:
-    """How many there are, in how many bytes, and what of them is trained and cast."""
+    """The number and bytes of the parameters, and how many of them are trained and cast."""
     parameters = summary.parameters
     if not parameters.count:
         return "not known"
@@ -249,7 +248,7 @@ def describe_parameters(summary: Summary) -> str:
 
 
 def describe_untrained(summary: Summary) -> str:
-    """How many parameters nothing trains, such as an average's or a teacher's; empty for none."""
+    """The number of parameters that nothing trains, such as an EMA's or a teacher's; empty if there are none."""
     parameters = summary.parameters
     if not parameters.untrained_bytes:
         return ""
@@ -258,9 +257,9 @@ def describe_untrained(summary: Summary) -> str:
 
 
 def render_foot(summary: Summary, notes: Sequence[str], layout: Layout, *, judged: bool = False) -> str:
-    """How far the sums are from the allocator's own, what lies above the tensors, and the recorder's remarks.
+    """The error of the sums, the memory above the tensors, and the recorder's notes.
 
-    ``judged`` says that the verdict on the static model is there already.
+    ``judged`` says that the verdict on the static model was shown already.
     """
     lines = wrapped(f"conservation: {conserved(summary)}", layout.width)
     layers = summary.allocator
@@ -282,7 +281,7 @@ def render_foot(summary: Summary, notes: Sequence[str], layout: Layout, *, judge
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """A column, what is in it, and whether it says anything of these steps."""
+    """A column of the steps' table, its values, and whether it is worth showing."""
 
     column: Column
     cell: Callable[[Step], str]
@@ -290,7 +289,7 @@ class _Figure:
 
 
 def render_steps(summary: Summary, notes: Sequence[str], layout: Layout) -> str:
-    """One row for each step; what is not known of any of them has no column."""
+    """A row for each step; a value unknown in all steps has no column."""
     steps = summary.steps
     timed = has_times(notes) and summary.source is not SourceKind.SIMULATED
     updated = any(not step.finished or step.skipped_update or step.marks.after_optimizer is not None for step in steps)
@@ -321,20 +320,20 @@ _LABEL = 20
 
 
 _SAID = "out-of-memory"
-"""The finding that has a section of its own."""
+"""The code of the finding that has a section of its own."""
 
 
 def render_findings(
     findings: Sequence[Finding], layout: Layout, *, evidence: bool = False, title: str = "findings"
 ) -> str:
-    """All of ``findings`` below ``title``, with what shows each where that is asked for; empty when there are none."""
+    """``findings`` below ``title``, with the ``evidence`` if asked for; empty if there are none."""
     return render_labelled([(finding, ()) for finding in findings], layout, evidence=evidence, title=title)
 
 
 def render_labelled(
     found: Sequence[tuple[Finding, Sequence[str]]], layout: Layout, *, evidence: bool = False, title: str = "findings"
 ) -> str:
-    """Findings, each with the labels of the recordings that it is about, where there are several."""
+    """The findings, each with the labels of its recordings if there are several."""
     texts = [
         "\n".join(_finding(finding, labels, layout, evidence=evidence))
         for finding, labels in found
@@ -361,7 +360,7 @@ def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidenc
 
 
 def change_of(finding: Finding) -> str:
-    """What to change and what that takes off; where nothing was computed, only a hint."""
+    """The change and its saving; only a hint if nothing was computed."""
     return f"to change, for {finding.saves}: {finding.change}" if finding.saves else f"hint: {finding.change}"
 
 

@@ -1,4 +1,4 @@
-"""The static model against a run: what the rule of thumb says, what was measured, and why they differ."""
+"""The static model against a run: the rule of thumb, what was measured, and why they differ."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ampmem.units import format_count
 from ampmem.vocabulary import STEP_MARKS
 
 _NAME_WIDTH = 38
-"""A name is on one line there, with the indent before it and what stands right before and after it."""
+"""The width of a name on one line, after the indent and the words around it."""
 _HOLDS = "the rule of thumb plus the named differences equals what was measured, to the byte"
 
 
 def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
-    """One table per mark; a mark that is like the one before is not repeated. Without a verdict, why there is none."""
+    """One table per mark; a mark equal to the one before is not repeated. Without a verdict, the reason."""
     recipe = summary.static_recipe
     if recipe is None:
         return "\n".join(wrapped(no_recipe(summary), layout.width)) if summary.static_unknown else ""
@@ -45,7 +45,7 @@ def render_static_model(summary: Summary, layout: Layout = PLAIN) -> str:
 
 
 def per_rank(summary: Summary) -> str:
-    """Whose parameters they are where the ranks have shards, for the end of a sentence; else empty."""
+    """Whose parameters they are, if ranks have shards, to end a sentence; else empty."""
     parameters = summary.parameters
     if parameters.global_count is None:
         return ""
@@ -53,14 +53,14 @@ def per_rank(summary: Summary) -> str:
 
 
 def no_recipe(summary: Summary) -> str:
-    """Why no rule of thumb is held against a run of which too little is known, in one line."""
+    """Why no rule of thumb is compared with a run of which too little is known, in one line."""
     *others, last = summary.static_unknown
     what = f"{', '.join(others)} and {last} are" if others else f"{last} {'are' if last == 'parameters' else 'is'}"
     return f"static memory: no rule of thumb, as {what} not known"
 
 
 def recipe_in_words(recipe: StaticRecipe) -> str:
-    """The recipe, with what its optimizers are; inference has none."""
+    """The recipe with its optimizers in words; inference has no optimizer."""
     return ", with ".join(filter(None, (recipe.title, " and ".join(recipe.optimizer))))
 
 
@@ -69,7 +69,7 @@ def _content(rows: Sequence[StaticComponent]) -> list[tuple[str, int, int, tuple
 
 
 def _mark(when: str, rows: Sequence[StaticComponent], parameters: int, layout: Layout) -> str:
-    """What the rule says and what was measured, component by component; then why they differ."""
+    """The rule's and the measured bytes by component, then why they differ."""
     columns = [words(when.replace("at the end of", "end of"))]
     for head in ("rule of\nthumb", "measured"):
         columns += [number(head), *([number("B/\nparam", rank=1, of=head)] if parameters else [])]
@@ -87,7 +87,7 @@ def _mark(when: str, rows: Sequence[StaticComponent], parameters: int, layout: L
 
 
 def _why(row: StaticComponent, layout: Layout) -> list[str]:
-    """What explains the difference of one component, and what nothing does; the sum has only what is its own."""
+    """What explains a component's difference, and the unexplained rest; the sum has only its own terms."""
     terms = [term for term in row.terms if row.component != TOTAL or term.kind is TermKind.ROUNDING]
     lines = [line for term in terms for line in wrapped(f"{row.component}: {_term(row, term, layout)}", layout.width)]
     if not row.explained:
@@ -125,7 +125,7 @@ def tensors_in_words(term: Term, width: int) -> str:
 
 
 def not_explained(row: StaticComponent) -> str:
-    """What of a component nothing explains, in words."""
+    """The unexplained rest of a component, in words."""
     if row.residual_bytes:
         return f"{signed(row.residual_bytes)} not explained"
     return "not explained: more in some tensors and as much less in others"

@@ -1,4 +1,4 @@
-"""One recording as text: the answer first, then what is asked for."""
+"""One recording as text: the answer first, then the details asked for."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ampmem.vocabulary import AUTOCAST_ARMS
 
 
 class TableReporter:
-    """Tables for a terminal; ``all_steps`` has the marks of every step and not only of the last."""
+    """Renders tables for a terminal; ``all_steps`` shows the marks of every step, not only of the last."""
 
     def __init__(
         self, *, details: frozenset[Detail] = NOTHING, all_steps: bool = False, layout: Layout = PLAIN
@@ -62,7 +62,7 @@ class TableReporter:
 
 
 def separator(layout: Layout) -> str:
-    """What stands between two recordings."""
+    """The line between two recordings."""
     return "=" * layout.width
 
 
@@ -76,9 +76,9 @@ def render(
     all_steps: bool = False,
     layout: Layout = PLAIN,
 ) -> str:
-    """One summary as text: what fits a first screen, the steps and the run, then ``details``.
+    """One summary as text: a first screen, the steps and the run, then ``details``.
 
-    ``title`` says what was run, ``file`` where the recording is; ``notes`` are the recorder's remarks.
+    ``title`` is the script, ``file`` the recording's file; ``notes`` are the recorder's notes.
     """
     sections = [
         _answer(summary, layout),
@@ -114,7 +114,7 @@ def _answer(summary: Summary, layout: Layout) -> str:
 
 
 def _findings(summary: Summary, details: frozenset[Detail], layout: Layout) -> str:
-    """The findings; what to change is said once, with the failed request, unless what shows it is asked for."""
+    """The findings; changes are shown once, with the failed request, unless the evidence is asked for."""
     title = "findings"
     if summary.ended_by is None and summary.whole.where is not PeakPlace.STEP:
         title += " of the recorded steps, in which the run's peak is not"
@@ -124,7 +124,7 @@ def _findings(summary: Summary, details: frozenset[Detail], layout: Layout) -> s
 
 
 def _chosen(summary: Summary, details: frozenset[Detail], all_steps: bool, layout: Layout) -> Iterator[str]:
-    """The details that are asked for; those that say nothing of this run are empty."""
+    """The details asked for; a detail that has nothing on this run is empty."""
     if Detail.MARKS in details or all_steps:
         casts = summary.arm.name in AUTOCAST_ARMS
         for step in summary.steps if all_steps else _shown_steps(summary):
@@ -143,7 +143,7 @@ def _chosen(summary: Summary, details: frozenset[Detail], all_steps: bool, layou
 
 
 def _shown_steps(summary: Summary) -> Iterator[Step]:
-    """The last step that ended, and the one in which memory ran out if more is known of it than what was alive then."""
+    """The last step that ended, and the step in which memory ran out if more is known of it than its live bytes."""
     last, oom = summary.steps[-1], summary.out_of_memory
     if summary.last_step.finished:
         yield summary.last_step

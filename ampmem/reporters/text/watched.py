@@ -1,4 +1,4 @@
-"""A watched run in a terminal: how it went, what grew, how it ended, and what to run next."""
+"""A watched run in a terminal: its course, its growth, how it ended, and the next commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLED = (
 
 
 def render(found: WatchedSummary, layout: Layout = PLAIN) -> str:
-    """All that is known of the run."""
+    """The whole text about the run."""
     parts = [
         layout.heading(watched_heading(found)),
         "\n".join(line for text in summary_lines(found) for line in wrapped(text, layout.width)),
@@ -48,7 +48,7 @@ def render(found: WatchedSummary, layout: Layout = PLAIN) -> str:
 
 
 def watched_heading(found: WatchedSummary) -> str:
-    """What was watched: the command, and the device."""
+    """The command that was watched, and the device."""
     run = found.run
     script = " ".join((run.script, *run.arguments))
     ranks = f", rank {run.rank} of {run.world_size}" if run.world_size > 1 else ""
@@ -94,7 +94,7 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
 
 
 def growth_line(found: WatchedSummary) -> str:
-    """Whether what is alive at the end of each step grows."""
+    """Whether live memory at the end of each step grows."""
     growth = found.growth
     if growth is None:
         few = f" (a verdict takes {LEAST_STEPS} steps)" if found.steps < LEAST_STEPS else ""
@@ -160,7 +160,7 @@ def _held(found: Shortage, layout: Layout) -> str:
 
 
 def held_rows(found: Shortage) -> list[list[str]]:
-    """What was held when memory ran out, and the total."""
+    """The memory held when memory ran out, and the total."""
     rows = [_row(each) for each in found.held]
     total = sum(each.then for each in found.held)
     return [*rows, ["total", format_bytes(total), _blocks(sum(each.count for each in found.held)), ABSENT]]
@@ -191,7 +191,7 @@ def _full(found: WatchedSummary, layout: Layout) -> str:
 
 
 def full_row(part: FullPart, every: int) -> list[str]:
-    """A full recording: its number, why it was made, its steps, its peak, and the largest categories."""
+    """A full recording: its number, the reason for it, its steps, its peak, and the largest categories."""
     largest = sorted(part.categories.items(), key=lambda each: -each[1])[:_LARGEST]
     most = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in largest)
     peak = ABSENT if part.peak is None else format_bytes(part.peak)
@@ -199,7 +199,7 @@ def full_row(part: FullPart, every: int) -> list[str]:
 
 
 def render_watched_ranks(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
-    """Watched runs side by side, such as the ranks of a job: the highest peak of each, and which rose first."""
+    """Watched runs side by side, such as a job's ranks: the highest peak of each, and which rose first."""
     columns = [words("file", least=20), number("rank"), number("steps"), number("highest\npeak"), number("in step")]
     columns += [number("allocated\nat the end"), words("grows"), words("state")]
     text = table(columns, [_rank(each) for each in found], layout)
@@ -222,7 +222,7 @@ def _rank(found: WatchedSummary) -> list[str]:
 
 
 def _rose_first(found: Sequence[WatchedSummary]) -> str | None:
-    """Which rank reached its highest peak first, where there are several."""
+    """The rank that reached its highest peak first, if there are several."""
     known = [(each.highest.step, each.highest.time_ns, each) for each in found if each.highest is not None]
     if len(known) < 2:
         return None
@@ -234,7 +234,7 @@ _BAR = 40
 
 
 def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
-    """What runs do now: a bar for each against the device's memory, and the categories of the last full recording."""
+    """The current state of runs: a bar against the device's memory each, and the last full recording's categories."""
     texts = []
     most = max((_room(each) for each in found), default=1)
     for each in found:

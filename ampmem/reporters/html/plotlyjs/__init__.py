@@ -1,6 +1,6 @@
-"""The drawing library that travels in every page: plotly.js's own basic bundle, as it is published, in gzip.
+"""The drawing library in every page: plotly.js's own basic bundle, as published, in gzip.
 
-The whole plotly.js, which is in the package plotly, is four times as large, and the page uses nothing else of it.
+The whole plotly.js, which the package plotly has, is four times as large, and the page uses nothing more of it.
 ``tests/plotly_bundle.py`` fetches the bundle anew.
 """
 
