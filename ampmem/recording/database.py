@@ -339,7 +339,7 @@ def _copied(path: Path) -> tuple[sqlite3.Connection | None, int]:
             for pragma in (
                 "page_count",
                 "page_size",
-            ):  # the SELECT takes the lock, for which backup() would wait forever
+            ):  # the first pragma takes the lock, for which backup() would wait forever
                 size *= int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
             if size <= path.stat().st_size:  # else the writer is not ampmem
                 connection.backup(copy)

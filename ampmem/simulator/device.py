@@ -284,9 +284,7 @@ class SimulatedDevice:
                     self.allocator.complete_events()
                 block = self.allocator.malloc(size, stream)
             except OutOfMemory as error:
-                self.out_of_memory = error.with_traceback(
-                    None
-                )  # the traceback's frames would hold the script's tensors
+                self.out_of_memory = error.with_traceback(None)  # its frames hold the script's tensors
                 if self.on_out_of_memory is not None:
                     self.on_out_of_memory(error)
                 raise torch.OutOfMemoryError(f"CUDA {error} (simulated {self.gpu.name})") from None

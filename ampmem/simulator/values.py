@@ -279,7 +279,7 @@ class Guesses:
         self._device.made_up[line] = number, self._advice(line)
 
     def _advice(self, line: str) -> str:
-        """How a user says which number is read on ``line``."""
+        """How a user sets the number that is read on ``line``."""
         path, _, number = line.rpartition(":")
         return self._assumed.advice(f"{Path(path).name}:{number}=NUMBER")
 

@@ -397,7 +397,7 @@ class Objects:
         return replace_all((dist, dist.distributed_c10d), {name: getattr(self, name) for name in names})
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
-        """As in torch."""
+        """``all_gather_object``: each peer has an object equal to ``obj``."""
         if _outside(group):
             return
         count = dist.get_world_size(group)
@@ -409,7 +409,7 @@ class Objects:
     def gather_object(
         self, obj: Any, object_gather_list: list[Any] | None = None, dst: Any = None, group: Any = None, **where: Any
     ) -> None:
-        """As in torch."""
+        """``gather_object``: each peer sends an object equal to ``obj``."""
         if _outside(group):
             return
         here = dist.get_rank() == _peer(dst, where.get("group_dst"), group)
@@ -424,7 +424,7 @@ class Objects:
     def broadcast_object_list(
         self, object_list: Sequence[Any], src: Any = None, group: Any = None, device: Any = None, **where: Any
     ) -> None:
-        """As in torch; a receiving rank gets the objects that it passes."""
+        """``broadcast_object_list``: a receiving rank gets the objects that it passes."""
         if _outside(group):
             return
         source = _peer(src, where.get("group_src"), group)
@@ -443,7 +443,7 @@ class Objects:
         group: Any = None,
         **where: Any,
     ) -> None:
-        """As in torch. Refused on a rank that only receives: its objects are unknown."""
+        """``scatter_object_list``; refused on a rank that only receives, since its objects are unknown."""
         if _outside(group):
             return
         source = _peer(src, where.get("group_src"), group)

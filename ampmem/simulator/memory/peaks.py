@@ -35,7 +35,7 @@ _TIGHT = 105
 The allocator frees cached memory before it gives up.
 """
 WAITING = "freed blocks that other streams may still use"
-"""The name for blocks of which a device that lags behind has more than one that keeps up."""
+"""The name for freed blocks that a device that lags behind cannot reuse yet."""
 
 
 class Range(NamedTuple):

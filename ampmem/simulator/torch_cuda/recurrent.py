@@ -38,7 +38,7 @@ aten = torch.ops.aten
 _KINDS = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 """The functions that modules call, and cuDNN's number for each (``cudnnRNNMode_t``)."""
 _MODES = {name.upper(): number for name, number in _KINDS.items()}
-"""The same numbers by ``nn.RNNBase.mode``."""
+"""cuDNN's number for each ``nn.RNNBase.mode``."""
 _PACKED = (torch.float16, torch.float32, torch.float64)
 """Dtypes of ``torch.backends.cudnn.is_acceptable``: parameters of other dtypes are packed at every call."""
 _RESERVE = (
