@@ -101,8 +101,7 @@ class SimulatedDevice:
         self.warnings: dict[str, None] = {}
         """Doubts about the run's numbers, in order of appearance."""
         self.made_up: dict[str, tuple[float, str]] = {}
-        """The lines of the script that read an unknown number, last one last: the guess, and how to give another.
-        how a user says another one."""
+        """The lines of the script that read an unknown number, last one last: the guess, and how to give another."""
         self.unmodelled: dict[str, None] = {}
         """Memory that the model leaves out, in order of appearance."""
         self.seeds = 0

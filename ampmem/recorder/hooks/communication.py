@@ -117,7 +117,7 @@ class Allocations(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        return True
+        return True  # as in ForwardMode
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
