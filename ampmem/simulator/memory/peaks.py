@@ -115,7 +115,7 @@ class Highest:
         self.most_allocated = self.most_filled = 0
         """Peak of allocated memory with each assumed request at its maximum.
 
-        The second number is that with requests that may take all free memory.
+        ``most_filled`` is that with requests that may take all free memory.
         """
         self.exceeded = False
         """Whether there were more than ``sure`` bytes at once, with nothing left to free."""
