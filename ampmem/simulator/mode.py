@@ -288,8 +288,7 @@ class SimulatedMode(SharedFakeTensorMode):
         """Whether other threads may use the device."""
         self._process = os.getpid()
         self._inside = 0
-        """Number of enclosing ops that a GPU runs as one kernel: ops inside them allocate nothing there.
-        """
+        """Number of enclosing ops that a GPU runs as one kernel: ops inside them allocate nothing there."""
         self._remembers = self.cache_enabled
         # The memo of fake tensors for real ones is not needed, and its weak references would prevent a module from
         # swapping its parameters in Module.to().
@@ -347,7 +346,7 @@ class SimulatedMode(SharedFakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run one op: really if it has only real CPU tensors, else on fake tensors."""
+        """Run one op for real if all its tensors are real CPU tensors, else on fake tensors."""
         kwargs = kwargs or {}
         answer = self.answers.get(func)
         if answer is not None:

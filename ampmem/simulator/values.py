@@ -172,7 +172,7 @@ _SETTLES = {
     aten.logical_and.default: False,
     aten.mul.Tensor: False,
 }
-"""The operand value that decides such an op: ``True`` for ``or``, ``False`` or 0 for ``and``.
+"""The operand value that decides such an op: ``True`` for ``or``, ``False`` or 0 for ``and`` and products.
 
 Only for integers: infinity times 0 is not 0, and 2 or True is 3.
 """

@@ -306,7 +306,7 @@ def _stops(why: str) -> Callable[..., Any]:
 
 
 def _files(device: SimulatedDevice) -> dict[str, Any]:
-    """Make checkpoint functions do nothing: saving allocates nothing on the device."""
+    """``save`` functions that write nothing, since tensors have no values, and a ``load`` that is refused."""
 
     def save(*_: Any, **__: Any) -> None:
         where = script_line()

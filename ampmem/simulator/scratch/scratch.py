@@ -286,7 +286,7 @@ def _rounded_width(width: int) -> int:
 def _flash_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
     """Partial results of blocks that each process a part of the keys (``set_params_splitkv``), in ``mha_fwd``.
 
-    They are FP32, and allocated before the random state, which is the last two results. With dropout keys are not
+    They are FP32, and allocated before the random state, which is two of the last results. With dropout keys are not
     split, and a second state takes the place of the first.
     """
     query, key = args[0], args[1]
