@@ -164,7 +164,7 @@ class Database:
         self._steps = 0
         self._size = 0
         self._text_left = _SCHEMA_ROWS * _SCHEMA_TEXT
-        # Limits and pragmas are those that SQLite advises for untrusted files (sqlite.org/security.html).
+        # Precautions that SQLite advises for untrusted files (sqlite.org/security.html).
         connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, _SCHEMA_TEXT)
         connection.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 100)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
