@@ -714,7 +714,7 @@ class AdvisedRun:
 
     @property
     def limited_bytes(self) -> int | None:
-        """What a budget is for: the most that the device has in use, and on the CPU the peak allocated."""
+        """The memory that a budget limits: the upper bound of the device's use, or on the CPU the allocated peak."""
         return self.highest_device_used_bytes or self.device_used_bytes or self.allocated_bytes
 
 

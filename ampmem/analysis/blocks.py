@@ -74,7 +74,7 @@ def _lists(names: Iterable[str]) -> dict[str, list[int]]:
     return found
 
 
-# Which modules they are.
+# The modules that can be checkpointed.
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +140,7 @@ def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] =
     return names if len(names) > 1 else ()
 
 
-# What they save.
+# The bytes that checkpointing them saves.
 
 
 def blocks_of(analysis: Analysis, flops: Mapping[str, int]) -> Blocks | None:

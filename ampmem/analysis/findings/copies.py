@@ -240,7 +240,7 @@ def copies_grow(run: TrainingRun) -> Finding | None:
 def copies_survive(run: TrainingRun) -> Finding | None:
     """Copies made in one step that are still alive when the forward of a later one starts."""
     forward = _last_forward_of_a_later_step(run)
-    if forward is None or run.analysis.conservation.breach is not None:  # as above
+    if forward is None or run.analysis.conservation.breach is not None:  # what seems alive may be dead
         return None
     step, start = forward
     ledger = run.analysis.ledger
