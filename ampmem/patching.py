@@ -131,7 +131,7 @@ def _enter(entry: _Entry, remove: Callable[[], object]) -> Undo:
 
 
 def _put_back(entry: _Entry) -> None:
-    """Restore the original, unless somebody else has patched over ours: their patch reaches it through ours."""
+    """Restore the original, unless other code has patched over ours: that patch reaches the original through ours."""
     owner, name = entry.owner, entry.what.name
     if vars(owner).get(name, _ABSENT) is not entry.replacement:
         for other in _entries.values():  # a patch of ours over this one must not restore it

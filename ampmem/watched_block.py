@@ -45,7 +45,7 @@ def watch(
     Args:
         output: the file to write; by default ``train-watch.ampmem`` for ``train.py``, in the current directory, with a
             number where that exists.
-        every: record three steps in full after so many steps, at least 10.
+        every: record three steps in full after every ``every`` steps; at least 10.
         keep: how many of these full recordings to keep, the last ones.
         stacks: record the Python stack of every op in the full recordings.
         force: replace ``output`` when it exists.

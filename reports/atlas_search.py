@@ -106,7 +106,7 @@ def own_end(curves: Mapping[str, Curve], room: int, compared: Sequence[str]) -> 
 
 
 def around_break_even(curves: Mapping[str, Curve]) -> list[tuple[str, int]]:
-    """The runs between two batches of which AMP costs at one and saves at the other."""
+    """The runs between two batches where AMP costs at one and saves at the other."""
     found: dict[tuple[str, int], None] = {}
     for (low, before), (high, after) in pairwise(differences_of(curves[BASE], curves[AMP]).items()):
         if high > 2 * low and (before < 0) != (after < 0):

@@ -720,10 +720,10 @@ class AdvisedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedBlock:
-    """A module that can be checkpointed, and what the run of the script as it is says of it.
+    """A module that can be checkpointed, and its figures from the run of the unchanged script.
 
-    ``saved_bytes`` are what its forward keeps for backward, but for its result, ``flops`` what the forwards of a step
-    compute in it. Both are null where they are not known, as FLOPs on a real device.
+    ``saved_bytes`` are the bytes that its forward keeps for backward except its result, ``flops`` the FLOPs of its
+    forwards in a step. Both are null if unknown, as FLOPs on a real device.
     """
 
     name: str
@@ -735,12 +735,12 @@ class AdvisedBlock:
 class AdviceDocument:
     """The document of a whole search; ``runs`` have the best first. ``budget_bytes`` is null without a budget.
 
-    ``blocks`` are in the order in which they are checkpointed. ``suggestions`` were not run: what they save is computed
-    from the recording of the script as it is.
+    ``blocks`` are in the order in which they are checkpointed. ``suggestions`` were not run: their savings are
+    computed from the recording of the unchanged script.
 
-    ``device`` says what the runs were made on: ``sim``, ``cuda`` or ``cpu``. ``gpu`` is the name of that, and
-    ``gpu_bytes`` the memory of a simulated GPU, null for a real device. ``world_size`` is how many ranks there are, and
-    ``ranks`` are those that changes were run as, empty where the script runs in one process.
+    ``device`` is the runs' device: ``sim``, ``cuda`` or ``cpu``. ``gpu`` is its name, and ``gpu_bytes`` the memory of a
+    simulated GPU, null for a real device. ``world_size`` is the number of ranks, and ``ranks`` are those as which the
+    changes were run, empty if the script runs in one process.
     """
 
     schema: Annotated[str, OneOf((SCHEMA,))]

@@ -159,7 +159,7 @@ _MEANT_TO_STAY = (
     Category.GRADIENTS,
     Category.OPTIMIZER_STATE,
     Category.MASTER_COPIES,
-    Category.CAST_COPIES,  # copies-grow tells of those
+    Category.CAST_COPIES,  # the finding copies-grow is about those
 )
 
 
