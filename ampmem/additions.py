@@ -91,7 +91,7 @@ def _called(code: CodeType, instruction: int) -> str:
 
     The callee's expression begins where the call begins, and ends before it.
     """
-    # the offset may be that of an inline cache
+    # The offset may be that of an inline cache.
     found = [each for each in dis.get_instructions(code) if each.offset <= instruction]
     call = found[-1].positions if found and "CALL" in found[-1].opname else None
     if call is None or None in call:

@@ -313,7 +313,7 @@ def _open_alone(path: Path, *, force: bool) -> int:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
                     return descriptor
-        # another process has removed the file meanwhile, or holds the lock for an instant to look at it
+        # Another process has removed the file meanwhile, or holds the lock for an instant to look at it.
         os.close(descriptor)
 
 

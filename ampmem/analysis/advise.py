@@ -461,7 +461,7 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
             return (0, *computes, forced.offload, len(forced.checkpoint), len(forced.kinds()), *size)
         return (1, *(() if wanted else computes), *size)
 
-    # runs may end in any order, so the key alone decides
+    # Runs may end in any order, so the key alone decides.
     simplest = sorted(trials, key=lambda forced: (len(forced.kinds()), forced.options()))
     return sorted(simplest, key=key)
 

@@ -184,7 +184,7 @@ def _saved(analysis: Analysis, names: Sequence[str]) -> tuple[int, ...] | None:
         mine = kept & inside[lifetimes.module]
         last = np.flatnonzero(returned & inside[facts.module])
         if len(last):
-            # the next block keeps this block's result anyway, recomputed or not
+            # The next block keeps this block's result anyway, recomputed or not.
             mine[facts.allocation[last[-1]]] = False
         sizes.append(int(lifetimes.bytes[mine].sum()))
     return tuple(sizes)

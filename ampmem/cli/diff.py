@@ -72,7 +72,7 @@ def diff(
     layout = layout_for(sys.stdout)
     click.echo(found.to_json() if as_json else render_difference(found, layout, most=None if everything else most))
     if page is not None:
-        # imports plotly, which a shell's completion must not wait for
+        # Imports plotly, which a shell's completion must not wait for.
         from ampmem.reporters.html import write_difference
 
         write_difference(before, after, found, page, force=force)

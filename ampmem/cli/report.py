@@ -43,7 +43,7 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
     A FILE may also be what ampmem show --json printed, on this machine or another: its page is the same, but for the
     timeline and what else needs the events, which JSON does not have.
     """
-    # imports plotly, which a shell's completion must not wait for
+    # Imports plotly, which a shell's completion must not wait for.
     from ampmem.reporters.html import write
     from ampmem.reporters.html.watched_page import write_watched
 

@@ -113,7 +113,7 @@ def _idle(run: TrainingRun) -> tuple[Column, Column]:
         return nothing, nothing
     ledger, position = run.analysis.ledger, run.analysis.timeline.position(start)
     mine = ledger.alive_at(run.analysis, position) & ledger.in_cache(run.analysis, start) & (ledger.saves == 0)
-    # at the end of forward they are still there
+    # At the end of forward they are still there.
     return per_allocation(run, ledger.bytes * mine), nothing + position + 1
 
 

@@ -520,7 +520,7 @@ def _unused_in_backward(run: TrainingRun, position: int) -> Mask:
         return np.zeros(len(lifetimes), dtype=np.bool_)
     unused: Mask = ~run.ever_kept_by_autograd
     unused &= lifetimes.alive_at(run.analysis.timeline.position(marks.after_backward))
-    # excludes the loss that backward was called on: no variable of the script need hold it
+    # Excludes the loss that backward was called on: no variable of the script need hold it.
     unused &= lifetimes.bytes >= NOTABLE_BYTES
     return unused & (position > run.analysis.timeline.position(marks.after_forward))
 

@@ -204,7 +204,7 @@ def steady_growth(run: TrainingRun) -> Finding | None:
     grown = [sum(parts) for parts in zip(nameless, elsewhere, _grown_before(run), strict=True)]
     if not grown or min(grown) < NOTABLE_BYTES:
         return None
-    # other sources have events of all threads
+    # Other sources have events of all threads.
     one_thread = run.recording.run.source in (SourceKind.CPU, SourceKind.SIMULATED)
     return _nameless(steps, grown, own=one_thread and not any(elsewhere))
 

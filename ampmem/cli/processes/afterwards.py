@@ -141,7 +141,7 @@ def check_recorded(session: Session, target: Target) -> None:
         remedy = how_to_use_the_gpu(target.file, session.options.arguments)
         raise ModelElsewhere(f"{error}; {remedy}") from None
     except NothingRecorded:
-        # steps without any memory events are worth nothing
+        # Steps without any memory events are worth nothing.
         if session.outcome.recorded == 0 or session.nothing() is not None:
             discard(session)
         raise
