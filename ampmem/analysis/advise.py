@@ -401,7 +401,7 @@ def _helps(trials: Trials, forced: Forced) -> bool:
 
 
 def _allocates_less(trials: Trials, forced: Forced) -> bool:
-    """Whether ``forced`` lowers the allocated peak; reserved memory may still rise, as another setting may change."""
+    """Whether ``forced`` lowers the allocated peak; reserved memory may rise, which another setting may change."""
     before, after = trials[NOTHING_FORCED].memory, trials[forced].memory
     return before is not None and after is not None and after.allocated < before.allocated
 

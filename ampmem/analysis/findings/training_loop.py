@@ -149,7 +149,7 @@ _AUTOMATIC = (
     "/lightning/pytorch/loops/optimization/automatic.py",
     "/pytorch_lightning/loops/optimization/automatic.py",
 )
-"""The hook for the change under Lightning, which calls the optimizer itself, so the script has no line after it."""
+"""The files in which Lightning calls the optimizer itself, so that the script has no line after the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
