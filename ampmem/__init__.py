@@ -58,7 +58,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> object:
-    """The public names, imported when first used, so that ``import ampmem`` costs nothing."""
+    """A public name, imported when first used, so that ``import ampmem`` costs nothing."""
     if name == "errors":
         return import_module("ampmem.errors")
     if name in __all__:
@@ -67,15 +67,15 @@ def __getattr__(name: str) -> object:
 
 
 def load_ipython_extension(shell: object) -> None:
-    """``%load_ext ampmem``: the magics ``%%ampmem`` and ``%ampmem``."""
+    """Add the magics ``%%ampmem`` and ``%ampmem`` to the shell (``%load_ext ampmem``)."""
     import_module("ampmem.integrations.notebook.extension").load(shell)
 
 
 def unload_ipython_extension(shell: object) -> None:
-    """``%unload_ext ampmem``."""
+    """Remove the magics from the shell (``%unload_ext ampmem``)."""
     import_module("ampmem.integrations.notebook.extension").unload(shell)
 
 
 def __dir__() -> list[str]:
-    """What there is, with the names that are not imported yet: for completion."""
+    """All names, including public ones that are not imported yet, for completion."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""``python -m ampmem`` is the command ``ampmem``."""
+"""Runs the command ``ampmem`` for ``python -m ampmem``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What a linear layer adds to its product in place, and would add out of place because of a dispatch mode of ampmem's.
+"""Keeps the additions in place that a linear layer would make out of place under a dispatch mode of ampmem's.
 
-``at::linear`` adds the bias into the product of an input that is not contiguous, and attention its mask into the
-scores, but not where an argument ``isTensorSubclassLike``, which every tensor is while any dispatch mode is active. Out
-of place the result is there twice for a moment. So the op is replaced by the one that runs without the mode. The
-recorder's mode and the simulated device's both do that.
+``at::linear`` adds the bias to the product of a non-contiguous input in place, and attention its mask to the scores,
+unless an argument ``isTensorSubclassLike``, which every tensor is while a dispatch mode is active. Out of place the
+result exists twice for a moment. So the op is replaced by the one that runs without the mode, for the recorder's mode
+and the simulated device's.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ aten = torch.ops.aten
 
 ADD = aten.add.Tensor
 _CALLERS = tuple(str(module.__file__) for module in (functional, linear, rnn))
-"""Torch's own modules, in which no line of Python adds something to such a product: the addition is one of C++."""
+"""Torch's own modules, whose Python code adds nothing to such a product itself: the addition is one of C++."""
 _NAMES = frozenset({"linear", "scaled_dot_product_attention"})
 _INSIDE = (*RECORDING_CODE, *(f"{torch.__path__[0]}{folder}/_" for folder in ("", "/utils")))
-"""What the files begin with of ampmem's code, and of what torch runs between an op and a mode."""
+"""The beginnings of the file names of ampmem's code, and of torch's code between an op and a mode."""
 
 
 class InPlaceAdditions:
     """Chooses between an addition and its in-place twin.
 
-    The op is replaced only where nobody can need the product any longer: in torch's own modules, and where the line of
-    the script that runs calls one of these functions by its name, so that no addition of the line's own is meant. Of
-    others that may call them ``remark`` is told, since a result may be there twice.
+    The op is replaced only where the product is certainly not needed any more: in torch's own modules, and where the
+    script's running line calls one of these functions by name, so that the addition is not the line's own. Other code
+    that may call them gets a ``remark``, since a result may exist twice.
     """
 
     def __init__(self, last: Any, remark: Callable[[str], None]) -> None:
         self._products = (last, aten.matmul.default)
-        """The ``last`` of the ops that a matrix product of more than two dimensions is made of; in inference mode it is
-        a single op."""
+        """The last of the ops of a matrix product with more than two dimensions; in inference mode it is a single
+        op."""
         self._remark = remark
         self._sure = False
         self._product = 0
-        """``id`` of what the newest op has returned, where that is such a product."""
+        """The ``id`` of the newest op's result, if that is such a product."""
 
     @contextmanager
     def of_a_product(self) -> Iterator[None]:
-        """Whatever is added to a product in here is added in place, as nobody else has the product."""
+        """A block in which additions to a product are made in place, as nothing else has the product."""
         former, self._sure = self._sure, True
         try:
             yield
@@ -59,7 +59,7 @@ class InPlaceAdditions:
             self._sure = former
 
     def choose(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
-        """``func``, or what would run in its place without a mode."""
+        """The op that would run without a mode: ``func`` or its in-place twin."""
         if func is not ADD or not self._product or len(args) != 2 or kwargs or id(args[0]) != self._product:
             return func
         if not _fits(*args):
@@ -81,17 +81,18 @@ class InPlaceAdditions:
         return func
 
     def after(self, func: Any, result: Any) -> None:
-        """``func`` has returned ``result``."""
+        """Note that ``func`` has returned ``result``."""
         self._product = id(result) if func in self._products else 0
 
 
 @functools.lru_cache(maxsize=1024)
 def _called(code: CodeType, instruction: int) -> str:
-    """The last name of what ``code`` calls at ``instruction``; empty where it calls nothing, or positions are not kept.
+    """The last name of the callee at ``instruction``; empty if it is not a call, or positions are not kept.
 
-    What is called begins where its call begins, and ends before it.
+    The callee's expression begins where the call begins, and ends before it.
     """
-    found = [each for each in dis.get_instructions(code) if each.offset <= instruction]  # it may be an inline cache
+    # The offset may be that of an inline cache.
+    found = [each for each in dis.get_instructions(code) if each.offset <= instruction]
     call = found[-1].positions if found and "CALL" in found[-1].opname else None
     if call is None or None in call:
         return ""
@@ -107,7 +108,7 @@ def _called(code: CodeType, instruction: int) -> str:
 
 
 def _fits(product: Any, added: Any) -> bool:
-    """Whether ``added`` can be added to ``product`` in place."""
+    """Whether ``added`` can be added to ``product`` in place: its type and shape fit."""
     if not isinstance(added, torch.Tensor) or added.dim() > product.dim():
         return False
     if not torch.can_cast(added.dtype, product.dtype):

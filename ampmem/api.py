@@ -1,4 +1,4 @@
-"""The public face of ampmem in Python: :func:`profile`, :func:`load`, :func:`compare`, :func:`diff`, :func:`ranks`."""
+"""The public functions of ampmem: :func:`profile`, :func:`load`, :func:`compare`, :func:`diff`, :func:`ranks`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ampmem.output import Bundle, tables_by
 from ampmem.recording import read, without_journals
 
 Run: TypeAlias = "str | Path | Recording | Summary | Profile"
-"""What can be checked and compared: a run, or the file that it is in."""
+"""A run to check or compare, or its file."""
 
 __all__ = [
     "CheckResult",
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def _tables(value: Any) -> Bundle:
-    """What a notebook shows of ``value``."""
+    """The tables of ``value`` in a notebook."""
     from ampmem.reporters.html.notebook import bundle_of
 
     return bundle_of(value)
@@ -69,10 +69,10 @@ def load(path: str | Path) -> Recording:
 
 
 def compare(*recordings: str | Path | Recording | Profile) -> Comparison:
-    """Lay recordings, profiles, or the files that hold recordings, side by side. Needs no torch.
+    """Compare recordings, profiles, or files of recordings, side by side. Needs no torch.
 
-    The columns are labelled with the precisions; recordings of the same precision get their file's name as well. Of the
-    ranks of a job in several precisions, the worst rank of each is a column.
+    The columns are labelled with the precisions; recordings of the same precision get their file's name as well. For
+    the ranks of a job in several precisions, the worst rank of each is a column.
 
     Args:
         recordings: one column each, in this order; the first in FP32 is what the others are compared with.
@@ -93,11 +93,11 @@ def compare(*recordings: str | Path | Recording | Profile) -> Comparison:
 
 
 def diff(before: Run, after: Run) -> Difference:
-    """Say where the memory of two runs of changed code differs, at the peak of each. Needs no torch.
+    """The difference between the memory of two runs of changed code, at the peak of each. Needs no torch.
 
     Args:
         before: a recording or a profile, a summary, or a file with a recording or with the JSON of a summary. Of a
-            summary the categories alone are compared.
+            summary only the categories are compared.
         after: the run of the changed code, given in the same ways.
 
     Raises:
@@ -115,7 +115,7 @@ def check(
     baseline: Run | None = None,
     allow: str | int = 0,
 ) -> CheckResult:
-    """Hold a run against budgets and against a baseline, as ``ampmem check`` does. Needs no torch.
+    """Check a run against budgets and a baseline, as ``ampmem check`` does. Needs no torch.
 
     Args:
         recording: a recording or a profile, a summary, or a file with a recording or with the JSON of a summary.
@@ -125,7 +125,7 @@ def check(
         allow: how much more than the baseline is allowed: bytes, ``"10MiB"`` or ``"1%"``.
 
     Raises:
-        UsageError: a file does not exist, there is no such budget, the baseline is of another device, or
+        UsageError: a file does not exist, a budget is unknown, the baseline is of another device, or
             ``allow`` is given without one.
         RecordingError: a file is not a recording, or one of another format version.
         NothingRecorded: one has no step, no backward or no model.
@@ -142,7 +142,7 @@ def _recorded(run: Run) -> str | Path | Recording | Summary:
 
 
 def ranks(*recordings: str | Path | Recording | Profile) -> Ranks:
-    """Merge the recordings of one job's ranks, or the files that hold them: the worst rank, and why. Needs no torch.
+    """Merge the recordings of one job's ranks, or their files, and find the worst rank. Needs no torch.
 
     Args:
         recordings: one for each rank, in any order; some may be missing.
@@ -162,7 +162,7 @@ def ranks(*recordings: str | Path | Recording | Profile) -> Ranks:
 
 
 def _given(items: Sequence[str | Path | Recording | Profile]) -> Sequence[str | Path | Recording]:
-    """``items`` with the recording of each profile. Raises :class:`UsageError` for what has none."""
+    """``items`` with each profile's recording in its place. Raises :class:`UsageError` for other objects."""
     recorded = map(_recorded, items)
     found = [item if isinstance(item, Recording) else _path(item) for item in recorded]
     paths = [item for item in found if not isinstance(item, Recording)]
@@ -171,7 +171,7 @@ def _given(items: Sequence[str | Path | Recording | Profile]) -> Sequence[str | 
 
 
 def _path(given: object) -> Path:
-    """The path that ``given`` is."""
+    """``given`` as a path."""
     if not isinstance(given, str | PathLike):
         raise UsageError(f"give a recording, or the path of a file that holds one, not {type(given).__name__}")
     return Path(given)

@@ -36,13 +36,13 @@ ENDS_LATER = (
 
 
 def command_line() -> list[str]:
-    """What runs, and its arguments: in a notebook they are the kernel's, and say nothing."""
+    """The script and its arguments; in a notebook, where they are the kernel's, ``a notebook``."""
     command = sys.argv or [""]
     return ["a notebook"] if "kernel_launcher" in command[0] else command
 
 
 def _remove_folder(folder: str, process: int) -> None:
-    """``process`` made it: a child that was forked comes here, too, when it ends."""
+    """Remove ``folder``, unless this is a forked child of ``process``, which made it."""
     if os.getpid() == process:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -67,36 +67,36 @@ def profile(
     """Record the training steps inside a ``with`` block.
 
     Args:
-        model: the root module; models are found by themselves when it is left out.
-        optimizer: an optimizer whose updates end steps; found by itself too.
+        model: the root module; by default models are found automatically.
+        optimizer: an optimizer whose updates end steps; by default found automatically.
         output: the recording to write; by default it lives as long as the returned object.
         steps: record this many steps, then let the block run on uninstrumented; all by default.
         skip: let this many steps pass first.
         stacks: record the Python stack of every op of the forward pass.
         force: replace ``output`` when it exists.
-        device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one. With ``sim``
-            there is a simulated GPU inside the block, of which ``torch.cuda`` speaks; models that are made before may
-            be moved to it, and cannot be used after the block: what is on the device has no values.
-        gpu: which GPU to simulate, such as ``h100``, or its memory, such as ``24GiB``. Where torch sees no GPU, this
-            alone is enough, without ``device``; where torch sees one, ``device="sim"`` says that it is not meant.
-        assume: what is said of data that a simulated GPU has not, such as ``["nonzero=0.5", "train.py:12=7"]``;
-            ``compile=eager`` runs uncompiled what ``torch.compile`` compiles. One string is taken as one of them.
+        device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one. With ``sim``,
+            ``torch.cuda`` is a simulated GPU inside the block. Models made before can be moved to it, but not used
+            after the block: tensors on the simulated GPU have no values.
+        gpu: which GPU to simulate, such as ``h100``, or its memory, such as ``24GiB``. Without ``device`` this is
+            enough where torch sees no GPU; where it sees one, ``device="sim"`` is needed.
+        assume: assumptions about data that a simulated GPU does not have, such as ``["nonzero=0.5", "train.py:12=7"]``;
+            ``compile=eager`` runs code of ``torch.compile`` uncompiled. A string is one assumption.
         step_on: what ends a step: ``backward``, ``optimizer``, ``forward`` for inference, or each return of a function,
-            as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; found by itself when it is left out.
+            as ``FILE.py:FUNCTION`` or ``MODULE.FUNCTION``; by default found automatically.
         precision: what to force on the block: ``fp32`` without autocast and GradScaler, ``amp`` with autocast,
             ``amp-nocache`` with autocast without its weight cache; ``as-is`` changes nothing.
         dtype: what autocast casts to, ``bf16`` or ``fp16``, under ``amp`` and ``amp-nocache``; by default what the
             block's own autocast says.
-        seed: seed Python's, numpy's and torch's random numbers on entering. A model that is made before keeps its
-            weights.
+        seed: seed of Python's, numpy's and torch's random numbers, set on entering. Models made before
+            keep their weights.
 
     Returns:
         A context manager: inside the block ``prof.step()`` ends a step, and afterwards ``prof.summary()`` has the
         result, ``prof.recording()`` the events, and ``prof.report("page.html")`` writes the page.
 
     Raises:
-        UsageError: at once, when an argument cannot be meant, when ``gpu`` is not known, when ``device`` is a real one
-            beside ``gpu`` or ``assume``, or when ``step_on`` names nothing; on entering, when another ``profile`` is
+        UsageError: at once, when an argument is invalid, when ``gpu`` is unknown, when ``device`` is a real one but
+            ``gpu`` or ``assume`` is given, or when ``step_on`` names nothing; on entering, when another ``profile`` is
             active, when ``output`` exists or cannot be written, when ``device`` cannot be recorded, when ``gpu`` is
             given without ``device`` where torch sees a GPU, or when torch.profiler is running.
     """
@@ -119,20 +119,20 @@ def profile(
 
 
 def _check_trained(model: object, optimizer: object) -> None:
-    """Raise :class:`UsageError` for what is neither a module nor an optimizer where one is to be."""
+    """Raise :class:`UsageError` if ``model`` is not a module or ``optimizer`` is not an optimizer."""
     if model is None and optimizer is None:
         return
     from ampmem.recorder.models.live import Module
 
     if model is not None and not isinstance(model, Module):
         raise _wrong("model", "a torch.nn.Module", model)
-    # Those of other libraries have what an optimizer has, and need not be one of torch's.
+    # Other libraries' optimizers have the same methods, but need not derive from torch's.
     if optimizer is not None and (isinstance(optimizer, Module) or not hasattr(optimizer, "param_groups")):
         raise _wrong("optimizer", "a torch.optim.Optimizer", optimizer)
 
 
 def check_count(name: str, value: object, least: int, wanted: str) -> None:
-    """Raise :class:`UsageError` for what is not a whole number from ``least`` on; ``None`` is none for ``skip``."""
+    """Raise :class:`UsageError` unless ``value`` is a whole number of at least ``least``; ``steps`` may be ``None``."""
     if value is None and name == "steps":
         return
     if not isinstance(value, int) or isinstance(value, bool):
@@ -142,7 +142,7 @@ def check_count(name: str, value: object, least: int, wanted: str) -> None:
 
 
 def _check_precision(arm: object, dtype: object, seed: object) -> None:
-    """Raise :class:`UsageError` for what cannot be meant by ``precision``, ``dtype`` and ``seed``."""
+    """Raise :class:`UsageError` for an invalid ``precision``, ``dtype`` or ``seed`` (arguments of :func:`profile`)."""
     if arm not in tuple(Arm):
         raise UsageError(f"unknown precision {arm!r}; there are {', '.join(Arm)}")
     if dtype is not None and dtype not in tuple(AutocastDtype):
@@ -154,7 +154,7 @@ def _check_precision(arm: object, dtype: object, seed: object) -> None:
 
 
 def check_words(device: object, gpu: object, assume: object, step_on: object) -> None:
-    """Raise :class:`UsageError` for what cannot be meant by these arguments of :func:`profile`."""
+    """Raise :class:`UsageError` for invalid values of these arguments of :func:`profile`."""
     from ampmem.recorder.marker import step_on_of
     from ampmem.simulator.assumed import assumed_of
 
@@ -181,13 +181,13 @@ def check_words(device: object, gpu: object, assume: object, step_on: object) ->
 
 
 def path_of(given: object, name: str) -> Path:
-    """The path that the argument ``name`` is. Raises :class:`UsageError` for what no file can be called."""
+    """The path in the argument ``name``. Raises :class:`UsageError` if it cannot be a file's name."""
     if not isinstance(given, str | os.PathLike):
         raise _wrong(name, "a path", given)
     path = Path(given)
     try:
         path.lstat()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):  # said when it is to be written
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # reported when the file is written
         pass
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
@@ -196,13 +196,13 @@ def path_of(given: object, name: str) -> Path:
 
 
 def _wrong(name: str, wanted: str, given: object) -> UsageError:
-    """What is said of an argument of another type than ``wanted``."""
+    """The error about an argument of another type than ``wanted``."""
     shown = repr(given) if isinstance(given, int | float | str) else type(given).__name__
     return UsageError(f"{name} must be {wanted}, not {shown}")
 
 
 class Profile(Shown):
-    """One recording in the making; made by :func:`profile`."""
+    """A recording of a block; made by :func:`profile`."""
 
     def __init__(
         self,
@@ -224,8 +224,10 @@ class Profile(Shown):
         script: str | None = None,
         first_step: int = 0,
     ) -> None:
-        """As :func:`profile` has it; ``arm`` is the precision to force, ``script`` what is recorded, in words, and
-        ``first_step`` the number of the first step, which may be skipped.
+        """Takes the arguments of :func:`profile`, and three more.
+
+        ``arm`` is the precision to force, ``script`` what is recorded, in words, and ``first_step`` the number of the
+        first step, which may be skipped.
         """
         _check_trained(model, optimizer)
         check_count("steps", steps, 1, "from 1 on, or None for all")
@@ -252,10 +254,10 @@ class Profile(Shown):
             weakref.finalize(self, _remove_folder, folder, os.getpid())
             output = Path(folder) / f"profile{SUFFIX}"
         self.path = path_of(output, "output").absolute()
-        """The recording."""
+        """The path of the recording."""
         self._session: Session | None = None
         self._paper: OnPaper | None = None
-        self._undo, self.is_open = ExitStack(), False  # open is what was entered and not left yet
+        self._undo, self.is_open = ExitStack(), False  # open: entered and not left yet
         self._failure: NothingRecorded | None = None
 
     def __enter__(self) -> Self:
@@ -317,17 +319,17 @@ class Profile(Shown):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         session = self._running()
-        if not self.is_open or sys.is_finalizing():  # it was left already, or ended with Python, before its holder died
+        if not self.is_open or sys.is_finalizing():  # already left, or Python ended before the object's owner died
             return
         self.is_open = False
         if error is not None and self._paper is not None:
-            session.failed(failure_of(error))  # then it is not known whether it fits
+            session.failed(failure_of(error))  # whether the run fits is unknown then
         with self._undo:
             session.close(error)
         if self._paper is not None:
             self._paper.tell_doubts(failed=isinstance(error, Exception))
             self._paper = None
-        from ampmem.recorder.process import active  # late, since it imports torch
+        from ampmem.recorder.process import active  # late, as it imports torch
 
         if active() is session:
             warnings.warn(f"ampmem: {ENDS_LATER}", RuntimeWarning, stacklevel=2)
@@ -351,10 +353,10 @@ class Profile(Shown):
         session.manual_step()
 
     def recording(self) -> Recording:
-        """What was recorded; inside the block, the steps that have ended.
+        """The recording; inside the block, the steps that have ended.
 
         Raises:
-            NothingRecorded: there is no whole step.
+            NothingRecorded: no step has ended.
             UsageError: the recording has not begun.
         """
         if self._failure is not None:
@@ -393,7 +395,7 @@ class Profile(Shown):
         return f"{steps} recorded in {sized(self.path)}" if self._failure is None else str(self._failure)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
-        """The summary of what was recorded; the line alone, as long as there is none."""
+        """The summary in several formats; only the line as long as there is none."""
         try:
             return self.recording()._repr_mimebundle_()
         except Exception as error:

@@ -1,4 +1,4 @@
-"""The errors that ampmem raises on purpose, and their one base class.
+"""The errors that ampmem raises on purpose, and their common base class.
 
 ``ampmem.errors`` is there after ``import ampmem``. The command line prints an error in one line and exits with its
 ``exit_code``.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 
 class AmpmemError(Exception):
-    """Something a person can act on: the message says what is wrong and what to do.
+    """The base class of ampmem's errors: the message says what is wrong and what to do.
 
-    ``exit_code`` is what the command line exits with: 1 when the tool or a check failed,
-    2 when the command was used wrongly.
+    ``exit_code`` is what the command line exits with: 1 when the tool or a check failed, 2 when the command was used
+    wrongly.
     """
 
     exit_code = 1
 
 
 class UsageError(AmpmemError):
-    """The command or the call was given something it cannot work with."""
+    """The command or the call was given something invalid."""
 
     exit_code = 2
 
@@ -32,8 +32,8 @@ class NothingRecorded(AmpmemError):
 
 
 class ChangeNotForced(AmpmemError):
-    """A change that was to be forced on the script could not be: the recording is of the script without it."""
+    """A change that was to be forced on the script could not be made: the recording is of the script without it."""
 
 
 class ModelElsewhere(NothingRecorded):
-    """The model was not on the device that was recorded: what was recorded says nothing of it."""
+    """The model was not on the recorded device, so the recording says nothing about it."""

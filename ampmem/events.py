@@ -1,6 +1,6 @@
-"""What a recording holds: allocator events, storage facts and phases, as typed columns; and records of the allocator.
+"""The contents of a recording: allocator events, facts about storages and phases as typed columns, and records.
 
-The recorder fills these, the analysis reads them; neither knows the other. All columns are one-dimensional ``int64``
+The recorder writes them, the analysis reads them; neither knows the other. All columns are one-dimensional ``int64``
 arrays of equal length. Times are nanoseconds since the Unix epoch. ``name``, ``module``, ``dtype``, ``shape``, ``op``
 and ``stack`` columns hold indices into :attr:`Recording.texts`; index 0 is the empty text, "not known".
 """
@@ -22,20 +22,20 @@ from ampmem.vocabulary import Arm, Mark, SourceKind
 Column: TypeAlias = NDArray[np.int64]
 
 Setting: TypeAlias = "bool | int | float | str | None"
-"""One option of an optimizer."""
+"""The value of an optimizer's option."""
 
 NO_STEP = -1
-"""Value of a ``step`` column before the first step."""
+"""The value of a ``step`` column before the first step."""
 
 UNKNOWN = -1
-"""Value of the ``allocated`` column where the allocator reported no running total."""
+"""The value of the ``allocated`` column if the allocator reported no running total."""
 
 OTHER_THREADS = 1
-"""Address of the block that stands for all that threads hold which are not recorded; nothing lies there."""
+"""The address of the block that stands for the memory of threads that are not recorded; nothing is at it."""
 
 
 class Action(IntEnum):
-    """What an allocator event does."""
+    """The kind of an allocator event."""
 
     BASELINE = 1
     """The block was alive when the recording started."""
@@ -44,16 +44,16 @@ class Action(IntEnum):
 
 
 class SegmentAction(IntEnum):
-    """What becomes of memory that the allocator takes from the device, in segments or in pages."""
+    """The kind of a segment's row: what happens to memory taken from the device, in segments or pages."""
 
     BASELINE = 1
-    """It was reserved when the recording started."""
+    """The memory was reserved when the recording started."""
     RESERVE = 2
     RELEASE = 3
 
 
 class Phase(IntEnum):
-    """What the script was doing."""
+    """The phase of a script."""
 
     SETUP = 1
     DATA = 2
@@ -66,7 +66,7 @@ class Phase(IntEnum):
 
 
 class Fact(IntEnum):
-    """What a hook saw about a storage. ``name`` and ``module`` say more; see each member."""
+    """The kind of a fact that a hook saw about a storage. ``name`` and ``module`` say more; see each member."""
 
     PARAMETER = 1
     """An ``nn.Parameter``; ``name`` is its full name, ``module`` its module's path."""
@@ -91,7 +91,7 @@ class Fact(IntEnum):
     VIEW_CAST = 11
     """A :attr:`CAST_COPY` whose source was a view of the parameter; autocast's cache does not take those."""
     OTHER_CAST = 12
-    """A copy in another floating dtype of what is no parameter; ``name`` is the buffer's where it is one."""
+    """A copy in another floating dtype of a tensor that is not a parameter; ``name`` is the buffer's if it is one."""
     CAST_USE = 13
     """The op ``name`` reads this :attr:`CAST_COPY`."""
     CACHED = 14
@@ -99,23 +99,24 @@ class Fact(IntEnum):
     WORKSPACE = 15
     """Scratch that a library keeps for itself; ``name`` is the library, such as cuBLAS, where it is known."""
     INFERRED = 16
-    """What other facts say of this storage was concluded from frames, sizes and lifetimes, not seen by a hook."""
+    """Other facts about this storage were inferred from frames, sizes and lifetimes, not seen by a hook."""
     SCRATCH = 17
-    """What the op ``name`` allocates for itself and gives back before it returns."""
+    """Memory that the op ``name`` allocates for itself and frees before it returns."""
     PARAMETER_COPY = 18
-    """A parameter of a module that did not run while it was recorded, such as an EMA's; ``name`` says whose."""
+    """A parameter of a module that did not run during the recording, such as an EMA's; ``name`` is the parameter's."""
     HELD = 19
     """Alive in ``name`` when a step of inference, or the recording, ended: ``DynamicCache.layers[0].keys``."""
     COMMUNICATION = 20
     """Memory of distributed training; ``name`` is a :class:`~ampmem.vocabulary.Communication`."""
     COLLECTIVE = 21
-    """Given to a collective, or filled by one, whatever else it may be for; ``name`` is a word of those, too."""
+    """Given to or filled by a collective, whatever else it is for; ``name`` is a
+    :class:`~ampmem.vocabulary.Communication`."""
     CAST_SOURCE = 22
-    """What the :attr:`OTHER_CAST` of the same instant is a copy of."""
+    """The source of the :attr:`OTHER_CAST` of the same instant."""
     VARIABLE = 23
-    """The variable ``name`` of the script holds it; ``module`` is where it got its value, ``FILE:LINE FUNCTION``."""
+    """Held by the script's variable ``name``; ``module`` is where that was assigned, ``FILE:LINE FUNCTION``."""
     ATTRIBUTE = 24
-    """What an attribute of a module holds when the recording ends, no parameter and no buffer; ``name`` is its path."""
+    """Held by a module's attribute ``name`` (a path) when the recording ends; neither a parameter nor a buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -123,7 +124,7 @@ class Columns(Shown):
     """Base of the column groups: equal-length ``int64`` arrays, one per field."""
 
     LATER: ClassVar[frozenset[str]] = frozenset()
-    """Those that the first files of this format lack; there they are 0."""
+    """The columns that the first files of this format lack; they are 0 there."""
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
@@ -139,12 +140,11 @@ class Columns(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EventColumns(Columns):
-    """Allocator events in the order in which they happened.
+    """Allocator events in order.
 
-    ``bytes`` is what was requested and ``block_bytes`` what the allocator set aside for it, both
-    positive for frees too. ``allocated`` is the allocator's own running total of requested bytes
-    after the event (plus the baseline), or :data:`UNKNOWN`. ``module``, ``op`` and ``stack`` say
-    who allocated; they are 0 for frees.
+    ``bytes`` is the requested size and ``block_bytes`` the size of the block, both positive for frees too.
+    ``allocated`` is the allocator's own running total of requested bytes after the event (plus the baseline), or
+    :data:`UNKNOWN`. ``module``, ``op`` and ``stack`` say who allocated; they are 0 for frees.
     """
 
     time_ns: Column
@@ -165,8 +165,8 @@ class EventColumns(Columns):
 class FactColumns(Columns):
     """Facts about storages, in the order in which they were seen.
 
-    ``fact`` is a :class:`Fact`, ``dtype`` and ``shape`` (see :func:`~ampmem.names.shape_text`) are those of the
-    tensor it is about, where the hook knew them; that may be a view of a part of the storage.
+    ``fact`` is a :class:`Fact`, ``dtype`` and ``shape`` (see :func:`~ampmem.names.shape_text`) are those of its tensor,
+    if the hook knew them; the tensor may be a view of a part of the storage.
     """
 
     LATER: ClassVar[frozenset[str]] = frozenset({"shape"})
@@ -191,12 +191,11 @@ class PhaseColumns(Columns):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SegmentColumns(Columns):
-    """What the allocator takes from the device and gives back, in order; the baseline comes first.
+    """The memory that the allocator takes from the device and gives back, in order; the baseline comes first.
 
-    ``position`` is how many events of the recording came before: a segment is reserved right before the alloc
-    that it is for, and often in the same microsecond. ``action`` is a :class:`SegmentAction`. ``small`` (is it of
-    the pool for small blocks) and ``expandable`` (are these pages of an expandable segment, of which any part can
-    be released) are 0 or 1.
+    ``position`` is how many events of the recording came before: a segment is reserved right before the alloc that it
+    is for, and often in the same microsecond. ``action`` is a :class:`SegmentAction`. ``small`` (in the pool for small
+    blocks) and ``expandable`` (pages of an expandable segment, of which any part can be released) are 0 or 1.
     """
 
     time_ns: Column
@@ -210,16 +209,16 @@ class SegmentColumns(Columns):
 
 
 NO_SEGMENTS = SegmentColumns(**{name: np.zeros(0, dtype=np.int64) for name in SegmentColumns.names()})
-"""Of a source whose allocator has none, as the CPU's."""
+"""The segments of a source whose allocator has none, such as the CPU's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step that ended; or one in which memory ran out and the recording with it, which is not ``finished``.
+    """One step that ended; or the step in which memory ran out and the recording ended, which is not ``finished``.
 
-    ``loss`` is what the last of the step's ``backwards`` started from, unscaled; ``None`` unless that is one number.
-    ``batch_size`` is the first dimension of the first tensor that the last outermost module was called
-    with, ``batch_loaded`` that a DataLoader batched those, ``autocast_in_backward`` that a backward ran under autocast.
+    ``loss`` is the value that the last of the step's ``backwards`` started from, unscaled; ``None`` unless it is one
+    number. ``batch_size`` is the first dimension of the last outermost module's first tensor argument, ``batch_loaded``
+    says that a DataLoader made the batch, ``autocast_in_backward`` that a backward ran under autocast.
     """
 
     index: int
@@ -237,16 +236,16 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterRecord:
-    """One parameter tensor; one that is registered twice appears once, under its first name.
+    """One parameter tensor; a tensor registered twice appears once, under its first name.
 
-    ``kind`` is its module's class, ``optimizer`` the index of what updates it (or its master copy), ``shares`` the
-    parameter whose memory is its own too, ``overlap`` how many bytes lie in those of others before it, if not all.
-    ``elements`` and ``bytes`` are those in this process; where it has a shard only, ``global_elements`` are those of
-    the whole parameter, and ``padding`` so many bytes of the shard's memory that are no element's.
+    ``kind`` is its module's class, ``optimizer`` the index of the optimizer that updates it (or its master copy),
+    ``shares`` the parameter that has the same memory, ``overlap`` the bytes shared with earlier parameters, if not all.
+    ``elements`` and ``bytes`` are those in this process; for a shard, ``global_elements`` are those of the whole
+    parameter, and ``padding`` the bytes of the shard's memory that belong to no element.
 
-    ``model`` is the path of the outermost module that it hangs below. ``held`` says that an optimizer has it, whether
-    that has made an update or not. ``in_graph`` says whether its module ever ran forward with gradients on; ``None``
-    where it never ran. Recordings before these came have none of the three.
+    ``model`` is the path of its outermost module. ``held`` says that an optimizer has it, with or without an update so
+    far. ``in_graph`` says whether its module ever ran forward with gradients on; ``None`` if it never ran. Older
+    recordings have none of the three.
     """
 
     name: str
@@ -270,8 +269,8 @@ class ParameterRecord:
 class OptimizerRecord:
     """One optimizer; ``implementation`` is ``foreach``, ``fused`` or ``for-loop``.
 
-    ``bases`` are its base classes, nearest first; ``settings`` the options of its first parameter group. ``stepped``
-    is false for an optimizer that existed when memory ran out and had made no update.
+    ``bases`` are its base classes, nearest first; ``settings`` the options of its first parameter group. ``stepped`` is
+    false for an optimizer that had made no update when memory ran out.
     """
 
     class_name: str
@@ -282,16 +281,16 @@ class OptimizerRecord:
 
     @property
     def takes_fused(self) -> bool:
-        """Whether it has a fused update to choose."""
+        """Whether the optimizer has a fused implementation."""
         return "fused" in self.settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRecord:
-    """The precision mode; :attr:`Arm.AS_IS` where no other arm describes it.
+    """The precision mode; :attr:`Arm.AS_IS` if no other arm describes it.
 
-    ``forced`` says that ampmem imposed it on the script, ``wrapped`` that to do so ampmem itself had to
-    open the autocast regions, because the script has none.
+    ``forced`` says that ampmem imposed it on the script, ``wrapped`` that ampmem had to open the autocast regions
+    itself, as the script has none.
     """
 
     name: Arm
@@ -304,7 +303,7 @@ class ArmRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """What was run, on what, with which versions; why the script failed, if so; what ``--step-on`` said, if given."""
+    """The script, device and versions of a run; why the script failed, if so; the value of ``--step-on``, if given."""
 
     ampmem: str
     torch: str
@@ -319,18 +318,18 @@ class RunRecord:
     failure: FailureRecord | None = None
     step_on: str = ""
     local_rank: int | None = None
-    """Which of its machine's ranks this is, where it is known."""
+    """The rank of this process on its machine, if known."""
     job: str = ""
-    """What tells the ranks of one job from those of another, where there are several."""
+    """The identity of the job, shared by its ranks, if there are several."""
     assume: tuple[str, ...] = ()
-    """What a simulated device was told to take for granted (``--assume``)."""
+    """What a simulated device was told to assume (``--assume``)."""
     script_sha256: str = ""
-    """The digest of the script's own file, where a command line has started it; empty elsewhere."""
+    """The digest of the script's own file, if a command line started it; else empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshAxis:
-    """One axis of the script's device mesh, as long as ``size`` ranks; this one is at ``coordinate``."""
+    """One axis of the script's device mesh with ``size`` ranks; this rank is at ``coordinate``."""
 
     name: str
     size: int
@@ -339,7 +338,7 @@ class MeshAxis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceRecord:
-    """Which process of a job this is; ``stages`` are those of the ``stage_count`` of a pipeline that it has."""
+    """The place of this process in a job; ``stages`` are its own ones of the pipeline's ``stage_count``."""
 
     rank: int
     world_size: int
@@ -352,11 +351,11 @@ class PlaceRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayersRecord:
-    """The allocator's own statistics at a mark of a step; bytes.
+    """The allocator's own statistics at a mark of a step, in bytes.
 
-    ``requested`` leaves out the blocks that were freed and await other streams, as ``allocated`` does and ``active``
-    does not. ``device_used`` is what anybody holds of the device's memory and ``process_used`` what this process
-    does, as the driver counts; ``None`` where it was not asked.
+    ``requested`` and ``allocated`` leave out freed blocks that wait for other streams, ``active`` includes them.
+    ``device_used`` is the device's memory in use by all processes and ``process_used`` by this one, as the driver
+    counts; ``None`` if it was not asked.
     """
 
     step: int
@@ -371,16 +370,14 @@ class LayersRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomRecord:
-    """One request that there was no memory for.
+    """One request that failed for lack of memory.
 
-    ``asked`` is the block that was needed, the request rounded up; ``segment`` what the device was asked for.
-    ``total`` is the device's memory, ``None`` of a snapshot, ``free`` what the driver had left of it, and ``limit``
-    what the process may take (``set_per_process_memory_fraction``), ``None`` without a limit: older recordings have
-    the limit as ``total``.
-    ``op``, ``module`` and ``stack`` say who asked; empty where not known. ``segments`` has the allocator's
-    segments at that moment, as :func:`ampmem.allocator.oom.pack_segments` writes them. ``later`` is ``None`` unless the
-    request came after the recorded steps: then it has the addresses of what was alive when the recording ended, and
-    still was.
+    ``asked`` is the needed block, the request rounded up; ``segment`` the request to the device. ``total`` is the
+    device's memory, ``None`` in a snapshot, ``free`` the rest of it that the driver had, and ``limit`` the process's
+    limit (``set_per_process_memory_fraction``), ``None`` without one: older recordings have the limit as ``total``.
+    ``op``, ``module`` and ``stack`` say who asked; empty where not known. ``segments`` has the allocator's segments at
+    that moment, as :func:`ampmem.allocator.oom.pack_segments` writes them. ``later`` is ``None`` unless the request
+    came after the recorded steps: then it has the addresses of what was alive when the recording ended, and still was.
     """
 
     time_ns: int
@@ -402,10 +399,10 @@ class OomRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermsRecord:
-    """What a simulated allocator held at one instant; bytes.
+    """The memory of a simulated allocator at one instant, in bytes.
 
-    ``tensors``, ``workspaces`` and ``scratch`` are what was asked for, the last two by the library and by the op that
-    asked; with ``rounding`` they are what was allocated, and with ``cached`` what was reserved.
+    ``tensors``, ``workspaces`` (by library) and ``scratch`` (by op) were requested; with ``rounding`` they are the
+    allocated bytes, and with ``cached`` the reserved bytes.
     """
 
     tensors: int
@@ -417,19 +414,17 @@ class TermsRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionRecord:
-    """What a simulated run comes to on its GPU: the first instants of the most allocated and the most reserved.
+    """The peaks of a simulated run on its GPU: the first instants of the most allocated and the most reserved bytes.
 
-    ``total`` is the device's memory, ``outside`` the least and ``outside_at_most`` the most that the CUDA context is
-    taken to use of it; where a recording does not say, the most is the least. ``highest_allocated`` and
-    ``highest_reserved`` are the same peaks with the most that is assumed for what is not known, which ``bounds`` has by
-    name: the largest single request. Where that comes and goes between the tensors, the run without it reserves no
-    least amount: ``least_reserved`` is that, and ``likely_reserved`` lies in between. ``unmodelled`` names what was
-    left out. ``ran_out`` says that a request failed.
-    ``libraries`` has what libraries are taken to hold beside ``outside`` at least, by what it is; ``libraries_at_most``
-    the same with the most that is assumed. ``unfilled_allocated`` and ``unfilled_reserved`` are the highest peaks
-    without the trials of ``torch.backends.cudnn.benchmark``, which may take all that is free; ``None`` without trials.
-    ``allowed`` is what the process was allowed to take (``set_per_process_memory_fraction``) when the most was
-    reserved; ``None`` without such a limit.
+    ``total`` is the device's memory, ``outside`` the lower and ``outside_at_most`` the upper bound of the CUDA
+    context's; if a recording has no upper bound, both are equal. ``highest_allocated`` and ``highest_reserved`` are the
+    upper bounds of the peaks, with the largest single unknown request by name in ``bounds``. If unknown buffers come
+    and go between the tensors, a run without them gives no lower bound: ``least_reserved`` is that bound, and
+    ``likely_reserved`` is between. ``unmodelled`` names what was left out. ``ran_out`` says that a request failed.
+    ``libraries`` has the lower bounds of libraries' memory besides ``outside``, by purpose; ``libraries_at_most`` the
+    upper bounds. ``unfilled_allocated`` and ``unfilled_reserved`` are the highest peaks without the trials of
+    ``torch.backends.cudnn.benchmark``, which may fill the free memory; ``None`` without trials. ``allowed`` is the
+    process's limit (``set_per_process_memory_fraction``) when the most was reserved; ``None`` without one.
     """
 
     total: int
@@ -453,7 +448,7 @@ class PredictionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorRecord:
-    """How the caching allocator was set (``settings``, in ``variable``) and used; ``peaks`` are bytes, by device."""
+    """The caching allocator's ``settings`` (in ``variable``), its use, and its ``peaks`` in bytes by device."""
 
     variable: str
     settings: str
@@ -468,12 +463,12 @@ class AllocatorRecord:
 class Recording(Shown):
     """A whole recording, in memory.
 
-    ``plain_step_ns`` has the durations of the same steps in a run of their own without instrumentation;
-    empty unless such a run was made. ``layers``, ``ooms`` and ``segments`` are empty where the source has no
-    allocator with layers, as the CPU has none; ``prediction`` is there for a simulated GPU only. ``mesh`` has the axes
-    of the script's device mesh, outermost first, where it made one, ``stages`` the stages of a pipeline that this
-    process has, of ``stage_count``. ``optimizers`` are those that stepped, ``waiting`` those that had not when memory
-    ran out: a parameter's ``optimizer`` counts through both.
+    ``plain_step_ns`` has the durations in ns of the same steps in a separate run without instrumentation; empty without
+    such a run. ``layers``, ``ooms`` and ``segments`` are empty if the source has no allocator with layers, such as the
+    CPU; ``prediction`` is there for a simulated GPU only. ``mesh`` has the axes of the script's device mesh, outermost
+    first, ``stages`` the pipeline stages of this process, out of ``stage_count``. ``optimizers`` are those that
+    stepped, ``waiting`` those that had not when memory ran out: a parameter's ``optimizer`` is an index into both, one
+    after the other.
     """
 
     run: RunRecord
@@ -494,14 +489,14 @@ class Recording(Shown):
     allocator: AllocatorRecord | None = None
     mesh: tuple[MeshAxis, ...] = ()
     ended: bool | None = None
-    """Whether its recorder got to end it; ``None`` where that is not known (yet)."""
+    """Whether the recorder ended the recording; ``None`` if that is not known (yet)."""
     stages: tuple[int, ...] = ()
     stage_count: int = 0
     waiting: tuple[OptimizerRecord, ...] = ()
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The notes but for the one on the script's failure, which is in ``run`` too."""
+        """The notes, without the one about the script's failure, which is also in ``run``."""
         failure = self.run.failure
         return tuple(note for note in self.notes if failure is None or note != failure.note)
 

@@ -1,4 +1,4 @@
-"""Why a script did not get to its end, as data."""
+"""Why a script failed, as data."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LONGEST = 10_000
-"""Characters of a message that are kept; of one that fills a disk the beginning says enough."""
+"""Characters of a message that are kept; the beginning of a longer one says enough, and the rest could fill a disk."""
 
 
 class FailureKind(StrEnum):
-    """What ended a script before its time."""
+    """What ended a script early."""
 
     RAISED = "raised"
-    """An exception that nobody caught."""
+    """An uncaught exception."""
     EXITED = "exited"
-    """It exited, and not with success."""
+    """An exit with another code than success."""
     REFUSED = "refused"
     """ampmem itself: the command cannot be carried out."""
     UNKNOWN = "unknown"
-    """An older recording, which has the words only."""
+    """An older recording, which has only words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRecord:
     """Why a script failed.
 
-    ``error`` is the class of what it raised as tracebacks name it, with its module, and empty for other kinds.
-    ``message`` is the first line of what that said, what the script exited with, or ampmem's own message.
+    ``error`` is the exception's class as tracebacks name it, with its module, and empty for other kinds. ``message`` is
+    the first line of the exception's text, the exit code, or ampmem's own message.
     """
 
     kind: FailureKind
@@ -44,12 +44,12 @@ class FailureRecord:
 
     @property
     def traceback_line(self) -> str:
-        """The same as the last line of a traceback has it: ``torch.OutOfMemoryError: CUDA out of memory``."""
+        """The failure as the last line of a traceback: ``torch.OutOfMemoryError: CUDA out of memory``."""
         return _joined(self.error, self.message)
 
     @property
     def note(self) -> str:
-        """The note on it that a recording has for people."""
+        """The recording's note about the failure, for people."""
         return f"{_NOTE}{self.line}"
 
 
@@ -57,7 +57,7 @@ _NOTE = "the script failed: "
 
 
 def failure_of(error: BaseException) -> FailureRecord:
-    """What ``error`` says of the script that raised it, however it is made: nothing is raised here."""
+    """The record of ``error``, which the script raised; never raises, whatever the exception's class does."""
     if isinstance(error, SystemExit):
         return FailureRecord(kind=FailureKind.EXITED, message=_first_line(lambda: repr(error.code)))
     kind = type(error)
@@ -71,19 +71,19 @@ def failure_of(error: BaseException) -> FailureRecord:
 
 
 def _first_line(text_of: Callable[[], object]) -> str:
-    """The first line of a text that code of the script's makes: no more than a person reads, and all of it UTF-8."""
+    """The first line of a text made by the script's code, at most as long as people read, and valid UTF-8."""
     try:
         text = text_of()
-        # As str itself does it: the text may be of a class of the script's.
+        # As str itself does: the text may be of a class of the script's.
         start = str.__getitem__(text, slice(LONGEST)) if isinstance(text, str) else ""
-    except BaseException:  # Python's own traceback prints it as that, too
+    except BaseException:  # Python's own traceback prints the same then
         return "<exception str() failed>"
     clean = start.encode("utf-8", "replace").decode("utf-8")
     return next(iter(clean.strip().splitlines()), "")
 
 
 def failure_in(notes: Sequence[str]) -> FailureRecord | None:
-    """What the notes of an older recording, which has nothing else, say of its script's failure, if anything."""
+    """The failure in the notes of an older recording, which has it nowhere else; ``None`` if there is none."""
     said = next((note for note in notes if note.startswith(_NOTE)), None)
     return None if said is None else FailureRecord(kind=FailureKind.UNKNOWN, message=said.removeprefix(_NOTE))
 

@@ -1,4 +1,4 @@
-"""Whether what is alive at the end of each step grows: asked by the recorder of a run as it goes, and by its reader."""
+"""Whether live memory at the end of each step grows: for the recorder of a running run, and for its readers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ LEAST_STEPS = 20
 """With fewer steps there is no verdict."""
 _BLOCKS = 5
 _LEAST_BYTES = 512
-"""Per step; the caching allocator gives no smaller block."""
+"""The least growth per step in bytes; the caching allocator has no smaller block."""
 _NOISES = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """What is alive grows by ``per_step`` bytes a step from step ``first`` to step ``last``, by ``total`` in all.
+    """Live memory grows by ``per_step`` bytes per step from step ``first`` to step ``last``, by ``total`` in all.
 
-    ``noise`` is how far a step lies from the line through all of them, as the median of the distances.
+    ``noise`` is the median distance of a step from the line through all steps, in bytes.
     """
 
     first: int
@@ -30,11 +30,12 @@ class Growth:
 
 
 def growth_of(steps: Sequence[int], alive: Sequence[int]) -> Growth | None:
-    """The verdict on the bytes ``alive`` at the ends of ``steps``; ``None`` without evidence of growth.
+    """The growth of the bytes ``alive`` at the ends of ``steps``; ``None`` without evidence of growth.
 
-    The first tenth of the steps, and two at least, is left out: optimizers make their state then. The rest is cut into
-    five blocks. It grows where the median of each block is above that of the block before and the rise from the first
-    block to the last is three times the noise. A run that has settled does not: its last blocks are equal.
+    The first tenth of the steps, at least two, is left out, as optimizers make their state then. The rest is cut into
+    five blocks. There is growth if the median of each block is above that of the block before, and the rise from the
+    first to the last block is at least three times the noise. A run that has settled does not grow: its last blocks are
+    equal.
     """
     skip = max(2, len(steps) // 10)
     steps, alive = steps[skip:], alive[skip:]

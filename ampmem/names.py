@@ -1,4 +1,4 @@
-"""Texts of a recording that those who read it know by their form."""
+"""The texts in a recording whose form has a meaning: names of layers and states, shapes, notes."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _OF = " of "
 _Item = TypeVar("_Item")
 
 _LAYER = re.compile(r"(?<![^.\s])\d+(?![^.\s])")
-"""A number that is a part of a name by itself, as of the modules in a list."""
+"""A number that is a whole part of a name, such as a module's in a list."""
 _DIGITS = re.compile(r"(\d+)")
 _ALIKE = 0.01
-"""Sizes that differ by no more than this share are those of equal layers."""
+"""Sizes that differ by at most this share count as equal layers'."""
 
 
 def of_all_layers(name: str) -> str:
-    """``name`` with ``*`` for each number of a layer: ``blocks.*.mlp.up``."""
+    """``name`` with ``*`` for each layer's number: ``blocks.*.mlp.up``."""
     return _LAYER.sub("*", name)
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """What to sort names by, so that ``h.2`` comes before ``h.10``."""
+    """A sort key for names, which puts ``h.2`` before ``h.10``."""
     parts = _DIGITS.split(name)
     return tuple((int(part), "") if i % 2 else (0, part) for i, part in enumerate(parts))
 
@@ -31,10 +31,10 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 def layers(
     items: Iterable[_Item], *, what: Callable[[_Item], Sequence[str | None]], sizes: Callable[[_Item], Sequence[int]]
 ) -> list[list[_Item]]:
-    """``items`` in groups of equal layers, each in natural order: what differs in numbers of layers alone.
+    """``items`` in groups of equal layers, which differ in the numbers of layers only; each group in natural order.
 
-    Layers are equal where the texts in ``what`` are the same but for such numbers, and the ``sizes`` differ by at most
-    1 %. A group stands where the first of it stood.
+    Layers are equal if the texts in ``what`` are the same except for these numbers, and the ``sizes`` differ by at most
+    1 %. A group is at the place of its first item.
     """
     found: dict[tuple[str | None, ...], list[list[_Item]]] = {}
     groups: list[list[_Item]] = []
@@ -56,9 +56,9 @@ def _near(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def layers_named(names: Sequence[str], *, more: bool = False) -> str:
-    """What a group of equal layers is called: ``blocks.*.mlp.up (12)``; of one alone its name.
+    """The name of a group of equal layers: ``blocks.*.mlp.up (12)``; a single layer keeps its name.
 
-    ``more`` says that there may be more layers than these.
+    ``more`` says that there may be further layers.
     """
     if len(names) == 1 and not more:
         return names[0]
@@ -68,61 +68,61 @@ def layers_named(names: Sequence[str], *, more: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateName:
-    """What a tensor of optimizer state is called: the optimizer's key, and its parameter, empty where it has none."""
+    """The name of a tensor of optimizer state: the optimizer's key, and the parameter, empty if there is none."""
 
     state: str
     parameter: str
 
     def __str__(self) -> str:
-        """As recordings have it: ``exp_avg of blocks.0.weight``."""
+        """The name as recordings have it: ``exp_avg of blocks.0.weight``."""
         return f"{self.state}{_OF}{self.parameter}" if self.parameter else self.state
 
     @classmethod
     def read(cls, text: str) -> StateName:
-        """The name that a recording has as ``text``."""
+        """The name in a recording's ``text``."""
         before, of, after = text.rpartition(_OF)
         return cls(state=before, parameter=after) if of else cls(state=text, parameter="")
 
 
 _MOST_DIMENSIONS = 64
-"""No kernel of torch's takes more."""
+"""No kernel of torch's takes more dimensions."""
 _SHAPE = re.compile(r"\[(?:\d{1,19}(?:, \d{1,19})*)?\]", re.ASCII)
 
 
 INPUT = "(input)"
-"""What the gradient of an input is named after."""
+"""The name for the gradient of an input."""
 
 
 def shape_text(shape: Sequence[object]) -> str:
-    """What a shape is called: ``[8, 128]``; empty for one that is not known in numbers."""
+    """A shape as text: ``[8, 128]``; empty if it is not known in numbers."""
     known = len(shape) <= _MOST_DIMENSIONS and all(type(size) is int for size in shape)
     return f"[{', '.join(map(str, shape))}]" if known else ""
 
 
 def shape_of(text: str) -> tuple[int, ...] | None:
-    """The shape that a recording has as ``text``; ``None`` where that is none."""
+    """The shape in a recording's ``text``; ``None`` if it is not a shape."""
     if _SHAPE.fullmatch(text) is None or text.count(",") >= _MOST_DIMENSIONS:
         return None
     return tuple(map(int, text[1:-1].split(", "))) if text != "[]" else ()
 
 
 def not_modelled(what: str) -> str:
-    """The note of a simulated run that ``what`` is in none of its numbers."""
+    """The note of a simulated run that its numbers leave out ``what``."""
     return f"not modelled: {what}"
 
 
 CUDNN_TRIALS = "the workspaces that torch.backends.cudnn.benchmark tries"
-"""The name of a bound of a simulated run: they take no memory that is not free, and give it back at once."""
+"""The name of a simulated run's bound for the trials of cuDNN, which take only free memory and return it at once."""
 
 NOT_KNOWN = "not known"
-"""The name of what a snapshot does not name, such as the class of an optimizer whose frames alone were seen."""
+"""The name of something that a snapshot does not name, such as the class of an optimizer known by frames only."""
 
 NO_TIMES = "the snapshot has no times: events are a microsecond apart"
 """The note of a recording whose times only order its events."""
 
 
 def has_times(notes: Sequence[str]) -> bool:
-    """Whether the times of a recording with these ``notes`` were measured."""
+    """Whether a recording with these ``notes`` has measured times."""
     return NO_TIMES not in notes
 
 
@@ -136,16 +136,16 @@ TAKEN_FOR_PARAMETERS = (
     "that are alive throughout were taken for parameters; buffers, inputs and what an earlier forward left may be "
     "among them"
 )
-"""The end of the note that what was taken for parameters may be something else."""
+"""The end of the note that some of the recognised parameters may be something else."""
 
 
 def parameters_left_over(notes: Sequence[str]) -> bool:
-    """Whether there may be more parameters than a recording with these ``notes`` has."""
+    """Whether a recording with these ``notes`` may have more parameters than were recognised."""
     return any(note.endswith(LEFT_OVER) for note in notes)
 
 
 CASTS_OPEN = "more than these are not counted as weights' copies"
-"""The end of the note that which casts of a snapshot are of parameters is not known."""
+"""The end of the note that it is unknown which casts in a snapshot are of parameters."""
 
 
 def casts_open(notes: Sequence[str]) -> bool:
@@ -154,7 +154,7 @@ def casts_open(notes: Sequence[str]) -> bool:
 
 
 def buffers_counted(notes: Sequence[str]) -> bool:
-    """Whether there may be fewer."""
+    """Whether a recording with these ``notes`` may have fewer parameters than were recognised."""
     return any(note.endswith(TAKEN_FOR_PARAMETERS) for note in notes)
 
 
@@ -162,11 +162,11 @@ CASTS_COMPILED = (
     "compiled code ran under autocast: casts inside its graphs are not seen as casts; what they make counts as "
     "activations or temporaries"
 )
-"""The note that there may be more casts than those that were seen."""
+"""The note that there may be more casts than were seen."""
 
 
 def casts_compiled(notes: Sequence[str]) -> bool:
-    """Whether compiled code may have made casts that a recording with these ``notes`` does not have."""
+    """Whether a recording with these ``notes`` may lack casts made in compiled code."""
     return CASTS_COMPILED in notes
 
 
@@ -174,7 +174,7 @@ FUNCTIONAL = (
     "gradients were taken by torch.func: they are tensors of the script's own, and what forward keeps for them is not "
     "told from its other results"
 )
-"""The note of a recording in which not all that is saved for backward is known, nor which tensors are gradients."""
+"""The note of a recording that does not know all saved tensors and gradients."""
 
 _RAN_ON = "the script ran on after the recorded steps"
 RAN_ON = f"{_RAN_ON}: what came then is in none of these numbers (--steps records more)"
@@ -182,7 +182,7 @@ RAN_ON_PREDICTED = (
     f"{_RAN_ON}: the prediction is of the whole run, all else of the recorded steps (--steps records more)"
 )
 RAN_ON_FAILED = f"{_RAN_ON} and then failed: the prediction is of the run up to there, all else of the recorded steps"
-"""The notes of a recording that ended before its script did."""
+"""The notes of a recording that ended before its script."""
 
 
 def ran_on(notes: Sequence[str]) -> bool:
@@ -194,17 +194,17 @@ _WARNING = "warning: "
 
 
 def warning(what: str) -> str:
-    """The note that ``what`` makes the numbers doubtful: it is shown before them."""
+    """The note that ``what`` makes the numbers doubtful, which is shown before them."""
     return f"{_WARNING}{what}"
 
 
 def is_warning(note: str) -> bool:
-    """Whether ``note`` is one of those."""
+    """Whether ``note`` is a warning."""
     return note.startswith(_WARNING)
 
 
 def said_in(warning: str) -> str:
-    """What a note that is a warning says."""
+    """The text of a note that is a warning."""
     return warning.removeprefix(_WARNING)
 
 
@@ -215,4 +215,4 @@ NOT_ENDED = warning(
 """The note of a recording whose writer was never closed."""
 
 STILL_WRITTEN = "this recording is still being written: it has the steps that have ended so far"
-"""The note of one that another process has open."""
+"""The note of a recording that another process is still writing."""

@@ -1,7 +1,8 @@
-"""How ampmem says something of its own: a line on a terminal, a file for a user, a value that shows itself.
+"""How ampmem speaks: a line on a terminal, a file for a user, a value that shows itself.
 
-Recordings and summaries are values of the lower layers, and what puts them into words lies above those. So a value asks
-here for its tables, and the layer above has said who makes them. Where nobody has, the line is all there is.
+Recordings and summaries are values of lower layers, and the code that puts them into words is in higher ones. So a
+value asks this module for its tables, and a higher layer registers the function that makes them. Without one a value
+has only its line.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from time import monotonic, sleep  # taken now: a script may put others in their place
+from time import monotonic, sleep  # imported now: a script may replace them
 from typing import Any, TextIO, TypeAlias
 
 from ampmem.errors import UsageError
 from ampmem.units import format_bytes
 
-# Taken now: a script may put others in their place.
+# Looked up now: a script may replace them.
 _write, _poll, _size_of, _wrap = os.write, select.poll, os.get_terminal_size, textwrap.wrap
 
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
-"""What makes the text after it bold or coloured, or plain again, and nothing else."""
+"""An escape code that makes text bold, coloured or plain again."""
 
 
 def printable(text: str) -> str:
-    """``text`` with a question mark for each character that a terminal might act on, or that has no bytes."""
+    """``text`` with a question mark for each character that would control a terminal or cannot be encoded."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -39,61 +40,61 @@ def _printable_lines(text: str) -> str:
 
 
 class Terminal:
-    """Speaks on ``stream``, which is ``None`` where Python has found the descriptor closed.
+    """Writes to ``stream``, which is ``None`` if Python found its descriptor closed.
 
-    A line that cannot be said is not an error, and stays in no buffer: Python would try it again at its end, fail, and
-    exit with 120.
+    A line that cannot be written is not an error, and must not stay in a buffer: Python would write it again at exit,
+    fail, and exit with 120.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     def say(self, message: str) -> None:
-        """One line, whose beginning says that it is ampmem's; on a screen it is :meth:`broken`."""
+        """Print one line, which begins with ampmem's name; on a screen it is :meth:`broken`."""
         self.write("\n".join(self.broken(f"ampmem: {printable(message)}")) + "\n")
 
     def broken(self, line: str) -> list[str]:
-        """``line`` in lines that the screen has room for, as it would break numbers itself; elsewhere whole."""
+        """``line`` as lines that fit the screen; a single one elsewhere."""
         width = self._columns()
         if not width or len(line) <= width:
             return [line]
         return _wrap(line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
     def _columns(self) -> int:
-        """How wide the screen is; 0 where that is not known, or where there is no screen."""
+        """The width of the screen; 0 if unknown, or without a screen."""
         try:
             return _size_of(self._stream.fileno()).columns if self._stream is not None and self.is_screen() else 0
         except (OSError, ValueError):
             return 0
 
     def show(self, text: str) -> None:
-        """Lines that need no name before them."""
+        """Print lines without ampmem's name."""
         self.write(_printable_lines(text) + "\n")
 
     def show_styled(self, text: str) -> None:
-        """The same for a text of ampmem's own making, whose styles are kept."""
-        parts = _STYLE.split(text)  # every other one is a style
+        """Print a text of ampmem's own making, keeping its styles."""
+        parts = _STYLE.split(text)  # every second part is a style
         self.write("".join(part if i % 2 else _printable_lines(part) for i, part in enumerate(parts)) + "\n")
 
     def step(self, message: str, *, last: bool) -> None:
-        """Over the line before, where there is a screen."""
+        """Print over the line before, if there is a screen; ``last`` ends the line."""
         if self.is_screen():
             self.write(f"\rampmem: {printable(message)}" + "\n" * last)
 
     def replace(self, text: str) -> None:
-        """On a screen, ``text`` in place of the line that the cursor is on; it is for the next text to go on or not."""
+        """Replace the line of the cursor by ``text``, if there is a screen; the line stays open."""
         if self.is_screen():
             self.write(f"\r\x1b[K{printable(text)}")
 
     def is_screen(self) -> bool:
-        """Whether what is written can be written over."""
+        """Whether written text can be overwritten."""
         try:
             return self._stream is not None and self._stream.isatty()
-        except (OSError, ValueError):  # it is closed
+        except (OSError, ValueError):  # the stream is closed
             return False
 
     def write(self, text: str) -> None:
-        """``text`` as it is, after all that is on its way there already."""
+        """Write ``text`` unchanged, after everything that is still buffered."""
         stream = self._stream
         if stream is None:
             return
@@ -108,14 +109,14 @@ class Terminal:
 def _has_descriptor(stream: TextIO) -> bool:
     try:
         stream.fileno()
-    except OSError:  # a stream in memory; ValueError says that it is closed
+    except OSError:  # OSError: a stream in memory; a closed one raises ValueError
         return False
     return True
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
     while data:
-        # Asked first: where the script has SIGPIPE end it, writing for a reader that is gone would.
+        # Polled first: if SIGPIPE ends the script, writing to a reader that has gone would end it.
         asked = _poll()
         asked.register(descriptor, select.POLLOUT)
         if any(state & (select.POLLERR | select.POLLNVAL) for _, state in asked.poll(0)):
@@ -128,15 +129,15 @@ _EXISTS = "{path} exists already; give another name with {option}, or {force} to
 
 
 def _exists(path: Path, option: str) -> UsageError:
-    """``option`` is one of the command line's, or an argument in Python, such as ``output=``."""
+    """The error that ``path`` exists; ``option`` is a command-line option, or a Python argument such as ``output=``."""
     python = option.endswith("=")
     return UsageError(_EXISTS.format(path=path, option=option, force="force=True" if python else "--force"))
 
 
 def check_output(path: Path, *, force: bool, option: str = "-o", source: Path | None = None) -> None:
-    """Raise :class:`UsageError` when ``path``, given with ``option``, cannot become a file; touches nothing.
+    """Raise :class:`UsageError` if ``path``, given with ``option``, cannot become a file; touches nothing.
 
-    Nor can it when it is ``source``, the file that is read: ``force`` would replace that by something else.
+    It must not be ``source`` either, the file that is read, which ``force`` would replace.
     """
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a directory; give a file name with {option}")
@@ -154,12 +155,12 @@ def check_output(path: Path, *, force: bool, option: str = "-o", source: Path | 
 
 @contextmanager
 def open_output(path: Path, *, force: bool) -> Iterator[TextIO]:
-    """Open ``path`` for text; it appears, whole, when the block ends well, and not at all otherwise.
+    """Open ``path`` for text; the file appears as a whole if the block ends well, and not at all otherwise.
 
-    Raises :class:`UsageError` when ``path`` exists and ``force`` is not set, or cannot be written.
+    Raises :class:`UsageError` if ``path`` exists without ``force``, or cannot be written.
     """
     check_output(path, force=force)
-    if _is_special(path):  # a device or a pipe: never replaced by a file
+    if _is_special(path):  # devices and pipes are never replaced by a file
         with path.open("w", encoding="utf-8") as stream:
             yield stream
         return
@@ -169,7 +170,7 @@ def open_output(path: Path, *, force: bool) -> Iterator[TextIO]:
 
 @contextmanager
 def replaced_file(path: Path, *, force: bool) -> Iterator[Path]:
-    """The name of a file to make, which becomes ``path`` when the block ends well, and is removed otherwise.
+    """A temporary file, which becomes ``path`` if the block ends well, and is removed otherwise.
 
     Raises :class:`UsageError` as :func:`open_output` does, and when ``path`` is not a regular file.
     """
@@ -186,38 +187,38 @@ def replaced_file(path: Path, *, force: bool) -> Iterator[Path]:
 
 
 def half_written(path: Path) -> Path:
-    """The name under which this process makes the file that is then renamed to ``path``, beside it and hidden."""
+    """The hidden name next to ``path`` under which this process writes the file before renaming it to ``path``."""
     target = path.resolve()
     return target.with_name(f".{target.name}.{os.getpid()}.tmp")
 
 
 def lock_output(path: Path, *, force: bool) -> int:
-    """Take the name ``path``: the file there, or a new empty one, is refused to every process that would replace it.
+    """Lock the file ``path``, existing or new, against every process that would replace it.
 
-    The lock is that of the file: whoever renames another file to ``path`` locks that one first. Closing the returned
-    descriptor lets go of it. Raises :class:`UsageError` as :func:`replaced_file` does, and when another process is
-    writing the file.
+    Code that renames another file to ``path`` locks this one first. Closing the returned descriptor releases the lock.
+    Raises :class:`UsageError` as :func:`replaced_file` does, and if another process is writing the file.
     """
     check_output(path, force=force)
     _refuse_special(path)
     try:
         return _open_alone(path, force=force)
-    except FileExistsError:  # since it was looked for
+    except FileExistsError:  # created since the check
         raise _exists(path, "-o") from None
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error}") from error
 
 
 def lock_file(descriptor: int, *, wait_s: float = 0.0) -> bool | None:
-    """Lock an open file or directory for this process alone; ``False`` while another process holds the lock.
+    """Lock an open file or directory for this process; ``False`` while another process holds the lock.
 
-    ``None`` where the file system has no locks.
+    ``None`` if the file system has no locks.
     """
     until = monotonic() + wait_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            # flock has no time limit, so it is tried again and again.
             if monotonic() >= until:
                 return False
             sleep(_POLL_S)
@@ -228,8 +229,9 @@ def lock_file(descriptor: int, *, wait_s: float = 0.0) -> bool | None:
 
 
 def being_written(path: Path) -> bool:
-    """Whether a process holds the lock of the file at ``path``; no where the file system has no locks."""
+    """Whether a process holds the lock of the file at ``path``; false if the file system has no locks."""
     try:
+        # O_NONBLOCK: opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
@@ -245,9 +247,9 @@ def being_written(path: Path) -> bool:
 
 
 def claim(files: Callable[[int], Sequence[Path]]) -> int:
-    """The first number, from 1 on, of whose ``files`` none is there yet: now they are, empty, and nobody else's.
+    """The first number, from 1 on, whose ``files`` do not exist; they are created, empty, for this process.
 
-    Raises :class:`UsageError` when they cannot be made.
+    Raises :class:`UsageError` if they cannot be created.
     """
     for number in count(1):
         made: list[Path] = []
@@ -266,7 +268,7 @@ def claim(files: Callable[[int], Sequence[Path]]) -> int:
 
 
 def remove_empty(files: Sequence[Path]) -> None:
-    """Remove those of ``files`` that were claimed and not written."""
+    """Remove those of ``files`` that were claimed but not written."""
     for path in files:
         with suppress(OSError):
             if path.stat().st_size == 0:
@@ -274,21 +276,21 @@ def remove_empty(files: Sequence[Path]) -> None:
 
 
 def sized(path: Path, file: Path | None = None) -> str:
-    """``path`` and the size of the file there, or of ``file``, which is the same seen from elsewhere.
+    """``path`` with the size of its file, or of ``file``, the same file under another name.
 
-    Of what is not a file, and of one that is gone, there is the name alone.
+    Without a regular file it is the name only.
     """
     file = path if file is None else file
     return f"{path}, {format_bytes(file.stat().st_size)}" if file.is_file() else str(path)
 
 
 def say_written(path: Path) -> None:
-    """The line on standard error that every command has for a file that it has written."""
+    """Print the line about a written file on stderr, as every command does."""
     Terminal(sys.stderr).say(f"wrote {sized(path)}")
 
 
 def remove(path: Path) -> None:
-    """Remove the file at ``path``, if there is one. Raises :class:`UsageError` as :func:`lock_output` does."""
+    """Remove the file at ``path``, if it exists. Raises :class:`UsageError` as :func:`lock_output` does."""
     if path.exists():
         descriptor = lock_output(path, force=True)
         path.unlink(missing_ok=True)
@@ -296,7 +298,7 @@ def remove(path: Path) -> None:
 
 
 def _open_alone(path: Path, *, force: bool) -> int:
-    """Open the file at ``path``, new unless ``force``, and lock it."""
+    """Open the file at ``path``, which must be new without ``force``, and lock it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | (0 if force else os.O_EXCL), 0o666)
         locked = lock_file(descriptor)
@@ -311,11 +313,12 @@ def _open_alone(path: Path, *, force: bool) -> int:
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
                     return descriptor
-        os.close(descriptor)  # whoever had it before has removed it meanwhile, or looks at it for an instant
+        # Another process has removed the file meanwhile, or holds the lock for an instant to look at it.
+        os.close(descriptor)
 
 
 def _only_looked_at(descriptor: int) -> bool:
-    """Whether the lock of a file is held by those alone who ask whether it is being written, as is over at once."""
+    """Whether only readers hold the file's lock: processes that check for a moment whether it is being written."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -329,55 +332,55 @@ def _refuse_special(path: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether ``path`` is there and neither a file nor a link to one."""
+    """Whether ``path`` exists and is not a regular file or a link to one."""
     return path.exists() and not path.is_file()
 
 
 Bundle: TypeAlias = dict[str, str]
-"""One value in several formats, by their MIME types."""
+"""A value in several formats, by MIME type."""
 
 _MOST = 300
-"""So many characters of a line, whatever the names in it."""
+"""The most characters of a line, whatever names are in it."""
 
 _tables: list[Callable[[Any], Bundle]] = []
 
 
 def tables_by(make: Callable[[Any], Bundle]) -> None:
-    """From now on ``make`` makes the tables of every :class:`Shown`."""
+    """Register ``make`` as the function that makes the tables of every :class:`Shown`."""
     _tables[:] = [make]
 
 
 def one_line(text: str) -> str:
-    """``text`` as a line that no terminal acts on."""
+    """``text`` as one line without characters that control a terminal."""
     clean = "".join(character if character.isprintable() else "?" for character in text)
     return clean if len(clean) <= _MOST else clean[: _MOST - 1] + "…"
 
 
 def in_short(source: str, device: str, arm: tuple[str, str | None], steps: int, place: tuple[int, int]) -> str:
-    """What every line on a run says; ``arm`` is its name and type, ``place`` the rank and of how many."""
+    """The words of every line about a run; ``arm`` is (name, dtype), ``place`` is (rank, world size)."""
     rank, ranks = place
     words = [source, device, " ".join(filter(None, arm)), f"rank {rank} of {ranks}" if ranks > 1 else ""]
     return ", ".join([*filter(None, words), f"{steps} step{'' if steps == 1 else 's'}"])
 
 
 class Shown:
-    """A value that says in one line what it is; ``repr`` of it is short, and never raises."""
+    """A value that describes itself in one line; its ``repr`` is short, and never raises."""
 
     __slots__ = ()
 
     def _in_short(self) -> str:
-        """What to say after the name of the class."""
+        """The words after the name of the class."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
         name = type(self).__name__
         try:
             return one_line(f"<{name}: {self._in_short()}>")
-        except Exception:  # a value that contradicts itself, or is not whole yet
+        except Exception:  # a value that contradicts itself, or is not complete yet
             return f"<{name}>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> Bundle:
-        """Text and HTML, for IPython and what follows its protocol; the line alone where there are no tables."""
+        """Text and HTML for IPython and compatible tools; only the line if there are no tables."""
         line = repr(self)
         if not _tables:
             return {"text/plain": line}

@@ -1,4 +1,4 @@
-"""Which code is ampmem's own where it runs beside a script: no line of it is the script's."""
+"""Which code running beside a script is ampmem's own, and so not the script's."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _ALONE = (str(_PACKAGE / "signals.py"), str(_PACKAGE / "additions.py"))
 _IN_SCRIPT = tuple(str(_PACKAGE / name) + os.sep for name in ("recorder", "simulator"))
 
 RECORDING_CODE = (*_IN_SCRIPT, *_ALONE, str(_PACKAGE / "block.py"))
-"""What the file of a frame starts with that runs for ampmem in the middle of a script."""
+"""The beginnings of the file names of ampmem's frames in the middle of a script."""
 
 OWN_FOLDERS = (*(str(_PACKAGE / name) + os.sep for name in ("cli", "integrations")), *_IN_SCRIPT, *_ALONE)
-"""What the file of a frame of ampmem's own starts with; ``ampmem.workloads`` are scripts like any other."""
+"""The beginnings of the file names of all of ampmem's own frames; ``ampmem.workloads`` are scripts like any other."""
 
 RUNNER, RUNNER_LINE = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)
-"""The file and the line of the frame that runs the script: those that Python names where a script has no caller."""
+"""File and line of the frame that runs the script: those that Python reports if a script has no caller."""
 
 _TORCH = str(Path("site-packages", "torch")) + os.sep
 

@@ -1,7 +1,7 @@
-"""The one way to replace something in torch and to put it back: a registry of all that is in place.
+"""The one way to replace something in torch and to put it back, with a registry of all replacements.
 
-Whoever puts something in place gets back what undoes it. Each undo may come in any order and more than once;
-:class:`contextlib.ExitStack` runs several in reverse order.
+Every replacement returns its undo. Undos may be called in any order and more than once; :class:`contextlib.ExitStack`
+runs several in reverse order.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 _FunctionT = TypeVar("_FunctionT")
 Undo = Callable[[], None]
-"""Puts back what was there before; does nothing the second time."""
+"""A function that restores the original; a second call does nothing."""
 
 
 class InPlace(NamedTuple):
-    """One thing of ours in torch: attribute ``name`` of ``owner``, or what was registered there by that name."""
+    """A replacement in torch: attribute ``name`` of ``owner``, or something registered there under that name."""
 
     owner: str
     name: str
 
 
 class Handle(Protocol):
-    """What torch gives for a hook."""
+    """A hook's handle, as torch returns it."""
 
     def remove(self) -> None:
         """Take the hook away."""
@@ -34,7 +34,7 @@ class Handle(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Entry:
-    """One entry of the registry. ``owner`` is ``None`` unless it is a patch of that object's attribute."""
+    """An entry of the registry. ``owner`` is ``None`` unless the entry is a patch of that object's attribute."""
 
     what: InPlace
     owner: Any = None
@@ -43,22 +43,21 @@ class _Entry:
 
 
 PASSED_OVER = " (importlib, _bootstrap)"
-"""What the file of a function ends with that passes calls on to what it replaces."""
+"""The end of the file name of a function that passes calls on to the original."""
 _ABSENT = object()
-"""What an owner has instead of an attribute that it inherits, or gets by asking elsewhere."""
+"""Stands for an attribute that the owner does not have itself: it is inherited or computed."""
 
 _entries: dict[int, _Entry] = {}
 _numbers = count()
 
 
 def in_place() -> list[InPlace]:
-    """Everything that is in place now, the oldest first."""
+    """All current replacements, the oldest first."""
     return [entry.what for entry in _entries.values()]
 
 
 def replaced() -> list[tuple[Any, Any]]:
-    """What was there before each patch that is in place, and what is there now; attributes that were inherited are
-    left out."""
+    """(original, replacement) of each current patch, without attributes that were inherited."""
     return [
         (entry.former, entry.replacement)
         for entry in _entries.values()
@@ -72,9 +71,9 @@ def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
 
 
 def passed_over(function: _FunctionT) -> _FunctionT:
-    """Let warnings that count frames of callers (``stacklevel``) leave out that of ``function``, which is ours.
+    """Make warnings that count callers' frames (``stacklevel``) leave out ``function``, which is ours.
 
-    Python leaves out the frames of its import machinery, and knows them by two words in their file's name.
+    Python leaves out the frames of its import machinery, which it recognises by two words in the file name.
     """
     if isinstance(function, FunctionType):
         code = function.__code__
@@ -84,7 +83,7 @@ def passed_over(function: _FunctionT) -> _FunctionT:
 
 
 def replace_all(owners: tuple[Any, ...], values: Mapping[str, Any]) -> Undo:
-    """Put ``values`` into all ``owners``, by name; names that this version of torch does not have are left out."""
+    """Put ``values`` into all ``owners``, by name, except names that this version of torch does not have."""
     with ExitStack() as undo:
         for owner in owners:
             for name, value in values.items():
@@ -94,18 +93,18 @@ def replace_all(owners: tuple[Any, ...], values: Mapping[str, Any]) -> Undo:
 
 
 def put_in(owner: Any, name: str, value: Any) -> Undo:
-    """Put ``value`` into ``owner`` by ``name``, whether ``owner`` has one or not."""
+    """Set ``owner.name`` to ``value``, whether ``owner`` has the attribute or not."""
     return _put(owner, name, value)
 
 
 def hook(register: Callable[..., Handle], *arguments: Any, **how: Any) -> Undo:
-    """Call ``register``, torch's function that registers a hook, with the arguments that follow."""
+    """Register a hook by torch's function ``register`` with ``arguments`` and ``how``."""
     handle = register(*arguments, **how)
     return added(register.__module__, register.__name__, handle.remove)
 
 
 def added(owner: str, name: str, remove: Callable[[], object]) -> Undo:
-    """Note that something was put on a list or a stack of torch's, from which ``remove`` takes it."""
+    """Note something that was added to a list or stack of torch's; ``remove`` takes it away."""
     return _enter(_Entry(what=InPlace(owner, name)), remove)
 
 
@@ -132,10 +131,10 @@ def _enter(entry: _Entry, remove: Callable[[], object]) -> Undo:
 
 
 def _put_back(entry: _Entry) -> None:
-    """What somebody else has patched over ours stays: it leads to the original through ours, which passes calls on."""
+    """Restore the original, unless other code has patched over ours: that patch reaches the original through ours."""
     owner, name = entry.owner, entry.what.name
     if vars(owner).get(name, _ABSENT) is not entry.replacement:
-        for other in _entries.values():  # a patch of ours over this one must not bring it back
+        for other in _entries.values():  # a patch of ours over this one must not restore it
             if other.owner is owner and other.what.name == name and other.former is entry.replacement:
                 other.former = entry.former
     elif entry.former is _ABSENT:

@@ -1,4 +1,4 @@
-"""The losses and gradients of a run in a file, which the recorder writes, and in what those of two runs differ."""
+"""The losses and gradients of a run in a file, which the recorder writes, and the difference between two runs'."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ LOSS, GRADIENT = "loss", "gradient"
 
 
 class ResultsWriter:
-    """Writes what is added, in order, until it is closed."""
+    """Writes results in order, until it is closed."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
 
     def add(self, what: str, values: Values) -> None:
-        """A loss or a gradient; ``what`` begins with :data:`LOSS` or :data:`GRADIENT`."""
+        """Add a loss or a gradient; ``what`` begins with :data:`LOSS` or :data:`GRADIENT`."""
         if not self._file.closed:
             np.save(self._file, np.array(what))
             np.save(self._file, values)
 
     def close(self) -> None:
-        """Write what is left; later results are not kept."""
+        """Write the buffered results; later ones are not kept."""
         self._file.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """In what two runs differ. ``equal``: all of their losses and gradients have the same bits.
+    """The difference between two runs; ``equal``: all losses and gradients have the same bits.
 
-    The differences are the largest of any element, infinite where only one of two is a number; ``largest_loss`` and
-    ``largest_gradient`` are the largest magnitudes in the first run. ``same_kind`` is false where the runs did not
-    compute as many results, of the same shapes: then nothing else is known.
+    The differences are the largest of any element, infinite if only one of two is a number; ``largest_loss`` and
+    ``largest_gradient`` are the largest magnitudes in the first run. ``same_kind`` is false if the number of results or
+    their shapes differ: then nothing else is known.
     """
 
     losses: int
@@ -53,7 +53,7 @@ class Deviation:
 
 
 def results_difference(first: Path, second: Path) -> Deviation:
-    """What the results in ``second`` differ in from those in ``first``."""
+    """The difference of the results in ``second`` from those in ``first``."""
     counts = {LOSS: 0, GRADIENT: 0}
     furthest, largest = {LOSS: 0.0, GRADIENT: 0.0}, {LOSS: 0.0, GRADIENT: 0.0}
     equal = same_kind = True

@@ -1,10 +1,10 @@
-"""Keeps the script's signal handlers waiting while code of ampmem runs: what a handler raises reaches the script.
+"""Delays the script's signal handlers while code of ampmem runs, so that their exceptions reach the script.
 
 Python runs a handler between any two instructions of the main thread, also between two of ampmem's; and handlers raise:
-``KeyboardInterrupt``, a timeout by ``SIGALRM``. In a hook that would leave half a fact, or be taken for a fault of the
-hook's; in the callback of a weak reference Python only prints it. So while a script is recorded or simulated, a gate
-stands in front of each handler: it looks at the stack where the signal arrived, and where that is ampmem's code, it has
-Python ask again at its next instruction. Where no signal arrives this costs nothing.
+``KeyboardInterrupt``, a timeout by ``SIGALRM``. In a hook that would leave half a fact, or be taken for an error of the
+hook; in the callback of a weak reference Python only prints it. So while a script is recorded or simulated, a gate
+replaces each handler: it looks at the stack where the signal arrived, and if that is ampmem's code, it makes Python ask
+again at its next instruction. Without signals this costs nothing.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 
 _SIGNALS = tuple(sorted(_signal.valid_signals()))
 _ASKED_BY_SIGNAL = (signal, "_signal")
-"""Where Python's module ``signal`` has the one in C, which it asks and sets handlers by."""
+"""Where Python's module ``signal`` keeps the C module through which it reads and sets handlers."""
 _NO_FILE = -1
-"""What stands for no descriptor that Python writes the numbers of signals to."""
+"""The value for "no file descriptor" in ``set_wakeup_fd``."""
 
-# C alone, so that Python runs no handler while it asks for one to be run.
+# Without Python code in between, which would run a handler while another run of it is requested.
 _again: Handler = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.py_object)(
     ("PyErr_SetInterruptEx", ctypes.pythonapi)
 )
-"""As if the signal arrived once more: Python runs its handler at the next instruction that looks."""
+"""Makes the signal arrive again: Python runs its handler at the next instruction that checks for signals."""
 _add_pending = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.py_object)(
     ("Py_AddPendingCall", ctypes.pythonapi)
 )
 _is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
-"""As a pending call it runs ``__bool__`` on the main thread, and what that raises comes out there."""
+"""A pending call that runs ``__bool__`` on the main thread, where its exceptions come out."""
 
 _open: set[CodeType] = set()
 _WEAK_FILES = tuple(
@@ -53,28 +53,28 @@ _WEAK_FILES = tuple(
 _KEEPS_ERRORS: dict[str, tuple[str, ...]] = {
     "remove": _WEAK_FILES,
     "_remove": _WEAK_FILES,
-    "__call__": _WEAK_FILES,  # of weakref.finalize
-    # Torch's C++ asks it for each op under a dispatch mode, such as ampmem's: what is raised there ends the process.
+    "__call__": _WEAK_FILES,  # weakref.finalize
+    # Torch's C++ calls it for each op under a dispatch mode, such as ampmem's: an exception ends the process.
     "find_torch_dispatch_rule": (str(Path("torch", "_library", "simple_registry.py")),),
-    # The callbacks of dynamo's own weak dictionary, which has tensors, modules and code, and of its set.
+    # Callbacks of dynamo's own weak dictionary and set, which have tensors, modules and code.
     "<lambda>": (str(Path("torch", "_dynamo", "utils.py")), str(Path("torch", "_dynamo", "convert_frame.py"))),
     "_remove_id": (str(Path("torch", "_dynamo", "utils.py")),),
-    # It takes what is raised for a failed import.
+    # It takes any exception for a failed import.
     "_maybe_cupti_monitor": (str(Path("torch", "autograd", "profiler.py")),),
 }
-"""Functions that are not ampmem's, by name and file, from which no exception reaches the script."""
+"""Functions outside of ampmem, by name and file, from which no exception reaches the script."""
 
 
 def let_in(function: _FunctionT) -> _FunctionT:
-    """Let handlers run in the frame of ``function``: it and its callers in ampmem clean up after what they raise."""
+    """Let handlers run in the frame of ``function``: it and its callers in ampmem clean up after an exception."""
     _open.add(function.__code__)
     return function
 
 
 class _Gate:
-    """In the place of the script's handler of one signal: Python calls what ``__call__`` gives, the handler as a rule.
+    """Replaces the script's handler of one signal: Python calls ``__call__``, which is usually the handler.
 
-    A property, so that no frame of ampmem's lies between the script's and that of its handler.
+    ``__call__`` is a property, so that no frame of ampmem's is between the script's and its handler's.
     """
 
     def __init__(self, signals: Signals, number: int, handler: Handler) -> None:
@@ -89,7 +89,7 @@ class _Gate:
 
 
 class _SignalModule:
-    """What the module ``signal`` asks in place of ``_signal``: the script sees its own handlers and no gate."""
+    """Replaces ``_signal`` in the module ``signal``, so that the script sees its own handlers and no gate."""
 
     def __init__(self, signals: Signals) -> None:
         self._signals = signals
@@ -98,11 +98,11 @@ class _SignalModule:
         return getattr(_signal, name)
 
     def signal(self, number: int, handler: Any) -> Any:
-        """As Python's: sets the handler, and returns the one before."""
+        """Set the script's handler and return the one before, as ``signal.signal`` does."""
         return _own(_signal.signal(number, _Gate(self._signals, number, handler) if callable(handler) else handler))
 
     def getsignal(self, number: int) -> Any:
-        """As Python's."""
+        """The script's handler, as ``signal.getsignal`` returns it."""
         return _own(_signal.getsignal(number))
 
 
@@ -112,26 +112,26 @@ def _own(handler: Any) -> Any:
 
 
 class Signals:
-    """The gates of this process. Entered (``with``), it only makes waiting cheaper: nobody asks again before the end.
+    """The gates of this process. Entered (``with``), it makes waiting cheaper: Python asks again only at the end.
 
-    Handlers run on the main thread alone; on another one nothing is entered.
+    Handlers run on the main thread only; entering does nothing on other threads.
     """
 
     def __init__(self) -> None:
         self._users = 0
         self._depth = 0
         self._waiting: set[int] = set()
-        """Numbers of signals whose handlers wait."""
+        """The signals whose handlers wait."""
         self._silent: set[int] = set()
-        """Those of them for which nobody asks before the outermost ``with`` ends."""
+        """Waiting signals that Python asks about again only when the outermost ``with`` ends."""
         self._wakeup = _NO_FILE
-        """The script's descriptor for signals, as long as Python asks again and again: it was told once."""
+        """The script's wakeup descriptor while Python asks repeatedly, as it was notified once."""
         self._untold: set[int] = set()
-        """Numbers of signals that have arrived since it was taken away: it is told when it is back."""
+        """The signals that have arrived since the descriptor was taken away; it is notified once it is back."""
         self._unpatch: Undo | None = None
 
     def hold(self) -> Undo:
-        """From now on no handler runs in ampmem's code; returns what ends it, once no code of ampmem's runs."""
+        """Delay handlers in ampmem's code from now on; returns the function that ends this, when none of it runs."""
         ended: list[None] = []
 
         def undo() -> None:
@@ -147,28 +147,28 @@ class Signals:
                 self._put_in_place()
             else:
                 self._soon()
-        except BaseException:  # of a handler without its gate
+        except BaseException:  # raised by a handler that has no gate yet
             undo()
             raise
         return undo
 
     def waiting(self) -> bool:
-        """Whether a handler waits: what is not urgent may be left."""
+        """Whether a handler waits, so that work that is not urgent can be skipped."""
         return bool(self._waiting)
 
     def forget(self) -> None:
-        """In a child that was forked, maybe by another thread while the main thread was in here."""
+        """Reset the state in a forked child; another thread may have forked while the main thread was in here."""
         self._depth = 0
-        for numbers in (self._waiting, self._silent, self._untold):  # Python forgets there what has arrived
+        for numbers in (self._waiting, self._silent, self._untold):  # Python forgets the arrived signals there
             numbers.clear()
         self._tell()
 
     def _soon(self) -> None:
-        """Have ``__bool__`` called on the main thread."""
+        """Have ``__bool__`` called on the main thread soon."""
         _add_pending(_is_true, self)
 
     def __bool__(self) -> bool:
-        """Put the gates in place, or away once nobody needs them. Always false."""
+        """Put the gates in place, or restore the handlers once no gate is needed. Always false."""
         if self._users:
             self._put_in_place()
         elif is_ours(sys._getframe().f_back) and not _traced():
@@ -191,7 +191,7 @@ class Signals:
                 _again(self._silent.pop(), None)
 
     def choose(self, number: int, handler: Handler, frame: FrameType | None) -> Handler:
-        """What to call of the signal that has arrived at ``frame``."""
+        """The handler to call for the signal that has arrived at ``frame``."""
         if self._wakeup != _NO_FILE and number not in self._waiting:
             self._untold.add(number)
         if not is_ours(frame):
@@ -209,7 +209,7 @@ class Signals:
         return _again
 
     def _hush(self) -> None:
-        """Write no number to the script's descriptor while Python is asked again."""
+        """Take the script's wakeup descriptor away while Python is asked again."""
         found = _signal.set_wakeup_fd(_NO_FILE)
         if found != _NO_FILE:
             self._wakeup = found
@@ -232,7 +232,7 @@ class Signals:
                 _signal.signal(number, _Gate(self, number, handler))
 
     def _put_back(self) -> None:
-        """Handlers that are back in their places may raise here already; the others are to be, too."""
+        """Restore the handlers; one that is back may raise already, but the others must be restored too."""
         try:
             for number in _SIGNALS:
                 gate = _signal.getsignal(number)
@@ -249,7 +249,7 @@ class Signals:
 
 
 SIGNALS = Signals()
-"""The one of this process, as handlers are."""
+"""The gates of this process, as handlers belong to a process."""
 
 
 def _on_main_thread() -> bool:
@@ -257,22 +257,22 @@ def _on_main_thread() -> bool:
 
 
 def _traced() -> bool:
-    """Whether a debugger, coverage or a profiler follows this thread: then Python must not be asked again and again.
+    """Whether a debugger, coverage or a profiler follows this thread: then Python must not be asked repeatedly.
 
-    Python 3.11 starts the function at hand anew until it has nothing more to run, so it would never go on.
+    Python 3.11 starts the current function anew as long as something is pending, so it would never go on.
     """
     return sys.gettrace() is not None or sys.getprofile() is not None
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """The handler waits."""
+    """Do nothing: the handler waits."""
 
 
 def is_ours(frame: FrameType | None) -> bool:
-    """Whether ``frame`` runs for ampmem: its code is, or was called by, code of ampmem's that does not pass calls on.
+    """Whether ``frame`` runs for ampmem: its code is, or was called by, ampmem's code that does not pass calls on.
 
-    What replaces a function of torch's passes calls on: what it calls in turn is the script's. The callbacks of weak
-    sets and dictionaries may be those of ampmem's.
+    Replacements of torch's functions pass calls on: the code that they call is the script's. The callbacks of weak sets
+    and dictionaries may belong to ampmem's.
     """
     innermost = frame
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Bytes and nanoseconds stay ``int`` everywhere; only these functions turn them into text, or a text into bytes."""
+"""Bytes and nanoseconds as text, and text as bytes; everywhere else they stay ``int``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-# Two sizes that agree to this many decimals are told apart in bytes, which are then no longer than the decimals.
+# Sizes that agree to this many decimals are written in bytes, which are not longer than the decimals then.
 _MOST_DECIMALS = 6
 _GIB = _BINARY_UNITS.index("GiB")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
@@ -19,7 +19,7 @@ _FACTORS: dict[str, int] = {"": 1, "b": 1} | {
 
 
 def parse_bytes(text: str) -> int:
-    """So many bytes: ``24GiB``, ``1.5 MiB``, ``80GB`` (of 1000), ``1024``; a fraction of a byte is rounded.
+    """The bytes in ``24GiB``, ``1.5 MiB``, ``80GB`` (powers of 1000), ``1024``; a fraction of a byte is rounded.
 
     Raises ``ValueError`` for any other text.
     """
@@ -30,19 +30,19 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int | None) -> str:
-    """``count`` bytes in binary units: ``0 B``, ``512 B``, ``1.5 KiB``, ``-2.0 MiB``; ``?`` for unknown."""
+    """``count`` bytes in binary units: ``0 B``, ``512 B``, ``1.5 KiB``, ``-2.0 MiB``; ``?`` for ``None``."""
     if count is None:
         return "?"
     return _in_binary_units(count, decimals=1)
 
 
 def format_peak(count: int) -> str:
-    """``count`` bytes as headlines have them: as ``format_bytes``, but three decimals from a GiB on."""
+    """``count`` bytes for headlines: as ``format_bytes``, but with three decimals from 1 GiB on."""
     return _in_binary_units(count, _decimals_of_peak(count))
 
 
 def peaks_apart(first: int, second: int) -> tuple[str, str]:
-    """Two sizes as headlines have them, with as many further decimals as make unequal sizes read unequal."""
+    """Two sizes in bytes for headlines, with enough further decimals to read unequal if they are."""
     texts = format_peak(first), format_peak(second)
     return texts if first == second or texts[0] != texts[1] else format_apart(first, second)
 
@@ -52,8 +52,10 @@ def _decimals_of_peak(count: int) -> int:
 
 
 def format_apart(first: int, second: int) -> tuple[str, str]:
-    """Two sizes in bytes, as ``format_bytes`` has them, with the fewest further decimals that make unequal sizes read
-    unequal: ``1.98 GiB`` and ``2.00 GiB``. Sizes that agree to six decimals are given in bytes: ``2,147,483,647 B``.
+    """Two sizes in bytes as ``format_bytes`` writes them, with the fewest decimals that tell unequal sizes apart.
+
+    For example ``1.98 GiB`` and ``2.00 GiB``. Sizes that agree to six decimals are written in bytes: ``2,147,483,647
+    B``.
     """
     if first == second:
         return format_bytes(first), format_bytes(second)
@@ -65,10 +67,9 @@ def format_apart(first: int, second: int) -> tuple[str, str]:
 
 
 def format_alike(pairs: Iterable[tuple[int, int]]) -> Callable[[int], str]:
-    """What writes the sizes of ``pairs``, in bytes, for one column: all in the unit of the largest.
+    """A function that writes the sizes of ``pairs``, in bytes, for one column: all in the unit of the largest.
 
-    It has the fewest decimals with which the two of a pair read unequal where they are, and nothing but 0 reads as 0;
-    three where that takes more.
+    It uses the fewest decimals, at most three, with which unequal sizes of a pair read unequal and only 0 reads as 0.
     """
     known = list(pairs)
     power = _power_of(max((size for pair in known for size in pair), default=0))
@@ -89,20 +90,20 @@ def format_alike(pairs: Iterable[tuple[int, int]]) -> Callable[[int], str]:
 
 
 def format_close(first: int, second: int) -> tuple[str, str]:
-    """Two sizes that hardly differ, with one decimal or two: those that agree to two read the same."""
+    """Two nearly equal sizes with one or two decimals: sizes that agree to two read the same."""
     decimals = next((many for many in (1, 2) if _in_binary_units(first, many) != _in_binary_units(second, many)), 1)
     return _in_binary_units(first, decimals), _in_binary_units(second, decimals)
 
 
 def peaks_close(first: int, second: int) -> tuple[str, str]:
-    """Two sizes that hardly differ, as headlines have them."""
+    """Two nearly equal sizes for headlines."""
     if _decimals_of_peak(max(first, second)) == 1:
         return format_close(first, second)
     return format_peak(first), format_peak(second)
 
 
 def _in_binary_units(count: int, decimals: int, power: int | None = None) -> str:
-    """``count`` in the unit of that ``power`` of 1024, or in its own."""
+    """``count`` in the unit of 1024 to the ``power``, or in its own unit."""
     power = _power_of(count) if power is None else power
     sign = "-" if count < 0 else ""
     if power == 0:
@@ -111,7 +112,7 @@ def _in_binary_units(count: int, decimals: int, power: int | None = None) -> str
 
 
 def _power_of(count: int) -> int:
-    """The power of 1024 whose unit ``count`` is written in."""
+    """The power of 1024 of the unit in which ``count`` is written."""
     size, power = float(abs(count)), 0
     while size >= 1023.95 and power < len(_BINARY_UNITS) - 1:
         size, power = size / 1024, power + 1
@@ -119,12 +120,12 @@ def _power_of(count: int) -> int:
 
 
 def format_count(count: int | None) -> str:
-    """A count with thousands separators: ``1,234,567``; ``?`` for unknown."""
+    """A count with thousands separators: ``1,234,567``; ``?`` for ``None``."""
     return "?" if count is None else f"{count:,}"
 
 
 def format_duration(nanoseconds: int) -> str:
-    """A duration in the largest unit that keeps it at or above one."""
+    """A duration in the largest unit in which it is at least 1."""
     if nanoseconds >= 1_000_000_000:
         return f"{nanoseconds / 1e9:.2f} s"
     if nanoseconds >= 1_000_000:

@@ -1,4 +1,4 @@
-"""Words that commands, recordings and JSON share: each is spelled here and nowhere else."""
+"""Words that commands, recordings and JSON share, each spelled only here."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ class Arm(StrEnum):
     """A precision mode of a script."""
 
     AS_IS = "as-is"
-    """What the script does by itself."""
+    """The script's own precision."""
     FP32 = "fp32"
-    """Autocast and GradScaler are off."""
+    """Without autocast and GradScaler."""
     AMP = "amp"
-    """Autocast is on, with its cache of weights."""
+    """With autocast and its weight cache."""
     AMP_NOCACHE = "amp-nocache"
-    """Autocast is on, without that cache."""
+    """With autocast, without its weight cache."""
 
     @property
     def autocast(self) -> bool:
@@ -25,13 +25,13 @@ class Arm(StrEnum):
 
 
 FORCED_ARMS = (Arm.FP32, Arm.AMP, Arm.AMP_NOCACHE)
-"""What ampmem can force on a script."""
+"""The arms that ampmem can force on a script."""
 
 AUTOCAST_ARMS = (Arm.AMP, Arm.AMP_NOCACHE)
 
 
 class AutocastDtype(StrEnum):
-    """What autocast is to cast to."""
+    """The dtype that autocast casts to."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -39,17 +39,17 @@ class AutocastDtype(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forced:
-    """Changes that save memory and that ampmem forces on a script; by default none.
+    """Changes that save memory and that ampmem can force on a script; by default none.
 
-    ``checkpoint`` has patterns of module names; ``offload`` moves what forward saves for backward to the CPU;
-    ``foreach`` is how optimizers are to update, ``None`` for what the script says; ``allocator`` are settings of CUDA's
-    caching allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch; ``loss_chunks`` is in
-    how many chunks the loss is computed, each again in backward, 0 for one. ``bfloat16`` is autocast to that type,
-    which is the precision ``amp``. ``bucket_view`` has DistributedDataParallel's gradients be views of its buckets;
-    ``reshard`` has FSDP give up whole parameters after forward, and gather them for backward anew; ``policy`` has it
-    gather them in bfloat16, and modules compute with those; ``no_prefetch`` has it gather nothing ahead in backward.
-    ``free_gradients`` sets gradients to ``None`` right after the update. ``no_cache`` is autocast without its weight
-    cache, which is the precision ``amp-nocache``; ``workspace`` is what cuBLAS's workspaces are to be.
+    ``checkpoint`` has patterns of module names; ``offload`` moves tensors saved for backward to the CPU; ``foreach`` is
+    the optimizers' implementation, ``None`` for the script's own; ``allocator`` are settings of CUDA's caching
+    allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch; ``loss_chunks`` is the number
+    of chunks in which the loss is computed, each again in backward, 0 for no chunks. ``bfloat16`` is autocast to that
+    type, which is the precision ``amp``. ``bucket_view`` makes DistributedDataParallel's gradients views of its
+    buckets; ``reshard`` makes FSDP free whole parameters after forward, and gather them again for backward; ``policy``
+    makes it gather them in bfloat16, and modules compute with those; ``no_prefetch`` makes it gather nothing ahead in
+    backward. ``free_gradients`` sets gradients to ``None`` right after the update. ``no_cache`` is autocast without its
+    weight cache, which is the precision ``amp-nocache``; ``workspace`` is the setting of cuBLAS's workspaces.
     """
 
     checkpoint: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ class Forced:
         return tuple(item.name for item in fields(self) if getattr(self, item.name) != item.default)
 
     def options(self) -> list[str]:
-        """The options of ``ampmem profile`` that say so."""
+        """The options of ``ampmem profile`` that force these changes."""
         options = ["--force-checkpoint", ",".join(self.checkpoint)] if self.checkpoint else []
         options += ["--force-offload"] if self.offload else []
         options += [] if self.foreach is None else ["--force-foreach", str(self.foreach).lower()]
@@ -83,7 +83,8 @@ class Forced:
         options += ["--force-allocator", self.allocator] if self.allocator else []
         options += ["--force-workspace", self.workspace] if self.workspace else []
         options += ["--precision", Arm.AMP_NOCACHE.value] if self.no_cache else []
-        options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []  # 0: there is none to force
+        # 0 means no batch size to force
+        options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []
         options += ["--force-bucket-view"] if self.bucket_view else []
         options += ["--force-reshard"] if self.reshard else []
         options += ["--force-policy"] if self.policy else []
@@ -94,25 +95,25 @@ class Forced:
 NOTHING_FORCED = Forced()
 
 WORKSPACE_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
-"""The variable that says how large cuBLAS's workspaces are."""
+"""The environment variable for the size of cuBLAS's workspaces."""
 
 
 class Device(StrEnum):
-    """Whose memory to record."""
+    """The device whose memory is recorded."""
 
     AUTO = "auto"
-    """The GPU where torch sees one, or else the CPU."""
+    """The GPU if torch sees one, else the CPU."""
     CPU = "cpu"
     CUDA = "cuda"
     SIMULATED = "sim"
-    """A GPU that is not there."""
+    """A GPU that does not exist."""
 
 
 class StepOn(StrEnum):
     """What ends a step."""
 
     FOUND = "found"
-    """What ampmem finds: updates of optimizers, or backward where there are none."""
+    """Found automatically: optimizer updates, or backward without them."""
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
     """Each single update."""
@@ -121,7 +122,7 @@ class StepOn(StrEnum):
 
 
 class SourceKind(StrEnum):
-    """Where the allocator events of a recording come from."""
+    """The source of a recording's allocator events."""
 
     CUDA = "cuda"
     CPU = "cpu"
@@ -130,30 +131,30 @@ class SourceKind(StrEnum):
 
 
 class Communication(StrEnum):
-    """What memory of distributed training is for."""
+    """The purpose of memory for distributed training."""
 
     REDUCE_BUCKETS = "reduce_buckets"
-    """Gradients of several parameters side by side, to be reduced over the ranks."""
+    """Gradients of several parameters in one buffer, to be reduced over the ranks."""
     ALL_GATHER = "all_gather"
-    """What an all-gather is given and what it fills, before that is put in place."""
+    """Inputs and outputs of an all-gather, before they are put in place."""
     REDUCE_SCATTER = "reduce_scatter"
-    """What a reduction is given and what it fills, where no gradient stays in that."""
+    """Inputs and outputs of a reduction, if no gradient stays in them."""
     UNSHARDED_PARAMETERS = "unsharded_parameters"
-    """Whole parameters, of which each rank keeps a part only."""
+    """Whole parameters, of which each rank keeps only a part."""
     UNSHARDED_GRADIENTS = "unsharded_gradients"
-    """Gradients of those, until they are reduced and thrown away."""
+    """Gradients of whole parameters, until they are reduced and freed."""
     RECEIVE_BUFFERS = "receive_buffers"
-    """What another rank sends to: activations and their gradients between the stages of a pipeline."""
+    """Buffers that another rank sends to: activations and their gradients between pipeline stages."""
     BROADCAST = "broadcast"
-    """What one rank sends to others, where they receive it."""
+    """Buffers that one rank sends and others receive."""
     ALL_REDUCE = "all_reduce"
-    """What the ranks add up, where that is neither of the above."""
+    """Buffers that the ranks sum up, if they are none of the above."""
     ALL_TO_ALL = "all_to_all"
-    """What every rank sends to every other."""
+    """Buffers that every rank sends to every other."""
 
 
 class Mark(StrEnum):
-    """An instant of a step at which memory is looked at."""
+    """An instant of a step at which its memory is looked at."""
 
     AFTER_FORWARD = "after_forward"
     """Just before the step's last backward starts."""
@@ -169,5 +170,5 @@ STEP_MARKS = (Mark.AFTER_FORWARD, Mark.AFTER_BACKWARD, Mark.AFTER_OPTIMIZER)
 """The marks that the script reaches; the peak is found afterwards."""
 
 ASSUMABLE = ("nonzero", "unique")
-"""Ops whose result depends on data, which a simulated device has not, and of which ``--assume`` can say how much it is;
+"""Ops whose result's size depends on data, which a simulated device does not have, and can be given by ``--assume``;
 masks are ``nonzero``."""

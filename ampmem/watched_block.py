@@ -40,12 +40,12 @@ def watch(
     assume: Sequence[str] = (),
     step_on: str | None = None,
 ) -> Watch:
-    """Keep all training steps inside a ``with`` block, a row for each, at a price that nobody notices.
+    """Record all training steps inside a ``with`` block, one row each.
 
     Args:
         output: the file to write; by default ``train-watch.ampmem`` for ``train.py``, in the current directory, with a
             number where that exists.
-        every: record three steps in full after so many steps, at least 10.
+        every: record three steps in full after every ``every`` steps; at least 10.
         keep: how many of these full recordings to keep, the last ones.
         stacks: record the Python stack of every op in the full recordings.
         force: replace ``output`` when it exists.
@@ -56,7 +56,7 @@ def watch(
         file, which can be read at any moment.
 
     Raises:
-        UsageError: at once, when an argument cannot be meant; on entering, when a recording is active, when ``output``
+        UsageError: at once, when an argument is invalid; on entering, when a recording is active, when ``output``
             exists or cannot be written, or when ``device`` cannot be watched.
     """
     return Watch(
@@ -73,7 +73,7 @@ def watch(
 
 
 def check_every(every: object, keep: object) -> None:
-    """Raise :class:`UsageError` for what cannot be meant by these arguments of :func:`watch`."""
+    """Raise :class:`UsageError` for invalid values of these arguments of :func:`watch`."""
     check_count("every", every, LEAST_EVERY, f"from {LEAST_EVERY} on")
     check_count("keep", keep, 1, "from 1 on")
 
@@ -96,7 +96,7 @@ class Watch:
         first_step: int = 0,
         on_step: Callable[[Row], None] | None = None,
     ) -> None:
-        """As :func:`watch` has it; ``first_step`` is the number of the first step, and ``on_step`` told of each."""
+        """Like :func:`watch`; ``first_step`` is the number of the first step, and ``on_step`` gets each row."""
         check_every(every, keep)
         check_words(device, gpu, assume, step_on)
         self._output = None if output is None else path_of(output, "output")
@@ -108,7 +108,7 @@ class Watch:
         self._paper: OnPaper | None = None
         self._undo = ExitStack()
         self.path = Path()
-        """The file; known once the block is entered."""
+        """The file, once the block is entered."""
 
     def __enter__(self) -> Self:
         if self._watcher is not None:
@@ -157,7 +157,7 @@ class Watch:
 
     @staticmethod
     def _name(script: str) -> Path:
-        """A file of this script's that is not there yet: it is from now on."""
+        """An unused file name for this script; the file is created now."""
         stem = f"{Path(script).stem or 'run'}-watch"
 
         def named(number: int) -> list[Path]:
@@ -182,7 +182,7 @@ class Watch:
         self._running().manual_step()
 
     def summary(self) -> WatchedSummary:
-        """What there is by now. Raises :class:`UsageError` before the block is entered."""
+        """The summary so far. Raises :class:`UsageError` before the block is entered."""
         self._running()
         return watched_run(read_watched(self.path))
 

@@ -1,4 +1,4 @@
-"""What other tools choose to recompute in the models of advice_train.py, measured as ampmem's own choice is."""
+"""What other tools choose to recompute in the models of advice_train.py, measured like ampmem's own choice."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from ampmem.workloads.gpt import GPT
 EVERY = "every set of blocks"
 BLOCKS = tuple(range(SIZES.layers))
 _TRIFLE = 1e-4
-"""GFLOPs: recomputing an op that counts none, such as a GELU, is not free. Without it the solver leaves ops out."""
+"""GFLOPs of an op that counts none, such as a GELU, as recomputing it is not free. Without it the solver leaves such
+ops out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What was recomputed, as ``setting`` says, the peak of a real run in bytes, and FLOPs that ran again in a step."""
+    """A choice of what to recompute, its peak in a real run in bytes, and the FLOPs recomputed per step."""
 
     tool: str
     setting: str
@@ -40,22 +41,22 @@ class Choice:
 
 
 def peak_of(make: Callable[[], nn.Module], forward: Callable[[Any], Any] | None = None) -> int:
-    """The peak of all tensors on the CPU while the model that ``make`` makes is trained, in bytes."""
-    gc.collect()  # a checkpointed model refers to itself, and the one before would count
+    """The peak of all CPU tensors in bytes while the model from ``make`` is trained."""
+    gc.collect()  # a checkpointed model refers to itself, so the one before would still count
     with ampmem.profile(device="cpu", stacks=False) as recorded:
         train(make(), forward)
     return recorded.summary().peak.said
 
 
 def flops_of(make: Callable[[], nn.Module]) -> int:
-    """The FLOPs of forward and backward of the model that ``make`` makes, with what runs again."""
+    """The FLOPs of forward and backward of the model from ``make``, including recomputation."""
     with FakeTensorMode(), FlopCounterMode(display=False) as counted:
         loss_of(make(), tokens()).backward()
     return int(counted.get_total_flops())
 
 
 def every_choice(name: str) -> Iterator[Choice]:
-    """Checkpointing of every set of blocks."""
+    """The choices that checkpoint each set of blocks."""
     plain = flops_of(partial(build, name))
     for count in range(len(BLOCKS) + 1):
         for blocks in combinations(BLOCKS, count):
@@ -68,9 +69,9 @@ def every_choice(name: str) -> Iterator[Choice]:
 
 
 def inductor(name: str, budgets: tuple[float, ...]) -> Iterator[Choice]:
-    """The partitioner of ``torch.compile`` with its ``activation_memory_budget``.
+    """The choices of ``torch.compile``'s partitioner for each ``activation_memory_budget``.
 
-    The compiled graphs run op by op, as ``aot_eager_decomp_partition`` runs them, so nothing but its choice counts.
+    The compiled graphs run op by op (``aot_eager_decomp_partition``), so only the partitioner's choice matters.
     """
     plain = flops_of(partial(build, name))
     for budget in budgets:
@@ -79,7 +80,7 @@ def inductor(name: str, budgets: tuple[float, ...]) -> Iterator[Choice]:
 
 
 def partitioned(name: str, budget: float) -> tuple[int, int]:
-    """The peak of training a compiled model with that budget, in bytes, and the FLOPs of its graphs."""
+    """The peak in bytes of training a model compiled with ``budget``, and the FLOPs of its graphs."""
     counted: list[int] = []
 
     def kept(graph: fx.GraphModule, _: object) -> Any:
@@ -91,7 +92,7 @@ def partitioned(name: str, budget: float) -> tuple[int, int]:
     with config.patch(activation_memory_budget=budget):
         model = build(name)
         forward = torch.compile(model, backend=backend)
-        loss_of(forward, tokens()).backward()  # what compiling takes is not in the peak
+        loss_of(forward, tokens()).backward()  # the peak must not contain the memory of compiling
         model.zero_grad()
         return peak_of(lambda: model, forward), sum(counted)
 
@@ -108,9 +109,9 @@ def flops_of_graph(graph: fx.GraphModule) -> int:
 
 
 def sac_milp(name: str, shares: tuple[float, ...]) -> Iterator[Choice]:
-    """The choice of ``torch.distributed._tools.sac_ilp``, for each of these shares of the peak that it estimates.
+    """The choices of ``torch.distributed._tools.sac_ilp`` for ``shares`` of its own estimate of the peak.
 
-    Its cost model asks for a GPU. It is given FLOPs in place of that, which are what is compared here.
+    Its cost model needs a GPU, so it gets FLOPs instead, which are compared here anyway.
     """
     from torch.distributed._tools import sac_ilp
 
@@ -133,7 +134,7 @@ def sac_milp(name: str, shares: tuple[float, ...]) -> Iterator[Choice]:
 
 
 def selectively(name: str, policies: Mapping[str, list[int]]) -> GPT:
-    """One of the models, with the modules of ``policies`` checkpointed as these say."""
+    """One of the models, with the modules in ``policies`` checkpointed by their decisions."""
     model = build(name)
     for fqn, decisions in policies.items():
         checkpoint_module(model.get_submodule(fqn.removeprefix("GPT.")), context_fn=selective(decisions))
@@ -141,7 +142,7 @@ def selectively(name: str, policies: Mapping[str, list[int]]) -> GPT:
 
 
 def estimated(name: str) -> tuple[Callable[[], Any], Any, int]:
-    """What makes the graph that ``sac_milp`` solves, the estimator with each module's ops, and the peak in bytes."""
+    """A function that makes the graph for ``sac_milp``, the estimator with each module's ops, and the peak in bytes."""
     from torch.distributed._tools import ilp_utils
     from torch.distributed._tools.mem_tracker import MemTracker
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
@@ -171,14 +172,14 @@ def estimated(name: str) -> tuple[Callable[[], Any], Any, int]:
 
 
 def by_flops(op: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
-    """The result of ``op``, and in place of milliseconds its GFLOPs, with a trifle for ops that count none."""
+    """The result of ``op``, and its GFLOPs in place of milliseconds, with a trifle for ops that count none."""
     result = op(*args, **(kwargs or {}))
     formula = flop_registry.get(op._overloadpacket)
     return result, _TRIFLE + (formula(*args, **(kwargs or {}), out_val=result) / 1e9 if formula else 0.0)
 
 
 def selective(decisions: list[int]) -> Callable[[], Any]:
-    """The contexts of a checkpointed block that saves the results of those of its ops whose decision is 1."""
+    """The checkpoint contexts of a block, which save the results of the ops whose decision is 1."""
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
     def contexts() -> Any:

@@ -21,13 +21,13 @@ from ampmem.workloads.gpt import GPT, MLP, Config
 
 SIZES = Config(vocabulary=2048, context=256, layers=6, heads=4, width=256, batch_size=4)
 WIDTHS = (1, 8, 2, 6, 3, 4)
-"""How many times wider than the model the hidden layer of each block is, where blocks are uneven."""
+"""The width of each block's hidden layer over the model's width, if the blocks are uneven."""
 STEPS = 2
 NAMES = ("even", "uneven")
 
 
 def build(name: str) -> GPT:
-    """A GPT of six blocks; those of ``uneven`` have hidden layers of different widths."""
+    """A GPT with six blocks; the blocks of ``uneven`` have hidden layers of different widths."""
     torch.manual_seed(0)
     model = GPT(SIZES)
     if name == "uneven":
@@ -45,7 +45,7 @@ class Hidden(MLP):
 
 
 def checkpointed(name: str, blocks: Iterable[int]) -> GPT:
-    """As :func:`build`, with activation checkpointing of ``blocks``."""
+    """The model of :func:`build`, with activation checkpointing of ``blocks``."""
     model = build(name)
     for number in blocks:
         checkpoint_module(model.blocks[number])
@@ -58,17 +58,17 @@ def checkpoint_module(module: nn.Module, **how: Any) -> None:
 
 
 def tokens() -> Tensor:
-    """A batch."""
+    """A batch of token ids."""
     return torch.randint(SIZES.vocabulary, (SIZES.batch_size, SIZES.context))
 
 
 def loss_of(model: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
-    """The loss of predicting the batch itself."""
+    """The loss of predicting the batch from itself."""
     return F.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
 
 
 def train(model: nn.Module, forward: Callable[[Tensor], Tensor] | None = None) -> None:
-    """Train ``model`` for a few steps; ``forward`` is called in its place, such as what compiles it."""
+    """Train ``model`` for a few steps; ``forward`` is called in its place, such as its compiled form."""
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(STEPS):
         loss_of(model if forward is None else forward, tokens()).backward()

@@ -1,4 +1,4 @@
-"""The file of the atlas: one line for each point, sorted, so that it is the same in whatever order it was made."""
+"""The file of the atlas: one line per point, sorted, so that the order in which points are made does not matter."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Document: TypeAlias = dict[str, Any]
 
 SCHEMA = "ampmem.atlas/1"
 SETTING = ("model", "optimizer", "checkpointing", "precision", "batch")
-"""The fields of a point that say which run it is; the others are what came of it."""
+"""The fields of a point that identify its run; the others are its results."""
 _PLACES = {model.name: place for place, model in enumerate(MODELS)}
 
 
 def new_document(about: Mapping[str, str | int]) -> Document:
-    """A document without points; ``about`` says what they are made with."""
+    """A document without points; ``about`` says how the points are made."""
     return {"schema": SCHEMA, "about": dict(about), "points": []}
 
 
 def read_document(path: Path, about: Mapping[str, str | int]) -> Document:
-    """What ``path`` has, with ``about`` as it is now; a document without points where there is no such file."""
+    """The document at ``path`` with ``about`` replaced; without such a file a document without points."""
     if not path.exists():
         return new_document(about)
     found: Document = json.loads(path.read_text(encoding="utf-8"))
@@ -34,21 +34,21 @@ def read_document(path: Path, about: Mapping[str, str | int]) -> Document:
 
 
 def write_document(document: Document, path: Path) -> None:
-    """Write ``document``; whoever reads ``path`` meanwhile finds the old one or the new one."""
+    """Write ``document``; readers of ``path`` see the old or the new file, never a part."""
     beside = path.with_suffix(".new")
     beside.write_text(text_of(document), encoding="utf-8")
     beside.replace(path)
 
 
 def text_of(document: Document) -> str:
-    """The document as it is in the file."""
+    """The text of the document's file."""
     points = ",\n".join(line_of(point) for point in sorted(document["points"], key=_order))
     head = {name: value for name, value in document.items() if name != "points"}
     return f'{json.dumps(head)[:-1]}, "points": [\n{points}\n]}}\n'
 
 
 def line_of(point: Point) -> str:
-    """One point as it is in the file, without the comma."""
+    """The line of a point in the file, without the comma."""
     return json.dumps(point, separators=(",", ":"))
 
 
@@ -59,18 +59,18 @@ def _order(point: Point) -> tuple[Any, ...]:
 
 
 def setting_of(point: Point) -> Setting:
-    """Which run ``point`` is."""
+    """The run of ``point``."""
     return Setting(**{name: point[name] for name in SETTING})
 
 
 Group: TypeAlias = tuple[str, str, bool]
-"""A model, an optimizer, and whether there is checkpointing: what the precisions are compared in."""
+"""A model, an optimizer, and whether it is checkpointed: the precisions are compared within a group."""
 
 
 def groups_of(models: Iterable[AtlasModel]) -> list[Group]:
-    """All groups of ``models``: each with AdamW, then with SGD, then with checkpointing.
+    """All groups of ``models``: each model with AdamW, then with SGD, then with checkpointing.
 
-    Checkpointing is only run with AdamW: it changes activations, and SGD the optimizer's states.
+    Checkpointing is run with AdamW only: it changes the activations, and SGD only the optimizer state.
     """
     chosen = tuple(models)
     plain = [(model.name, optimizer, False) for optimizer in OPTIMIZERS for model in chosen]
@@ -78,7 +78,7 @@ def groups_of(models: Iterable[AtlasModel]) -> list[Group]:
 
 
 def wanted_of(points: Iterable[Point], group: Group, room: int, *, fine: bool) -> list[Setting]:
-    """The runs that the curves of ``group`` still need; every precision is compared only with AdamW."""
+    """The runs that the curves of ``group`` still lack; all precisions are compared with AdamW only."""
     name, optimizer, checkpointing = group
     plain, compared, second = (name, ADAMW, False), PRECISIONS, SECOND
     points = [point for point in points if point["model"] == name]
@@ -92,7 +92,7 @@ def wanted_of(points: Iterable[Point], group: Group, room: int, *, fine: bool) -
 
 
 def curves_of(points: Iterable[Point], group: Group) -> dict[str, Curve]:
-    """The sizes of a group's points, by precision and batch; every precision is there."""
+    """The sizes of a group's points, by precision and batch; every precision has an entry."""
     found: dict[str, dict[int, Size]] = {precision: {} for precision in PRECISIONS}
     for point in points:
         if group_of(point) == group:
@@ -102,12 +102,12 @@ def curves_of(points: Iterable[Point], group: Group) -> dict[str, Curve]:
 
 
 def group_of(point: Point) -> Group:
-    """The group that ``point`` is in."""
+    """The group of ``point``."""
     return point["model"], point["optimizer"], point["checkpointing"]
 
 
 def whole_groups(document: Document) -> list[Point]:
-    """The points of the groups whose curves have their ends and break-even; the others say too little yet."""
+    """The points of groups whose curves have their ends and break-even; other groups say too little yet."""
     points, room = document["points"], document["about"]["memory"]
     groups = dict.fromkeys(map(group_of, points))
     whole = {group for group in groups if not wanted_of(points, group, room, fine=False)}

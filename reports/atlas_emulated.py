@@ -36,7 +36,7 @@ MODELS = (
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line and run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", metavar="NAME,...", default=",".join(MODELS))
     parser.add_argument("--batch", type=int, default=16, metavar="N")
@@ -54,13 +54,13 @@ def main() -> None:
 
 
 def in_own_process(setting: Setting) -> dict[str, Any]:
-    """The point of ``setting``; a process that has run another model keeps some memory of its libraries."""
+    """The point of ``setting``, made in a process of its own, as libraries keep memory of models run before."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(made, setting).result()
 
 
 def made(setting: Setting) -> dict[str, Any]:
-    """The setting, and the peak of two steps in bytes."""
+    """The setting with the peak of two steps in bytes."""
     train(setting)
     return asdict(setting) | {"peak": torch.cuda.max_memory_allocated(), "torch": torch.__version__}
 

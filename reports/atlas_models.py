@@ -48,20 +48,20 @@ from torch import Tensor, nn
 
 
 def checkpointing_of_transformers(model: Any) -> None:
-    """Activation checkpointing as transformers offers it."""
+    """Turn on activation checkpointing in a model of transformers."""
     model.gradient_checkpointing_enable()
 
 
 def checkpointing_of_diffusers(model: Any) -> None:
-    """Activation checkpointing as diffusers offers it."""
+    """Turn on activation checkpointing in a model of diffusers."""
     model.enable_gradient_checkpointing()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtlasModel:
-    """One model. ``sample`` says what one element of a batch is; ``library`` is the package that has the model.
+    """A model of the atlas. ``sample`` is the name of one element of a batch; ``library`` is the model's package.
 
-    ``checkpointing`` turns activation checkpointing on; ``None`` where the library does not offer it.
+    ``checkpointing`` turns activation checkpointing on; ``None`` if the library does not offer it.
     """
 
     name: str
@@ -85,7 +85,7 @@ VIDEO = "video"
 
 
 def _of_transformers(kind: str, config: str, **settings: Any) -> nn.Module:
-    """A model class of transformers with a configuration class of it; imported when it is built."""
+    """A model class of transformers with its configuration class; imported when the model is built."""
     library = import_module("transformers")
     model: nn.Module = getattr(library, kind)(getattr(library, config)(**settings))
     return model
@@ -102,7 +102,7 @@ def _transformers(
     checkpointing: bool = True,
     **settings: Any,
 ) -> AtlasModel:
-    """An entry whose ``classes`` are ``"MODEL CONFIG"`` of transformers, with what differs from its defaults."""
+    """A model of transformers: ``classes`` are ``"MODEL CONFIG"``, and ``settings`` differ from its defaults."""
     kind, config = classes.split()
     return AtlasModel(
         name=name,
@@ -117,7 +117,7 @@ def _transformers(
 
 
 def _convolutional(name: str, classes: str, **settings: Any) -> AtlasModel:
-    """A network of transformers for pictures, of a kind that it offers no checkpointing for."""
+    """A convolutional network of transformers for pictures, without checkpointing."""
     return _transformers(
         name, CONVOLUTION, classes, partial(pictures, 224), PIXELS, checkpointing=False, num_labels=1000, **settings
     )
@@ -126,7 +126,7 @@ def _convolutional(name: str, classes: str, **settings: Any) -> AtlasModel:
 def _diffusers(
     name: str, kind: str, batch: Callable[[int], Batch], sample: str, loss: Any, **settings: Any
 ) -> AtlasModel:
-    """An entry of diffusers, with what differs from the defaults of ``kind``."""
+    """A model of diffusers, with its changes from the defaults of ``kind``."""
     return AtlasModel(
         name=name,
         family=DIFFUSION,
@@ -140,7 +140,7 @@ def _diffusers(
 
 
 def _of_diffusers(kind: str, **settings: Any) -> nn.Module:
-    """A model class of diffusers; imported when it is built."""
+    """A model class of diffusers, imported when the model is built."""
     model: nn.Module = getattr(import_module("diffusers"), kind)(**settings)
     return model
 
@@ -317,7 +317,7 @@ PUBLISHED = {
     "DenseNet-121": ("timm/densenet121-",),
     "MLP-Mixer B/16": ("timm/mixer_b16_",),
 }
-"""The beginnings of the keys of published.json whose runs are of a model."""
+"""By model, the beginnings of the keys of its runs in published.json."""
 MODELS: tuple[AtlasModel, ...] = (
     _transformers(
         "BERT base", ENCODER, "BertForMaskedLM BertConfig", partial(masked_tokens, 30_522, 512), "512 tokens"
@@ -629,6 +629,6 @@ MODELS: tuple[AtlasModel, ...] = (
         cross_attention_dim=768,
     ),
 )
-"""In the order in which they are made and shown."""
+"""The models in the order in which they are run and shown."""
 
 BY_NAME = {model.name: model for model in MODELS}

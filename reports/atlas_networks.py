@@ -1,6 +1,6 @@
-"""The networks of the atlas that no library has, or only with a package that does not load beside this torch.
+"""The networks of the atlas that no library has, or only a package that does not load with this torch.
 
-Each is written after its publication.
+Each is written from its publication.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 class TransformerOfTorch(nn.Module):
-    """``nn.Transformer`` in its base size, with embeddings of tokens and places, and a head."""
+    """``nn.Transformer`` in its base size, with token and position embeddings and a head."""
 
     def __init__(self, vocabulary: int = 37_000, width: int = 512, length: int = 256) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class TransformerOfTorch(nn.Module):
 
 
 class LstmLanguageModel(nn.Module):
-    """Embeddings, two layers of LSTM, dropout and a head: Zaremba's large one."""
+    """Embeddings, two layers of LSTM, dropout and a head: Zaremba's large model."""
 
     def __init__(self, vocabulary: int = 10_000, width: int = 1500) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Dlrm(nn.Module):
 
 
 class UnetBlock(nn.Module):
-    """Two convolutions with group norms, and a way around them."""
+    """Two convolutions with group norms, and a residual connection."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class UnetBlock(nn.Module):
 
 
 class Unet(nn.Module):
-    """A U-Net of a diffusion model's usual shape, without attention."""
+    """A U-Net in a diffusion model's usual shape, without attention."""
 
     def __init__(self, widths: tuple[int, ...] = (128, 256, 256, 512)) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Unet(nn.Module):
 
 
 def vgg16() -> nn.Module:
-    """VGG-16 as it was published, with ReLUs in place."""
+    """VGG-16 as published, with ReLUs in place."""
     widths: tuple[int, ...] = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
     layers: list[nn.Module] = []
     before = 3
@@ -166,13 +166,13 @@ def vgg16() -> nn.Module:
 
 
 def normed(before: int, after: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution as Darknet has it: with a batch norm and a leaky ReLU in place."""
+    """A convolution of Darknet: with a batch norm and a leaky ReLU in place."""
     convolution = nn.Conv2d(before, after, size, stride, padding=size // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(after), nn.LeakyReLU(0.1, inplace=True))
 
 
 class DarknetBlock(nn.Module):
-    """Two convolutions, and a way around them."""
+    """Two convolutions and a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class DarknetBlock(nn.Module):
 
 
 class Yolo(nn.Module):
-    """YOLOv3: Darknet-53, and three heads of which each but the first sees the one before; 80 classes."""
+    """YOLOv3: Darknet-53 and three heads, the second and third of which also use the head before; 80 classes."""
 
     def __init__(self, values: int = 85) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class Yolo(nn.Module):
 
 
 class DenseLayer(nn.Module):
-    """One layer of a dense block: what it is given, and 32 channels more."""
+    """One layer of a dense block: its input, and 32 more channels."""
 
     def __init__(self, before: int, growth: int = 32) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class DenseNet(nn.Module):
 
 
 class SageLayer(nn.Module):
-    """A GraphSAGE layer with the mean of the neighbours."""
+    """A GraphSAGE layer with the mean over neighbours."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()

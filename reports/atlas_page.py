@@ -1,4 +1,4 @@
-"""The page of the atlas: one file with its data, its script and plotly.js in it, which loads nothing."""
+"""The page of the atlas: one file with data, script and plotly.js, which loads nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from atlas_document import Document, Point, group_of, setting_of, whole_groups
 from atlas_models import BY_NAME, PUBLISHED
-from atlas_search import BASE
+from atlas_search import BASE, LARGEST
 from atlas_summary import Saving, break_even_of, paragraph, savings_of
 from atlas_tables import emulated_of, findings_of, published_of, rules_of
 from atlas_train import PRECISIONS
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 
 
 def page_of(document: Document) -> str:
-    """The whole page."""
+    """The HTML of the page."""
     points = whole_groups(document)
     script = (HERE / "atlas_page.js").read_text(encoding="utf-8")
     parts = {
@@ -44,19 +44,19 @@ def page_of(document: Document) -> str:
 
 
 def policy(*scripts: str) -> str:
-    """What the page may do: run these scripts, and load nothing."""
+    """The page's content security policy: run these scripts, and load nothing."""
     allowed = " ".join(script_source_hash(script) for script in scripts)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
 
 
 def made_with(points: Sequence[Point], about: Mapping[str, Any]) -> str:
-    """The versions, and how many runs there are."""
+    """The versions and the number of runs, in words."""
     versions = ", ".join(f"{name} {value}" for name, value in about.items() if name != "memory")
     return f"{len(points)} runs, each on a simulated GPU. Made with {versions}."
 
 
 def assumed(points: Sequence[Point]) -> list[str]:
-    """What the figures take for granted."""
+    """The assumptions behind the figures."""
     lines = [
         "Every run is a simulation: no GPU was used. The peak is the most that PyTorch's allocator had handed out "
         "during two steps of training, without what cuDNN may need for convolutions, which is not known.",
@@ -64,7 +64,8 @@ def assumed(points: Sequence[Point]) -> list[str]:
         "precision and none for FP32, to the saving with none for this precision and the largest for FP32. A mark "
         "without a line has no convolutions, or none whose workspaces reach the peak.",
         "A run fits if it fits even with the most that is assumed for cuDNN and for the CUDA context. Batch sizes are "
-        "powers of two. A batch is not run if the peak, growing on as it did, would be beyond the GPU's memory.",
+        f"powers of two up to {LARGEST:,}. A batch is not run if the peak, growing on as it did, would be beyond the "
+        "GPU's memory.",
         "AMP without the weight cache and bf16 are run with AdamW only, at batch 1 and at the largest that fits in "
         "FP32, or at the latter alone; how large a batch they fit was not searched. With SGD, and with checkpointing "
         "(AdamW, for the models whose library offers it), FP32 and AMP are run.",
@@ -86,7 +87,7 @@ def assumed(points: Sequence[Point]) -> list[str]:
 
 
 def data_of(points: Sequence[Point]) -> dict[str, Any]:
-    """What the script draws."""
+    """The data that the script draws."""
     places = {(group_of(point), point["precision"], point["batch"]): point for point in points if "peak" in point}
     savings = [saving for precision in PRECISIONS if precision != BASE for saving in savings_of(points, precision)]
     return {
@@ -96,7 +97,7 @@ def data_of(points: Sequence[Point]) -> dict[str, Any]:
 
 
 def tables_of(points: Sequence[Point], document: Document) -> dict[str, Any]:
-    """The tables that are not about one model."""
+    """The tables about several models."""
     return {
         "rules": rules_of(points),
         "published": published_of(HERE / "published.json"),
@@ -106,11 +107,11 @@ def tables_of(points: Sequence[Point], document: Document) -> dict[str, Any]:
 
 
 SIZES = ((50e6, "under 50 M"), (200e6, "50 to 200 M"), (1e9, "200 M to 1 B"))
-"""Classes of models: the number of parameters that a class is below, and its name."""
+"""The classes of models by size: the upper bound of their parameters, and their name."""
 
 
 def size_of(parameters: int) -> str:
-    """The class of a model with so many parameters."""
+    """The class of a model with ``parameters`` parameters."""
     return next((name for below, name in SIZES if parameters < below), "over 1 B")
 
 
@@ -144,7 +145,7 @@ def _line(saving: Saving, places: dict[Any, Point]) -> dict[str, Any]:
 
 
 def _share(peak: int, before: int) -> float:
-    """The saved share where a peak of ``before`` bytes becomes one of ``peak`` bytes."""
+    """The saved share if a peak of ``before`` bytes becomes ``peak`` bytes."""
     return round(1 - peak / before, 5)
 
 
@@ -153,11 +154,11 @@ def _ratio(part: int, whole: int) -> float | None:
 
 
 NAMED, NOTABLE = 3, 0.01
-"""How many kinds of activations are named, and the share of the activations that one has at least."""
+"""The number of activation kinds that are named, and the least share of the activations of each."""
 
 
 def in_fp32_of(point: Point) -> str | None:
-    """What of the activations is in FP32, in shares of all activations; ``None`` where that was not recorded."""
+    """The FP32 part of the activations, in shares of all activations; ``None`` if not recorded."""
     if "in_fp32" not in point or not point["activations"]:
         return None
     shares = {kind: size / point["activations"] for kind, size in point["in_fp32"].items()}
@@ -166,7 +167,7 @@ def in_fp32_of(point: Point) -> str | None:
 
 
 def _pair(base: Point, point: Point) -> dict[str, Any]:
-    """The breakdown of a point beside FP32's at the same batch."""
+    """The breakdown of a point, beside that of FP32 at the same batch."""
     names = dict.fromkeys((*base["at_peak"], *point["at_peak"]))
     rows = [[name, base["at_peak"].get(name, 0), point["at_peak"].get(name, 0)] for name in names]
     rows.sort(key=lambda row: -max(row[1], row[2]))

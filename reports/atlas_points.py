@@ -1,4 +1,4 @@
-"""Makes one point of the atlas: a run on a simulated GPU, and what its summary says."""
+"""Makes one point of the atlas: a run on a simulated GPU, and the results from its summary."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def make_point(setting: Setting) -> Point:
 
 
 def results_of(summary: Summary, precision: str) -> dict[str, Any]:
-    """What is kept of a run's summary: sizes in bytes. In FP32 all activations are FP32, so they are not listed."""
+    """The results of a run's summary that are kept: sizes in bytes.
+
+    In FP32 all activations are FP32, so they are not listed.
+    """
     prediction, peak = summary.prediction, summary.peak
     if prediction is None or prediction.fit is Fit.DOES_NOT_FIT:
         return {"fit": Fit.DOES_NOT_FIT.value}
@@ -61,7 +64,7 @@ def results_of(summary: Summary, precision: str) -> dict[str, Any]:
 
 
 def kept_in_fp32(activations: Iterable[ActivationGroup]) -> dict[str, int]:
-    """The bytes of the float32 ones among ``activations``, by what they are for, largest first."""
+    """The bytes of the float32 activations by purpose, largest first."""
     return {group.kind: group.bytes for group in plain_groups(activations) if group.dtype == "float32"}
 
 
@@ -69,19 +72,19 @@ WARMING_UP = Setting(model="DLRM", optimizer="adamw", checkpointing=False, preci
 
 
 def warm_up() -> None:
-    """Let this process do what every run does first; a child that is forked from it then takes seconds less."""
+    """Do in this process what every run does first, so that a child forked from it starts seconds sooner."""
     make_point(WARMING_UP)
 
 
 Task: TypeAlias = Callable[[], Iterator[Point]]
-"""Makes some points, one after the other."""
+"""A function that makes some points, one after the other."""
 
 
 def in_children(tasks: Iterator[Task], jobs: int) -> Iterator[Point | str]:
-    """The points of all ``tasks`` as they are made; each task in a process forked from this one, ``jobs`` at once.
+    """The points of all ``tasks`` as they are made, each task in a forked process, ``jobs`` at once.
 
-    ``tasks`` is asked for the next one only when there is room for it. A task that fails gives its traceback as its
-    last. Runs of one model share a process, so that what only the first run does is done once.
+    The next task is taken from ``tasks`` only when a process is free. A task that fails gives its traceback last. Runs
+    of one model share a process, so that the work of its first run is done once.
     """
     running: dict[Any, BaseProcess] = {}
     try:
@@ -105,7 +108,7 @@ def in_children(tasks: Iterator[Task], jobs: int) -> Iterator[Point | str]:
 
 
 def start(task: Task) -> tuple[Connection, BaseProcess]:
-    """A child that carries out ``task``, and what it sends its points through."""
+    """A child process that runs ``task``, and the connection through which it sends its points."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe(duplex=False)
     process = fork.Process(target=_child, args=(task, there))

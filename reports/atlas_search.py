@@ -1,4 +1,4 @@
-"""Which points the curves of the atlas need: the ends, a bisection, and what lies around each break-even."""
+"""Which points the curves of the atlas need: the ends, a bisection, and those around each break-even."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 FIRST, SECOND = 1, 16
 LARGEST = 1 << 17
-"""No batch is larger than this, whatever fits."""
+"""The largest batch that is run, even if larger ones would fit."""
 BASE, AMP = "fp32", "amp"
 """The precision that the others are compared with, and the one whose break-even is searched."""
 PAIR = (BASE, AMP)
@@ -17,7 +17,7 @@ PAIR = (BASE, AMP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The peak of a run, in bytes, and whether the run surely fits."""
+    """The peak of a run in bytes, and whether the run surely fits."""
 
     peak: int
     fits: bool
@@ -30,12 +30,12 @@ Curve: TypeAlias = Mapping[int, Size]
 def wanted(
     curves: Mapping[str, Curve], room: int, compared: Sequence[str], second: int, *, fine: bool
 ) -> list[tuple[str, int]]:
-    """The runs that are still to be made, as precision and batch; none where the curves are whole.
+    """The runs that are still needed, as precision and batch; empty if the curves are complete.
 
-    ``curves`` has the runs that were made of each precision; ``room`` is the memory of the GPU. The precisions in
-    ``compared`` are run where FP32's curve ends, AMP also where the curve begins, and around its break-even. With
-    ``fine`` AMP is run at every batch of FP32, the others at both ends, and AMP's own largest batch is searched.
-    ``second`` is a batch that the search tries after the first, if it may fit.
+    ``curves`` has the runs of each precision so far; ``room`` is the GPU's memory in bytes. The precisions in
+    ``compared`` are run at the end of FP32's curve, AMP also at its beginning and around the break-even. With ``fine``
+    AMP is run at every batch of FP32, the others at both ends, and AMP's own largest batch is searched. ``second`` is
+    the batch that the search tries after the first, if it may fit.
     """
     base = curves[BASE]
     if (batch := next_end(base, room, second)) is not None:
@@ -45,9 +45,9 @@ def wanted(
 
 
 def next_end(curve: Curve, room: int, second: int) -> int | None:
-    """The next batch on the way to the largest that fits; ``None`` where that is found.
+    """The next batch to run to find the largest that fits; ``None`` if it is found.
 
-    A batch is not run if its peak would be above ``room`` when it goes on growing as it did.
+    A batch is not run if its extrapolated peak is above ``room``.
     """
     if FIRST not in curve:
         return FIRST
@@ -69,7 +69,7 @@ def next_end(curve: Curve, room: int, second: int) -> int | None:
 
 
 def guess(curve: Curve, low: int, high: int, room: int) -> int:
-    """The largest power of two that would fit, if the peak went on as it does from ``low`` to ``high``."""
+    """The largest power of two that would fit if the peak grew on as from ``low`` to ``high``."""
     each = (curve[high].peak - curve[low].peak) / (high - low)
     if each <= 0:
         return LARGEST
@@ -77,17 +77,17 @@ def guess(curve: Curve, low: int, high: int, room: int) -> int:
 
 
 def power_below(number: float) -> int:
-    """The largest power of two that is not above ``number``."""
+    """The largest power of two up to ``number``."""
     return 1 << max(int(number).bit_length() - 1, 0)
 
 
 def middle(low: int, high: int) -> int:
-    """The power of two in the middle between two powers of two."""
+    """The power of two in the middle between two others."""
     return 1 << (low.bit_length() + high.bit_length() - 2) // 2
 
 
 def common(curves: Mapping[str, Curve], compared: Sequence[str], *, fine: bool) -> list[tuple[str, int]]:
-    """Runs at the batches that fit in FP32, which the other precisions are compared at."""
+    """The runs at batches that fit in FP32, where the other precisions are compared."""
     base = sorted(fitting(curves[BASE])) or [FIRST]
     ends = list(dict.fromkeys((base[0], base[-1])))
     of_amp, of_others = (base, ends) if fine else (ends, base[-1:])
@@ -98,7 +98,7 @@ def common(curves: Mapping[str, Curve], compared: Sequence[str], *, fine: bool) 
 
 
 def own_end(curves: Mapping[str, Curve], room: int, compared: Sequence[str]) -> list[tuple[str, int]]:
-    """The run on the way to the largest batch that fits under AMP, where every precision is compared."""
+    """The run on the way to AMP's largest batch, in groups where all precisions are compared."""
     if set(compared) == set(PAIR) or not fitting(curves[AMP]):
         return []
     batch = next_end(curves[AMP], room, SECOND)
@@ -106,7 +106,7 @@ def own_end(curves: Mapping[str, Curve], room: int, compared: Sequence[str]) -> 
 
 
 def around_break_even(curves: Mapping[str, Curve]) -> list[tuple[str, int]]:
-    """Runs between two batches at one of which AMP costs, while it saves at the other."""
+    """The runs between two batches where AMP costs at one and saves at the other."""
     found: dict[tuple[str, int], None] = {}
     for (low, before), (high, after) in pairwise(differences_of(curves[BASE], curves[AMP]).items()):
         if high > 2 * low and (before < 0) != (after < 0):
@@ -116,7 +116,7 @@ def around_break_even(curves: Mapping[str, Curve]) -> list[tuple[str, int]]:
 
 
 def differences_of(base: Curve, curve: Curve) -> dict[int, int]:
-    """By how many bytes the peak of ``curve`` is above that of ``base``, for each batch that fits in both."""
+    """The peak of ``curve`` less that of ``base`` in bytes, for each batch that fits in both."""
     both = sorted(fitting(base) & fitting(curve))
     return {batch: curve[batch].peak - base[batch].peak for batch in both}
 
@@ -127,9 +127,9 @@ def fitting(curve: Curve) -> set[int]:
 
 
 def break_even(base: Curve, curve: Curve) -> tuple[int | None, int | None]:
-    """The largest batch at which ``curve`` saves nothing, and the smallest above it at which it saves.
+    """The largest batch at which ``curve`` saves nothing, and the smallest larger batch at which it saves.
 
-    The first is ``None`` where it saves at every batch, the second where it saves at none.
+    The first is ``None`` if it saves at every batch, the second if it saves at none.
     """
     differences = differences_of(base, curve)
     costs = max((batch for batch, difference in differences.items() if difference >= 0), default=None)

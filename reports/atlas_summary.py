@@ -1,4 +1,4 @@
-"""What the atlas says as a whole: of each curve its savings and its break-even, and of all curves one paragraph."""
+"""The summary of the atlas: each curve's savings and break-even, and one paragraph about all curves."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from atlas_search import BASE, break_even, differences_of, fitting
 from atlas_train import ADAMW, AMP
 
 NOTHING, LITTLE, HALF = 0.001, 0.1, 0.5
-"""Shares of the peak; what is below the first, either way, is said to change nothing."""
+"""Shares of the peak; a change below the first counts as no change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saving:
-    """What one precision saves against FP32 in one group.
+    """The saving of one precision against FP32 in one group.
 
-    ``shares`` has the saved share of the peak for each batch that fits in both, negative where it costs. ``costs_at``
-    and ``saves_at`` are the batches around the break-even.
+    ``shares`` has the saved share of the peak for each batch that fits in both, negative if it costs. ``costs_at`` and
+    ``saves_at`` are the batches around the break-even.
     """
 
     group: Group
@@ -32,7 +32,7 @@ class Saving:
 
     @property
     def searched(self) -> bool:
-        """Whether ``largest`` is the largest that fits: only AMP with AdamW is run beyond what fits in FP32."""
+        """Whether ``largest`` is the largest that fits: only AMP with AdamW is run beyond FP32's largest batch."""
         return self.precision == AMP and self.group[1:] == (ADAMW, False)
 
     @property
@@ -47,7 +47,7 @@ class Saving:
 
 
 def savings_of(points: Sequence[Point], precision: str) -> list[Saving]:
-    """The savings of ``precision`` in every group where something fits in both, in the order of ``points``."""
+    """The savings of ``precision`` in every group in which something fits in both, in the order of ``points``."""
     groups = dict.fromkeys(group_of(point) for point in points)
     found = (_saving(points, group, precision) for group in groups)
     return [saving for saving in found if saving.shares]
@@ -77,7 +77,7 @@ def break_even_of(saving: Saving) -> str:
 
 
 def paragraph(points: Sequence[Point], about: Mapping[str, Any]) -> str:
-    """The short answer, in words: how often AMP halves the peak, how often it saves little, how often it costs."""
+    """The answer in one paragraph: how often AMP halves the peak, saves little, or costs."""
     savings = savings_of(points, AMP)
     if not savings:
         return "There is no point yet that AMP can be compared with FP32 at."
@@ -92,7 +92,7 @@ def paragraph(points: Sequence[Point], about: Mapping[str, Any]) -> str:
 
 
 def _with_checkpointing(savings: Sequence[Saving]) -> str:
-    """What checkpointing changes at the largest batch, where both were run."""
+    """The effect of checkpointing at the largest batch, for models that were run with and without."""
     shares: dict[bool, list[float]] = {True: [], False: []}
     for saving in savings:
         shares[saving.group[2]].append(saving.at_last)
@@ -106,7 +106,7 @@ def _with_checkpointing(savings: Sequence[Saving]) -> str:
 
 
 def _counted(shares: Sequence[float]) -> str:
-    """Of how many settings the share is how large."""
+    """The number of settings by size of the saved share, in words."""
     halves = sum(share >= HALF for share in shares)
     little = sum(NOTHING <= share < LITTLE for share in shares)
     nothing = sum(abs(share) < NOTHING for share in shares)

@@ -1,4 +1,4 @@
-"""Tables of the page about all models: the rule of thumb, published figures, the emulated runtime."""
+"""The page's tables about all models: the rule of thumb, published figures, the emulated runtime."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ REASONS = {
     "GPT-2": "transformers reads from the device whether several texts are packed into one sequence. Kernels do "
     "nothing on the emulated runtime, so it makes a mask, and each layer saves it for backward.",
 }
-"""Why a peak on the emulated runtime is another one than the simulation's."""
+"""Why a peak on the emulated runtime differs from the simulation's."""
 
 
 def rules_of(points: Sequence[Point]) -> list[Row]:
-    """For each recipe the rule of thumb, and the measured peaks in bytes per parameter."""
+    """The rule of thumb of each recipe, and the measured peaks in bytes per parameter."""
     rows = []
     for (precision, optimizer), rule in RULES.items():
         found = [
@@ -64,14 +64,14 @@ def _at(points: Iterable[Point], which: Callable[[Iterable[int]], int]) -> list[
 
 
 def _range(sizes: Sequence[float]) -> str:
-    """The smallest, the median and the largest."""
+    """The smallest, the median and the largest of ``sizes``, in words."""
     return " / ".join(
         f"{each:,.0f}" if each >= 100 else f"{each:.1f}" for each in (min(sizes), median(sizes), max(sizes))
     )
 
 
 def published_of(path: Path) -> list[Row]:
-    """The runs that other people published of these models, beside what ampmem predicts for the same runs."""
+    """Runs of these models that others published, beside ampmem's predictions."""
     if not path.exists():
         return []
     runs = json.loads(path.read_text(encoding="utf-8"))["rows"]
@@ -97,7 +97,7 @@ def _run(model: str, run: Mapping[str, Any]) -> Row:
 
 
 def signed(share: float) -> str:
-    """A share in percent with its sign, which nothing does not have."""
+    """A share in percent with its sign; 0 has no sign."""
     tenths = round(1000 * share)
     return f"{tenths / 10:+.1f} %" if tenths else "0.0 %"
 
@@ -118,6 +118,6 @@ def emulated_of(document: Document) -> list[Row]:
 
 
 def findings_of(points: Iterable[Point]) -> list[Row]:
-    """How many runs have each of ampmem's findings."""
+    """The number of runs with each of ampmem's findings."""
     counted = Counter(code for point in points for code in point.get("findings", ()))
     return [[code, str(count)] for code, count in counted.most_common()]

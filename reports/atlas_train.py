@@ -26,7 +26,7 @@ GPU = "h100"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One run: what is trained, and how."""
+    """One run: the model, and how it is trained."""
 
     model: str
     optimizer: str
@@ -36,14 +36,14 @@ class Setting:
 
     @property
     def command(self) -> str:
-        """What makes the run again, from the root of the repository."""
+        """The command that makes the run again, from the root of the repository."""
         options = f"--batch {self.batch} --precision {self.precision} --optimizer {self.optimizer}"
         more = " --checkpointing" if self.checkpointing else ""
         return f"ampmem profile --gpu {GPU} reports/atlas_train.py {quote(self.model)} {options}{more}"
 
 
 def train(setting: Setting) -> None:
-    """Two steps of training as ``setting`` says."""
+    """Train for two steps as ``setting`` says."""
     model = BY_NAME[setting.model]
     network = built(model, setting)
     optimizer = optimizer_of(network, setting.optimizer)
@@ -63,7 +63,7 @@ def train(setting: Setting) -> None:
 
 
 def built(model: AtlasModel, setting: Setting) -> nn.Module:
-    """The network on the GPU, its weights in bfloat16 for :data:`BF16`, else in FP32."""
+    """The model on the GPU, with weights in bfloat16 for :data:`BF16`, else in FP32."""
     with default_dtype(torch.bfloat16 if setting.precision == BF16 else torch.float32), torch.device("cuda"):
         network = model.build()
     network.train()
@@ -77,14 +77,14 @@ def built(model: AtlasModel, setting: Setting) -> nn.Module:
 
 
 def batch_of(model: AtlasModel, setting: Setting) -> dict[str, torch.Tensor]:
-    """A synthetic batch on the GPU; its numbers that are not whole are in the type of the weights."""
+    """A synthetic batch on the GPU; its floating-point tensors have the weights' type."""
     with torch.device("cuda"), default_dtype(torch.bfloat16 if setting.precision == BF16 else torch.float32):
         return model.batch(setting.batch)
 
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """New tensors are of ``dtype`` inside of the block."""
+    """New tensors have the type ``dtype`` inside the block."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -94,14 +94,14 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def optimizer_of(network: nn.Module, name: str) -> torch.optim.Optimizer:
-    """The optimizer that is called ``name``, with all the weights of ``network``."""
+    """The optimizer called ``name`` for all weights of ``network``."""
     if name == ADAMW:
         return torch.optim.AdamW(network.parameters(), lr=1e-4)
     return torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9)
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line and run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=sorted(BY_NAME), metavar="MODEL", help=", ".join(BY_NAME))
     parser.add_argument("--batch", type=int, default=1, metavar="N")

@@ -1,6 +1,6 @@
-"""Makes reports/advice.json and reports/advice.md: what ``ampmem advise`` finds, and how near it is to the best choice.
+"""Makes reports/advice.json and reports/advice.md: what ``ampmem advise`` finds, and how close it is to the best.
 
-    python reports/make_advice.py
+python reports/make_advice.py
 
 runs ``ampmem advise`` on five scripts for a GPU of 24 GiB (simulated), and three choices of what to recompute in small
 models (real runs on the CPU): ampmem's, that of ``torch.distributed._tools.sac_ilp`` (which needs ``pulp`` and
@@ -31,9 +31,9 @@ from ampmem.version import __version__
 REPORTS = Path(__file__).parent
 MEMORY = "24GiB"
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5)
-"""Of the peak that ``sac_milp`` estimates."""
+"""Shares of the peak that ``sac_milp`` estimates."""
 BUDGETS = (1.0, 0.8, 0.6, 0.4, 0.2)
-"""Of ``activation_memory_budget``."""
+"""Values of ``activation_memory_budget``."""
 DECODER = """
 from ampmem.workloads import gpt
 gpt.PRESETS["full"] = gpt.Config(vocabulary=50257, context=2048, layers=32, heads=32, width=4096, batch_size=1)
@@ -43,7 +43,7 @@ gpt.main(["--preset", "full", "--device", "cuda"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What ``ampmem advise`` runs."""
+    """A script for ``ampmem advise``."""
 
     name: str
     command: tuple[str, ...]
@@ -63,7 +63,7 @@ SCRIPTS = (
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line and run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("scripts", "choices"), help="make one half anew, and keep the other")
     parser.add_argument("--json", type=Path, default=REPORTS / "advice.json", metavar="FILE")
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def advised(script: Script) -> dict[str, Any]:
-    """What ``ampmem advise --json`` says of ``script``."""
+    """The output of ``ampmem advise --json`` for ``script``."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "decoder.py").write_text(DECODER)
         found = advise(folder, "--gpu", MEMORY, *script.command)
@@ -91,7 +91,7 @@ def advised(script: Script) -> dict[str, Any]:
 
 
 def advise(folder: str, *arguments: str) -> dict[str, Any]:
-    """``ampmem advise --json``; it ends with 1 where nothing is enough."""
+    """The output of ``ampmem advise --json``, which exits with 1 if nothing fits."""
     command = [sys.executable, "-m", "ampmem", "advise", "--json", *arguments]
     done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode not in (0, 1) or not done.stdout:
@@ -101,7 +101,7 @@ def advise(folder: str, *arguments: str) -> dict[str, Any]:
 
 
 def choices_of(name: str) -> Iterator[Choice]:
-    """What each tool chooses for one of the small models."""
+    """The choices of each tool for one of the small models."""
     every = []
     for choice in every_choice(name):
         every.append(choice)
@@ -127,7 +127,7 @@ def ampmems(name: str, budgets: Sequence[int]) -> Iterator[Choice]:
 
 
 def blocks_of(options: Sequence[str]) -> list[int]:
-    """The blocks that ``--force-checkpoint`` of a run names."""
+    """The blocks in ``--force-checkpoint`` of a run."""
     if "--force-checkpoint" not in options:
         return []
     names = options[options.index("--force-checkpoint") + 1].split(",")
@@ -135,7 +135,7 @@ def blocks_of(options: Sequence[str]) -> list[int]:
 
 
 def text_of(document: dict[str, Any]) -> str:
-    """The page."""
+    """The text of reports/advice.md."""
     scripts = "\n".join(map(_script_text, document["scripts"]))
     choices = "\n".join(_choices_text(name, found) for name, found in document["choices"].items())
     about = document["about"]

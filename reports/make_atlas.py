@@ -37,7 +37,7 @@ LIBRARIES = ("transformers", "diffusers")
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line and run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", metavar="NAME,...", help="only these; all by default")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many runs to make at once")
@@ -57,14 +57,14 @@ def main() -> None:
 
 
 def about() -> dict[str, str | int]:
-    """What the runs are made with."""
+    """How the runs are made: versions and settings."""
     versions = {name: version(name) for name in LIBRARIES if find_spec(name)}
     gpu = find_gpu(GPU)
     return {"ampmem": __version__, "torch": torch.__version__, **versions, "gpu": gpu.name, "memory": gpu.total_memory}
 
 
 def chosen(names: str | None) -> tuple[AtlasModel, ...]:
-    """The models with these names, of the libraries that are installed."""
+    """The models with these names, from the libraries that are installed."""
     if names is None:
         return tuple(model for model in MODELS if find_spec(model.library))
     unknown = [name for name in names.split(",") if name not in BY_NAME]
@@ -74,7 +74,7 @@ def chosen(names: str | None) -> tuple[AtlasModel, ...]:
 
 
 def make_all(document: Document, models: Sequence[AtlasModel], options: argparse.Namespace) -> None:
-    """Add the runs that ``document`` does not have, and write it after each."""
+    """Add the runs that ``document`` lacks, and write it after each."""
     for model in models:
         import_module(model.library)
     warm_up()
@@ -95,9 +95,9 @@ def every_point(
     make: Callable[[Setting], Point] = make_point,
     run: Run = in_children,
 ) -> Iterator[Point]:
-    """Make the points that the curves of ``groups`` still need, and add each to ``document``, until ``end``.
+    """The points that the curves of ``groups`` still need, each added to ``document``, until the time ``end``.
 
-    First every curve gets its ends and what lies around its break-even, then the finer points.
+    First every curve gets its ends and the points around its break-even, then the finer points.
     """
     passes = ((group, fine) for fine in (False, True) for group in groups)
     tasks = (partial(points_of_group, document, group, end, make, fine=fine) for group, fine in passes)

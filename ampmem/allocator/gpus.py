@@ -226,9 +226,11 @@ GPUS = {
     "rtx3090": _gpu("NVIDIA GeForce RTX 3090", 24_259 * MIB, "RTX 3090", 82, (8, 6)),
     "rtx3060": _gpu("NVIDIA GeForce RTX 3060", 11_931 * MIB, "RTX 3060", 28, (8, 6)),
 }
-"""What CUDA reports on such machines; the driver keeps some for itself, so the number differs by up to two
-percent between driver versions, and from the memory that is sold. A GPU whose chip is ``None`` has no readings of its
-CUDA context in :mod:`~ampmem.allocator.gpus`: the range of all chips is assumed for it.
+"""The GPUs that can be simulated, with their memory as CUDA reports it.
+
+The driver reserves some memory, so the number differs by up to two percent between driver versions, and from the memory
+that is sold. A GPU whose chip is ``None`` has no readings of its CUDA context in :data:`READINGS`: the range of all
+chips is assumed for it.
 
 Sources of the memory:
 

@@ -401,7 +401,7 @@ def _helps(trials: Trials, forced: Forced) -> bool:
 
 
 def _allocates_less(trials: Trials, forced: Forced) -> bool:
-    """Whether ``forced`` lowers the allocated peak; reserved memory may still rise, as another setting may change."""
+    """Whether ``forced`` lowers the allocated peak; reserved memory may rise, which another setting may change."""
     before, after = trials[NOTHING_FORCED].memory, trials[forced].memory
     return before is not None and after is not None and after.allocated < before.allocated
 
@@ -461,7 +461,7 @@ def ranked(trials: Trials, budget: int | None) -> list[Forced]:
             return (0, *computes, forced.offload, len(forced.checkpoint), len(forced.kinds()), *size)
         return (1, *(() if wanted else computes), *size)
 
-    # runs may end in any order, so the key alone decides
+    # Runs may end in any order, so the key alone decides.
     simplest = sorted(trials, key=lambda forced: (len(forced.kinds()), forced.options()))
     return sorted(simplest, key=key)
 
@@ -714,16 +714,16 @@ class AdvisedRun:
 
     @property
     def limited_bytes(self) -> int | None:
-        """What a budget is for: the most that the device has in use, and on the CPU the peak allocated."""
+        """The memory that a budget limits: the upper bound of the device's use, or on the CPU the allocated peak."""
         return self.highest_device_used_bytes or self.device_used_bytes or self.allocated_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedBlock:
-    """A module that can be checkpointed, and what the run of the script as it is says of it.
+    """A module that can be checkpointed, and its figures from the run of the unchanged script.
 
-    ``saved_bytes`` are what its forward keeps for backward, but for its result, ``flops`` what the forwards of a step
-    compute in it. Both are null where they are not known, as FLOPs on a real device.
+    ``saved_bytes`` are the bytes that its forward keeps for backward except its result, ``flops`` the FLOPs of its
+    forwards in a step. Both are null if unknown, as FLOPs on a real device.
     """
 
     name: str
@@ -735,12 +735,12 @@ class AdvisedBlock:
 class AdviceDocument:
     """The document of a whole search; ``runs`` have the best first. ``budget_bytes`` is null without a budget.
 
-    ``blocks`` are in the order in which they are checkpointed. ``suggestions`` were not run: what they save is computed
-    from the recording of the script as it is.
+    ``blocks`` are in the order in which they are checkpointed. ``suggestions`` were not run: their savings are
+    computed from the recording of the unchanged script.
 
-    ``device`` says what the runs were made on: ``sim``, ``cuda`` or ``cpu``. ``gpu`` is the name of that, and
-    ``gpu_bytes`` the memory of a simulated GPU, null for a real device. ``world_size`` is how many ranks there are, and
-    ``ranks`` are those that changes were run as, empty where the script runs in one process.
+    ``device`` is the runs' device: ``sim``, ``cuda`` or ``cpu``. ``gpu`` is its name, and ``gpu_bytes`` the memory of a
+    simulated GPU, null for a real device. ``world_size`` is the number of ranks, and ``ranks`` are those as which the
+    changes were run, empty if the script runs in one process.
     """
 
     schema: Annotated[str, OneOf((SCHEMA,))]

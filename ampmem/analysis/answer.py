@@ -495,7 +495,7 @@ def _with_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
 
 
 def _cheaper(finding: Finding, mine: _Run, other: _Run, whose: str) -> Finding | None:
-    """The finding if the other run's copies are smaller and its peak is lower; else ``None``."""
+    """The finding as the other run measured it: advice only if its peak is lower; ``None`` unless copies shrink."""
     saved, copies = mine.peak - other.peak, mine.casts - other.casts
     if copies <= 0:
         return None

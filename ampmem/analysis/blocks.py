@@ -74,7 +74,7 @@ def _lists(names: Iterable[str]) -> dict[str, list[int]]:
     return found
 
 
-# Which modules they are.
+# The modules that can be checkpointed.
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +140,7 @@ def names_of_blocks(parameters: Sequence[ParameterRecord], ran: frozenset[str] =
     return names if len(names) > 1 else ()
 
 
-# What they save.
+# The bytes that checkpointing them saves.
 
 
 def blocks_of(analysis: Analysis, flops: Mapping[str, int]) -> Blocks | None:
@@ -184,7 +184,7 @@ def _saved(analysis: Analysis, names: Sequence[str]) -> tuple[int, ...] | None:
         mine = kept & inside[lifetimes.module]
         last = np.flatnonzero(returned & inside[facts.module])
         if len(last):
-            # the next block keeps this block's result anyway, recomputed or not
+            # The next block keeps this block's result anyway, recomputed or not.
             mine[facts.allocation[last[-1]]] = False
         sizes.append(int(lifetimes.bytes[mine].sum()))
     return tuple(sizes)

@@ -118,6 +118,7 @@ class Comparison(Shown):
     """
 
     columns: tuple[Compared, ...]
+    """The recordings with their compared steps, in order."""
     baseline: int | None
     """Index of the baseline in ``columns``; ``None`` with :attr:`remarks`, which name the cause of a difference."""
     remarks: tuple[str, ...]

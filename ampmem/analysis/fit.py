@@ -338,7 +338,7 @@ def next_to_fit(points: Points, vary: Vary, total: int) -> int | None:
         return last if vary.high is not None else min(_grown(points, total), last)
     if too_large - fits == 1:
         return None
-    # runs that only raised the value say nothing about the predictions
+    # Runs that only raised the value say nothing about the predictions.
     guesses = GUESSES + (DOUBLINGS // 2 if vary.high is None else 0)
     guess = None if len(points) >= guesses else _largest_expected(points, fits, too_large, total)
     return _inside(fits, too_large, guess)
@@ -433,7 +433,7 @@ def _creeps(points: Points, fits: int, too_large: int) -> bool:
 
 
 def _slow(ends: list[int], other: int, moves: int) -> bool:
-    """Whether one end, whose places are in ``ends`` with the last first, took ``moves`` small steps to ``other``."""
+    """Whether one end (``ends``, the last value first) took ``moves`` small steps towards the ``other`` end."""
     small = (abs(now - before) * 4 < abs(other - before) for now, before in pairwise(ends))
     return len(ends) > moves and all(small)
 

@@ -178,7 +178,7 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 
 def _required(item: Field[Any]) -> bool:
-    # both are MISSING, the same mark, for a field without a default
+    # Both are MISSING, the same mark, for a field without a default.
     return repr(item.default) == repr(item.default_factory)
 
 

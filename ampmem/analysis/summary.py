@@ -207,12 +207,14 @@ class Summary(Shown):
 
     schema: Annotated[str, OneOf((SCHEMA,))]
     ampmem: str
+    """The version of ampmem that made the recording."""
     torch: str
     source: SourceKind
     device: DeviceSummary
     rank: int
     world_size: Positive
     local_rank: int | None
+    """The rank on its machine; ``None`` if unknown."""
     mesh: tuple[MeshAxis, ...]
     """The axes of the script's device mesh, outermost first, with this rank's place on each; empty without a mesh."""
     stages: tuple[int, ...]
@@ -220,11 +222,15 @@ class Summary(Shown):
     arm: ArmSummary
     parameters: Parameters
     optimizer: tuple[Optimizer, ...]
+    """The optimizers that stepped."""
     steps: Annotated[tuple[Step, ...], AtLeast(1)]
+    """The recorded steps, in order."""
     out_of_memory: FailedRequest | None
     """The last request that failed for lack of memory; ``None`` if no request failed."""
     plain_step_ns: tuple[int, ...]
+    """Durations in ns of the steps in a run without instrumentation; empty without such a run."""
     peak: RunPeak
+    """The largest peak of the recorded steps."""
     outside_steps: OutsidePeak | None = None
     """The peak outside of the recorded steps, if it is above the peak of all steps; else ``None``."""
     whole_peak: WholePeak | None = None
@@ -232,25 +238,35 @@ class Summary(Shown):
     most: Breakdown
     """The most bytes of each category at any event of the recorded steps, each at an instant of its own."""
     allocator: Allocator
+    """The allocator's layers at the peak."""
     caching_allocator: AllocatorRecord | None
+    """The caching allocator's settings and use; ``None`` without one."""
     prediction: Prediction | None
     """The memory that a simulated GPU would need; ``None`` for a measured run."""
     conservation: Conservation
+    """The largest differences between the sums and the allocator's own totals."""
     inferred: Breakdown
     """Bytes at the peak whose category was inferred: no hook saw what they are."""
     static_recipe: StaticRecipe | None
+    """The recipe that static memory is compared with; ``None`` without a verdict."""
     static_model: tuple[StaticComponent, ...]
+    """The components of static memory, in order of mark; empty without a verdict."""
     static_problem: str | None
     """Why the static model gives no verdict on this run; ``None`` if it does."""
     static_unknown: tuple[str, ...] = field(metadata=NOT_IN_JSON)
     """The missing facts that would choose a rule of thumb; if there are any, there is no recipe."""
     activations: tuple[ActivationGroup, ...]
+    """The activations by kind and type, at the end of the last forward that a backward followed."""
     casts: Casts
+    """The copies of parameters in another precision."""
     modules: tuple[ModuleMemory, ...]
+    """The memory of each module, in the model's order."""
     top: tuple[LargeAllocation, ...]
+    """The largest allocations at the peak."""
     held: tuple[Held, ...]
     """The memory in ``other`` at the end of the last step, such as a key-value cache, by holder."""
     findings: tuple[Finding, ...]
+    """The findings: warnings, then advice by bytes saved, then information."""
     warnings: tuple[str, ...] = ()
     """Why the numbers cannot be trusted, or less so; empty if they can."""
     notes: tuple[str, ...] = ()

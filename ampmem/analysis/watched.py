@@ -89,17 +89,24 @@ class WatchedSummary:
     steps: int
     rows: int
     highest: Row | None
+    """The step with the highest peak; ``None`` before the first."""
     last: Row | None
+    """The last step; ``None`` before the first."""
     steps_per_second: float | None
-    """The speed of the last steps; ``None`` with fewer than two."""
+    """Steps per second, over the last 20 steps; ``None`` with fewer than two."""
     growth: Growth | None
+    """The growth of the memory alive at the end of each step; ``None`` without evidence of growth."""
     grown: tuple[Grown, ...]
     """The holders of the growth, as looked for once growth was seen."""
     full: tuple[FullPart, ...]
+    """The full recordings that were kept, with what they say of the peak."""
     ending: Ending | None
+    """How the run ended; ``None`` while it runs and if it was killed."""
     shortage: Shortage | None
+    """How memory ran out; ``None`` if it did not."""
     notes: tuple[str, ...]
     commands: tuple[str, ...]
+    """Commands that tell more."""
 
     def to_json(self) -> str:
         """The summary as JSON text, as ``ampmem show --json`` prints it."""

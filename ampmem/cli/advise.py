@@ -1,4 +1,4 @@
-"""``ampmem advise``: what would make a script fit, each change proven by a run of the unmodified script with it."""
+"""``ampmem advise``: changes that would make a script fit, each proven by a run of the script with it."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ from ampmem.version import __version__
 from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
 
 STEPS = 2
-"""The optimizer's state is there from the end of the first step on."""
+"""The number of recorded steps: the optimizer state is complete after the first."""
 
 JOBS = 8
-"""No more runs at once than this by default: each takes some hundred MiB."""
+"""The default limit of simultaneous runs, each of which takes some hundred MiB."""
 
 _NOT_HERE = ("device", "synchronize", "stacks")
-"""Shared options that say nothing of runs whose recordings are thrown away."""
+"""Shared options without effect here, as the runs' recordings are deleted."""
 
 _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 
@@ -235,7 +235,7 @@ def advise(
 
 
 def _write_page(found: AdviceDocument, search: _Search, budget: int | None, html: Path, *, force: bool) -> None:
-    """Write the page of the search, and those of the recordings before and after."""
+    """Write the page of the search, and those of the recordings before and after the best change."""
     from ampmem.reporters.html.advise_page import write_advice
 
     best = ranked(search.trials, budget)[0]
@@ -263,14 +263,14 @@ def _bytes(budget: str | None) -> int | None:
 
 
 def _every_rank(script: ScriptOptions) -> tuple[int, ...]:
-    """The ranks that the script as it is is run as, one at a time; empty where one run is all of it."""
+    """The ranks as which the unchanged script is run, one at a time; empty if it is run as one process."""
     return () if script.rank is not None or (script.world_size or 1) == 1 else tuple(range(script.world_size or 1))
 
 
 class _Search:
-    """The runs, ``jobs`` of them at once, no changes twice; those that ``kept`` has are not made.
+    """The runs of the search, ``jobs`` at once; changes are not run twice, nor if ``kept`` has their run.
 
-    Of a simulated world a run is made of one process for each rank, one after the other or at the same time.
+    In a simulated world a run consists of one process per rank, one after the other or at once.
     """
 
     def __init__(self, script: ScriptOptions, arm: Arm, seed: int, jobs: int, kept: _Kept, folder: Path) -> None:
@@ -282,18 +282,18 @@ class _Search:
         self._folder = folder
         self._numbers = count()
         self._of_ranks: dict[tuple[Forced, int | None], EndedRun] = {}
-        """What has ended of runs that have not ended for all of their ranks."""
+        """The ranks that have ended, for runs whose other ranks have not."""
         self.recordings: dict[Forced, Path] = {}
-        """The recordings of the script as it is and of the best run, where :meth:`run` was to keep them."""
+        """The recordings of the unchanged script and of the best run, if :meth:`run` was told to keep them."""
         self.trials: dict[Forced, Trial] = {}
         self.proofs: dict[Forced, Proof] = {}
         self.found = Script(blocks=None, optimizers=(), updated=0)
-        """What the first run says of the script."""
+        """The properties of the script from the first run."""
 
     def run(self, allowed: frozenset[AllowedChange], budget: int | None, *, keep: bool = False) -> None:
-        """Run the script as it is, and with changes until the search is over. No run is left behind.
+        """Run the unchanged script, then runs with changes until the search is over. No process is left behind.
 
-        With ``keep`` the recordings of the script as it is and of the best run are in :attr:`recordings` afterwards.
+        With ``keep`` the recordings of the unchanged script and of the best run are in :attr:`recordings` afterwards.
         """
         with (
             _Progress(lambda: most_left(self.trials, self.found, allowed, budget)) as progress,
@@ -321,30 +321,30 @@ class _Search:
                 raise
 
     def _parts(self, wanted: Iterable[Forced]) -> list[tuple[Forced, int | None]]:
-        """The processes that these runs are made of, each with the rank that it simulates, if it is one of several."""
+        """The processes that these runs consist of, each with its simulated rank if there are several."""
         every = _every_rank(self._script)
         some = self.found.ranks if every else ()
         return [(each, rank) for each in wanted for rank in (every if each == NOTHING_FORCED else some) or (None,)]
 
     def _gather(self, forced: Forced, progress: _Progress) -> None:
-        """Take the run with ``forced``, once it has ended for all of its ranks."""
+        """Take the result of ``forced``, once the run has ended for all of its ranks."""
         parts = self._parts([forced])
         if all(part in self._of_ranks for part in parts):
             ended = [self._of_ranks.pop(part) for part in parts]
             self._take(ended[0] if parts[0][1] is None else _of_worst(ended), progress)
 
     def _unrecorded(self, budget: int | None) -> list[Forced]:
-        """Runs of which a recording is wanted and not there, as ``--resume`` had them."""
+        """The runs whose recordings are wanted but missing, as ``--resume`` had the runs."""
         wanted = dict.fromkeys((NOTHING_FORCED, ranked(self.trials, budget)[0]))
         return [each for each in wanted if each not in self.recordings and self.trials[each].failure is None]
 
     def _forget(self, wanted: set[Forced]) -> None:
-        """Remove the recordings of all other runs."""
+        """Delete the recordings of all other runs."""
         for forced in [each for each in self.recordings if each not in wanted]:
             self.recordings.pop(forced).unlink(missing_ok=True)
 
     def _due(self, allowed: frozenset[AllowedChange], budget: int | None, progress: _Progress) -> list[Forced]:
-        """What is to be run now; what need not be is taken first."""
+        """The changes to run now; changes that need no run are settled first."""
         while True:
             first = [] if NOTHING_FORCED in self.trials else [NOTHING_FORCED]
             wanted = first or due(self.trials, self.found, allowed, budget)
@@ -356,7 +356,7 @@ class _Search:
                 progress.ended(name_of(ended.forced, self.found), said, made=False)
 
     def _known(self, forced: Forced) -> tuple[EndedRun | None, str]:
-        """What comes of ``forced`` without a run, and how that is said."""
+        """The result of ``forced`` if it needs no run, and the words for that."""
         why = why_not_run(forced, self.found)
         if why is not None:
             return EndedRun(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
@@ -377,7 +377,7 @@ class _Search:
             self.found = ended.script
 
     def prove(self, budget: int | None) -> None:
-        """Run the changes that are worth it on the CPU, and keep how their results differ."""
+        """Run the changes worth proving on the CPU, and keep the differences of their results."""
         several = "the script runs on several ranks" if self.found.ranks or self._script.world_size else None
         why = several or why_unproven(self.trials, self.found)
         with ProgressLine() as progress:
@@ -401,7 +401,7 @@ class _Search:
         children: Children,
         forking: Warmed | None,
     ) -> EndedRun:
-        """Make one run, or what one rank has of it, in a thread."""
+        """Make one run, or one rank of it, in a thread."""
         name = name_of(forced, self.found)
         name += "" if rank is None else f": rank {rank} of {self._script.world_size}"
         progress.doing(f"{name}: starting")
@@ -436,7 +436,7 @@ class _Search:
         return found
 
     def _on_rank(self, forced: Forced, rank: int) -> Forced:
-        """``forced`` without the blocks that other stages of a pipeline have."""
+        """``forced`` without the blocks of other pipeline stages."""
         stages = self.found.stages
         if not stages or forced == NOTHING_FORCED:
             return forced
@@ -445,7 +445,7 @@ class _Search:
     def _outcome_of_processes(
         self, path: Path, end: ChildEnd, forced: Forced, module_flops: Mapping[str, int]
     ) -> EndedRun:
-        """What the processes of a real device have recorded; one without a model has recorded nothing."""
+        """The result of a run's processes on a real device; a process without a model has recorded nothing."""
         size = self._script.nproc_per_node or 1
         files = {rank: rank_file(path, rank, size) for rank in range(size)}
         ended = {
@@ -478,9 +478,9 @@ class _Search:
 
 
 def _of_worst(ended: Sequence[EndedRun]) -> EndedRun:
-    """The run of several ranks: that of the worst, whose recording alone is left.
+    """The run of several ranks: the worst rank's, whose recording alone is kept.
 
-    Of the script as it is, the blocks are those of all ranks.
+    For the unchanged script the blocks are those of all ranks.
     """
     found = max(ended, key=lambda each: how_bad(each.trial))
     for each in ended:
@@ -500,7 +500,7 @@ def _of_worst(ended: Sequence[EndedRun]) -> EndedRun:
 
 
 class _Progress(ProgressLine):
-    """The runs are counted as they end; ``most_left`` says how many there will be at most."""
+    """Counts the runs as they end; ``most_left`` gives the most that are left."""
 
     def __init__(self, most_left: Callable[[], int]) -> None:
         super().__init__()
@@ -510,19 +510,19 @@ class _Progress(ProgressLine):
         self._rest = ""
 
     def doing(self, what: str) -> None:
-        """How far one of the runs has got."""
+        """Show how far a run has got."""
         counted = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
         self.now(f"{counted}{what}{self._rest}")
 
     def ended(self, name: str, said: str, *, made: bool = True) -> None:
-        """One line for a run that ended, or that did not have to be ``made``."""
+        """One line for a run that ended, or that was not ``made``."""
         self._count += 1
         self._made += made
         self._rest = self._left()
         self.stay(f"run {self._count}: {name}: {said}", self._rest)
 
     def _left(self) -> str:
-        """``; at most 4 left, about 20 s``, by what the runs before have taken."""
+        """``; at most 4 left, about 20 s``, from the duration of the runs before."""
         count = self._most_left()
         if not count or not self._made:
             return ""
@@ -532,7 +532,7 @@ class _Progress(ProgressLine):
 
 
 class _Kept:
-    """The file of ``--resume``: a line that says of what the runs are, and one for each run that has ended.
+    """The file of ``--resume``: a first line that identifies the runs, and a line for each run that has ended.
 
     Without a file nothing is kept. Raises :class:`UsageError` for a file of other runs.
     """
@@ -548,7 +548,7 @@ class _Kept:
                 path.write_text(f"{json.dumps(of)}\n", encoding="utf-8")
                 return
             self._check(path, text.splitlines()[0], of)
-            if not text.endswith("\n"):  # a killed process has written a part of a line
+            if not text.endswith("\n"):  # a killed process has written part of a line
                 self._append("\n")
         except (OSError, ValueError) as error:
             raise UsageError(f"--resume {path}: {error}") from error
@@ -565,11 +565,11 @@ class _Kept:
             )
 
     def run_of(self, forced: Forced) -> EndedRun | None:
-        """The run with these changes, if there is one."""
+        """The run with these changes; ``None`` if there is none."""
         return self._runs.get(forced)
 
     def keep(self, ended: EndedRun) -> None:
-        """Write one more run, unless a signal has ended it."""
+        """Append one run, unless a signal ended it."""
         if not (ended.trial.failure or "").startswith(KILLED):
             self._append(f"{json.dumps(plain(ended))}\n")
 
@@ -580,7 +580,7 @@ class _Kept:
 
 
 def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dict[str, Json]:
-    """What two runs with the same changes must have in common to be equal, but for modules that the script imports."""
+    """The properties of two runs that must be equal for their results to be; imported modules are not compared."""
     return {
         KIND: __version__,
         "torch": version("torch"),
@@ -598,7 +598,7 @@ def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dic
 
 
 def _ranks_in_words(script: ScriptOptions) -> str:
-    """``0 of 1``; ``all of 8``."""
+    """The simulated ranks in words: ``0 of 1``, ``all of 8``."""
     size = script.nproc_per_node or script.world_size or 1
     return f"all of {size}" if _every_rank(script) or script.nproc_per_node else f"{script.rank or 0} of {size}"
 
@@ -614,7 +614,7 @@ def _said(trial: Trial, device: Device) -> str:
 
 
 class _Proving:
-    """Three real steps on the CPU for each change, and for what it is compared with: no run is made twice."""
+    """The proofs: three real steps on the CPU for each change and for its base; no run is made twice."""
 
     def __init__(self, script: ScriptOptions, arm: Arm, seed: int, folder: Path, progress: ProgressLine) -> None:
         self._script = replace(
@@ -634,9 +634,9 @@ class _Proving:
         self._made: dict[tuple[Forced, bool], tuple[Path, str | None]] = {}
 
     def proof(self, forced: Forced, name: str, base: Forced, base_name: str) -> Proof:
-        """How the results with ``forced`` differ from those with ``base``.
+        """The difference between the results with ``forced`` and those with ``base``.
 
-        Where they differ, ``base`` is run once more: a script that differs from itself proves nothing.
+        If they differ, ``base`` is run again: a script that differs from itself proves nothing.
         """
         runs = ((base, base_name), (forced, name))
         for each, called in runs:
@@ -659,7 +659,7 @@ class _Proving:
         return Proof(base=base_name, difference=found)
 
     def _run(self, forced: Forced, name: str, *, again: bool = False) -> tuple[Path, str | None]:
-        """The file of results, and why there is none."""
+        """The file of results, and why there are none."""
         key = forced, again
         if key not in self._made:
             results = self._folder / f"results{len(self._made)}"
@@ -681,5 +681,5 @@ class _Proving:
 
 
 def _on_cpu(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """The script's ``arguments`` with cpu for each that is cuda, or a value ``=cuda``."""
+    """The script's ``arguments`` with cpu in place of cuda, as an argument or as a value after ``=``."""
     return tuple(re.sub(r"(?a)(^|=)cuda(:\d+)?$", r"\1cpu", argument) for argument in arguments)

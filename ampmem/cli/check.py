@@ -62,7 +62,7 @@ from ampmem.vocabulary import Arm, SourceKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One run that is to be judged, or why it cannot be; ``script`` is what ran, where that is known."""
+    """A run to check, or why it cannot be checked; ``script`` is the script, if known."""
 
     path: Path
     label: str
@@ -72,14 +72,14 @@ class Subject:
 
 
 def is_recorded(path: Path) -> bool:
-    """Whether ``path`` is to be judged as it is, and not to be run: a recording or the JSON of a summary."""
+    """Whether ``path`` is a recording or the JSON of a summary, and so not a script to run."""
     if path.suffix in (SUFFIX, ".json"):
         return True
     return path.is_file() and taken_for_script(path) is not None
 
 
 def subject_at(path: Path, label: str | None = None) -> Subject:
-    """The run in the file at ``path``. What is wrong with that is its :attr:`Subject.problem`."""
+    """The run in the file at ``path``. A problem with the file is the :attr:`Subject.problem`."""
     name = label or path.name
     try:
         if is_json(path):
@@ -97,9 +97,9 @@ _JSON = ".json"
 
 
 def baseline_of(path: Path, subject: Subject, subjects: Sequence[Subject]) -> Path:
-    """The file in which the baseline of ``subject`` is; of one of several ranks that of the same rank.
+    """The file of the baseline of ``subject``; for one of several ranks, that of the same rank.
 
-    Raises :class:`UsageError` where one rank's file is to be that of several.
+    Raises :class:`UsageError` if one rank's file is given for several ranks.
     """
     ranks = {each.run.summary.rank for each in subjects if each.run is not None}
     if subject.run is None or len(ranks) < 2:
@@ -114,7 +114,7 @@ def baseline_of(path: Path, subject: Subject, subjects: Sequence[Subject]) -> Pa
 
 
 def read_baseline(path: Path) -> Side:
-    """The baseline at ``path``. Raises :class:`UsageError` where there is none, or none that can be compared with."""
+    """The baseline at ``path``. Raises :class:`UsageError` if it is missing or cannot be compared with."""
     if not path.exists():
         raise UsageError(f"the baseline {path} does not exist; --update-baseline makes it of this run")
     try:
@@ -126,7 +126,7 @@ def read_baseline(path: Path) -> Side:
 
 
 def read_if_there(path: Path) -> Side | None:
-    """The baseline that is to be written anew; ``None`` where there is none yet, or none that can be read."""
+    """The baseline to replace; ``None`` if it is missing or cannot be read."""
     try:
         return read_side(path) if path.exists() else None
     except AmpmemError:
@@ -134,12 +134,12 @@ def read_if_there(path: Path) -> Side | None:
 
 
 def write_baseline(path: Path, subject: Subject) -> str:
-    """Write the baseline of ``subject`` to ``path``, unless it is the same already; says what was done.
+    """Write the baseline of ``subject`` to ``path``, unless it is equal already; returns what was done.
 
-    Folders that are missing are made.
+    Missing folders are created.
 
-    Raises :class:`UsageError` where that cannot be written, or is another file than a baseline, and for a summary that
-    is to become a recording.
+    Raises :class:`UsageError` if the file is not writable or is not a baseline, and for a summary that would have to
+    become a recording.
     """
     assert subject.run is not None
     require_replaceable(path)
@@ -162,7 +162,7 @@ def write_baseline(path: Path, subject: Subject) -> str:
 
 
 def _changes(before: Side | None, after: Side) -> str:
-    """``: peak 1.2 GiB, was 1.0 GiB``."""
+    """The changes of the peak in words: ``: peak 1.2 GiB, was 1.0 GiB``."""
     if before is None:
         return f": peak {format_peak(after.summary.whole.bytes)}"
     sizes = {key: (of_summary(before.summary, key), of_summary(after.summary, key)) for key in OF_SUMMARY}
@@ -176,12 +176,12 @@ def _was(key: str, before: int, after: int) -> str:
 
 
 def on_github() -> bool:
-    """Whether this is a step of a workflow."""
+    """Whether the command runs in a step of a GitHub workflow."""
     return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
 def tell_github(results: Sequence[CheckResult]) -> None:
-    """Append the table to the summary, and print the annotations on standard error; elsewhere nothing."""
+    """On GitHub, append the table to the job's summary and print annotations on stderr."""
     if not on_github():
         return
     terminal = Terminal(sys.stderr)
@@ -198,15 +198,15 @@ def tell_github(results: Sequence[CheckResult]) -> None:
 
 
 SIGNALLED = 128
-"""What a shell adds to the number of the signal that killed a command."""
+"""A shell's exit code for a command killed by a signal is this plus the signal's number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
-    """What is left of a script: its recordings, one for each rank, and how it ended.
+    """The result of a script: its recordings, one per rank, and how it ended.
 
-    ``exit_code`` is the script's own where it failed, and ampmem's where that could not record it; ``failure`` says
-    why, in one line.
+    ``exit_code`` is the script's own if it failed, or ampmem's if it could not record; ``failure`` is the reason, in
+    one line.
     """
 
     paths: tuple[Path, ...]
@@ -216,10 +216,10 @@ class ScriptRun:
 
 @contextmanager
 def recorded_run(script: ScriptOptions, arm: Arm, seed: int, output: Path | None) -> Iterator[ScriptRun]:
-    """Run ``script`` and record it at ``output``, or where the recording is removed when the block ends.
+    """Run ``script`` and record it at ``output``, or in a temporary file that is deleted when the block ends.
 
-    What it prints is not shown, but for the last lines of one that fails. Raises :class:`UsageError` for what cannot
-    be run or written.
+    The script's output is hidden, except the last lines if it fails. Raises :class:`UsageError` if it cannot be run or
+    recorded.
     """
     if script.dtype is not None and not arm.autocast:
         raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
@@ -253,14 +253,14 @@ def _run(script: ScriptOptions, arm: Arm, seed: int, path: Path) -> ScriptRun:
 
 _GIVE = "; give --budget peak=20GiB, or --baseline FILE, or write [tool.ampmem.budgets] in the script's pyproject.toml"
 _OF_FILES = {"budgets", "baseline", "allow", "update_baseline", "as_json", "script_or_module", "arguments"}
-"""Parameters that say nothing of how a script is run."""
+"""Parameters that do not change how a script is run."""
 
 
 class CheckCommand(ScriptCommand):
-    """What follows a script is the script's; a recording takes no arguments, so what follows one is ampmem's."""
+    """A command whose arguments after a script are the script's, but after a recording ampmem's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click does it, once it is known which of the two it is."""
+        """Parse as click does, after finding out whether a script or a recording is given."""
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
         first = given.get("script_or_module")
         if isinstance(first, str) and not given.get("as_module") and is_recorded(Path(first)):
@@ -353,16 +353,16 @@ def check(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Asked:
-    """What a run is held against."""
+    """What runs are checked against."""
 
     budgets: tuple[Budget, ...]
     baseline: Path | None
     allow: Allowance
     update: bool
     files: dict[Path, BudgetFile | None] = field(default_factory=dict)
-    """The budget files that were looked for, by the folder from which upwards."""
+    """The budget files found, by the folder from which the search went upwards."""
     wrong: dict[str | None, tuple[str, ...]] = field(default_factory=dict)
-    """What :meth:`mistaken` has found, by script: ranks have the same."""
+    """The results of :meth:`mistaken` by script, which all ranks share."""
 
     def of(self, script: str | None) -> tuple[Budget, ...]:
         """The budgets of ``script``. Raises :class:`UsageError` for a ``pyproject.toml`` that cannot be read."""
@@ -370,15 +370,17 @@ class _Asked:
         return merged(() if file is None else file.of(_whole(script)), self.budgets)
 
     def mistaken(self, script: str | None) -> tuple[str, ...]:
-        """What is wrong with the tables of the same file that are of no script."""
+        """What is wrong with tables in the same file that belong to no script."""
         file = self._file(script)
         if file is not None and script not in self.wrong:
             self.wrong[script] = tuple(file.of_no_script(_whole(script)))
         return self.wrong.get(script, ())
 
     def _file(self, script: str | None) -> BudgetFile | None:
-        """The nearest from the script's folder upwards; of a module, and where there is no script, from the working
-        directory, in which Python looks for the module first."""
+        """The nearest budget file, from the script's folder upwards.
+
+        Without a script file the search starts in the working directory, in which Python looks for a module first.
+        """
         whole = _whole(script)
         folder = Path(whole).parent if whole is not None and Path(whole).is_file() else Path.cwd()
         if folder not in self.files:
@@ -386,15 +388,15 @@ class _Asked:
         return self.files[folder]
 
     def holds(self, subjects: Sequence[Subject]) -> bool:
-        """Whether any of ``subjects`` is held against anything."""
+        """Whether any of ``subjects`` has something to be checked against."""
         return self.baseline is not None or any(self.of(subject.script) for subject in subjects)
 
 
 def _whole(script: str | None) -> str | None:
-    """``script`` with its whole path, where it is a script that is there: recordings have it as it was typed."""
+    """``script`` with its full path if the file exists, as recordings have it as it was typed."""
     if script is None or not Path(script).is_file():
         return script
-    # Not the script itself, which may be a link: the folders above `a/../train.py` are not those above `a`.
+    # The path is not resolved, as it may be a link: the folders above `a/../train.py` are not those above `a`.
     return (Path(script).parent.resolve() / Path(script).name).as_posix()
 
 
@@ -436,7 +438,7 @@ def _check_script(
 
 
 def _instead(options: ScriptOptions) -> str:
-    """What to do where a script is held against nothing."""
+    """The suggestion for a script that has nothing to be checked against."""
     behind = [name for each in options.arguments if (name := each.partition("=")[0]) in ("--budget", "--baseline")]
     if not behind:
         return _GIVE
@@ -444,7 +446,7 @@ def _instead(options: ScriptOptions) -> str:
 
 
 def _subjects(run: ScriptRun, options: ScriptOptions, script: str) -> list[Subject]:
-    """What the script has left, called by its name; one for each rank."""
+    """The runs that the script recorded, one per rank, named after the script."""
     ranks = len(run.paths) > 1
     labels = [f"{options.name}, rank {rank}" if ranks else options.name for rank in range(len(run.paths))]
     found = [subject_at(path, label) for path, label in zip(run.paths, labels, strict=True)]
@@ -452,7 +454,7 @@ def _subjects(run: ScriptRun, options: ScriptOptions, script: str) -> list[Subje
 
 
 def _require_baseline(path: Path, options: ScriptOptions, *, update: bool) -> None:
-    """Before the script runs, which may take minutes: one of a job has its ranks' files beside it."""
+    """Check for the baseline before the script runs for minutes; a job's baseline has one file per rank."""
     if update:
         require_replaceable(path)
     elif path.exists() or options.nproc_per_node is None:
@@ -462,10 +464,10 @@ def _require_baseline(path: Path, options: ScriptOptions, *, update: bool) -> No
 
 
 def _judge(asked: _Asked, subjects: Sequence[Subject], *, as_json: bool) -> bool:
-    """Whether all of ``subjects`` are kept; says what came of it, and writes baselines anew where that is asked."""
+    """Whether all of ``subjects`` keep their limits; prints the results, and writes baselines if asked."""
     results = [_result(asked, subject, subjects) for subject in subjects]
     if asked.update and not any(result.judged or result.problems for result in results):
-        pass  # what is written says all
+        pass  # the line about the written baseline says it all
     elif as_json:
         texts = [result.to_json() for result in results]
         click.echo(texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]")
@@ -490,7 +492,7 @@ def _result(asked: _Asked, subject: Subject, subjects: Sequence[Subject]) -> Che
 
 
 def _update(baseline: Path, subject: Subject, result: CheckResult, subjects: Sequence[Subject]) -> None:
-    """A run that could not be judged is not a baseline; one over a budget is, as that is another limit."""
+    """Write the baseline, unless the run could not be judged; a run over a budget can be a baseline all the same."""
     terminal, path = Terminal(sys.stderr), baseline_of(baseline, subject, subjects)
     if result.problems:
         terminal.say(f"{path} is left as it is: {result.label} could not be judged")

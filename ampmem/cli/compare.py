@@ -1,4 +1,4 @@
-"""``ampmem compare``: record a script in each precision, one process after the other, and lay them side by side."""
+"""``ampmem compare``: record a script in each precision, one process after the other, and compare the recordings."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """The command line. ``claimed`` when the recordings are there already, empty, to be replaced."""
+    """The command line. ``claimed``: the recordings exist already, empty, to be replaced."""
 
     script: ScriptOptions
     arms: tuple[Arm, ...]
@@ -90,27 +90,27 @@ class _Plan:
     claimed: bool = False
 
     def path(self, arm: Arm) -> Path:
-        """The recording of ``arm``."""
+        """The path of the recording of ``arm``."""
         return Path(f"{self.prefix}.{arm}{SUFFIX}")
 
     def files(self, arm: Arm) -> tuple[Path, ...]:
-        """The same of each rank, where there are several."""
+        """The paths of the recordings of ``arm``, one per rank."""
         size = self.script.nproc_per_node or 1
         return tuple(rank_file(self.path(arm), rank, size) for rank in range(size)) if size > 1 else (self.path(arm),)
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The recordings of all arms."""
+        """The paths of the recordings of all arms."""
         return tuple(path for arm in self.arms for path in self.files(arm))
 
     def numbered(self, number: int) -> _Plan:
-        """The same with other names, from the second number on: ``train.2.amp.ampmem``."""
+        """The plan with a number in the recordings' names, from the second number on: ``train.2.amp.ampmem``."""
         return self if number == 1 else replace(self, prefix=f"{self.prefix}.{number}")
 
 
 @contextmanager
 def _numbered(plan: _Plan) -> Iterator[_Plan]:
-    """``plan`` with the first number under which there is no recording yet; what is not written then is removed."""
+    """``plan`` with the first unused number; claimed recordings that are not written are deleted afterwards."""
     number = claim(lambda number: plan.numbered(number).paths)
     named = replace(plan.numbered(number), claimed=True)
     if number > 1:
@@ -125,7 +125,7 @@ def _numbered(plan: _Plan) -> Iterator[_Plan]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Outcome:
-    """What came of one arm. ``worked`` when its script got through every run."""
+    """The result of one arm. ``worked``: its script got through every run."""
 
     arm: Arm
     entry: Entry
@@ -150,10 +150,10 @@ def _run_all(plan: _Plan, progress: ProgressLine) -> list[_Outcome]:
 
 
 def _run(plan: _Plan, arm: Arm, course: TimeLeft, progress: ProgressLine, forking: Warmed | None) -> _Outcome:
-    """Record ``arm``, then time it."""
+    """Record ``arm``, then time its steps."""
     path = plan.path(arm)
     for file in plan.files(arm) if plan.script.force else ():
-        remove(file)  # an arm that fails before it records must not be taken for the one before it
+        remove(file)  # an arm that fails early must not leave an older recording that looks like its own
     script = replace(plan.script, force=plan.script.force or plan.claimed)
     name = f"{course.begin()}: {arm}"
     progress.now(f"{name}: starting{course.left()}")
@@ -179,7 +179,7 @@ def _run(plan: _Plan, arm: Arm, course: TimeLeft, progress: ProgressLine, forkin
 
 
 def _entry(plan: _Plan, arm: Arm, failure: str | None) -> Entry:
-    """The column of ``arm``, with what its recording has, if there is one: of several that with the largest peak."""
+    """The column of ``arm``, from its recording if there is one; of several ranks, the one with the largest peak."""
     found: list[tuple[int, Entry]] = []
     for path in _there(plan, arm):
         try:
@@ -194,12 +194,12 @@ def _entry(plan: _Plan, arm: Arm, failure: str | None) -> Entry:
 
 
 def _there(plan: _Plan, arm: Arm) -> list[Path]:
-    """The recordings of ``arm`` that were made."""
+    """The recordings of ``arm`` that exist."""
     return [path for path in plan.files(arm) if path.exists()]
 
 
 def _rendered(outcomes: list[_Outcome], recorded: list[Path], *, ranks: bool) -> str:
-    """What is recorded in the files, side by side; of several ranks in each precision the worst."""
+    """The recordings side by side as text; with several ranks, the worst rank of each precision."""
     files, layout = list(map(str, recorded)), layout_for(sys.stdout)
     if ranks and recorded:
         return render_jobs(merge_all(read_runs(recorded)), files=files, layout=layout)
@@ -207,7 +207,7 @@ def _rendered(outcomes: list[_Outcome], recorded: list[Path], *, ranks: bool) ->
 
 
 def _said(entry: Entry, paths: list[Path]) -> str:
-    """What came of an arm, in one line."""
+    """The result of an arm in one line."""
     words = [] if entry.failure is None else [f"failed: {entry.failure}"]
     if entry.summary is not None:
         count = sum(step.finished for step in entry.summary.steps)

@@ -1,4 +1,4 @@
-"""``ampmem completion``: what a shell is to run so that it completes ampmem's command line."""
+"""``ampmem completion``: the code with which a shell completes ampmem's command line."""
 
 from __future__ import annotations
 

@@ -66,13 +66,14 @@ def diff(
         )
     if page is not None:
         for path in given:
-            check_output(page, force=force, option="--html", source=path)  # before the work
+            check_output(page, force=force, option="--html", source=path)  # fail before the work
     before, after = map(read_side, given)
     found = difference(before, after, category=None if category is None else Category(category))
     layout = layout_for(sys.stdout)
     click.echo(found.to_json() if as_json else render_difference(found, layout, most=None if everything else most))
     if page is not None:
-        from ampmem.reporters.html import write_difference  # with plotly, for which a shell's completion is not to wait
+        # Imports plotly, which a shell's completion must not wait for.
+        from ampmem.reporters.html import write_difference
 
         write_difference(before, after, found, page, force=force)
         Terminal(sys.stderr).say(f"wrote {sized(page)}")

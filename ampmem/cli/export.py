@@ -23,7 +23,7 @@ FORMATS: dict[str, Callable[..., None]] = {
     "csv": write_csv,
     "plotly": write_figure,
 }
-"""What writes each format."""
+"""The function that writes each format."""
 
 
 @click.command("export", short_help="Write a recording in a format that other tools read.")
@@ -60,7 +60,7 @@ def export(files: tuple[Path, ...], name: str, output: Path, force: bool) -> Non
 
 
 def _beside(file: Path, name: str) -> str:
-    """A name for the export of ``file``: its own, with the ending of that format."""
+    """The default name for the export of ``file``: its name with the ending of that format."""
     return str(file.with_suffix(_ENDINGS[name]))
 
 

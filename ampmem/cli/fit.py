@@ -69,22 +69,22 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariedArguments:
-    """The script's arguments, with a gap for the one that differs."""
+    """The script's arguments, with a gap for the varied one."""
 
     vary: Vary
     before: tuple[str, ...]
     after: tuple[str, ...]
 
     def at(self, value: int) -> tuple[str, ...]:
-        """All arguments of a run with ``value``."""
+        """The arguments of a run with ``value``."""
         return (*self.before, *self.vary.words(value), *self.after)
 
 
 def varied_arguments(options: Sequence[str], arguments: Sequence[str]) -> VariedArguments:
-    """Find the argument to vary in ampmem's own ``options`` or among the script's ``arguments``.
+    """The varied argument, from ampmem's own ``options`` or among the script's ``arguments``.
 
-    Given among ampmem's options, it comes last. A positional argument stands where the option stands. Raises
-    :class:`UsageError`.
+    Given among ampmem's options, it becomes the script's last argument. A positional argument takes the option's place.
+    Raises :class:`UsageError`.
     """
     specs, before, after = list(options), tuple(arguments), tuple[str, ...]()
     for i, argument in enumerate(arguments):
@@ -108,7 +108,7 @@ def varied_arguments(options: Sequence[str], arguments: Sequence[str]) -> Varied
 
 
 def _parse(spec: str, position: int) -> Vary:
-    """``spec`` taken apart; ``position`` is which of the script's arguments it is where it has no name, from 1 on."""
+    """``spec`` parsed; ``position`` is its place among the script's arguments, from 1 on, if it has no name."""
     found = _POSITIONAL.fullmatch(spec.strip()) or _SPEC.fullmatch(spec.strip())
     if found is None:
         raise UsageError(f"{OPTION} needs an argument of the script with the values to try, {_FORMS}; not {spec!r}")
@@ -127,19 +127,19 @@ def _parse(spec: str, position: int) -> Vary:
 
 
 Run: TypeAlias = tuple[Arm, int]
-"""An arm and a value."""
+"""A run: an arm and a value."""
 
 Found: TypeAlias = Mapping[Arm, Mapping[int, Memory | None]]
-"""What came of the runs so far."""
+"""The results of the runs so far."""
 
 
 class RunFailed(AmpmemError):
-    """A run ended by itself, and not because the device was full."""
+    """A run failed for another reason than a full device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a run is made of, but for its arm and its value; ``jobs`` of them are made at once."""
+    """What all runs share, without arm and value; ``jobs`` runs are made at once."""
 
     script: ScriptOptions
     varied: VariedArguments
@@ -153,14 +153,14 @@ class RunPlan:
         return profile_arguments(script, arm, self.seed, "--quiet", "-o", str(path))
 
     def name(self, run: Run) -> str:
-        """``amp --batch-size=8``."""
+        """The run in words: ``amp --batch-size=8``."""
         arm, value = run
         return f"{arm} {self.varied.vary.shown(value)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Point:
-    """``memory`` is ``None`` where it ran out; ``failure`` is another reason why there is none."""
+    """The result of a run. ``memory`` is ``None`` where it ran out; ``failure`` is another reason for ``None``."""
 
     memory: Memory | None
     notes: tuple[str, ...]
@@ -171,11 +171,11 @@ class _Point:
 def run_points(
     plan: RunPlan, arms: Sequence[Arm], wanted: Callable[[Found], list[Run]], left: Callable[[Found], str]
 ) -> tuple[dict[Arm, dict[int, Memory | None]], tuple[str, ...], bool]:
-    """Run what is ``wanted``, given what there is, until that is nothing; the points of each arm, and all notes.
+    """Run what ``wanted`` asks for, given the results so far, until it asks for nothing.
 
-    The last of the three says whether Ctrl-C ended it before: the runs that had ended are there. ``left`` has words for
-    what is left to do. Raises :class:`RunFailed` when a script fails for another reason than memory. No run is left
-    behind, however it ends.
+    Returns the points of each arm, all notes, and whether Ctrl-C ended the search early; finished runs are kept then.
+    ``left`` gives words for the work left. Raises :class:`RunFailed` if a script fails for another reason than memory.
+    No process is left behind.
     """
     points: dict[Arm, dict[int, Memory | None]] = {arm: {} for arm in arms}
     notes: dict[str, None] = {}
@@ -208,7 +208,7 @@ def run_points(
 
 
 class _Counted(ProgressLine):
-    """The runs are counted as they end; how many there will be is not known before."""
+    """Counts the runs as they end; their total is not known before."""
 
     def __init__(self, script: ScriptOptions, left: Callable[[Found], str]) -> None:
         super().__init__()
@@ -218,12 +218,12 @@ class _Counted(ProgressLine):
         self._rest = ""
 
     def doing(self, what: str) -> None:
-        """How far one of those has got that run."""
+        """Show how far a run has got."""
         made = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
         self.now(f"{made}{what}{self._rest}")
 
     def ended(self, name: str, outcome: _Point, found: Found) -> None:
-        """One line for a run that ended. Raises :class:`RunFailed`."""
+        """One line for a run that ended. Raises :class:`RunFailed` if it failed."""
         self._count += 1
         if outcome.failure is not None:
             why = f"{outcome.failure}{misplaced(self._script, outcome.ended)}"
@@ -268,9 +268,9 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
             notes = recording.remarks
             ended_steps = sum(step.finished for step in recording.steps)
             if recording.ooms:
-                failure = None  # whatever the script made of it
+                failure = None  # the run is out of memory, whatever the script made of it
             elif ended_steps >= steps:
-                failure = None  # of a script that caught the stop, and went on without what it missed
+                failure = None  # the script caught the stop, and failed afterwards because of what it missed
                 memory = memory_of(recording)
             elif failure is None:
                 failure = f"it ended after {ended_steps} of {steps} steps; let it train for longer"
@@ -280,13 +280,13 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
 
 
 STEPS = 2
-"""The optimizer's state is there from the end of the first step on."""
+"""The number of recorded steps: the optimizer state is complete after the first."""
 
 JOBS = 8
-"""No more runs at once than this by default: each takes some hundred MiB."""
+"""The default limit of simultaneous runs, each of which takes some hundred MiB."""
 
 _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
-"""Shared options that say nothing of a simulated run that only has to fit."""
+"""Shared options without effect on a simulated run that only has to fit."""
 
 
 @click.command(
@@ -356,7 +356,7 @@ def fit(
     varied = varied_arguments(specs, options.arguments)
     if options.steps < STEPS:
         raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
-    # Their recordings are thrown away: there is nothing that they could replace.
+    # The recordings are deleted, so they cannot replace anything.
     script = settled(replace(options, device=Device.SIMULATED, stacks=False, force=False))
     gpu = gpu_to_simulate(options.gpu)
     options.find()
@@ -379,7 +379,7 @@ fit.params = [param for param in fit.params if param.name not in _NOT_HERE]
 
 
 def _search(runs: RunPlan, arms: Sequence[Arm], gpu: GpuSpec, *, curve: int) -> tuple[FitResult, bool]:
-    """What the runs come to, and whether Ctrl-C ended the search before its end, which a warning says then."""
+    """The result of the search, and whether Ctrl-C ended it early, which is also a warning."""
     varied = runs.varied
     following = partial(wanted, vary=varied.vary, total=gpu.total_memory, curve=curve)
     rest = partial(remaining, vary=varied.vary, total=gpu.total_memory, curve=curve)

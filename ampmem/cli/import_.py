@@ -29,7 +29,7 @@ def import_(snapshot: Path, output: Path, device: int | None, force: bool) -> No
     sizes and lifetimes; the summary says how much was concluded. A snapshot that ampmem export wrote gives back
     the recording that it was made from.
     """
-    gc.disable()  # nothing here makes cycles, and looking for them takes a sixth of the time
+    gc.disable()  # importing makes no cycles, and looking for them takes a sixth of the time
     try:
         recording = import_snapshot(snapshot, output, device=device, force=force)
     finally:

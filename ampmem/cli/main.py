@@ -26,10 +26,10 @@ from ampmem.version import __version__
 PROGRAM = "ampmem"
 
 COMPLETION = "_AMPMEM_COMPLETE"
-"""The variable by which a shell asks for completions."""
+"""The environment variable with which a shell asks for completions."""
 
 INTERRUPTED = 130
-"""What a shell reports for a command that Ctrl-C ended."""
+"""The exit code for a command ended by Ctrl-C, as a shell reports it."""
 
 SUBCOMMANDS = {
     "profile": "Record where the memory of a training script goes.",
@@ -47,14 +47,14 @@ SUBCOMMANDS = {
     "export": "Write a recording in a format that other tools read.",
     "completion": "Print what makes a shell complete ampmem's commands and options.",
 }
-"""Name and first help line of each subcommand; ``profile`` is the command ``profile`` of ``ampmem.cli.profile``.
+"""Name and first help line of each subcommand. ``profile`` is ``profile`` in ``ampmem.cli.profile``.
 
 One whose name is a keyword of Python has a trailing underscore there: ``import_`` of ``ampmem.cli.import_``.
 """
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand's module only when that subcommand is asked for."""
+    """A click group that imports a subcommand's module only when it is needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(SUBCOMMANDS)
@@ -71,13 +71,13 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, but with the nearest command in the message."""
+        """Resolve the command as click does, with the nearest command in the error message."""
         if args[0] in SUBCOMMANDS or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         ctx.fail(f"No such command {args[0]!r}.{_meant(args[0])}")
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The subcommands, of which none is imported; of one that is typed already click asks that one."""
+        """Complete subcommands without importing them; after a subcommand click asks that one."""
         found = [CompletionItem(name, help=help) for name, help in SUBCOMMANDS.items() if name.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
 
 
 def _meant(word: str) -> str:
-    """What may have been meant by ``word``, which is not a command."""
+    """A suggestion for ``word``, which is not a command."""
     if word.endswith(".py"):
         return f" Did you mean '{PROGRAM} profile {word}'?"
     if word.endswith(".ampmem"):
@@ -104,17 +104,17 @@ def group() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line and exit. The one place where ampmem's errors become messages.
+    """Run the command line and exit; this is the one place where ampmem's errors become messages.
 
-    Exit codes: 0 ok, 1 the tool or a check failed, 2 wrong usage, 130 Ctrl-C. What a profiled script
-    raises is none of ampmem's errors and goes through unchanged.
+    Exit codes: 0 ok, 1 the tool or a check failed, 2 wrong usage, 130 Ctrl-C. Exceptions of a profiled script are not
+    ampmem's errors and pass through unchanged.
     """
     terminal = Terminal(sys.stderr)
     try:
         asked = os.environ.get(COMPLETION)
         code = run(sys.argv[1:]) if asked is None else shell_complete(group, {}, PROGRAM, COMPLETION, asked)
-        # Here and not when the interpreter exits, where a closed pipe could only be complained about. A script that
-        # was run in this process has raised its end, and its output is left to Python.
+        # Flushed here, as at interpreter exit a closed pipe could only be complained about. A script run in this
+        # process has raised its own end already, and its output is left to Python.
         if sys.stdout is not None:
             sys.stdout.flush()
     except AmpmemError as error:
@@ -139,7 +139,7 @@ def main() -> NoReturn:
 
 
 def _said(error: click.ClickException) -> str:
-    """What click says, without tabs; of an option that there is none of, the nearest is named alone."""
+    """Click's message without tabs; for an unknown option only the nearest one is suggested."""
     if isinstance(error, click.NoSuchOption) and error.possibilities:
         near = get_close_matches(error.option_name, error.possibilities, n=1)
         error = click.UsageError(f"{error.message}{f' Did you mean {near[0]!r}?' if near else ''}", error.ctx)
@@ -149,10 +149,10 @@ def _said(error: click.ClickException) -> str:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code; raises what the subcommand raises.
+    """Run one command line and return its exit code; exceptions of the subcommand pass through.
 
-    Stands in for ``group.main``, which would turn a profiled script's ``EOFError`` and
-    ``KeyboardInterrupt`` into an abort of its own.
+    Stands in for ``group.main``, which would turn a profiled script's ``EOFError`` and ``KeyboardInterrupt`` into an
+    abort of its own.
     """
     try:
         with group.make_context(PROGRAM, list(arguments)) as context:
@@ -163,7 +163,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _discard_output() -> None:
-    """Send what is still buffered for a reader that went away (``ampmem show | head``) to nowhere."""
+    """Send buffered output to nowhere if its reader has gone away (``ampmem show | head``)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

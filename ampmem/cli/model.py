@@ -72,7 +72,7 @@ def model(file: Path | None, params: str | None, optimizer: str, name: str | Non
 
 
 def parse_count(text: str) -> int:
-    """A number of parameters: ``7e9``, ``7B``, ``1.5B``, ``350M``, ``124_000_000``; :class:`UsageError` otherwise."""
+    """The number in a text such as ``7e9``, ``1.5B``, ``350M``, ``124_000``. Raises :class:`UsageError` otherwise."""
     found = _COUNT.fullmatch(text.strip())
     if found is not None:
         number, unit = found.groups()
@@ -83,7 +83,7 @@ def parse_count(text: str) -> int:
 
 
 def _remark(summary: Summary, chosen: OptimizerModel) -> str | None:
-    """What to say when the run's optimizer keeps other tensors than the chosen one; settings are not recorded."""
+    """The note if the run's optimizer keeps other tensors than the chosen one; settings are not recorded."""
     for item in summary.optimizer:
         used = optimizer_model([item.class_name], {})
         if used is not None and not _same_family(used, chosen):
@@ -95,5 +95,5 @@ def _remark(summary: Summary, chosen: OptimizerModel) -> str | None:
 
 
 def _same_family(used: OptimizerModel, chosen: OptimizerModel) -> bool:
-    """Whether ``chosen`` is ``used``, maybe with settings that add states."""
+    """Whether ``chosen`` is ``used``, possibly with settings that add states."""
     return chosen.key.startswith(used.key) or (bool(used.states) and set(used.states) <= set(chosen.states))

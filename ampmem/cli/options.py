@@ -1,4 +1,4 @@
-"""Options that several commands have: the script to run and how to record it, and ``--schema``."""
+"""Options that several commands share: the script to run and how to record it, and ``--schema``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def assumed_data(device: Device, assume: tuple[str, ...]) -> Assumed | None:
-    """What each ``--assume`` says; ``None`` for a real device. Raises :class:`UsageError` for what cannot be meant."""
+    """What each ``--assume`` says; ``None`` for a real device. Raises :class:`UsageError` for invalid values."""
     if device != Device.SIMULATED:
         if assume:
             raise UsageError(
@@ -48,7 +48,7 @@ _Command = TypeVar("_Command", bound=Callable[..., object])
 def schema_option(
     schema: Callable[[], dict[str, Json]], name: str = "--schema", *, of: str = "--json"
 ) -> Callable[[_Command], _Command]:
-    """A flag that prints ``schema``, of what the options ``of`` print, and ends the command, whatever it lacks."""
+    """A flag that prints ``schema`` and ends the command; ``of`` names the options whose output it describes."""
 
     def show(context: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted:
@@ -71,12 +71,12 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def choices(words: Iterable[StrEnum]) -> tuple[str, ...]:
-    """``words`` as click is to show them: of members of an enumeration it would show the names."""
+    """``words`` as plain texts: click would show the names of an enumeration's members, not their values."""
     return tuple(word.value for word in words)
 
 
 def precision_option(text: str) -> Decorator:
-    """``--precision`` of a command that forces one, with its help ``text``."""
+    """``--precision`` for a command that forces one precision, with the help ``text``."""
     return click.option(
         "--precision",
         "--arm",
@@ -89,7 +89,7 @@ def precision_option(text: str) -> Decorator:
 
 
 def precisions_option(default: Iterable[Arm], text: str) -> Decorator:
-    """``--precision`` of a command that runs the script in several, with its help ``text``."""
+    """``--precision`` for a command that runs the script in several precisions, with the help ``text``."""
     return click.option(
         "--precision",
         "--arm",
@@ -108,25 +108,25 @@ seed_of_runs = click.option(
 
 
 def _complete_script(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For a shell: a file, unless it is to be a module."""
+    """Shell completion of the script: files, but not after ``-m``."""
     return [] if context.params.get("as_module") else [CompletionItem(incomplete, type="file")]
 
 
 def _complete_argument(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For a shell: a file is what it would complete by itself."""
+    """Shell completion of an argument: left to the shell, which completes files."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def _complete_gpu(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """For a shell: the GPUs that are known."""
+    """Shell completion of ``--gpu``: the known GPUs."""
     return [CompletionItem(name) for name in GPUS if name.startswith(incomplete)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    """Options that ``--help`` lists together, by the names of their parameters, with options as an example.
+    """Options that ``--help`` lists together, by parameter name, with an example.
 
-    Of several ``examples`` the first is shown whose options the command has.
+    The first of ``examples`` whose options the command has is shown.
     """
 
     title: str
@@ -165,20 +165,20 @@ _GROUPS = (
     _group("Ranks", "nproc_per_node world_size rank", "--nproc-per-node 2", "--world-size 8 --rank 0"),
     _group("Output", "output html snapshot quiet as_json schema force", "--html page.html", "--json"),
 )
-"""All groups, in the order of ``--help``; what is in none of them comes last."""
+"""The groups in the order of ``--help``; options in no group come last."""
 
 _REST = {"check": "--budget peak=20GiB train.py", "fit": "train.py --vary --batch-size=1:64"}
-"""What follows the options of an example, by command, where that is not the script alone."""
+"""By command, the end of an example's command line, if it is not just the script."""
 
 _COLUMN = 24
-"""How wide the column of options may be in ``--help``; the description of a longer one starts in a new line."""
+"""The width of the column of options in ``--help``; the description of a longer option starts on a new line."""
 
 
 class ScriptCommand(click.Command):
-    """A command that runs a script: what follows the script's name is the script's."""
+    """A command that runs a script: arguments after the script's name are the script's."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The options of ``--help`` in groups, each with an example."""
+        """Write the options of ``--help`` in groups, each with an example."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         shown = [(option.name, record) for option in options if (record := option.get_help_record(ctx))]
         flags = {flag for option in options for flag in option.opts}
@@ -196,7 +196,7 @@ class ScriptCommand(click.Command):
             formatter.write_dl([record for name, record in shown if name not in listed], col_max=_COLUMN)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """For a shell: ampmem's options, up to the script's name."""
+        """Shell completion of ampmem's options, up to the script's name."""
         return [] if ctx.params.get("script_or_module") else super().shell_complete(ctx, incomplete)
 
 
@@ -288,7 +288,7 @@ _SHARED: tuple[Decorator, ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptOptions:
-    """The script to run and how to record it: the options that :func:`shared_options` adds to a command."""
+    """The script and how to record it: the options that :func:`shared_options` adds to a command."""
 
     script_or_module: str
     as_module: bool
@@ -311,16 +311,16 @@ class ScriptOptions:
 
     @property
     def name(self) -> str:
-        """What is run, without its arguments."""
+        """The script's name, without its arguments."""
         return self.named or ("-m " if self.as_module else "") + self.script_or_module
 
     @property
     def title(self) -> str:
-        """What is run, as recordings say it."""
+        """The script's name and arguments, as recordings have them."""
         return " ".join((self.name, *self.arguments))
 
     def find(self) -> Target:
-        """What to run. Raises :class:`UsageError` when there is no such thing."""
+        """The target to run. Raises :class:`UsageError` if it does not exist."""
         if self.as_module:
             return script.find_module(self.script_or_module, self.arguments)
         path = Path(self.script_or_module)
@@ -331,7 +331,7 @@ class ScriptOptions:
 
 
 def advised_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give ``command`` the option that leaves out what ``ampmem advise`` has disproved."""
+    """Add ``--advised`` to ``command``, which leaves out what ``ampmem advise`` has disproved."""
     return click.option(
         "--advised",
         metavar="FILE",
@@ -342,18 +342,18 @@ def advised_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give ``command`` the script to run and how to record it, as the argument ``options``."""
+    """Add the script and the options to record it to ``command``, as its argument ``options``."""
     return _with(command, _SHARED)
 
 
 def script_options(*names: str) -> Decorator:
-    """The same with the options of these names alone, the script and its arguments."""
+    """Like :func:`shared_options`, with only the named options, the script and its arguments."""
     wanted = {*names, "script_or_module", "arguments"}
     return lambda command: _with(command, [each for each in _SHARED if _name_of(each) in wanted])
 
 
 def _name_of(decorate: Decorator) -> str | None:
-    """The parameter that ``decorate`` gives a command."""
+    """The name of the parameter that ``decorate`` adds to a command."""
 
     def command() -> None: ...
 
@@ -370,7 +370,7 @@ def _with(command: Callable[..., Any], decorators: Sequence[Decorator]) -> Calla
         dtype = shared.pop("dtype", None)
         shared |= {"dtype": None if dtype is None else AutocastDtype(dtype)}
         shared |= {"device": Device(shared["device"])} if "device" in shared else {}
-        step_on_of(shared.get("step_on"))  # what is wrong with it is said before anything runs
+        step_on_of(shared.get("step_on"))  # an invalid value fails before anything runs
         return command(options=ScriptOptions(**shared), **given)
 
     decorated: Callable[..., Any] = with_options
@@ -380,10 +380,10 @@ def _with(command: Callable[..., Any], decorators: Sequence[Decorator]) -> Calla
 
 
 def settled(script: ScriptOptions) -> ScriptOptions:
-    """``script`` with the device that its options ask for: ``--gpu`` alone asks for a simulated one.
+    """``script`` with the device that its options ask for: ``--gpu`` alone means a simulated one.
 
-    Raises :class:`UsageError` for options of a simulated device where another one is recorded, and for values that
-    cannot be meant. Where ``--gpu`` is given and ``--device`` is not, torch is imported, to ask it for a real GPU.
+    Raises :class:`UsageError` for a simulated device's options with another device, and for invalid values. With
+    ``--gpu`` but without ``--device``, torch is imported to look for a real GPU.
     """
     device = script.device
     if device is Device.AUTO and script.gpu is not None:
@@ -401,7 +401,7 @@ def settled(script: ScriptOptions) -> ScriptOptions:
 def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
     """The GPU to simulate; ``None`` for another device.
 
-    Raises :class:`UsageError` for one that nobody knows, and for one with nothing left for the script.
+    Raises :class:`UsageError` for an unknown GPU, and for one with no memory left for the script.
     """
     if device != Device.SIMULATED:
         if gpu is not None:
@@ -413,7 +413,7 @@ def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
 
 
 def check_world(device: Device, world_size: int | None, rank: int | None) -> None:
-    """Raises :class:`UsageError` for ranks of a real device, and for a rank that there is not."""
+    """Raise :class:`UsageError` for ranks of a real device, and for a rank outside of the world."""
     name = "--world-size" if world_size is not None else "--rank"
     if device != Device.SIMULATED and (world_size, rank) != (None, None):
         raise UsageError(

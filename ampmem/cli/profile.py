@@ -215,7 +215,7 @@ def profile(
 
 
 def _patterns(text: str | None) -> tuple[str, ...]:
-    """What ``--force-checkpoint`` lists."""
+    """The patterns in ``--force-checkpoint``."""
     patterns = () if text is None else tuple(each.strip() for each in text.split(","))
     if not all(patterns):
         raise UsageError("--force-checkpoint needs names of modules, separated by commas, such as 'blocks.*'")
@@ -223,7 +223,7 @@ def _patterns(text: str | None) -> tuple[str, ...]:
 
 
 def _check_forced(script: ScriptOptions) -> None:
-    """Raise :class:`UsageError` for changes that contradict each other, and for what the device does not have."""
+    """Raise :class:`UsageError` for changes that contradict each other, or that the device does not support."""
     forced = script.forced
     if forced.fused and forced.foreach is not None:
         raise UsageError("--force-fused and --force-foreach exclude each other: an optimizer updates in one way")
@@ -234,7 +234,7 @@ def _check_forced(script: ScriptOptions) -> None:
 
 
 def _set_environment(forced: Forced) -> None:
-    """Make the changes that are made by variables."""
+    """Set the environment variables of forced changes."""
     if forced.allocator:
         _set_allocator(forced.allocator)
     if forced.workspace:
@@ -242,7 +242,7 @@ def _set_environment(forced: Forced) -> None:
 
 
 def _set_allocator(settings: str) -> None:
-    """Put ``settings`` into the environment, which torch reads when CUDA is first used."""
+    """Add ``settings`` to the environment, which torch reads when CUDA is first used."""
     try:
         variable, text = with_settings(os.environ, settings)
     except UsageError as error:
@@ -251,7 +251,7 @@ def _set_allocator(settings: str) -> None:
 
 
 def _set_workspace(config: str) -> None:
-    """Put ``config`` into the environment, which PyTorch and cuBLAS read when the first workspace is needed."""
+    """Add ``config`` to the environment, which PyTorch and cuBLAS read when the first workspace is needed."""
     if not re.fullmatch("(:[0-9]+:[0-9]+)+", config):
         raise UsageError(f"--force-workspace {config}: it is :KiB:COUNT, once or more, such as :4096:2:16:8")
     former = os.environ.get(WORKSPACE_CONFIG)
@@ -267,7 +267,7 @@ def _audience(plan: Plan, report_to: Path | None) -> Audience:
 
 
 def _carry_out(plan: Plan, audience: Audience) -> None:
-    if not launches(plan.script):  # each process that is launched does so itself
+    if not launches(plan.script):  # each launched process sets its own
         _set_environment(plan.script.forced)
     plan = replace(plan, script=settled(plan.script))
     script = plan.script
@@ -317,7 +317,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
 
     def step_ended(done: int) -> None:
         together.step_ended()
-        counted = {} if plan.report_to is None else work.taken(session.log.ran())  # nobody else reads it
+        counted = {} if plan.report_to is None else work.taken(session.log.ran())  # nobody else reads the work
         audience.step(StepEnded(done=done, wanted=plan.script.steps, **counted))
 
     def all_done() -> None:
@@ -353,7 +353,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
                 undo.callback(results.install())
             undo.callback(spawner.install(lambda: _withdraw(session)))
             ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
-    except BaseException:  # it was not started
+    except BaseException:  # the script was not started
         remove_empty([path] if plan.numbered else [])
         remove_claim(path)
         raise
@@ -371,14 +371,14 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
 
 
 class _StepWork:
-    """What each step on a simulated device computed and moved."""
+    """The computation and copies of each step on a simulated device."""
 
     def __init__(self, simulation: Simulation | None) -> None:
         self._simulation = simulation
         self._before = {"flops": 0, "recomputed_flops": 0, "moved_bytes": 0}
 
     def taken(self, ran: Iterable[str]) -> dict[str, Any]:
-        """What was done since the last call, or the start, by the names that :class:`StepEnded` has for it.
+        """The work since the last call, or the start, with the names of :class:`StepEnded`.
 
         ``ran`` are the modules that ran so far.
         """
@@ -392,13 +392,13 @@ class _StepWork:
 
 
 def _withdraw(session: Session) -> None:
-    """The script spawns processes: as long as it records no step itself, no file is to be left if it is killed."""
+    """Remove the recording's name while the script only spawns processes: if it is killed, no file must be left."""
     if session.writer is not None:
         session.writer.withdraw()
 
 
 def _stop(stopper: Stopper, together: Together, *, simulated: bool) -> None:
-    """Stop the script, unless another rank may wait for this one."""
+    """Stop the script, unless another rank may be waiting for this one."""
     stopper.spared = "" if simulated else together.why_not() or ""
     if not stopper.spared:
         stopper.stop()
@@ -406,7 +406,7 @@ def _stop(stopper: Stopper, together: Together, *, simulated: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RecordedScript:
-    """A script that was recorded, at ``path``."""
+    """A script that was recorded at ``path``."""
 
     plan: Plan
     path: Path
@@ -420,7 +420,7 @@ class _RecordedScript:
     def conclude(
         self, simulation: Simulation | None, failure: BaseException | None, spawned: Sequence[Path] = ()
     ) -> None:
-        """Say and show what came of it, and what the ranks have left that it ``spawned``."""
+        """Print and show the result, and what the ranks that it ``spawned`` recorded."""
         try:
             if failure is not None or not spawned or self.session.outcome.recorded:
                 self._conclude(simulation, failure)
@@ -434,9 +434,9 @@ class _RecordedScript:
         plan, say = self.plan, self.audience.say
         predicted = None if simulation is None else afterwards.predicted(simulation, failed=failure is not None)
         if failure is None:
-            self._check(simulation)  # of what was not recorded nothing is predicted
+            self._check(simulation)  # nothing is predicted if nothing was recorded
         if simulation is not None and predicted is not None:
-            if plan.quiet or failure is not None:  # or the tables do
+            if plan.quiet or failure is not None:  # else the tables show the doubts
                 self._doubt(simulation, failure)
             say(predicted)
         went_on = plan.run_to_end or self.stopper.caught > 0 or bool(self.stopper.spared)
@@ -448,7 +448,7 @@ class _RecordedScript:
             self._show_failure(failure, later=later)
 
     def _check(self, simulation: Simulation | None) -> None:
-        """As :func:`afterwards.check`; what is doubtful of a simulation may be why nothing was recorded."""
+        """As :func:`afterwards.check_recorded`; doubts about a simulation may explain why nothing was recorded."""
         try:
             afterwards.check_recorded(self.session, self.target)
         except NothingRecorded:
@@ -460,7 +460,7 @@ class _RecordedScript:
             return
         refused = failure is not None and stop_of_simulation(failure) is not None
         if refused and not self.session.outcome.recorded:
-            return  # the refusal says it all
+            return  # the refusal explains everything
         explained = refused or self.session.outcome.unfinished is not None
         for doubt in simulation.device.doubts(failed=isinstance(failure, Exception) and not explained):
             self.audience.say(doubt)
@@ -488,7 +488,7 @@ class _RecordedScript:
             self.audience.complain(afterwards.kept_of_failed(self.session, self.path, self.stopper, later=later) + why)
 
     def _write_others(self) -> None:
-        """The page and the snapshot, where they are wanted."""
+        """Write the page and the snapshot, if asked for."""
         recording, force = self.session.options.path, self.plan.script.force
         if self.page is not None:
             from ampmem.reporters.html import write
@@ -504,14 +504,14 @@ class _RecordedScript:
 
 
 def _source_of(simulation: Simulation) -> SimulatedSource:
-    """What records it."""
+    """The recorder's source for a simulated device."""
     from ampmem.recorder.sources.simulated import SimulatedSource
 
     return SimulatedSource(simulation.device)
 
 
 def _time(plan: Plan, target: Target, audience: Audience, recording: Path) -> None:
-    """Run the steps that ``recording`` has once more, without instrumentation, and add their durations to it."""
+    """Run the recorded steps again without instrumentation, and add their durations to ``recording``."""
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper

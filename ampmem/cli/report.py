@@ -43,7 +43,7 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
     A FILE may also be what ampmem show --json printed, on this machine or another: its page is the same, but for the
     timeline and what else needs the events, which JSON does not have.
     """
-    # With plotly, for which a shell's completion is not to wait.
+    # Imports plotly, which a shell's completion must not wait for.
     from ampmem.reporters.html import write
     from ampmem.reporters.html.watched_page import write_watched
 
@@ -68,12 +68,12 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
 
 
 def _page(wanted: Path, number: int) -> Path:
-    """``wanted``, from the second ``number`` on with that in its name: ``train.2.html``."""
+    """``wanted``, with the ``number`` in its name from the second on: ``train.2.html``."""
     return wanted if number == 1 else wanted.with_name(f"{wanted.stem}.{number}{SUFFIX}")
 
 
 def page_beside(files: Sequence[Path]) -> Path:
-    """The page of ``files`` that gave no name: the parts of their names that all begin with, else the first's name."""
+    """The default name for the page of ``files``: their common beginning, else the first one's name."""
     parts = zip(*(file.stem.split(".") for file in files), strict=False)
     common = ".".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, parts))
     return files[0].with_name(f"{common or files[0].stem}{SUFFIX}")

@@ -36,11 +36,11 @@ from ampmem.reporters.text.watched import render_watched_ranks
 from ampmem.vocabulary import SourceKind
 
 _OF_EACH = frozenset({Detail.ACTIVATIONS, Detail.CASTS, Detail.MODULES, Detail.LARGEST})
-"""What has no table of several recordings side by side."""
+"""Details that exist for single recordings only, not side by side."""
 
 
 def _detail_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """An option for each detail, and one for all of them."""
+    """Add an option for each detail, and one for all of them."""
     for detail in reversed(Detail):
         command = click.option(f"--{detail}", is_flag=True, help=f"Add {WHAT[detail]}.")(command)
     return command
@@ -159,7 +159,7 @@ def show(
 
 
 def _taken_out(files: Sequence[Path], number: int, folder: Path) -> Path:
-    """The full recording of that number of the one watched run in ``files``, as a file in ``folder``."""
+    """The full recording ``number`` of the one watched run in ``files``, as a file in ``folder``."""
     if len(files) != 1 or not is_watched(files[0]):
         raise UsageError("--full takes a recording out of one watched run: ampmem show FILE --full N")
     into = folder / f"{files[0].stem}-{number}{files[0].suffix}"
@@ -168,7 +168,7 @@ def _taken_out(files: Sequence[Path], number: int, folder: Path) -> Path:
 
 
 def _show_watched(files: Sequence[Path], watched: Sequence[Path], *, as_json: bool, layout: Layout) -> None:
-    """Watched runs, one after the other; of the ranks of one job first a row for each."""
+    """Print watched runs one after the other; for the ranks of one job first a row for each."""
     others = [path for path in files if path not in watched]
     if others:
         raise UsageError(f"{watched[0]} is a watched run and {others[0]} is not: show them in two commands")
@@ -192,17 +192,17 @@ def _together(runs: Sequence[RankRun], jobs: Jobs | None, details: frozenset[Det
 
 
 def _with_tables(runs: Sequence[RankRun], jobs: Jobs | None, details: frozenset[Detail]) -> Sequence[RankRun]:
-    """Those whose own tables follow: what is asked for and is not there of several, of a job for its worst rank."""
+    """The runs whose own tables follow, for details that exist for single recordings only; of a job the worst rank."""
     wanted = frozenset() if details == EVERYTHING else details & _OF_EACH
     if jobs is None:
         return runs if wanted else []
     if jobs.comparison is None:
-        wanted = details  # the merged view has none of them
+        wanted = details  # the merged view has none of these tables
     return [run for run in runs if wanted and run.path in _worst(jobs)]
 
 
 def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
-    """``runs``, each of which is one of several ranks. Raises :class:`UsageError` where one is not."""
+    """``runs`` as ranks. Raises :class:`UsageError` if one of them is not one of several ranks."""
     for run in runs:
         if run.world_size == 1:
             raise UsageError(
@@ -212,22 +212,22 @@ def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
 
 
 def _ranks_as_json(runs: Sequence[RankRun]) -> str:
-    """The merged view of one job as an object, of one in each of several precisions as an array of objects."""
+    """The merged view of one job as a JSON object, of a job in several precisions as an array of objects."""
     return _one_or_several([job.to_json() for job in merge_all(_of_jobs(runs)).jobs])
 
 
 def _one_or_several(texts: Sequence[str]) -> str:
-    """One object of JSON, or an array of them."""
+    """One JSON object, or an array of them."""
     return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
 
 
 def _worst(jobs: Jobs) -> set[Path]:
-    """The recording of the worst rank of each job."""
+    """The recording of each job's worst rank."""
     return {Path(job.rank(job.worst.rank).file) for job in jobs.jobs if job.worst is not None}
 
 
 def _report(run: RankRun, *, alone: bool = False) -> Report:
-    """What reporters need of a recording; of one that is shown ``alone``, which others belong to it."""
+    """The report of a recording; if it is shown ``alone``, with the other files of its job."""
     summary = run.column.summary
     assert run.run is not None and summary is not None
     title = " ".join((run.run.script, *run.run.arguments))
@@ -236,7 +236,7 @@ def _report(run: RankRun, *, alone: bool = False) -> Report:
 
 
 def _others(run: RankRun) -> Iterator[str]:
-    """Where the other ranks are; nothing of a simulated one, which needs no others."""
+    """Where the other ranks' files are; empty for a simulated rank, which needs no others."""
     if run.world_size == 1 or (run.run is not None and run.run.source == SourceKind.SIMULATED):
         return
     there, others = len(ranks_beside([run])), run.world_size - 1
@@ -251,7 +251,7 @@ def _others(run: RankRun) -> Iterator[str]:
 
 
 def is_sound(path: Path) -> bool:
-    """Whether the recording at ``path`` may be trusted; says so, or what speaks against it."""
+    """Whether the recording at ``path`` can be trusted; prints that, or the reasons why not."""
     try:
         run = rank_run(path)
         summary = _report(run).summary
@@ -265,12 +265,12 @@ def is_sound(path: Path) -> bool:
 
 
 def report_of(path: Path) -> Report:
-    """What reporters need of the recording at ``path``."""
+    """The report of the recording at ``path``."""
     return _report(rank_run(path))
 
 
 def what_ifs(path: Path, settings: Sequence[str]) -> list[tuple[str, WhatIf]]:
-    """What each of ``settings`` would change in the recording at ``path``.
+    """The effect of each of ``settings`` on the recording at ``path``.
 
     Raises :class:`UsageError` for an unknown setting, and for a recording of another allocator.
     """
@@ -283,6 +283,6 @@ def what_ifs(path: Path, settings: Sequence[str]) -> list[tuple[str, WhatIf]]:
 
 
 def _as_configured(setting: str) -> str:
-    """``setting`` as PYTORCH_ALLOC_CONF has it: a name alone switches it on."""
+    """``setting`` as in PYTORCH_ALLOC_CONF: a name alone switches it on."""
     name, equals, value = setting.partition("=")
     return f"{name}:{value}" if equals else setting if ":" in setting else f"{setting}:True"

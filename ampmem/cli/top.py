@@ -15,7 +15,7 @@ from ampmem.reporters.text.layout import layout_for
 from ampmem.reporters.text.watched import render_live
 
 _HOME = "\x1b[H\x1b[J"
-"""To the upper left of the screen, and the rest of it empty."""
+"""The terminal codes that move to the upper left corner and clear the screen."""
 
 
 @click.command("top", short_help="Show what a watched run does now.")
@@ -39,14 +39,14 @@ def top(files: tuple[Path, ...], interval: float, once: bool) -> None:
 
 
 class _Look:
-    """One file, and what was concluded of its full recordings."""
+    """A watched file, and the summaries of its full recordings so far."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known: dict[int, FullPart] = {}
 
     def now(self) -> WatchedSummary:
-        """The run by now."""
+        """The current summary of the run."""
         return watched_run(read_watched(self._path), known=self._known)
 
 

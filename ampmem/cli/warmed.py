@@ -1,4 +1,4 @@
-"""The process that :class:`~ampmem.cli.processes.starting.Warmed` starts: simulated runs are forked from it."""
+"""The process that :class:`~ampmem.cli.processes.starting.Warmed` starts, from which simulated runs are forked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ampmem.cli.processes.guest import leave
 
 
 def serve() -> None:
-    """In the warmed process: fork a process for each request, which carries it out and does not return."""
+    """Fork a process for each request, which carries it out and does not return; runs in the warmed process."""
     connection = socket.socket(fileno=int(sys.argv.pop(1)))
     _warm_up()
     interrupted = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runs
@@ -31,13 +31,14 @@ def serve() -> None:
         for file in files:
             os.close(file)
     with suppress(ChildProcessError):
-        while True:  # what the runs took counts for the command
+        while True:  # the children's CPU time then counts for the command
             os.wait()
     os._exit(0)
 
 
 def _fork(request: int, given: int, output: int, errors: int, status: int) -> None:
-    """Fork the run and return in it; this process waits for it, and tells ``status`` of it."""
+    """Fork the run and return in it; the process between waits for the run and reports to ``status``."""
+    # The warmed process must not wait for a run, or runs would follow each other.
     number = os.fork()
     if number:
         with Connection(status, readable=False) as said:
@@ -56,7 +57,7 @@ def _fork(request: int, given: int, output: int, errors: int, status: int) -> No
 
 
 def _run() -> NoReturn:
-    """Do what the arguments say, and end."""
+    """Run the command line in ``sys.argv``, and end."""
     try:
         main()
     except SystemExit as ended:
@@ -66,7 +67,7 @@ def _run() -> NoReturn:
 
 
 def _warm_up() -> None:
-    """Import what a run imports, and simulate what the simulation tries at its start."""
+    """Import what a run imports, and simulate a GPU once, as at a run's start."""
     import ampmem.cli.profile
     import ampmem.recorder.session  # noqa: F401
     from ampmem.simulator.start import Simulation

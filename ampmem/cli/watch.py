@@ -109,7 +109,7 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
 
 
 def _tell(file: Path, named: Path, rows: int, audience: Audience, *, quiet: bool) -> None:
-    """What there is now, and the tables."""
+    """Print what was recorded, and the tables."""
     if not file.exists():
         return
     steps = "1 step" if rows == 1 else f"{rows:,} steps"

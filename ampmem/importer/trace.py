@@ -44,7 +44,7 @@ class Purpose(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackReading:
-    """What one stack says. ``text`` has its Python frames as ``file:line function``, outermost first.
+    """The information in one stack. ``text`` has its Python frames as ``file:line function``, outermost first.
 
     ``op`` is the torch op that allocated (``aten::bmm``), ``implementation`` that of the optimizer if it is one of
     torch's, ``optimizing`` whether the innermost Python code is an optimizer's, ``leaving_autocast`` whether an

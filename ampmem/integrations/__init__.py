@@ -1,1 +1,1 @@
-"""ampmem inside other people's programs. Each module imports its host, which is an optional extra, only when used."""
+"""ampmem inside other programs. Each module imports its host, an optional extra, only when used."""

@@ -1,4 +1,4 @@
-"""For loops that run under accelerate: :func:`record`, and a tracker for those that shall stay as they are."""
+"""For training loops under accelerate: :func:`record`, and a tracker for loops that cannot be changed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def record(
     every: int = 500,
     keep: int = 3,
 ) -> Iterator[None]:
-    """Record a few steps of the loop in the ``with`` block; the accelerator's trackers get what they came to.
+    """Record a few steps of the loop in the ``with`` block, and give the accelerator's trackers the results.
 
-    As :func:`ampmem.log_to`, to all trackers that ``accelerator.init_trackers`` has begun. By default the files go to
-    the accelerator's ``logging_dir`` or else ``project_dir``, or to the current one.
+    Like :func:`ampmem.log_to`, with all trackers that ``accelerator.init_trackers`` has begun. By default the files go
+    to the accelerator's ``logging_dir``, else its ``project_dir``, else the current directory.
 
     Raises:
-        UsageError: on entering, when an argument makes no sense.
+        UsageError: on entering, when an argument is invalid.
     """
     wanted = Wanted(
         skip=skip, steps=steps, page=page, stacks=stacks, device=device, watch=watch, every=every, keep=keep
@@ -53,19 +53,19 @@ def record(
 
 
 def _logger_of(tracker: Any) -> Logger:
-    """wandb's run itself, since its tracker hands on steps that are over by then."""
+    """The logger for a tracker; for wandb its run itself, as wandb's tracker passes on steps that are over by then."""
     return logger_of(tracker.tracker if tracker.name == "wandb" else tracker)
 
 
 class AmpmemTracker(GeneralTracker):  # type: ignore[misc]
     """Records a few steps between ``accelerator.init_trackers`` and ``accelerator.end_training``.
 
-    A tracker is told neither the model nor the steps, and knows no other tracker: ampmem finds the steps by itself, and
-    what they came to goes to ``log_to``, as for :func:`ampmem.log_to`. What the loop logs is for the other trackers.
-    accelerate begins trackers on the main process alone: of many ranks only that one is recorded.
+    A tracker gets neither the model nor the steps, and knows no other tracker: ampmem finds the steps by itself, and
+    the results go to ``log_to``, as for :func:`ampmem.log_to`. Values that the loop logs go to the other trackers.
+    accelerate begins trackers on the main process only: with several ranks only that one is recorded.
 
     Raises:
-        UsageError: ``log_to`` has something that is not a logger, or an argument makes no sense.
+        UsageError: ``log_to`` has something that is not a logger, or an argument is invalid.
     """
 
     name = "ampmem"
@@ -97,23 +97,23 @@ class AmpmemTracker(GeneralTracker):  # type: ignore[misc]
 
     @property
     def tracker(self) -> None:
-        """There is no run of a service behind it."""
+        """No run of a service: this tracker has none."""
         return None
 
     def start(self) -> None:
-        """``accelerator.init_trackers`` was called."""
+        """Begin recording; ``accelerator.init_trackers`` calls it."""
         with going_on():
             self._block.enter_context(few_steps_of_loop(self._wanted, self._folder, self._first_step, self._loggers))
-            atexit.register(self._at_exit)  # after that of the recording, so that it runs before
+            atexit.register(self._at_exit)  # registered after the recording's own, so that it runs before it
 
     def finish(self) -> None:
-        """``accelerator.end_training`` was called."""
+        """End recording; ``accelerator.end_training`` calls it."""
         atexit.unregister(self._at_exit)
         with going_on():
             self._block.close()
 
     def _at_exit(self) -> None:
-        """A training that failed never calls :meth:`finish`."""
+        """End the recording of a training that failed, which never calls :meth:`finish`."""
         error = sys.last_value if isinstance(getattr(sys, "last_value", None), BaseException) else None
         with going_on():
             self._block.__exit__(None if error is None else type(error), error, None)

@@ -1,4 +1,4 @@
-"""A callback for the Trainer of Lightning, be it imported as ``lightning`` or as ``pytorch_lightning``."""
+"""A callback for Lightning's Trainer, imported as ``lightning`` or as ``pytorch_lightning``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HOSTS = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _callbacks() -> tuple[type, ...]:
-    """``Callback`` of each Lightning that the program has imported; of the first that there is where it has none."""
+    """``Callback`` of each Lightning that the program has imported; if it has none, of the first installed one."""
     imported = [sys.modules[name] for name in _HOSTS if hasattr(sys.modules.get(name), "Callback")]
     if imported:
         return tuple(host.Callback for host in imported)
@@ -29,16 +29,16 @@ def _callbacks() -> tuple[type, ...]:
 
 
 class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
-    """Records a few steps of each ``trainer.fit()``, and gives the Trainer's loggers what they came to.
+    """Records a few steps of each ``trainer.fit()``, and gives the Trainer's loggers the results.
 
     The recording and the page go to the folder of the Trainer's first logger, or to ``default_root_dir``. ``skip``
-    steps pass first, then ``steps`` are recorded; ``log_to`` are loggers beside the Trainer's own, as for
+    steps pass first, then ``steps`` are recorded; ``log_to`` are loggers besides the Trainer's own, as for
     :func:`ampmem.log_to`.
 
     ``page``, ``stacks``, ``device``, ``watch``, ``every`` and ``keep`` are those of :func:`ampmem.log_to`.
 
     Raises:
-        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` is invalid.
     """
 
     def _start_over(self) -> None:
@@ -47,7 +47,7 @@ class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.trainer = trainer
-        folder = trainer.log_dir or trainer.default_root_dir  # asked on all ranks, as it must be
+        folder = trainer.log_dir or trainer.default_root_dir  # log_dir broadcasts: all ranks must ask for it
         self.few_steps.training_begins(Path(folder), trainer.global_step)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -55,7 +55,7 @@ class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
         self.few_steps.step_begins(trainer.global_step, trainer.global_step)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # Lightning's own values of a step have the number of the updates before it.
+        # Lightning numbers a step's own values by the updates before the step.
         self.few_steps.step_ends(trainer.global_step, self._number)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -84,7 +84,7 @@ class AmpmemCallback(FewStepsCallback, *_callbacks()):  # type: ignore[misc]
 
 
 def _keep(logger: Any, page: Path) -> None:
-    """Store the page with the run, where the logger has one that takes files."""
+    """Store the page with the run, if the logger takes files."""
     kind = type(logger).__name__
     if kind == "WandbLogger":
         keep_in_wandb(logger.experiment, page)

@@ -1,6 +1,6 @@
-"""Experiment loggers of all kinds behind one face, and what a recording comes to as the numbers that they take.
+"""Experiment loggers of all kinds behind one interface, and a recording as the numbers that they take.
 
-Which kind a logger is, is seen by what it has: none of their packages is imported here.
+The kind of a logger is recognised by its methods: none of their packages is imported here.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ampmem.vocabulary import Mark
 
 PEAK = f"ampmem/peak/{TOTAL}"
 REQUESTED = "ampmem/peak/requested"
-"""What of the peak was asked for, which the categories add up to; where the peak has the rounding of blocks, too."""
+"""The requested part of the peak, which is the sum of the categories, if the peak includes the rounding of blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRow:
     """The values of one of the training's steps, which its loggers count as ``step``.
 
-    Sizes are whole bytes; those whose name says so are bytes per parameter.
+    Sizes are whole bytes, or bytes per parameter if the name says so.
     """
 
     step: int
@@ -35,10 +35,10 @@ class LoggedRow:
 
 
 def rows(summary: Summary, numbers: Mapping[int, int]) -> tuple[LoggedRow, ...]:
-    """A row for each step of the training; ``numbers`` has that step's number by the index of a recorded one.
+    """A row for each step of the training; ``numbers`` has the training's step by the index of the recorded step.
 
-    Where several recorded steps are one of the training's, the one with the largest peak speaks for it. The last row
-    has what is known of the whole run besides. A recording whose sums are wrong gives no rows.
+    If several recorded steps are one step of the training, the one with the largest peak counts. The last row also has
+    the values of the whole run. A recording whose sums are wrong gives no rows.
     """
     if summary.conservation.breach is not None:
         return ()
@@ -56,7 +56,7 @@ def rows(summary: Summary, numbers: Mapping[int, int]) -> tuple[LoggedRow, ...]:
 
 
 def seen_row(row: Row) -> LoggedRow:
-    """A step of a watched run."""
+    """The values of a step of a watched run."""
     values: dict[str, float] = {
         "ampmem/watch/peak": row.peak,
         "ampmem/watch/allocated": row.alive,
@@ -68,13 +68,13 @@ def seen_row(row: Row) -> LoggedRow:
 
 
 def largest_row(found: Sequence[LoggedRow]) -> LoggedRow:
-    """One row for all, of which there is one at least: that with the largest peak, and what is known of the run."""
+    """One row for all of ``found`` (at least one): the row with the largest peak, and the values of the whole run."""
     top = max(found, key=lambda row: row.values.get(PEAK, 0))
     return replace(top, values={**found[-1].values, **top.values})
 
 
 def _of_step(step: Step, steps: Collection[Step]) -> dict[str, float]:
-    """Each category that any of ``steps`` has at its peak is in each row: a logger draws no lines through gaps."""
+    """The values of ``step``, with every category of ``steps`` in each row: loggers draw no lines across gaps."""
     there = [category for category in CATEGORIES if any(each.peak.categories[category] for each in steps)]
     values: dict[str, float] = {PEAK: step.peak.said}
     if step.peak.allocated is not None:
@@ -91,7 +91,7 @@ def _of_run(summary: Summary) -> dict[str, float]:
 
 
 def _static_model(summary: Summary) -> dict[str, float]:
-    """What there is after backward, where all of the model holds."""
+    """The values after backward, if all of the static model holds."""
     parts = [part for part in summary.static_model if part.mark == Mark.AFTER_BACKWARD]
     total = next((part for part in parts if part.component == TOTAL), None)
     recipe = summary.static_recipe
@@ -105,24 +105,24 @@ def _static_model(summary: Summary) -> dict[str, float]:
 
 
 STEP = "ampmem/step"
-"""The step that a row is of, for a logger that counts steps by itself."""
+"""The key of a row's step, for a logger that counts steps by itself."""
 
 
 class Logger(Protocol):
-    """Where values go."""
+    """A receiver of values."""
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
-        """Each row, at its step."""
+        """Log each row at its step."""
 
     def keep(self, file: Path) -> None:
-        """Store ``file`` with the run, where the logger has a place for files."""
+        """Store ``file`` with the run, if the logger has a place for files."""
 
 
 def logger_of(writer: Any) -> Logger:
-    """The logger that ``writer`` is: TensorBoard's ``SummaryWriter``, a run of wandb or ``wandb`` itself, ``mlflow``,
-    or any other object with ``add_scalar``, ``log_metrics``, ``log_metric`` or ``log``.
+    """The logger for ``writer``.
 
-    Raises :class:`UsageError` when it has none of them.
+    A writer is TensorBoard's ``SummaryWriter``, a run of wandb or ``wandb`` itself, ``mlflow``, or any other object
+    with ``add_scalar``, ``log_metrics``, ``log_metric`` or ``log``. Raises :class:`UsageError` for anything else.
     """
     if _has(writer, "add_scalar"):
         return _Scalars(writer)
@@ -143,15 +143,15 @@ def logger_of(writer: Any) -> Logger:
 
 
 def loggers_of(writers: Any) -> list[Logger]:
-    """The loggers that ``writers`` are: one, or several in a tuple or a list.
+    """The loggers for ``writers``: one writer, or several in a tuple or a list.
 
-    Raises :class:`UsageError` when one of them is not a logger.
+    Raises :class:`UsageError` if one of them is not a logger.
     """
     return [logger_of(writer) for writer in (writers if isinstance(writers, tuple | list) else (writers,))]
 
 
 class _Scalars:
-    """TensorBoard's ``SummaryWriter``, and those with the same method. It keeps numbers in single precision."""
+    """TensorBoard's ``SummaryWriter``, and objects with the same method. It stores numbers in single precision."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -164,14 +164,14 @@ class _Scalars:
             self._writer.flush()
 
     def keep(self, file: Path) -> None:
-        """TensorBoard has no place for files."""
+        """Nothing: TensorBoard has no place for files."""
 
 
 class _Wandb:
     """A run of wandb, or the module.
 
-    A run counts its own steps and takes no values for one that is over. To leave that count to the script, one row goes
-    with what the script logs next: that of the largest peak.
+    A run counts its own steps and takes no values for a step that is over. The count is left to the script: only the
+    row of the largest peak is logged, with what the script logs next.
     """
 
     def __init__(self, run: Any) -> None:
@@ -187,7 +187,7 @@ class _Wandb:
 
 
 class _Metrics:
-    """Those that take several metrics and their step at once."""
+    """Loggers that take several metrics and their step at once."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -201,9 +201,9 @@ class _Metrics:
 
 
 class _Mlflow(_Metrics):
-    """``mlflow``, which begins a run by itself where none is open, and leaves it open: that would not be the script's.
+    """``mlflow``, which would begin a run of its own if the script has none open, and leave it open.
 
-    Raises :class:`UsageError` where no run is open.
+    Raises :class:`UsageError` if no run is open.
     """
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
@@ -213,7 +213,7 @@ class _Mlflow(_Metrics):
 
 
 class _SingleMetrics:
-    """Those that take one metric at a time."""
+    """Loggers that take one metric at a time."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -228,7 +228,7 @@ class _SingleMetrics:
 
 
 class _Values:
-    """Those whose ``log`` takes several values, and their step where it has a place for it."""
+    """Loggers whose ``log`` takes several values, and their step if it has a parameter for it."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -251,7 +251,7 @@ def keep_in_wandb(run: Any, file: Path) -> None:
 
 
 def _log_artifact(writer: Any, file: Path) -> None:
-    """Only where all that it needs is a path: others want a name, a type, or an object of theirs."""
+    """Store ``file``, if the writer's method needs only a path: others need a name, a type, or an object of theirs."""
     if not _has(writer, "log_artifact"):
         return
     needed = [
@@ -270,7 +270,7 @@ def _has(writer: Any, name: str) -> bool:
 def _parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # one that is written in C
+    except (TypeError, ValueError):  # a method written in C has no signature
         return {}
 
 

@@ -1,4 +1,4 @@
-"""A few steps of a training, recorded while it goes on whatever fails here: of a loop, or by a Trainer's callback."""
+"""Records a few steps of a training while it goes on, whatever fails here: of a loop, or by a Trainer's callback."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ampmem.watched_block import Watch, check_every
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What to record of a training.
+    """The options for recording a training.
 
-    ``skip`` steps pass first: the optimizer makes its state in the first step, DistributedDataParallel its buckets anew
-    in the second. Then ``steps`` are recorded. ``page`` says whether to write the page; ``stacks`` and ``device`` are
-    those of :func:`ampmem.profile`. With ``watch`` the whole training is kept instead, a row for each step, as
-    :func:`ampmem.watch` does it, whose ``every`` and ``keep`` these are.
+    ``skip`` steps pass first: the optimizer makes its state in the first step, and DistributedDataParallel rebuilds its
+    buckets in the second. Then ``steps`` are recorded. ``page`` says whether to write the page; ``stacks`` and
+    ``device`` are those of :func:`ampmem.profile`. With ``watch`` the whole training is recorded instead, a row for
+    each step, as by :func:`ampmem.watch` with ``every`` and ``keep``.
     """
 
     skip: int = 2
@@ -56,7 +56,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """What was recorded of a training. ``page`` is ``None`` where none was written."""
+    """The recording of a training. ``page`` is ``None`` if none was written."""
 
     file: Path
     page: Path | None
@@ -66,21 +66,21 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRank:
-    """Which process of a job this is."""
+    """The place of this process in a job."""
 
     rank: int = 0
     world_size: int = 1
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the one that logs."""
+        """Whether this process is the one that logs."""
         return self.rank == 0
 
 
 class WholeRun:
-    """One training, watched from its first step to its end: in place of :class:`FewSteps`, with the same calls.
+    """A training watched from its first step to its end; a replacement of :class:`FewSteps` with the same methods.
 
-    ``log`` is given the row of each step, and ``keep`` the page, on the rank that logs.
+    On the rank that logs, ``log`` gets the row of each step, and ``keep`` the page.
     """
 
     recording = False
@@ -93,22 +93,22 @@ class WholeRun:
         self._watch: Watch | None = None
 
     def training_begins(self, folder: Path, updates: int) -> None:
-        """The file goes to ``folder``."""
-        self.training_ends()  # of one that ended in a way that the host did not tell
+        """Begin a training; the file goes to ``folder``."""
+        self.training_ends()  # a previous training may have ended without a call
         self._folder = folder
 
     def step_begins(self, updates: int, number: int) -> None:
-        """A step of the host's begins, which it counts as ``number``."""
+        """Begin a step of the host's, which it counts as ``number``."""
         folder, self._folder = self._folder, None
         if folder is not None:
             with going_on():
                 self._watch = begin_watch(self._wanted, folder, number, self._seen)
 
     def step_ends(self, updates: int, number: int) -> None:
-        """ampmem sees by itself when steps end."""
+        """Do nothing: ampmem sees by itself when steps end."""
 
     def training_ends(self, error: BaseException | None = None) -> None:
-        """The training is over, with ``error`` if it failed. The second time does nothing."""
+        """End the training, with ``error`` if it failed. A second call does nothing."""
         watch, self._watch, self._folder = self._watch, None, None
         with going_on():
             if watch is not None:
@@ -121,7 +121,7 @@ class WholeRun:
 
 
 def begin_watch(wanted: Wanted, folder: Path, first_step: int, on_step: Callable[[Row], None] | None) -> Watch | None:
-    """Watch from now on, into a file in ``folder``; ``None`` where this process is being recorded already."""
+    """Watch from now on, into a file in ``folder``; ``None`` if this process is being recorded already."""
     from ampmem.recorder.process import active
 
     if active() is not None:
@@ -144,7 +144,7 @@ def begin_watch(wanted: Wanted, folder: Path, first_step: int, on_step: Callable
 
 
 def finish_watch(watch: Watch, error: BaseException | None, wanted: Wanted, keep: Callable[[Path], None]) -> None:
-    """End the watching, say what came of it, and give ``keep`` the page."""
+    """End the watching, report the result, and give ``keep`` the page."""
     watch.__exit__(None if error is None else type(error), error, None)
     found = watch.summary()
     if not rank().speaks:
@@ -159,10 +159,10 @@ def finish_watch(watch: Watch, error: BaseException | None, wanted: Wanted, keep
 
 
 class FewSteps:
-    """One training's few steps.
+    """A few recorded steps of one training.
 
-    The host says where each of its steps begins and ends, and how many updates it has made by then; a step of its own
-    may be several updates. ``publish`` is given what was recorded, on the rank that logs.
+    The host reports where each of its steps begins and ends, and how many updates it has made; one of its steps may be
+    several updates. ``publish`` gets the recording, on the rank that logs.
     """
 
     def __init__(self, wanted: Wanted, publish: Callable[[Recorded], None]) -> None:
@@ -172,7 +172,7 @@ class FewSteps:
         self._updates = self._made = 0
         self._profile: Profile | None = None
         self._ended: list[tuple[int, int]] = []
-        """When each step of the host's ended that was recorded, in nanoseconds, and its number."""
+        """The end of each recorded step of the host's in ns, and its number."""
 
     @property
     def recording(self) -> bool:
@@ -180,22 +180,22 @@ class FewSteps:
         return self._profile is not None
 
     def training_begins(self, folder: Path, updates: int) -> None:
-        """Files go to ``folder``; ``updates`` were made before, where the training was resumed."""
+        """Begin a training; files go to ``folder``, and ``updates`` were made before if the training was resumed."""
         with going_on():
-            self.training_ends()  # of one that ended in a way that the host did not tell
+            self.training_ends()  # a previous training may have ended without a call
         self._folder, self._made, self._updates = folder, 0, updates
 
     def step_begins(self, updates: int, number: int) -> None:
-        """A step of the host's begins, which it counts as ``number``; ``updates`` have been made."""
+        """Begin a step of the host's, which it counts as ``number``; ``updates`` have been made."""
         if self._folder is None or self._profile is not None or self._made < self._wanted.skip:
             return
-        folder, self._folder = self._folder, None  # whatever comes of it, this training is tried once
+        folder, self._folder = self._folder, None  # whether or not it works, each training is tried once
         self._updates = updates
         with going_on():
             self._begin(folder, number)
 
     def step_ends(self, updates: int, number: int) -> None:
-        """A step of the host's may have ended, which it counts as ``number``: it has if there are more updates."""
+        """A possible end of the host's step ``number``: the step has ended if there are more updates."""
         if updates > self._updates:
             self._updates = updates
             self._made += 1
@@ -205,7 +205,7 @@ class FewSteps:
                     self.training_ends()
 
     def training_ends(self, error: BaseException | None = None) -> None:
-        """The training is over, with ``error`` if it failed; or the recording is. The second time does nothing."""
+        """End the recording, or the training, with ``error`` if it failed. A second call does nothing."""
         recorder, self._profile = self._profile, None
         ended, self._ended = self._ended, []
         folder, self._folder = self._folder, None
@@ -221,10 +221,10 @@ class FewSteps:
 
 
 def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = False) -> Profile | None:
-    """Begin to record to a file in ``folder``; ``None`` where this process is being recorded already.
+    """Begin to record to a file in ``folder``; ``None`` if this process is being recorded already.
 
-    ``counted`` has ampmem count the steps from ``first_step``, those that are skipped too; else the recording begins at
-    once, with that one, and ends when it is ended.
+    With ``counted``, ampmem counts the steps from ``first_step``, skipped ones included; else the recording begins at
+    once with that step, and runs until it is ended.
     """
     from ampmem.recorder.process import active
 
@@ -247,7 +247,7 @@ def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = Fals
 
 
 def _file_in(folder: Path, name: str) -> Path:
-    """The file of that ``name`` in ``folder``, which is there from now on; of a rank with its number."""
+    """The path of the file ``name`` in ``folder``, which is created now; a rank's has its number."""
     folder.mkdir(parents=True, exist_ok=True)
     place, file = rank(), folder / f"{name}{SUFFIX}"
     return rank_file(file, place.rank, place.world_size) if place.world_size > 1 else file
@@ -260,9 +260,9 @@ def finish(
     numbers: Callable[[Recording], Mapping[int, int]],
     publish: Callable[[Recorded], None],
 ) -> None:
-    """End the recording, and tell what came of it; ``numbers`` gives each recorded step the training's number."""
+    """End the recording and report it; ``numbers`` gives the training's step for each recorded step."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that nothing was recorded is said below, in one line
+        warnings.simplefilter("ignore")  # one line below says that nothing was recorded
         recorder.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
     try:
         recording = recorder.recording()
@@ -283,7 +283,7 @@ def finish(
 
 
 def rank() -> JobRank:
-    """Which process of a job this is, as torch.distributed or else the launcher says."""
+    """The place of this process in a job, from torch.distributed or else the launcher."""
     from ampmem.recorder.ranks.environment import launched
     from ampmem.recorder.ranks.places import Places
 
@@ -294,7 +294,7 @@ def rank() -> JobRank:
 
 @contextmanager
 def going_on() -> Iterator[None]:
-    """What fails in here is said in one line, and ends nothing else."""
+    """A block whose errors are reported in one line and do not end the training."""
     try:
         yield
     except AmpmemError as error:
@@ -304,9 +304,9 @@ def going_on() -> Iterator[None]:
 
 
 def say(message: str) -> None:
-    """One line on standard error; of a rank that does not log, with its number."""
+    """Print a line on stderr; a rank that does not log adds its number."""
     place = JobRank()
-    with suppress(Exception):  # there is something to say in any case
+    with suppress(Exception):  # the line must not fail
         place = rank()
     lead = "" if place.speaks else f"rank {place.rank}: "
     # There is no command line here: its options are arguments.
@@ -317,7 +317,7 @@ def say(message: str) -> None:
 
 
 def _numbers(recording: Recording, ended: list[tuple[int, int]]) -> dict[int, int]:
-    """The number of the host's step in which each recorded step ended."""
+    """For each recorded step the host's step in which it ended."""
     found = {}
     for step in recording.steps:
         number = next((number for instant, number in ended if step.end_ns <= instant), None)
@@ -341,7 +341,7 @@ def _watched_page(file: Path) -> Path:
 
 
 def _page_of(file: Path) -> Path:
-    ranked = rank_of(file)  # what a shell finds by the name of the ranks' files are recordings alone
+    ranked = rank_of(file)  # a shell pattern for the ranks' files must match recordings only
     return (file if ranked is None else ranked.job).with_suffix(".html")
 
 
@@ -360,7 +360,7 @@ def _told(file: Path, page: Path | None, summary: Summary, wanted: int) -> str:
 
 
 def _renumbered(numbers: Mapping[int, int]) -> str:
-    """Which of the training's steps are which of the recording's, where the host does not count them one by one."""
+    """How the training's steps and the recording's correspond, if the host does not count them one by one."""
     if all(index == number for index, number in numbers.items()):
         return ""
     recorded, hosts = (", ".join(map(str, each)) for each in (numbers, numbers.values()))
@@ -368,7 +368,7 @@ def _renumbered(numbers: Mapping[int, int]) -> str:
 
 
 class FewStepsCallback:
-    """To be named before the host's own class of callbacks."""
+    """The part of a callback that hosts share; it precedes the host's own class among the bases."""
 
     def __init__(
         self,
@@ -391,7 +391,7 @@ class FewStepsCallback:
         self._start_over()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was asked for: a recording stays in its process."""
+        """The options only: a recording stays in its process."""
         return {"wanted": self.wanted, "other_loggers": self.other_loggers}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -408,23 +408,23 @@ class FewStepsCallback:
         self.trainer: Any = None
 
     def _publish(self, recorded: Recorded) -> None:
-        """Give the loggers what the steps came to."""
+        """Give the loggers the values of the steps."""
         self._log(recorded.rows)
         if recorded.page is not None:
             self._keep(recorded.page)
 
     def _log(self, rows: Sequence[LoggedRow]) -> None:
-        """Give all loggers these rows."""
+        """Give all loggers ``rows``."""
         self._others.log(rows)
         self._log_to_host(rows)
 
     def _keep(self, page: Path) -> None:
-        """Store the page with the run, where the loggers take files."""
+        """Store the page with the run, if the loggers take files."""
         self._others.keep(page)
         self._keep_with_host(page)
 
     def _log_to_host(self, rows: Sequence[LoggedRow]) -> None:
-        """Give the host's loggers these rows."""
+        """Give the host's loggers ``rows``."""
         raise NotImplementedError
 
     def _keep_with_host(self, page: Path) -> None:
@@ -446,26 +446,26 @@ def log_to(
     every: int = 500,
     keep: int = 3,
 ) -> Iterator[None]:
-    """Record a few steps of the training loop in the ``with`` block, and log what they came to when it ends.
+    """Record a few steps of the training loop in the ``with`` block, and log the results when it ends.
 
-    Whatever fails of that is said in one line on standard error, and the loop goes on.
+    If that fails, one line on stderr says so, and the loop goes on.
 
     Args:
         writers: TensorBoard's ``SummaryWriter``, a run of wandb, ``mlflow``, or any object with ``add_scalar``,
             ``log_metrics``, ``log_metric`` or ``log``.
-        folder: where the recording and the page go: ``memory-step2.ampmem`` and ``memory-step2.html``.
+        folder: the folder of the recording and the page, ``memory-step2.ampmem`` and ``memory-step2.html``.
         skip: let this many steps pass first.
         steps: record this many.
         first_step: the number that the loop gives its first step.
         page: whether to write the page.
         stacks: record the Python stack of every op of the forward pass.
         device: whose memory to record: ``cuda``, ``cpu``, or ``auto`` for the GPU where torch sees one.
-        watch: keep the whole loop instead, as :func:`ampmem.watch` does it, in ``memory-watch.ampmem``, and log each
-            step's peak, what is allocated and reserved at its end, and the process's memory.
+        watch: record the whole loop instead, as :func:`ampmem.watch` does, in ``memory-watch.ampmem``, and log each
+            step's peak, the bytes allocated and reserved at its end, and the process's memory.
         every, keep: those of :func:`ampmem.watch`.
 
     Raises:
-        UsageError: on entering, when a writer is not a logger, or an argument makes no sense.
+        UsageError: on entering, when a writer is not a logger, or an argument is invalid.
     """
     loggers = [logger_of(writer) for writer in writers]
     wanted = Wanted(
@@ -477,7 +477,7 @@ def log_to(
 
 @contextmanager
 def few_steps_of_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Sequence[Logger]) -> Iterator[None]:
-    """Record the loop in the block, whose steps ampmem finds; they are counted from ``first_step``."""
+    """Record the loop in the block; ampmem finds its steps and counts them from ``first_step``."""
     if wanted.watch:
         with _watched_loop(wanted, folder, first_step, loggers):
             yield
@@ -530,17 +530,17 @@ def tell(loggers: Sequence[Logger], recorded: Recorded) -> None:
 
 
 class WorkingLoggers:
-    """Loggers of one training: one that fails is told of once and gets nothing more, and the others go on."""
+    """The loggers of one training: one that fails is reported once and gets nothing more, and the others go on."""
 
     def __init__(self, loggers: Sequence[Logger]) -> None:
         self._loggers = list(loggers)
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
-        """Give them the rows."""
+        """Give the working loggers ``rows``."""
         self._each(lambda logger: logger.log(rows))
 
     def keep(self, page: Path) -> None:
-        """Give them the page."""
+        """Give the working loggers the page."""
         self._each(lambda logger: logger.keep(page))
 
     def _each(self, give: Callable[[Logger], None]) -> None:

@@ -23,15 +23,15 @@ except ImportError as error:
 
 
 class AmpmemCallback(FewStepsCallback, TrainerCallback):  # type: ignore[misc]
-    """Records a few steps of each ``trainer.train()``, and gives the Trainer's loggers what they came to.
+    """Records a few steps of each ``trainer.train()``, and gives the Trainer's loggers the results.
 
-    The recording and the page go to ``output_dir``. ``skip`` steps pass first, then ``steps`` are recorded;
-    ``log_to`` are loggers beside the Trainer's own, as for :func:`ampmem.log_to`.
+    The recording and the page go to ``output_dir``. ``skip`` steps pass first, then ``steps`` are recorded; ``log_to``
+    are loggers besides the Trainer's own, as for :func:`ampmem.log_to`.
 
     ``page``, ``stacks``, ``device``, ``watch``, ``every`` and ``keep`` are those of :func:`ampmem.log_to`.
 
     Raises:
-        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` make no sense.
+        UsageError: ``log_to`` has something that is not a logger, or ``skip``, ``steps`` or ``device`` is invalid.
     """
 
     def _start_over(self) -> None:
@@ -54,11 +54,11 @@ class AmpmemCallback(FewStepsCallback, TrainerCallback):  # type: ignore[misc]
         self.few_steps.training_ends()
 
     def training_is_of(self, trainer: Any) -> None:
-        """``trainer`` is about to train."""
+        """Note that ``trainer`` is about to train."""
         self.trainer = trainer
 
     def training_left(self, error: BaseException | None) -> None:
-        """``trainer.train()`` is left, with ``error`` if it failed."""
+        """Note that ``trainer.train()`` is left, with ``error`` if it failed."""
         self.few_steps.training_ends(error)
         self.trainer = self._said = None
 
@@ -80,7 +80,7 @@ class AmpmemCallback(FewStepsCallback, TrainerCallback):  # type: ignore[misc]
 
 
 def _keep(report_to: list[str], page: Path) -> None:
-    """Store the page with the runs that are open."""
+    """Store the page with the open runs."""
     wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
     with going_on():
         if "wandb" in report_to and wandb is not None and wandb.run is not None:
@@ -91,9 +91,9 @@ def _keep(report_to: list[str], page: Path) -> None:
 
 
 class _Watched:
-    """The callbacks that there are. While there is one, ``Trainer.train`` says when it is left, and of whom it is.
+    """The existing callbacks. While there is one, ``Trainer.train`` is patched to report its end and its Trainer.
 
-    A ``TrainerCallback`` hears nothing of a training that fails, and is given no Trainer.
+    A ``TrainerCallback`` is not called when a training fails, and does not get the Trainer.
     """
 
     def __init__(self) -> None:
@@ -102,6 +102,7 @@ class _Watched:
 
     def add(self, callback: AmpmemCallback) -> None:
         self._alive += 1
+        # Weakly, so that callbacks can die; when Python ends there is nothing left to put back.
         weakref.finalize(callback, self._gone).atexit = False
         if self._undo is None:
             self._undo = patch(Trainer, "train", _watching)
@@ -132,6 +133,7 @@ def _watching(train: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             for callback in ours:
                 callback.training_left(failure)
+            # Its traceback refers to this frame: the cycle would keep what the training held alive.
             del failure
 
     return watched

@@ -1,4 +1,4 @@
-"""What a session does on a CUDA device besides reading its allocator: marks, phases, failures."""
+"""What a session does on a CUDA or simulated device besides reading its allocator: marks, phases, failures."""
 
 from __future__ import annotations
 

@@ -35,9 +35,7 @@ class OnPaper:
             Terminal(sys.stderr).say(doubt)
 
     def end(self) -> None:
-        """Remove the device. On another thread it stays, because the mode that runs its ops is the first thread's.
-        thread.
-        """
+        """Remove the device. On another thread it stays, because the mode that runs its ops is the first thread's."""
         if threading.get_ident() == self._thread:
             self._simulation.end()
 

@@ -262,7 +262,7 @@ class StepWriter:
         return self._file.prediction
 
     def withdraw(self) -> None:
-        """Hide the file until there is a step to write."""
+        """Remove the file until there is a step to write."""
         self._file.withdraw()
 
     def discard(self) -> None:

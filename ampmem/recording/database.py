@@ -164,6 +164,7 @@ class Database:
         self._steps = 0
         self._size = 0
         self._text_left = _SCHEMA_ROWS * _SCHEMA_TEXT
+        # Precautions that SQLite advises for untrusted files (sqlite.org/security.html).
         connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, _SCHEMA_TEXT)
         connection.setlimit(sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 100)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
@@ -339,7 +340,7 @@ def _copied(path: Path) -> tuple[sqlite3.Connection | None, int]:
             for pragma in (
                 "page_count",
                 "page_size",
-            ):  # the SELECT takes the lock, for which backup() would wait forever
+            ):  # the first pragma takes the lock, for which backup() would wait forever
                 size *= int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
             if size <= path.stat().st_size:  # else the writer is not ampmem
                 connection.backup(copy)

@@ -60,7 +60,7 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedHeader:
-    """What is watched. Sizes are bytes; ``limit`` is the device's memory, if known."""
+    """The header of a watched run: what is watched. Sizes are bytes; ``limit`` is the device's memory, if known."""
 
     ampmem: str
     torch: str

@@ -152,6 +152,7 @@ class RecordingWriter:
         self._lock = lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock_file(lock)
         with closing(self._connected(file)) as self._database:
+            # A file whose making fails is removed, so there is nothing to roll back.
             self._database.execute("PRAGMA journal_mode = OFF")
             self._database.executescript("BEGIN;" + schema())
             header = {"format_version": FORMAT_VERSION, ROWS: self._rows, ENDED: _ending(ended=False)}

@@ -1,4 +1,4 @@
-"""What a reporter gets, the details that can be asked for, and the reporter for JSON."""
+"""Reports, the details that can be asked for, and the reporter for JSON."""
 
 from __future__ import annotations
 

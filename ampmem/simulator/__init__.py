@@ -1,1 +1,1 @@
-"""A CUDA device that is not there: fake tensors that claim it, and a model of its allocator."""
+"""Simulates a CUDA device that does not exist: fake tensors that claim it, and a model of its allocator."""

@@ -1,4 +1,4 @@
-"""What the user says of data that a simulated device has not."""
+"""What the user assumes about data that a simulated device does not have."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ _LINE = re.compile(r"(?:\./)?(?P<place>.+:[1-9][0-9]*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """``fractions`` says, by the name of an op whose result depends on the data, how many of the elements it finds;
-    ``numbers``, by ``FILE:LINE``, which number the script reads from the device there; ``uncompiled``, that what
-    ``torch.compile`` compiles runs as it is. ``option`` is how the user says so, which messages name."""
+    """The user's assumptions about data.
+
+    ``fractions`` has the fraction of elements that an op finds, by the name of an op whose result depends on the data;
+    ``numbers`` has the number that the script reads from the device, by ``FILE:LINE``; ``uncompiled`` says that code
+    for ``torch.compile`` runs uncompiled. ``option`` is how the user gives them, for messages.
+    """
 
     fractions: Mapping[str, float] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -27,15 +30,15 @@ class Assumed:
 
     @property
     def named(self) -> str:
-        """What the option is called."""
+        """The name of the option."""
         return self.option.strip()
 
     def advice(self, text: str) -> str:
-        """How to say ``text``: ``--assume nonzero=0.5``, or ``assume=["nonzero=0.5"]`` in Python."""
+        """How to give ``text``: ``--assume nonzero=0.5``, or ``assume=["nonzero=0.5"]`` in Python."""
         return f"{self.option}{text}" if self.option == OPTION else f'{self.option}["{text}"]'
 
     def number(self, line: str) -> tuple[str, float] | None:
-        """What is read at ``line``, and as which line the user named it: the end of the path is enough."""
+        """The number assumed for ``line``, and the line as the user named it: the end of the path is enough."""
         for named, number in self.numbers.items():
             if line == named or line.endswith(os.sep + named):
                 return named, number
@@ -47,10 +50,9 @@ _COMPILE = "compile"
 
 
 def assumed_of(texts: Sequence[str], option: str = "assume=") -> Assumed:
-    """What ``texts`` say, such as ``nonzero=0.5``, ``train.py:12=7`` or ``compile=eager``.
+    """The assumptions in ``texts``, such as ``nonzero=0.5``, ``train.py:12=7`` or ``compile=eager``.
 
-    A single one may be given as it is. ``option`` is what messages say before each. Raises :class:`UsageError` for
-    what cannot be meant.
+    A single text may be given as it is. ``option`` begins error messages. Raises :class:`UsageError` for invalid texts.
     """
     fractions: dict[str, float] = {}
     numbers: dict[str, float] = {}

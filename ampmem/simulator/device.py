@@ -1,4 +1,4 @@
-"""The memory of the simulated device: which fake storage lies where, and what its allocator did."""
+"""The memory of the simulated device: the address of each fake storage, and the events of its allocator."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ KEEPS_UP = (
     "allocation after its tensor died; up to: they use it until the script waits for them"
 )
 _OLDEST_FIRST = "2.12" <= TorchVersion(torch.__version__) < "2.13"
-"""Whether of free blocks of equal size that one is taken which was made first, and not the one that lies first."""
+"""Whether among free blocks of equal size the oldest is used, instead of the one with the lowest address."""
 _NAMED = 3
-"""So many lines are named that read made-up numbers before the script failed."""
+"""Maximum number of lines named that read guessed numbers before the script failed."""
 _CROSSING = "gradients that wait for another stream in backward"
 
 
 class DeviceEvent(NamedTuple):
-    """One alloc or free. ``allocated`` is the sum of the requested bytes after it; ``node`` as in ``RawEvents``."""
+    """One alloc or free. ``allocated`` is the sum of requested bytes after it; ``node`` as in ``RawEvents``."""
 
     time_ns: int
     action: int
@@ -54,18 +54,18 @@ class DeviceEvent(NamedTuple):
 
 
 class _StorageRef(weakref.ref[torch.UntypedStorage]):
-    """Dies with a storage, and still knows its key then."""
+    """A weak reference to a storage that still has its key after the storage was freed."""
 
     __slots__ = ("key",)
     key: int
 
 
 class SimulatedDevice:
-    """Gives every fake storage a block of the modelled allocator, and takes it back when the storage dies.
+    """Gives each fake storage a block of the modelled allocator, and frees the block with the storage.
 
-    ``recorder`` gets every event while it is set. ``settings`` are those in force at the start. Where ``environment``
-    is given, the settings are read from it once more at the first request, as PyTorch reads them when CUDA is first
-    used: until then the script may have changed them.
+    ``recorder`` is called with each event while it is set. ``settings`` are those in force at the start. If
+    ``environment`` is given, the settings are read from it again at the first request, as PyTorch reads them at the
+    first use of CUDA: until then the script may have changed them.
     """
 
     def __init__(
@@ -78,35 +78,34 @@ class SimulatedDevice:
     ) -> None:
         self.gpu = gpu
         self.label = label
-        """The type of torch device that it stands for: ``cuda``, unless it is compared with the CPU profiler."""
+        """The simulated type of torch device: ``cuda``, or ``cpu`` for comparisons with the CPU profiler."""
         self.allocator = DeviceCachingAllocator(
             settings, total_memory=gpu.total_memory, outside=gpu.context.least, oldest_first=_OLDEST_FIRST
         )
         self.order = StreamOrder(self.allocator.recorded_events)
         self._environment = environment
         self.in_force = ("", "")
-        """What has set the allocator, a variable or a function of torch, and to what; both empty where nothing has."""
+        """What set the allocator (a variable or a function of torch), and its value; both empty if nothing did."""
         self.recorder: Callable[[DeviceEvent], None] | None = None
         self.on_workspace: Callable[[int, str], None] | None = None
-        """Gets the address of every workspace and the library that keeps it."""
+        """Called with the address of every workspace and its library."""
         self.on_scratch: Callable[[int, str], None] | None = None
-        """Gets the address of scratch and the op that asked for it."""
+        """Called with the address of scratch memory and its op."""
         self.workspaces: dict[int, str] = {}
         """The libraries' workspaces, by address."""
         self.on_out_of_memory: Callable[[OutOfMemory], None] | None = None
         self.out_of_memory: OutOfMemory | None = None
-        """The last request that could not be served."""
+        """The last request that failed."""
         self.assumptions: dict[str, None] = {}
-        """What this run took for granted, in the order in which it came up."""
+        """Assumptions of this run, in order of appearance."""
         self.warnings: dict[str, None] = {}
-        """What makes its numbers doubtful, likewise."""
+        """Doubts about the run's numbers, in order of appearance."""
         self.made_up: dict[str, tuple[float, str]] = {}
-        """The lines of the script that read a number that nobody knows, the last one last: which number was read, and
-        how a user says another one."""
+        """The lines of the script that read an unknown number, last one last: the guess, and how to give another."""
         self.unmodelled: dict[str, None] = {}
-        """What it left out, likewise."""
+        """Memory that the model leaves out, in order of appearance."""
         self.seeds = 0
-        """How often its random numbers were given a seed or a state."""
+        """Number of times that the random generator was given a seed or a state."""
         self._libraries: dict[str, tuple[int, int]] = {}
         self._peaks = Peaks(self.allocator.counters)
         self._highest = Highest(
@@ -119,30 +118,33 @@ class SimulatedDevice:
         self._blocks: dict[int, Block] = {}
         self._references: dict[int, _StorageRef] = {}
         self.lock = RLock()
-        """Whoever runs an op or uses the allocators has it: there may be several threads."""
+        """Held by whoever runs an op or uses the allocators, since there may be several threads."""
         self._busy = False
         self._dead: list[_StorageRef] = []
-        """Storages that died and have their blocks still. They may do so at any time, on any thread, and wait for
-        nobody there: so where the allocators are at work, who works with them takes the blocks back at the end."""
+        """Freed storages whose blocks are not freed yet.
+
+        A storage may be freed at any time on any thread, and a destructor must not wait: if the allocators are in use,
+        the thread that uses them frees the blocks afterwards.
+        """
 
     def assume(self, text: str) -> None:
-        """Keep ``text``, once, for the recording's notes."""
+        """Add ``text`` once to the recording's assumptions."""
         self.assumptions[text] = None
 
     def warn(self, text: str) -> None:
-        """Keep ``text``, once, for the warnings."""
+        """Add ``text`` once to the warnings."""
         self.warnings[warning(text)] = None
 
     def seeded(self, *given: object, **named: object) -> None:
-        """The random numbers begin anew; what is ``given`` changes no size."""
+        """Note that the random generator was seeded; the value ``given`` changes no size."""
         self.seeds += 1
 
     def retract(self, text: str) -> None:
-        """What :meth:`warn` was given is true no longer."""
+        """Remove a warning that is no longer true."""
         self.warnings.pop(warning(text), None)
 
     def doubts(self, *, failed: bool) -> list[str]:
-        """What makes the run's numbers doubtful; of a script that ``failed``, first which numbers it was told."""
+        """Warnings about the run's numbers; for a script that ``failed``, first the guessed numbers that it read."""
         lines = list(self.made_up)[: -_NAMED - 1 : -1] if failed else []
         if not lines:
             return list(self.warnings)
@@ -155,12 +157,12 @@ class SimulatedDevice:
         return [told, *(text for text in self.warnings if not text.startswith(warned))]
 
     def leave_out(self, what: str) -> None:
-        """``what`` a GPU would have allocated is in none of the numbers."""
+        """Note that memory for ``what``, which a GPU would allocate, is in none of the numbers."""
         self.unmodelled[what] = None
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Nobody else uses the allocators, and no block is taken back on the way."""
+        """Hold the allocators: no other thread uses them, and no block is freed meanwhile."""
         try:
             with self.lock:
                 former, self._busy = self._busy, True
@@ -172,7 +174,7 @@ class SimulatedDevice:
             self.bury()
 
     def bury(self) -> None:
-        """Take back the blocks of storages that died, unless somebody else will."""
+        """Free the blocks of freed storages, unless the thread that holds the allocators will."""
         while self._dead and not self._busy and self.lock.acquire(blocking=False):
             try:
                 self._take_back()
@@ -180,9 +182,9 @@ class SimulatedDevice:
                 self.lock.release()
 
     def storage_address(self, tensor: torch.Tensor) -> int:
-        """The address on this device of the first byte of ``tensor``'s storage, or the real one of a real tensor.
+        """The device address of the first byte of ``tensor``'s storage; for a real tensor its real address.
 
-        0 where it has none that can be read.
+        0 if it cannot be read.
         """
         try:
             storage = tensor.untyped_storage()
@@ -194,7 +196,7 @@ class SimulatedDevice:
             return 0
 
     def data_address(self, tensor: torch.Tensor) -> int:
-        """The address of ``tensor``'s first element, likewise."""
+        """The device address of ``tensor``'s first element; real or 0 as for :meth:`storage_address`."""
         try:
             if tensor.untyped_storage().device.type == "meta":
                 address = self.storage_address(tensor)
@@ -204,9 +206,9 @@ class SimulatedDevice:
             return 0
 
     def born(self, storage: torch.UntypedStorage) -> None:
-        """Give ``storage`` a block unless it has one. Raises ``torch.OutOfMemoryError`` as the device would."""
+        """Give ``storage`` a block if it has none. Raises ``torch.OutOfMemoryError`` as the device would."""
         with self.lock:
-            self.bury()  # one that died may have been at the same address
+            self.bury()  # a freed storage may have had the same address
             key = storage_key(storage)
             if key not in self._references:
                 reference = _StorageRef(storage, self._died)
@@ -217,33 +219,33 @@ class SimulatedDevice:
                 self._blocks[key] = self.malloc(size)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """``storage`` may have another size now: then it has got a new block, and given its old one back."""
+        """Give ``storage`` a new block and free its old one, if its size has changed."""
         with self.lock:
             self.bury()
             key = storage_key(storage)
             if key not in self._references:
-                return  # it lies elsewhere
+                return  # it is not on this device
             block = self._blocks.get(key)
             if block is not None and block.requested != storage.nbytes():
                 self.free(self._blocks.pop(key))
             self.born(storage)
 
     def not_written(self, text: str, *, aloud: bool = False) -> None:
-        """Keep ``text``, of a file that the script does not get, for the recording's notes.
+        """Add ``text``, about a file that the script does not get, to the recording's notes.
 
-        It is said on standard error where nothing is recorded any more, and always where it is to be ``aloud``.
+        It is printed on standard error if nothing is recorded any more, and always if ``aloud``.
         """
         if text not in self.assumptions and (aloud or self.recorder is None):
             Terminal(sys.stderr).say(text)
         self.assume(text)
 
     def configure(self, text: str, by: str) -> None:
-        """Give the allocator the settings in ``text``, as ``by`` asks. Raises ``UsageError`` for unknown settings."""
+        """Apply the allocator settings in ``text``, set by ``by``. Raises ``UsageError`` for unknown settings."""
         self._settle()
         self._take(parse_settings(text, self.allocator.settings), by, text)
 
     def _settle(self) -> None:
-        """Read the settings from the environment, the first time that it is called."""
+        """Read the settings from the environment at the first call."""
         environment, self._environment = self._environment, None
         if environment is None:
             return
@@ -253,7 +255,7 @@ class SimulatedDevice:
         except UsageError as error:
             raise stop(f"{variable}={text}: {error}" if variable else str(error)) from None
         former = self.allocator.settings.memory_fraction
-        if settings.memory_fraction is None and former is not None:  # by a call
+        if settings.memory_fraction is None and former is not None:  # it was set by a call
             settings = replace(settings, memory_fraction=former)
         self._take(settings, variable, text)
 
@@ -265,13 +267,13 @@ class SimulatedDevice:
             self._highest.limit = allowed_memory(settings, self.gpu.total_memory)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Let the process take at most this part of the device (``set_per_process_memory_fraction``)."""
+        """Limit the process to this fraction of the device (``set_per_process_memory_fraction``)."""
         with self._at_work():
             self.allocator.set_memory_fraction(fraction)
             self._highest.limit = allowed_memory(self.allocator.settings, self.gpu.total_memory)
 
     def malloc(self, size: int) -> Block:
-        """A block of the current stream that belongs to no storage. Raises ``torch.OutOfMemoryError``."""
+        """A block of the current stream without a storage. Raises ``torch.OutOfMemoryError``."""
         if self._environment is not None:
             self._settle()
         stream = self.order.current()
@@ -281,7 +283,7 @@ class SimulatedDevice:
                     self.allocator.complete_events()
                 block = self.allocator.malloc(size, stream)
             except OutOfMemory as error:
-                self.out_of_memory = error.with_traceback(None)  # whose frames hold the script's tensors
+                self.out_of_memory = error.with_traceback(None)  # its frames hold the script's tensors
                 if self.on_out_of_memory is not None:
                     self.on_out_of_memory(error)
                 raise torch.OutOfMemoryError(f"CUDA {error} (simulated {self.gpu.name})") from None
@@ -291,7 +293,7 @@ class SimulatedDevice:
         return block
 
     def free(self, block: Block) -> None:
-        """Give ``block`` back."""
+        """Free ``block``."""
         with self._at_work():
             self._give_back(block)
 
@@ -301,29 +303,29 @@ class SimulatedDevice:
         self.allocator.free(block)
 
     def workspace(self, library: str, size: int) -> None:
-        """Scratch that ``library`` keeps for ever."""
+        """Allocate a workspace that ``library`` keeps forever."""
         held = self._peaks.workspaces
         held[library] = held.get(library, 0) + size
         try:
             block = self.malloc(size)
         except torch.OutOfMemoryError:
-            held[library] -= size  # a script may go on from here
+            held[library] -= size  # a script may catch the error and go on
             raise
         self.workspaces[block.address] = library
         if self.on_workspace is not None:
             self.on_workspace(block.address, library)
 
     def scratch(self, op: str, sizes: Sequence[int]) -> None:
-        """Scratch that ``op`` gives back before it ends, as in :meth:`scratch_during`."""
+        """Allocate and free scratch memory of ``op``, as in :meth:`scratch_during`."""
         with self.scratch_during(op, sizes):
             pass
 
     @contextmanager
     def scratch_during(self, op: str, sizes: Sequence[int | torch.UntypedStorage]) -> Iterator[None]:
-        """Scratch of all these sizes, which ``op`` gives back at the end.
+        """Allocate scratch of all these sizes (bytes), which ``op`` frees at the end of the block.
 
-        A negative number gives the newest block of so many bytes back before the next one is taken. A storage is a
-        result, which gets its memory in its place.
+        A negative number frees the newest block of so many bytes before the next allocation. A storage in the list is a
+        result, which gets its memory at that point.
         """
         held, blocks = self._peaks.scratch, list[Block]()
         before = held.get(op, 0)
@@ -349,7 +351,7 @@ class SimulatedDevice:
                 self.free(block)
 
     def could_have(self, size: int) -> bool:
-        """Whether ``size`` bytes can be had now; what is cached may be given back for them."""
+        """Whether ``size`` bytes can be allocated now, after freeing cached memory if necessary."""
         with self._at_work():
             try:
                 self.allocator.free(self.allocator.malloc(size, self.order.current()))
@@ -358,7 +360,7 @@ class SimulatedDevice:
             return True
 
     def assume_scratch(self, what: str, most: int, asker: object = None) -> None:
-        """``what`` is not known; here it is taken to be at most ``most`` bytes, given back at once.
+        """Assume that unknown scratch ``what`` has at most ``most`` bytes, freed at once.
 
         ``asker`` is equal for requests of the same size for the same work, such as one pass of a convolution.
         """
@@ -366,29 +368,29 @@ class SimulatedDevice:
             self._highest.assume(what, most, (what, asker))
 
     def assume_all_that_is_free(self, what: str, limit: int | None) -> None:
-        """The same for what may take all memory that is free, or ``limit`` bytes of it."""
+        """Assume that ``what`` takes at most all free memory, or ``limit`` bytes of it, freed at once."""
         kept = sum(most for _, most in self._libraries.values())
         with self._at_work():
             self._highest.fill(what, self.gpu.total_memory - self.gpu.context.most - kept, limit)
 
     def hold_outside(self, what: str, least: int, most: int) -> None:
-        """A library keeps from ``least`` to ``most`` bytes of ``what`` outside of the allocator by now."""
+        """Note that a library holds from ``least`` to ``most`` bytes of ``what`` outside of the allocator."""
         self._libraries[what] = (least, most)
         self.allocator.driver.outside = self.outside
 
     @property
     def outside(self) -> int:
-        """Bytes that are taken at least, but not by the allocator: the CUDA context and what libraries keep."""
+        """Minimum bytes in use outside of the allocator: the CUDA context and what libraries keep."""
         return self.gpu.context.least + sum(least for least, _ in self._libraries.values())
 
     def empty_cache(self) -> None:
-        """``torch.cuda.empty_cache``."""
+        """Free cached memory, as ``torch.cuda.empty_cache`` does."""
         with self._at_work():
             self._highest.empty_cache()
             self.allocator.empty_cache()
 
     def record_stream(self, storage: torch.UntypedStorage, stream: int) -> None:
-        """``stream`` uses the block of ``storage`` too: once freed, it waits until ``stream`` has come so far."""
+        """Note that ``stream`` uses the block of ``storage``, too: once freed, it waits for ``stream``."""
         with self._at_work():
             block = self._blocks.get(storage_key(storage))
             if block is None or block.segment.stream == stream:
@@ -398,17 +400,17 @@ class SimulatedDevice:
             self._highest.record_stream(block, stream)
 
     def synchronize(self, until: Reached | None = None) -> None:
-        """The script waits until the device has come so far, or has done everything."""
+        """Note that the script waits until the device has reached ``until``, or has completed everything."""
         with self._at_work():
             self._highest.synchronize(until)
 
     def synchronize_current(self) -> None:
-        """It waits for the current stream, as it does to read a number."""
+        """Note that the script waits for the current stream, as when it reads a number."""
         if self._highest.counters.awaiting:
             self.synchronize(self.order.reached(self.order.current()))
 
     def prediction(self) -> PredictionRecord:
-        """What the run comes to on this GPU, by now."""
+        """The predicted memory of the run so far on this GPU."""
         if self.order.backward_elsewhere:
             self.leave_out(_CROSSING)
         return prediction(
@@ -422,17 +424,17 @@ class SimulatedDevice:
         )
 
     def segments(self) -> tuple[SnapshotSegment, ...]:
-        """The allocator's segments and their blocks now."""
+        """The allocator's current segments and blocks."""
         with self._at_work():
             return self.allocator.snapshot()
 
     def tensors(self) -> dict[int, weakref.ref[torch.UntypedStorage]]:
-        """Address of every block that a storage has, to that storage: a later one at the address is not the same."""
+        """The storage of each block that has one, by address: later storages at that address are different."""
         with self._at_work():
             return {block.address: self._references[key] for key, block in self._blocks.items()}
 
     def live(self) -> dict[int, tuple[int, int, int]]:
-        """Address of every block in use to the bytes that were asked for, those of the block, and its stream."""
+        """(requested bytes, block bytes, stream) of each block in use, by address."""
         with self._at_work():
             used = [block for block in self.allocator.blocks() if block.requested and block.state == ALLOCATED]
         return {block.address: (block.requested, block.size, block.segment.stream) for block in used}

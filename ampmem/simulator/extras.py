@@ -1,4 +1,4 @@
-"""What a GPU run allocates beside the tensors that ops return: allocated where there is a formula, else named.
+"""Memory that a GPU run allocates besides the tensors that ops return: modelled if there is a formula, else named.
 
 The workspaces of cuBLAS and cuBLASLt are PyTorch's own allocations. Sources:
 ``aten/src/ATen/cuda/CublasHandlePool.cpp`` of torch 2.13 and 2.15, and what PyTorch's CUDA builds of 2.11 to 2.15
@@ -60,18 +60,18 @@ _NATIVE = "convolutions without cuDNN, which torch.backends.cudnn.enabled turned
 
 
 class Extras:
-    """Books them when the op that needs them has run."""
+    """Allocates workspaces and scratch memory when an op that needs them has run."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
         self._handles: set[tuple[str, bool, int]] = set()
-        """Which libraries have a handle in which thread (the one that runs backward has its own), on which stream."""
+        """(library, whether in backward, stream) of each library handle: backward's thread has its own."""
         self._table = table_for(device.gpu)
         self._tried: set[tuple[object, ...]] = set()
-        """The convolutions whose algorithms were tried, by thread: each has a cache of its own (``Conv_v8.cpp``)."""
+        """Convolutions whose algorithms were tried, by thread: each has its own cache (``Conv_v8.cpp``)."""
 
     def course(self, func: Any, args: Any, result: Any) -> Course:
-        """What ``func`` takes beside its results, in its order, where that does not come after them."""
+        """The allocations of ``func`` besides its results, in order, if they are not all after the results."""
         if self._device.label != "cuda" or not _on_gpu(result):
             return ()
         if func in _CONVOLUTIONS:
@@ -79,7 +79,7 @@ class Extras:
         return course_of(func, args, result, self._device.gpu)
 
     def after(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
-        """``func`` has returned ``result``."""
+        """Book what ``func`` allocated besides ``result``, which it has returned."""
         device = self._device
         if not _matters(func) or device.label != "cuda" or not _on_gpu(result):
             return
@@ -116,7 +116,7 @@ class Extras:
             self._device.assume(f"cuBLAS workspaces of {format_bytes(size)}: the GPU's architecture is not known")
 
     def _first_use(self, library: str) -> bool:
-        """Whether the thread that runs now has not used ``library`` before on the current stream."""
+        """Whether the calling thread uses ``library`` for the first time on the current stream."""
         handle = (library, in_backward(), self._device.order.current())
         known = handle in self._handles
         self._handles.add(handle)
@@ -141,11 +141,11 @@ class Extras:
             device.assume(_ASSUMED)
 
     def _try_all(self, convolution: Convolution, name: str) -> None:
-        """The trials of one pass, at its first call (``get_plans_from_find``).
+        """Allocate for the trials of one pass, at its first call (``get_plans_from_find``).
 
-        PyTorch runs all algorithms whose workspace is no larger than the memory that is free or the largest cached
-        block, on one workspace that is large enough for them all, or half of it again and again where that cannot be
-        had. So nothing runs out of memory here.
+        PyTorch runs all algorithms whose workspace is at most the free memory or the largest cached block, on one
+        workspace that is large enough for all, halved again and again if it cannot be allocated. So this never runs out
+        of memory.
         """
         key = (in_backward(), *convolution.key(name))
         if key in self._tried:
@@ -156,7 +156,7 @@ class Extras:
         self._device.assume(_TRIED)
 
     def _with_workspace(self, op: str, size: int) -> None:
-        """cuDNN has other algorithms where there is no memory for this one."""
+        """Allocate a workspace; without memory for it cuDNN uses another algorithm."""
         if size and self._device.could_have(size):
             self._device.scratch(op, (size,))
 
@@ -172,17 +172,17 @@ def _on_gpu(result: Any) -> bool:
 
 
 _EACH_CALL = "2.15"
-"""From this torch on each matrix product has a workspace of its own, which is freed when the product is launched."""
+"""From this torch on each matrix product has its own workspace, freed when the product is launched."""
 _SHARED = "2.12"
 """From this torch on cuBLASLt uses cuBLAS's workspace, unless the environment says otherwise."""
 
 _LARGE, _SMALL = 32 * MIB, 8_519_680
 _LARGE_SINCE = (9, 10, 12)
-"""Majors of the compute capabilities whose default is 32 MiB; elsewhere it is ``:4096:2:16:8``."""
+"""Major compute capabilities whose default is 32 MiB; for others it is ``:4096:2:16:8``."""
 
 
 def cublas(capability: tuple[int, int] | None, environment: Mapping[str, str]) -> int:
-    """Bytes per handle and stream (``parseChosenWorkspaceSize``)."""
+    """Bytes of cuBLAS's workspace per handle and stream (``parseChosenWorkspaceSize``)."""
     pools = re.findall(r":([0-9]+):([0-9]+)", environment.get(WORKSPACE_CONFIG, ""))
     if pools:
         return sum(int(size) * int(count) for size, count in pools) * KIB
@@ -190,12 +190,15 @@ def cublas(capability: tuple[int, int] | None, environment: Mapping[str, str]) -
 
 
 def keeps_workspace(environment: Mapping[str, str], version: str = torch.__version__) -> bool:
-    """Whether a handle keeps its workspace for ever; else each call has one (``isCUDABlasWorkspaceCachingEnabled``)."""
+    """Whether a handle keeps its workspace forever (``isCUDABlasWorkspaceCachingEnabled``).
+
+    Otherwise each call has its own.
+    """
     return TorchVersion(version) < _EACH_CALL or environment.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"
 
 
 def cublaslt(environment: Mapping[str, str], version: str = torch.__version__) -> int:
-    """Bytes of cuBLASLt's own workspace; 0 where it shares cuBLAS's, which is the default where that is kept."""
+    """Bytes of cuBLASLt's own workspace; 0 if it shares cuBLAS's, the default if that is kept."""
     shared = environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE", "1" if TorchVersion(version) >= _SHARED else "0")
     if shared != "0" and keeps_workspace(environment, version):
         return 0
@@ -204,8 +207,9 @@ def cublaslt(environment: Mapping[str, str], version: str = torch.__version__) -
 
 
 def takes_lt(args: Sequence[Any], beta: complex = 1) -> bool:
-    """Whether ``addmm`` with these arguments goes through cuBLASLt, which adds the bias by itself
-    (``isInputCompliesAddmmCudaLt``).
+    """Whether ``addmm`` with these arguments uses cuBLASLt, which adds the bias itself.
+
+    Source: ``isInputCompliesAddmmCudaLt``.
     """
     bias, _, matrix = args[:3]
     if beta != 1 or matrix.dtype.is_complex or min(matrix.shape) <= 1 or not bias.is_contiguous():

@@ -1,13 +1,13 @@
-"""The dispatch mode of the simulated device: runs every op that touches it on fake tensors, and gives them memory.
+"""The dispatch mode of the simulated device: runs every op that involves it on fake tensors, and allocates for them.
 
-Tensors on the CPU stay real, so that the script's own data and decisions are what they are; only large ones that a
-module makes for itself are fake too, since a model of billions of parameters is to fit in this machine's memory.
+Tensors on the CPU stay real, so the script's own data and decisions are unchanged; only large ones that a module makes
+are fake too, because a model of billions of parameters must fit into this machine's memory.
 
-:class:`Accumulation` has what the autograd engine does in place, and on fake tensors would not. It adds gradients into
-a buffer that nobody else holds, but never for subclasses or under a mode; some backward formulas write into a fresh
-tensor of zeros, but not for subclasses either. Out of place, each costs memory that no GPU would use. So the op is
-replaced by the one that a GPU would run. :class:`Work` counts FLOPs, by torch's own formulas, and bytes that are
-copied.
+:class:`Accumulation` makes ops in place that the autograd engine runs in place on a GPU, but not on fake tensors. The
+engine adds gradients into a buffer that nobody else holds, but never for subclasses or under a mode; some backward
+formulas write into a new tensor of zeros, but not for subclasses either. Out of place, each costs memory that no GPU
+would use. So the op is replaced by the one that a GPU would run. :class:`Work` counts FLOPs, by torch's own formulas,
+and copied bytes.
 """
 
 from __future__ import annotations
@@ -63,25 +63,25 @@ aten = torch.ops.aten
 
 
 class Work:
-    """What all ops so far have computed and moved.
+    """The computation and copies of all ops so far.
 
-    Operations are floating-point ones of ops that ``torch.utils.flop_counter`` has a formula for: matrix products,
+    FLOPs are floating-point operations of ops that ``torch.utils.flop_counter`` has a formula for: matrix products,
     convolutions and attention. Other ops, such as cuDNN's recurrent layers, count nothing.
     """
 
     def __init__(self) -> None:
         self.flops = 0
         self.recomputed_flops = 0
-        """The part of :attr:`flops` that ``torch.utils.checkpoint`` ran again in backward."""
+        """The part of :attr:`flops` that ``torch.utils.checkpoint`` recomputed in backward."""
         self.moved_bytes = 0
-        """Bytes that were copied from the device to the CPU, or from there."""
+        """Bytes copied between the device and the CPU."""
         self.where: Callable[[], str] = lambda: ""
-        """Says which module runs."""
+        """Returns the running module."""
         self.forward_flops: Counter[str] = Counter()
-        """By module, what its own code computed in forwards with gradients on."""
+        """FLOPs of each module's own code in forwards with gradients on."""
 
     def move(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Count what ``func``, which is about to run, copies between the device and the CPU."""
+        """Count the bytes that ``func``, which is about to run, copies between the device and the CPU."""
         if func is aten._to_copy.default and kwargs.get("device") is not None:
             source, target = args[0], torch.device(kwargs["device"])
         elif func is aten.copy_.default:
@@ -92,13 +92,13 @@ class Work:
             self.moved_bytes += source.nbytes
 
     def add(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Count ``func``, which made ``result``."""
+        """Count the FLOPs of ``func``, which returned ``result``."""
         formula = flop_registry.get(getattr(func, "overloadpacket", func))
         if formula is None:
             return
         try:
             count = int(formula(*args, **kwargs, out_val=result))
-        except Exception:  # torch's formula does not fit what the op was given: it counts nothing
+        except Exception:  # torch's formula does not support these arguments: it counts nothing
             return
         self.flops += count
         if not torch.is_grad_enabled():
@@ -141,8 +141,10 @@ _IN_FORMULA: dict[str, dict[Any, Any]] = {
     "VarMeanBackward0": {},
     "StdMeanBackward0": {},
 }
-"""Nodes whose formulas write to what they have made themselves, with the ops that are in place there
-(``FunctionsManual.cpp``, ``derivatives.yaml``); or that do not, where a sum looks like one of the engine's."""
+"""Nodes whose formulas write into tensors that they made themselves, with the ops that are in place there.
+
+Or with none, if a sum only looks like one of the engine's. Sources: ``FunctionsManual.cpp``, ``derivatives.yaml``.
+"""
 
 
 class Accumulation:
@@ -150,16 +152,16 @@ class Accumulation:
 
     def __init__(self) -> None:
         self.alone = (0, 0, 0)
-        """How many hold a gradient, and its storage, when only the engine's buffer does; found by the self-test."""
+        """Reference counts of a gradient and its storage that only the engine's buffer holds; set by the self-test."""
         self.seen: list[tuple[int, int, int]] | None = None
-        """The same of every sum, in order, while the self-test listens."""
+        """The same counts for every sum, in order, during the self-test; otherwise ``None``."""
         self._zeros: weakref.ref[torch.UntypedStorage] | None = None
         self._node = ("", -1)
         self._made: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        """What the running node has made, if it is one of those of :data:`_IN_FORMULA`."""
+        """Storages made by the running node, if it is one of :data:`_IN_FORMULA`."""
 
     def choose(self, func: Any, args: Sequence[Any]) -> Any:
-        """``func``, or what a GPU would run in its place."""
+        """``func``, or the op that a GPU would run instead."""
         if torch.is_grad_enabled():
             return func
         node = running_node()
@@ -179,7 +181,7 @@ class Accumulation:
         return func
 
     def after(self, func: Any, result: Any) -> None:
-        """``func`` gave ``result``: fresh zeros may be written to."""
+        """Note the ``result`` of ``func``: new zeros may be written to."""
         if self._node[0] and isinstance(result, FakeTensor) and running_node() == self._node:
             self._made.add(result.untyped_storage())
         if func in _ZEROS and isinstance(result, FakeTensor):
@@ -189,7 +191,7 @@ class Accumulation:
         return isinstance(value, FakeTensor) and value.untyped_storage() in self._made
 
     def _sums_in_place(self, args: Sequence[Any]) -> bool:
-        """As ``can_accumulate_inplace`` in torch's ``input_buffer.cpp`` decides for plain tensors."""
+        """Whether the engine would sum in place: ``can_accumulate_inplace`` in torch's ``input_buffer.cpp``."""
         if not _called_by_engine() or len(args) != 2:
             return False
         old, new = args
@@ -204,7 +206,7 @@ class Accumulation:
 
 
 def _same(args: Sequence[Any]) -> bool:
-    """Whether an op of these arguments has a result like the first of them."""
+    """Whether the result of an op with these arguments is like the first of them."""
     first, *rest = args
     tensors = [other for other in rest if isinstance(other, torch.Tensor)]
     return all(
@@ -215,7 +217,7 @@ def _same(args: Sequence[Any]) -> bool:
 
 
 def _called_by_engine() -> bool:
-    """Whether no Python code between here and the engine asked for the op: a Function's own backward, a hook."""
+    """Whether the engine called the op directly, not Python code such as a Function's backward or a hook."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_OWN):
         frame = frame.f_back
@@ -223,7 +225,7 @@ def _called_by_engine() -> bool:
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Whether ``tensor`` fills its memory without gaps or overlaps."""
+    """Whether ``tensor``'s elements fill their memory without gaps or overlaps."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
@@ -241,8 +243,10 @@ _FAKES = (FakeTensor,)
 _FLEX = "flex_attention"
 
 LARGE_RANDOM = 1 << 24
-"""From so many elements on a random tensor made on the CPU is fake; others without data are from LARGE on, since a
-script might want to look at the values of these."""
+"""Number of elements from which on a random tensor made on the CPU is fake.
+
+Other tensors without data are fake from LARGE on; a script may look at random values.
+"""
 _EMPTY = (
     aten.empty.memory_format,
     aten.empty_strided.default,
@@ -254,10 +258,10 @@ _RANDOM = (aten.rand.default, aten.randn.default, aten.randint.default, aten.ran
 
 
 class SimulatedMode(SharedFakeTensorMode):
-    """Active for as long as the script runs; below every mode of the script's own and of the recorder's."""
+    """The mode is active while the script runs, below every mode of the script and of the recorder."""
 
     supports_higher_order_operators = True
-    """Ops that take functions: of flex attention's torch knows what the kernel that it is compiled to returns."""
+    """Ops that take functions: for flex attention, torch knows what its compiled kernel returns."""
 
     def __init__(self, device: SimulatedDevice, assumed: Assumed = NOTHING) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -265,7 +269,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.assumed = assumed
         self.known = Known()
         self.likely = Known()
-        """Answers that are not known, but likely."""
+        """Values that are not known, but likely."""
         self.guesses = Guesses(device, assumed)
         self.accumulation = Accumulation()
         self.additions = InPlaceAdditions(PRODUCT, device.assume)
@@ -273,24 +277,24 @@ class SimulatedMode(SharedFakeTensorMode):
         self.work = Work()
         self._finds = Found(self._found, device.gpu)
         self.everything = device.label == "cpu"
-        """Whether tensors on the CPU are simulated too."""
+        """Whether tensors on the CPU are simulated, too."""
         self.real: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        """Those that are not, even so."""
+        """Storages that are real although the CPU is simulated."""
         self.pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
-        """Those on the CPU that claim to be in pinned memory, which is memory like any other here."""
+        """CPU storages that claim to be pinned memory, which here is ordinary memory."""
         self.ended = False
-        """Whether the device is gone: what is still on it has neither memory nor values."""
+        """Whether the device has been removed: tensors on it have neither memory nor values."""
         self.shared = False
-        """Whether there may be other threads on it."""
+        """Whether other threads may use the device."""
         self._process = os.getpid()
         self._inside = 0
-        """In how many ops that a GPU runs as one kernel: what torch makes of them here allocates nothing there."""
+        """Number of enclosing ops that a GPU runs as one kernel: ops inside them allocate nothing there."""
         self._remembers = self.cache_enabled
-        # Nothing here asks twice what became of a real tensor, and the weak references would keep a module from
+        # The memo of fake tensors for real ones is not needed, and its weak references would prevent a module from
         # swapping its parameters in Module.to().
         self.fake_tensor_converter.set_tensor_memo = lambda t, v: None  # type: ignore[method-assign]
         self.answers: dict[Any, Callable[..., Any]] = {}
-        """By op: what runs in its place, whatever it is given."""
+        """Functions that replace an op, whatever its arguments."""
         self.special: dict[Any, Callable[..., Any]] = {
             **ValueReads(self).answers,
             aten._amp_foreach_non_finite_check_and_unscale_.default: self._check_finite,
@@ -299,11 +303,11 @@ class SimulatedMode(SharedFakeTensorMode):
             aten._pin_memory.default: lambda func, args, kwargs: args[0],
             **dict.fromkeys(KERNELS, self._own_kernel),
         }
-        """By op: what runs in its place on the device."""
+        """Functions that replace an op on the device."""
 
     @property
     def avoid_device_init(self) -> bool:
-        """There is nothing to initialise, whatever ``torch.cuda.is_available`` says."""
+        """``True``: there is nothing to initialize, whatever ``torch.cuda.is_available`` returns."""
         return True
 
     @classmethod
@@ -322,14 +326,14 @@ class SimulatedMode(SharedFakeTensorMode):
 
     def _one(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all calls
-            # Of a tensor of an earlier block, too: C++ asks, and an error would end the process.
+            # Also for a tensor of an earlier block: C++ calls this, and an error would end the process.
             return _META if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
         if self.ended:
-            if FakeTensor not in types:  # another thread, which began before
+            if FakeTensor not in types:  # another thread, which started before the mode
                 return func(*args, **(kwargs or {}))
             raise NotSimulated(f"{script_line()}: {_GONE}")
         if types != _FAKES and any(map(unwraps_itself, types)):
-            return NotImplemented  # it comes back with the tensors inside
+            return NotImplemented  # the op is called again with the inner tensors
         return self.dispatch(func, types, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SimulatedMode:
@@ -342,7 +346,7 @@ class SimulatedMode(SharedFakeTensorMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run one op: for real when only real tensors on the CPU are in it, else on fake ones."""
+        """Run one op for real if all its tensors are real CPU tensors, else on fake tensors."""
         kwargs = kwargs or {}
         answer = self.answers.get(func)
         if answer is not None:
@@ -352,7 +356,7 @@ class SimulatedMode(SharedFakeTensorMode):
         return self.unanswered(func, types, args, kwargs)
 
     def forget(self, storage: torch.UntypedStorage) -> None:
-        """Somebody has written to ``storage``: what it holds is known no longer."""
+        """Note a write to ``storage``: its values are unknown now."""
         self.known.forget(storage)
         self.likely.forget(storage)
 
@@ -361,8 +365,8 @@ class SimulatedMode(SharedFakeTensorMode):
             self.forget(storage)
 
     def unanswered(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run one op, whatever :attr:`answers` has for it."""
-        if kwargs.get("pin_memory"):  # which takes a driver
+        """Run one op without its entry in :attr:`answers`."""
+        if kwargs.get("pin_memory"):  # pinned memory needs a driver
             made = self.unanswered(func, types, args, {**kwargs, "pin_memory": False})
             self.pinned.add(made.untyped_storage())
             return made
@@ -377,7 +381,7 @@ class SimulatedMode(SharedFakeTensorMode):
         return self.run(func, args, kwargs)
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run ``func`` on fake tensors and give what it makes its memory."""
+        """Run ``func`` on fake tensors, and allocate memory for its results."""
         if func not in KERNELS and (result := self._of_known_size(func, args, kwargs)) is not None:
             return result
         if in_backward():
@@ -396,8 +400,8 @@ class SimulatedMode(SharedFakeTensorMode):
             self._check_higher_order(str(func))
         whole = not (functions or is_composite(func, self.device_model.label))
         self._inside += whole
-        # What fake tensors remember of an op is its result: the parts of a composite one (inference mode lets them
-        # through) have to run each time, or what they allocate would get memory the first time only.
+        # The fake tensors' cache keeps an op's result: the parts of a composite one (inference mode lets them
+        # through) must run each time, or their allocations would be made only the first time.
         remembers = whole and func is not _PART_OF_MORE
         remembered, self.cache_enabled = self.cache_enabled, self._remembers and remembers
         try:
@@ -423,12 +427,12 @@ class SimulatedMode(SharedFakeTensorMode):
         return result
 
     def _of_known_size(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an op whose size depends on values that are known; ``None`` elsewhere."""
+        """The result of an op whose size depends on values that are known; otherwise ``None``."""
         if not has_size_of_data(func):
             return None
         result = self.known.made(func, args, kwargs)
         if result is not None:
-            self.device_model.synchronize_current()  # for the size, as on a GPU
+            self.device_model.synchronize_current()  # the host reads the size, as on a GPU
         return result
 
     def _check_higher_order(self, op: str) -> None:
@@ -446,7 +450,7 @@ class SimulatedMode(SharedFakeTensorMode):
             return True
         if FakeTensor in types or any(issubclass(kind, FakeTensor) for kind in types):
             return True
-        if is_higher_order(func):  # which is not told of the types in its arguments
+        if is_higher_order(func):  # it does not get the types in its arguments
             return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs)))
         if self.everything:
             if args and type(args[0]) is torch.Tensor and args[0].untyped_storage() in self.real:
@@ -458,10 +462,10 @@ class SimulatedMode(SharedFakeTensorMode):
         return False
 
     def faked(self, value: Any) -> Any:
-        """``value`` with a fake tensor on the CPU for each real one in it."""
+        """``value`` with a fake CPU tensor for each real one in it."""
         if isinstance(value, FakeTensor):
             if value.fake_mode is not self and isinstance(value.fake_mode, SimulatedMode):
-                raise stop(_GONE)  # its memory is that of an earlier block's device
+                raise stop(_GONE)  # its memory belongs to an earlier block's device
             return value
         if isinstance(value, torch.Tensor):
             return self.fake_of(value, value.device)
@@ -474,7 +478,7 @@ class SimulatedMode(SharedFakeTensorMode):
         return value
 
     def fake_of(self, real: torch.Tensor, device: torch.device) -> Any:
-        """A fake tensor of the same shape, strides and dtype as ``real``; it gets no memory of the device's."""
+        """A fake tensor with the shape, strides and dtype of ``real``, without memory on the device."""
         if type(real) not in (torch.Tensor, torch.nn.Parameter):
             raise stop(f"tensors of class {type(real).__name__} cannot be simulated")
         if real.layout not in _DENSE:
@@ -486,7 +490,7 @@ class SimulatedMode(SharedFakeTensorMode):
         return FakeTensor(self, meta, device)
 
     def _give_memory(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Give every storage that ``func`` returned for the first time its memory."""
+        """Allocate memory for every new storage that ``func`` returned."""
         device = self.device_model
         if (size := whole_result(func, args, result)) is not None:
             with below_modes():
@@ -513,7 +517,7 @@ class SimulatedMode(SharedFakeTensorMode):
     def _own_kernel(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in DISTINCT and (result := self._of_known_size(func, args, kwargs)) is not None:
             return result
-        with without_autocast():  # which has had its say, and is not asked of the parts
+        with without_autocast():  # autocast has cast the arguments, and must not cast inside
             result = KERNELS[func](self._finds, *args, **kwargs)
         if result is NotImplemented:
             return self.run(func, args, kwargs)
@@ -522,7 +526,7 @@ class SimulatedMode(SharedFakeTensorMode):
         return result
 
     def _found(self, op: str, tensor: torch.Tensor, elements: int) -> int:
-        """How many of the ``elements`` of ``tensor`` an op finds."""
+        """Number of the ``elements`` of ``tensor`` that an op finds."""
         known = self.known.of(tensor)
         if known is not None and op == "nonzero":
             self.device_model.synchronize_current()
@@ -538,7 +542,7 @@ class SimulatedMode(SharedFakeTensorMode):
         return round(fraction * elements)
 
     def _check_finite(self, func: Any, args: Any, kwargs: Any) -> None:
-        """A GradScaler looks for infinities: there are none, or the optimizer would never step."""
+        """GradScaler's check for infinities: none are found, or the optimizer would never step."""
         self.device_model.assume("every gradient was taken as finite, so a GradScaler never skips an update")
         found = args[1]
         known = self.known.number(found)
@@ -546,7 +550,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.known.fill(found, known or 0.0)
 
     def _update_scale(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The scale grows as often as gradients were finite; an infinity that was not looked for was not there."""
+        """Update the scale: it grows with finite gradients; an infinity that was not checked for was not there."""
         scale, growth, found, *how = args
         known = [self.known.of(tensor) for tensor in (scale, growth)]
         copies = [each.clone() for each in known if each is not None]
@@ -564,20 +568,20 @@ class SimulatedMode(SharedFakeTensorMode):
 
 
 _SCALER = (aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default)
-"""These write to numbers that stay known."""
+"""Ops that write to numbers which stay known."""
 _GONE = (
     "a tensor of a simulated device was used after the block in which that was simulated; it has no values: make what "
     "is used later outside of the block"
 )
 _REAL = (aten.randperm.default, aten.randperm.generator, aten.lift_fresh.default)
-"""What stays real even where everything else is simulated: a DataLoader reads it."""
+"""Ops that stay real even if everything else is simulated: a DataLoader reads their results."""
 _PART_OF_MORE = aten._scaled_dot_product_efficient_attention_backward.default
-"""Its gradient of a mask is a part of larger memory, of which what fake tensors remember does not know the end."""
+"""An op whose gradient of a mask is part of larger memory, whose end the fake tensors' cache does not keep."""
 _RESIZING = (aten.resize_.default, aten.resize_as_.default, aten.set_.source_Storage_storage_offset)
 
 
 def _elements(args: Sequence[Any]) -> int:
-    """How many elements a tensor made with these arguments has; the size is the first list among them."""
+    """Number of elements of a tensor made with these arguments; the size is the first list among them."""
     count = 1
     for size in next((argument for argument in args if isinstance(argument, (list, tuple))), ()):
         count *= int(size)

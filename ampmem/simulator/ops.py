@@ -1,7 +1,7 @@
-"""Ops for which torch has no answer without values or a GPU, or says the result of what a GPU runs as several ops.
+"""Ops that torch cannot run without values or a GPU, or runs as several ops where a GPU runs one.
 
 Each runs on fake tensors what PyTorch's host code runs on CUDA tensors, and makes the tensors that the CUDA kernel
-makes, in its order: all that is made on the way gets memory for as long as it lives there.
+makes, in the same order: intermediate tensors have memory for as long as they live there.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MEAN, _SUM = 1, 2
 
 
 def _reduced(loss: Tensor, reduction: int) -> Tensor:
-    """``apply_loss_reduction`` (``Loss.cpp``)."""
+    """The reduced loss: ``apply_loss_reduction`` (``Loss.cpp``)."""
     if reduction == _MEAN:
         return loss.mean()
     return loss.sum() if reduction == _SUM else loss
 
 
 def _shrunk(loss: Tensor, reduction: int) -> Tensor:
-    """A loss that keeps the memory of all elements when it becomes their mean or sum (``resize_`` frees nothing)."""
+    """A loss that keeps the memory of all elements when it is reduced (``resize_`` frees nothing)."""
     if reduction in (_MEAN, _SUM):
         reduced = _reduced(loss, reduction)
         loss.resize_(reduced.shape).copy_(reduced)
@@ -204,7 +204,7 @@ def _cudnn_grid_sampler_backward(found: Any, source: Tensor, grid: Tensor, grad:
 
 
 def _no_cudnn_ctc(found: Any, *_: Any, **__: Any) -> bool:
-    """cuDNN's loss is for targets on the CPU, whose lengths are known; PyTorch's own is taken here."""
+    """``False``: cuDNN's loss needs targets on the CPU; PyTorch's own loss is used here."""
     return False
 
 
@@ -237,7 +237,7 @@ def _ctc_backward(found: Any, grad: Tensor, log_probs: Tensor, *rest: Any, **__:
 
 
 def _ctc_numbers(log_probs: Tensor, batch: int) -> list[Tensor]:
-    """Both lengths of each sequence, and where its targets begin."""
+    """Both lengths of each sequence, and the offset of its targets."""
     return [log_probs.new_empty((batch,), dtype=torch.int64) for _ in range(3)]
 
 
@@ -298,7 +298,7 @@ def _affine_grid_backward(found: Any, grad: Tensor, size: Sequence[int], align_c
 
 
 def _points(like: Tensor, size: Sequence[int], align_corners: bool) -> tuple[int, Tensor]:
-    """How many points each grid has, and their coordinates with a 1 behind (``make_base_grid_4D``, ``_5D``)."""
+    """Number of points of each grid, and their coordinates with a 1 appended (``make_base_grid_4D``, ``_5D``)."""
     batch, _, *extents = size
     grid = like.new_empty((batch, *extents, len(extents) + 1))
     for place, extent in enumerate(reversed(extents)):
@@ -307,7 +307,7 @@ def _points(like: Tensor, size: Sequence[int], align_corners: bool) -> tuple[int
 
 
 def _spread(like: Tensor, extent: int, align_corners: bool, coordinate: Tensor) -> None:
-    """``linspace_from_neg_one``, copied to its coordinate."""
+    """Fill one coordinate: ``linspace_from_neg_one``, copied."""
     if extent <= 1:
         return
     spread = like.new_empty((extent,))
@@ -326,7 +326,7 @@ def _trilinear(
     summed: Sequence[int],
     unrolled: int = 1,
 ) -> Any:
-    """``_trilinear`` (``Linear.cpp``), which runs one product after the other for each index of one dimension."""
+    """``_trilinear`` (``Linear.cpp``), which runs one product per index of one dimension."""
     given = [first, second, third]
     for place, expanded in enumerate((expand_first, expand_second, expand_third)):
         for dim in sorted(expanded):
@@ -402,7 +402,7 @@ def _encoder_layer(
 ) -> Any:
     """``transformer_encoder_layer_forward`` (``transformers/transformer.cpp``), without a mask.
 
-    With one, attention is another.
+    With a mask, another attention is used.
     """
     if mask is not None:
         return NotImplemented
@@ -471,28 +471,28 @@ COMPOSITES: dict[Any, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What an op finds in a tensor; ``gpu`` is the GPU on which it looks."""
+    """Number of elements that an op finds in a tensor; ``gpu`` is the simulated GPU."""
 
     count: Callable[[str, Tensor, int], int]
     gpu: GpuSpec
 
     def __call__(self, op: str, tensor: Tensor, elements: int) -> int:
-        """How many of so many elements an op of this name finds: what is known, or as ``--assume`` says."""
+        """Number of ``elements`` that this op finds: the known number, or as ``--assume`` says."""
         return self.count(op, tensor, elements)
 
 
 class OpAnswer(Protocol):
-    """Takes the op's own arguments; ``NotImplemented`` when torch can do it itself."""
+    """A replacement of an op; returns ``NotImplemented`` if torch can run the op itself."""
 
     def __call__(self, found: Found, *args: Any, **kwargs: Any) -> Any: ...
 
 
 def _nothing(found: Found, *_: Any, **__: Any) -> None:
-    """Fused optimizers work in place and ask for no memory."""
+    """Do nothing: fused optimizers work in place and allocate nothing."""
 
 
 def no_layout(layout: torch.layout) -> str:
-    """What is said of tensors of another layout than the strided one."""
+    """The error for tensors with a layout other than strided."""
     name = str(layout).removeprefix("torch.").lstrip("_")
     kind = "sparse" if name.startswith("sparse") else name
     return (
@@ -510,7 +510,7 @@ def _no_sparse_gradient() -> Any:
 
 
 def _embedding(found: Found, weight: Tensor, indices: Tensor, *how: Any) -> Any:
-    """Said here and not in backward, where the engine cannot pass it on."""
+    """Refuse sparse gradients here, not in backward, where the engine could not propagate the error."""
     return _no_sparse_gradient() if len(how) > 2 and how[2] else NotImplemented
 
 
@@ -535,7 +535,7 @@ def _gru_cell_backward(found: Found, grad: Tensor, workspace: Tensor, has_bias: 
 
 
 def _sort(found: Found, tensor: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
-    """All sorts on a GPU are stable, so this is the other overload, too."""
+    """``sort``: all sorts on a GPU are stable, so both overloads are the same."""
     return aten.sort.default(tensor, dim, descending)
 
 
@@ -544,9 +544,9 @@ def _nonzero(found: Found, tensor: Tensor) -> Tensor:
 
 
 def places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
-    """``nonzero_cuda_out_impl`` (``cuda/Nonzero.cu``), whose result is column by column; the CPU has it so, too.
+    """The indices of nonzero elements: ``nonzero_cuda_out_impl`` (``cuda/Nonzero.cu``).
 
-    ``find`` says how many elements there are, once they are counted.
+    The result is column by column, as on the CPU. ``find`` returns how many elements there are, once they are counted.
     """
     pieces = reductions.nonzero(tensor.numel(), gpu) if tensor.device.type == "cuda" else []
     source = tensor.contiguous() if pieces else tensor
@@ -562,14 +562,14 @@ def places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
 
 
 def _masked_select(found: Found, tensor: Tensor, mask: Tensor) -> Tensor:
-    """An index by a mask, once both have the same shape (``masked_select_out_cuda_impl``)."""
+    """``masked_select_out_cuda_impl``: an index by a mask, after broadcasting."""
     tensor, mask = torch.broadcast_tensors(torch.atleast_1d(tensor), torch.atleast_1d(mask))
     selected: Tensor = aten.index.Tensor(tensor, [mask])
     return selected
 
 
 def _index(found: Found, tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
-    """Masks become the indices of what they take, which live as long as the op (``expandTensors``)."""
+    """``index``: masks become indices, which live as long as the op (``expandTensors``)."""
     if not _has_mask(indices):
         return NotImplemented
     return aten.index.Tensor(tensor, _expanded(indices))
@@ -590,7 +590,7 @@ def _expanded(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 
 def _accumulating(op: Any) -> OpAnswer:
-    """The gradient of an index by a mask looks for the elements once more. Elsewhere nothing has to be known."""
+    """``index_put`` with accumulation: the gradient of an index by a mask searches the mask once more."""
 
     def index_put(found: Found, tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, *how: bool) -> Any:
         if not (any(how[:1]) and _has_mask(indices)):
@@ -648,13 +648,13 @@ def _distinct(tensor: Tensor, count: int, shape: torch.Size, return_inverse: boo
 
 
 def _pack_padded_sequence(found: Found, tensor: Tensor, lengths: Tensor, batch_first: bool) -> Any:
-    """The lengths are on the CPU and real, so the sizes are known (``PackedSequence.cpp``)."""
+    """``_pack_padded_sequence`` (``PackedSequence.cpp``): the lengths are real CPU tensors, so sizes are known."""
     padded = tensor.transpose(0, 1) if batch_first else tensor
     _, batch_sizes = aten._pack_padded_sequence.default(torch.empty(*padded.shape[:2], 1), lengths, False)
     steps: list[Tensor] = []
     begin, sizes = 0, batch_sizes.tolist()
     for end, (size, following) in enumerate(zip(sizes, [*sizes[1:], 0], strict=True), 1):
-        if following != size:  # as long as the batch does not shrink, the steps are one piece
+        if following != size:  # steps with the same batch size are one piece
             steps.append(padded[begin:end, :size].contiguous().view(-1, *padded.shape[2:]))
             begin = end
     return torch.cat(steps), batch_sizes
@@ -706,10 +706,10 @@ WITHOUT = {
     "nonzero": "write it without (masked_fill or torch.where in place of indexing with a mask)",
     "unique": "compute it on the CPU",
 }
-"""By what an op can be replaced whose result depends on the data."""
+"""What to write instead of ops whose result depends on the data."""
 REMEDIES = {
     aten.repeat_interleave.Tensor: "give repeat_interleave its output_size=",
     aten.bincount.default: "compute it on the CPU",
     aten.batch_norm_stats.default: "it is SyncBatchNorm's: leave convert_sync_batchnorm out",
 }
-"""The same of ops that cannot be run without values, whatever is assumed."""
+"""What to write instead of ops that cannot run without values, whatever is assumed."""

@@ -1,4 +1,4 @@
-"""What is said where no simulation can start; apart, since it is said when the parts of torch are missing."""
+"""Errors for when no simulation can start; separate, because they are needed when parts of torch are missing."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _OUR_FAULT = (
     "script's; please report it. {instead}"
 )
 _TRIED = "2.13."
-"""How the version starts whose CPU build can, as it was released: of another 2.13 it says nothing to name that."""
+"""Prefix of the version whose released CPU build can simulate; in another 2.13 the error does not name it."""
 
 
 def refusal(why: object) -> UsageError:
-    """The error that says that torch lacks something and what can simulate; ``why`` in its first line."""
+    """The error that torch lacks something, and which torch can simulate; its first line has ``why``."""
     lines = str(why).strip().splitlines() or [type(why).__name__]
     others = "" if torch.__version__.startswith(_TRIED) else _OTHERS
     return UsageError(_CANNOT.format(version=torch.__version__, why=lines[0], others=others, instead=_INSTEAD))
 
 
 def our_fault(error: Exception) -> AmpmemError:
-    """The error for an ``error`` that nobody expected while the simulation was started."""
+    """The error for an unexpected ``error`` while the simulation was started."""
     return AmpmemError(_OUR_FAULT.format(version=torch.__version__, why=failure_of(error).line, instead=_INSTEAD))

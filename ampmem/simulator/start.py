@@ -1,6 +1,6 @@
-"""Puts the simulated device in place for this process, and takes it away again.
+"""Installs the simulated device in this process, and removes it.
 
-What the device needs of torch is tried first, in a few milliseconds, before the script starts.
+Everything that the device needs of torch is tested first, in a few milliseconds, before the script starts.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ _MODE = InPlace("dispatch modes", "SimulatedMode")
 
 
 class Simulation:
-    """One simulated GPU, from now until :meth:`end`, on this thread; there is one at a time.
+    """One simulated GPU until :meth:`end`, on this thread; one at a time.
 
-    ``label`` is the type of torch device that it stands for. ``assumed`` is what
-    is said of the data that it has not. ``world`` says as which rank of how many the script runs; without it there is
-    no communication. Raises ``UsageError`` where torch has not what it takes, where it uses a real GPU already, and
-    where a device is simulated.
+    ``label`` is the simulated type of torch device. ``assumed`` are the user's assumptions about data. ``world`` is the
+    rank and number of ranks of the script; without it there is no communication. Raises ``UsageError`` if torch lacks
+    something, if it uses a real GPU already, or if a device is being simulated already.
     """
 
     def __init__(
@@ -52,36 +51,36 @@ class Simulation:
     ) -> None:
         _check_process()
         settings = settings_of_environment(os.environ)
-        roomy = replace(gpu, total_memory=gpu.total_memory + GIB)  # the trial is not to fail for want of memory
-        ungate = SIGNALS.hold()  # before what takes each error for a refusal
+        roomy = replace(gpu, total_memory=gpu.total_memory + GIB)  # the self-test must not run out of memory
+        ungate = SIGNALS.hold()  # before the block that turns errors into refusals
         try:
             with ExitStack() as undo:
                 undo.callback(ungate)
                 general.load_compilers()
                 undo.callback(_answer_for_cuda())
-                with ExitStack() as trial:  # on a device of its own: what it allocates is not the script's
-                    trial.callback(torch.set_rng_state, torch.get_rng_state())  # a layer of its draws its weights
+                with ExitStack() as trial:  # on a separate device: its allocations are not the script's
+                    trial.callback(torch.set_rng_state, torch.get_rng_state())  # its layer draws random weights
                     tried = _install(SimulatedMode(SimulatedDevice(roomy, settings)), trial)
                     self_test(tried)
                 self.device = SimulatedDevice(gpu, settings, label=label, environment=os.environ)
                 if world is not None:
                     undo.callback(enter(world))
-                take_stops()  # those that ended an earlier block
+                take_stops()  # forget stops of an earlier block
                 mode = _install(SimulatedMode(self.device, assumed), undo, world)
                 mode.accumulation.alone = tried.accumulation.alone
                 self.work = mode.work
                 self._undo = undo.pop_all()
         except AmpmemError:
             raise
-        except (ImportError, AttributeError, KeyError) as error:  # a part of torch is not where it was
+        except (ImportError, AttributeError, KeyError) as error:  # torch has moved or removed a part
             raise refusal(error) from error
         except Exception as error:
             raise our_fault(error) from error
 
     def end(self) -> tuple[PredictionRecord, str]:
-        """Take the device away; returns what came of it, and the last request that failed, in half a sentence.
+        """Remove the device; returns the prediction, and the last failed request in half a sentence.
 
-        Tensors that are left on it can be used no longer: they have no values, and an op on one says so.
+        Tensors left on it cannot be used any longer: they have no values, and an op on one raises an error.
         """
         self._undo.close()
         failure = self.device.out_of_memory
@@ -99,7 +98,7 @@ def _check_process() -> None:
 
 
 def _answer_for_cuda() -> Callable[[], None]:
-    """Let torch's engine find a CUDA device; where it cannot be let, this build of torch is at fault."""
+    """Make torch's engine see a CUDA device; an error is blamed on this build of torch."""
     try:
         return general.install_cuda_device()
     except Exception as error:
@@ -107,7 +106,7 @@ def _answer_for_cuda() -> Callable[[], None]:
 
 
 def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -> SimulatedMode:
-    """Patch, register and push all that belongs to ``mode`` and its device."""
+    """Install everything that belongs to ``mode`` and its device."""
     device = mode.device_model
     undo.callback(general.accept_foreach())
     undo.callback(attention.install(mode))
@@ -136,9 +135,9 @@ def _leave(mode: SimulatedMode) -> None:
 
 
 def self_test(mode: SimulatedMode) -> None:
-    """One step of training on fake tensors. Raises :class:`UsageError` when anything is not as on a GPU.
+    """One step of training on fake tensors. Raises :class:`UsageError` if anything differs from a GPU.
 
-    Also finds out how many holders a gradient has that only the engine holds.
+    Also finds the reference counts of a gradient that only the engine holds.
     """
     try:
         _calibrate(mode)
@@ -152,16 +151,16 @@ def self_test(mode: SimulatedMode) -> None:
 
 
 def _calibrate(mode: SimulatedMode) -> None:
-    """Two gradients that nobody else holds are summed, and two of which a hook keeps the first."""
+    """Sum two gradients that nobody else holds, and two of which a hook keeps the first."""
     counts = mode.accumulation.seen = []
     try:
         x = torch.ones(8, device="cuda", requires_grad=True)
-        holders(x)  # where that is missing, it has to be known before backward: the engine could not pass it on
+        holders(x)  # tested before backward, where the engine could not propagate the error
         (x * 2 + x * 3).backward(torch.ones(8, device="cuda"))
         kept: list[torch.Tensor] = []
         y = torch.ones(8, device="cuda", requires_grad=True)
         product = y * 2
-        last = y * 3  # whose gradient comes first
+        last = y * 3  # its gradient is computed first
         last.grad_fn.register_hook(lambda grads, _: kept.append(grads[0]))  # type: ignore[union-attr]
         (product + last).backward(torch.ones(8, device="cuda"))
     finally:
@@ -172,7 +171,7 @@ def _calibrate(mode: SimulatedMode) -> None:
 
 
 def _name_node() -> None:
-    """A backward that knows which of its nodes runs."""
+    """Test that a backward knows the running node."""
     seen: list[str] = []
     x = torch.ones(8, device="cuda", requires_grad=True)
     x.register_hook(lambda _: seen.append(running_node()[0]))
@@ -182,10 +181,10 @@ def _name_node() -> None:
 
 
 def _follow_stream(device: SimulatedDevice) -> None:
-    """Backward on the stream of its forward."""
+    """Test that backward runs on the stream of its forward."""
     events: list[DeviceEvent] = []
     x = torch.ones(8, device="cuda", requires_grad=True)
-    _ = x + 1  # a node before the change, so that the numbers of nodes are told apart
+    _ = x + 1  # a node before the change of stream, so that sequence numbers differ
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         product = x * 2

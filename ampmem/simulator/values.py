@@ -1,7 +1,7 @@
-"""The numbers on the device whose value is known although it computes nothing, and what is taken for the others.
+"""Numbers on the device with known values although nothing is computed there, and guesses for the others.
 
-A GradScaler needs two of them: its scale, and whether it found an infinity. :class:`ValueReads` has the ops by which
-the script learns what the device holds: what is known, or a guess with a note.
+A GradScaler needs two of them: its scale, and whether it found an infinity. :class:`ValueReads` has the ops with which
+the script reads values from the device: known ones, or a guess with a note.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ Number = int | float | bool
 
 
 class Known:
-    """What small tensors on the device hold: whole numbers and yes-or-nos, and single numbers of any kind.
+    """Known values of small tensors on the device: integers and booleans, and single numbers of any dtype.
 
-    They come from the script's own data, and from ops that fill; what is computed of them alone is computed on the CPU
-    beside. Kept by storage, as bytes on the CPU, so that each view of it shows the same. Any write makes the whole
-    storage unknown: whoever sees one calls :meth:`forget`.
+    They come from the script's own data, and from ops that fill; results computed from them alone are computed on the
+    CPU, too. Kept by storage, as bytes on the CPU, so each view of it shows the same. Any write makes the whole storage
+    unknown: whoever sees one calls :meth:`forget`.
     """
 
     MOST = 1 << 16
-    """Elements; of larger ones nothing is kept."""
+    """Maximum number of elements; values of larger tensors are not kept."""
 
     def __init__(self) -> None:
         self._held: weakref.WeakKeyDictionary[torch.UntypedStorage, torch.UntypedStorage] = weakref.WeakKeyDictionary()
 
     def of(self, tensor: Any) -> torch.Tensor | None:
-        """What ``tensor`` holds, a tensor on the CPU, ``None`` where that is not known.
+        """The values of ``tensor`` as a CPU tensor, ``None`` if unknown.
 
-        Of a tensor on the device it is a view of what is kept: who writes to it writes to that.
+        For a tensor on the device it is a view of the kept values: a write to it changes them.
         """
         if not self._small(tensor):
             return None
@@ -56,13 +56,13 @@ class Known:
         return _seen_as(tensor, held)
 
     def number(self, tensor: torch.Tensor) -> Number | None:
-        """The only one in ``tensor``, likewise."""
+        """The single number in ``tensor``, ``None`` if unknown."""
         real = self.of(tensor)
         number: Number | None = None if real is None else real.item()
         return number
 
     def note(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
-        """``tensor``, which is all that its memory holds, is a copy of ``real`` now."""
+        """Note that ``tensor``, which fills its memory, is now a copy of ``real``."""
         storage = tensor.untyped_storage()
         self.forget(storage)
         whole = tensor.numel() * tensor.element_size() == storage.nbytes()
@@ -73,16 +73,16 @@ class Known:
             self._held[storage] = held
 
     def fill(self, tensor: torch.Tensor, number: Number) -> None:
-        """All of ``tensor`` is ``number`` now."""
+        """Note that all of ``tensor`` is now ``number``."""
         with below_modes():
             self.note(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype, device="cpu"))
 
     def forget(self, storage: torch.UntypedStorage) -> None:
-        """Somebody has written to ``storage``."""
+        """Forget the values of ``storage``, which was written to."""
         self._held.pop(storage, None)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """``func`` of these arguments gave ``result``: what it made of what is known is known."""
+        """Compute the values of ``result``, which ``func`` returned for these arguments, if they are known."""
         results = result if isinstance(result, (tuple, list)) else (result,)
         if not results or not all(isinstance(one, FakeTensor) and self._small(one) for one in results):
             return
@@ -90,13 +90,13 @@ class Known:
             return
         given = {storage_key(one.untyped_storage()) for one in _fakes((*args, *kwargs.values()))}
         if any(storage_key(one.untyped_storage()) in given for one in results):
-            return  # views: what they show is kept already, or it is not known
+            return  # views: their values are kept already, or unknown
         real = self.computed(func, args, kwargs) or self._decided(func, args, results[0])
         for one, known in zip(results, real, strict=True) if real else ():
             self.note(one, known)
 
     def _decided(self, func: Any, args: Any, result: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """``result`` where one operand settles it, whatever the other holds: `True or unknown` is known to be True."""
+        """``result`` if one operand decides it: `True or unknown` is known to be True."""
         settles = _SETTLES.get(func)
         whole = not (result.is_floating_point() or result.is_complex())
         if settles is None or not whole or (settles and result.dtype != torch.bool):
@@ -111,9 +111,9 @@ class Known:
         return known is not None and bool((known.bool() == answer).all())
 
     def made(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What ``func`` returns, whose size comes from what it is given, in memory of the device's.
+        """The result of ``func``, whose size depends on values, in memory of the device.
 
-        ``None`` where something of that is not known.
+        ``None`` if a value is unknown.
         """
         first = next(_fakes(args), None)
         real = None if first is None else self.computed(func, args, kwargs)
@@ -125,14 +125,14 @@ class Known:
         return results if len(results) > 1 else results[0]
 
     def computed(self, func: Any, args: Any, kwargs: Any) -> tuple[torch.Tensor, ...]:
-        """The results of ``func`` on the CPU; none where something that it takes is not known."""
+        """The results of ``func`` on the CPU; empty if an argument's value is unknown."""
         if not is_computed(func):
             return ()
         try:
             given = self._real(args, func), self._real(kwargs, func)
             with below_modes():
                 real = func(*given[0], **given[1])
-        except Exception:  # not known, or the CPU cannot do it
+        except Exception:  # unknown, or the CPU has no kernel for it
             return ()
         return tuple(real) if isinstance(real, (tuple, list)) else (real,)
 
@@ -161,7 +161,7 @@ _SHAPED_LIKE = (
     aten.new_ones.default,
     aten.new_full.default,
 )
-"""What these return does not depend on what the tensor holds that they are given."""
+"""Ops whose results do not depend on the values of their tensor argument."""
 
 _SETTLES = {
     aten.bitwise_or.Tensor: True,
@@ -172,21 +172,21 @@ _SETTLES = {
     aten.logical_and.default: False,
     aten.mul.Tensor: False,
 }
-"""The answer that settles such an op when all of one operand is that: of ``or`` yes, of ``and`` no or 0.
+"""The operand value that decides such an op: ``True`` for ``or``, ``False`` or 0 for ``and`` and products.
 
-Of whole numbers alone: infinity times 0 is not 0, and 2 or yes is 3.
+Only for integers: infinity times 0 is not 0, and 2 or True is 3.
 """
 
 
 def _seen_as(tensor: torch.Tensor, held: torch.UntypedStorage) -> torch.Tensor:
-    """``held`` as ``tensor`` shows its own memory."""
+    """The values in ``held`` in the shape and strides of ``tensor``."""
     with below_modes():
         view = torch.empty(0, dtype=tensor.dtype, device=_CPU)
         return view.set_(held, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 class _Unknown(Exception):
-    """A value is not known."""
+    """A value is unknown."""
 
 
 def _fakes(value: Any) -> Iterator[FakeTensor]:
@@ -198,33 +198,33 @@ def _fakes(value: Any) -> Iterator[FakeTensor]:
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.UntypedStorage]:
-    """The memory on the device that ``func`` writes to when it is called so."""
+    """The device storages that ``func`` writes to when called with these arguments."""
     for place, name in arguments_written(func):
         given = args[place] if place < len(args) else kwargs.get(name)
         yield from (tensor.untyped_storage() for tensor in _fakes(given))
 
 
 def guess(dtype: torch.dtype) -> Number:
-    """What is taken for a number that nobody computed."""
+    """The guess for a number that was never computed."""
     if dtype == torch.bool:
         return False
     return 1.0 if dtype.is_floating_point or dtype.is_complex else 1
 
 
 def _of(dtype: torch.dtype, number: float) -> Number:
-    """``number`` as reading it from a tensor of ``dtype`` gives it."""
+    """``number`` as read from a tensor of ``dtype``."""
     if dtype == torch.bool:
         return bool(number)
     return float(number) if dtype.is_floating_point or dtype.is_complex else int(number)
 
 
 class Guesses:
-    """The notes of what was taken for granted, and on which lines of the script: one per kind, however many lines."""
+    """Notes on guessed numbers, with the lines of the script: one note per kind."""
 
     SHOWN = 5
-    """So many lines are named."""
+    """Maximum number of lines named."""
     MANY = 10_000
-    """So many times on one line may be a loop that waits for a number to change, and it never will."""
+    """Number of reads on one line that suggests a loop waiting for a value to change, which it never does."""
 
     def __init__(self, device: SimulatedDevice, assumed: Assumed = NOTHING) -> None:
         self._device = device
@@ -236,10 +236,10 @@ class Guesses:
         self._warned: Counter[str] = Counter()
         self._more: set[str] = set()
         self.backward_seen = False
-        """Whether the script trains: what it reads from then on are losses and counts."""
+        """Whether the script trains: later reads are of losses and counts."""
 
     def assumed(self, dtype: torch.dtype) -> Number | None:
-        """What the user says of the number that is read on the line that runs, as ``dtype`` has it."""
+        """The user's number for the running line, as ``dtype``."""
         if not self._assumed.numbers:
             return None
         found = self._assumed.number(script_line())
@@ -252,7 +252,7 @@ class Guesses:
         return _of(dtype, number)
 
     def read(self, tensor: FakeTensor, likely: Number | None) -> Number:
-        """What is read from ``tensor``, of which nothing is known: ``likely`` where there is such a number."""
+        """The guess for a number read from ``tensor``, whose value is unknown; ``likely`` if there is one."""
         number = guess(tensor.dtype) if likely is None else likely
         if tensor.dtype == torch.bool:
             where = "the device" if tensor.fake_device.type == "cuda" else "a large tensor without values"
@@ -265,7 +265,7 @@ class Guesses:
         return number
 
     def copied(self, dtype: torch.dtype, likely: Number | None = None) -> Number:
-        """What all of a tensor is taken for that the script copies to the CPU: ``likely`` where there is such."""
+        """The guess for all elements of a tensor that the script copies to the CPU; ``likely`` if there is one."""
         number = guess(dtype) if likely is None else likely
         note = self.note_integer if type(number) is int else self.note
         note(f"the values that the script copied to the CPU were taken as {number}")
@@ -273,18 +273,18 @@ class Guesses:
         return number
 
     def _keep(self, number: Number) -> None:
-        """The line that runs has read ``number``, which may be why the script fails later."""
+        """Note that the running line has read ``number``, which may be why the script fails later."""
         line = script_line()
         self._device.made_up.pop(line, None)
         self._device.made_up[line] = number, self._advice(line)
 
     def _advice(self, line: str) -> str:
-        """How a user says which number is read on ``line``."""
+        """How a user sets the number that is read on ``line``."""
         path, _, number = line.rpartition(":")
         return self._assumed.advice(f"{Path(path).name}:{number}=NUMBER")
 
     def note_integer(self, what: str) -> None:
-        """The same of integers. Before the first backward one may well be a size, such as a number of classes."""
+        """Note a guessed integer. Before the first backward it may be a size, such as the number of classes."""
         line = script_line()
         if self.backward_seen:
             self.note(what)
@@ -301,14 +301,14 @@ class Guesses:
         self._see_whether_it_waits(line, self._warned[line], what)
 
     def _count_more(self, line: str) -> None:
-        """One warning for all lines beyond those that have their own."""
+        """Add ``line`` to one warning for all lines beyond :attr:`SHOWN`."""
         if self._more:
             self._device.retract(_and_more(len(self._more)))
         self._more.add(line)
         self._device.warn(_and_more(len(self._more)))
 
     def note(self, what: str) -> None:
-        """``what`` was taken for granted on the line that runs."""
+        """Note the assumption ``what`` for the running line."""
         line = script_line()
         lines = self._lines.setdefault(what, Counter())
         known = line in lines
@@ -347,12 +347,12 @@ def _listed(what: str, lines: Mapping[str, int]) -> str:
 
 
 LARGE = 1 << 18
-"""From so many elements on a copy on the CPU is fake, as the script hardly looks at each."""
+"""Number of elements from which on a copy on the CPU is fake: the script hardly reads each."""
 _ALLS = (aten.all.default, aten.all.dim, aten.all.dims)
 
 
 class Runs(Protocol):
-    """What is asked of the dispatch mode."""
+    """The part of the dispatch mode that :class:`ValueReads` uses."""
 
     device_model: SimulatedDevice
     known: Known
@@ -367,7 +367,7 @@ class Runs(Protocol):
 
 
 class ValueReads:
-    """Answers such ops of ``mode``."""
+    """Runs the ops of ``mode`` that read values."""
 
     def __init__(self, mode: Runs) -> None:
         self._mode = mode
@@ -383,7 +383,7 @@ class ValueReads:
 
     def _item(self, func: Any, args: Any, kwargs: Any) -> Number:
         mode = self._mode
-        tensor = mode.faked(args[0])  # where the CPU is simulated, what is written to a real one does not arrive
+        tensor = mode.faked(args[0])  # with a simulated CPU, writes to a real tensor would be lost
         mode.device_model.synchronize_current()
         known = mode.guesses.assumed(tensor.dtype)
         if known is None:
@@ -393,7 +393,7 @@ class ValueReads:
         return mode.guesses.read(tensor, mode.likely.number(tensor))
 
     def _all(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Scripts ask so whether everything is as it should be, such as finite."""
+        """``all``: scripts use it to check that everything is as expected, such as finite."""
         result = self._mode.run(func, args, kwargs)
         self._mode.likely.fill(result, True)
         return result
@@ -402,7 +402,7 @@ class ValueReads:
         mode = self._mode
         if func is aten.equal.default and args[0].shape != args[1].shape:
             return False
-        torch.broadcast_shapes(args[0].shape, args[1].shape)  # an error where they do not fit, as on a GPU
+        torch.broadcast_shapes(args[0].shape, args[1].shape)  # raises for incompatible shapes, as on a GPU
         mode.device_model.synchronize_current()
         known = mode.known.computed(func, args, kwargs)
         if known:
@@ -411,7 +411,7 @@ class ValueReads:
         return True
 
     def _to_copy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Copies to the CPU are real where they are small: the script is about to look at them."""
+        """``_to_copy``: small copies on the CPU are real, because the script will look at them."""
         mode = self._mode
         source = mode.faked(args[0])
         target = kwargs.get("device")
@@ -426,7 +426,7 @@ class ValueReads:
         return result
 
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Into a real tensor on the CPU the values are written."""
+        """``copy_``: values are written into a real tensor on the CPU."""
         target, source, *how = args
         if not _arrives(target, source):
             return self._given(target, source, self._mode.run(func, args, kwargs))
@@ -434,7 +434,7 @@ class ValueReads:
         return func(target, self._values(source))
 
     def _given(self, target: torch.Tensor, source: torch.Tensor, result: Any) -> Any:
-        """What was copied to ``target`` is known there where it is in ``source``."""
+        """Set the values of ``target`` to those of ``source`` if they are known."""
         real = self._mode.known.of(source) if isinstance(target, FakeTensor) else None
         if real is not None:
             self._mode.known.note(target, real.to(target.dtype).expand(target.shape))
@@ -453,14 +453,14 @@ class ValueReads:
             self._mode.device_model.synchronize_current()
 
     def _read(self, source: FakeTensor, dtype: torch.dtype) -> torch.Tensor:
-        """What the script is told that ``source`` holds."""
+        """The values of ``source`` as the script reads them."""
         values = self._values(source)
         if values.shape == source.shape:
             return values.to(dtype, copy=True)
         return torch.full(source.shape, values.item(), dtype=dtype, device="cpu", requires_grad=False)
 
     def _values(self, source: FakeTensor) -> torch.Tensor:
-        """The same; a single number where all of it is taken as that."""
+        """The values of ``source``; a single number if all elements are guessed alike."""
         mode = self._mode
         number = mode.guesses.assumed(source.dtype)
         if number is None and (real := mode.known.of(source)) is not None:
@@ -472,5 +472,5 @@ class ValueReads:
 
 
 def _arrives(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a copy brings something from the device, or from a tensor without values, to a real tensor."""
+    """Whether a copy writes data from the device, or from a tensor without values, into a real tensor."""
     return isinstance(source, FakeTensor) and not isinstance(target, FakeTensor)

@@ -1,4 +1,4 @@
-"""Which rank of how many this process stands for, and what tells the script so."""
+"""The simulated rank and number of ranks of this process, and the environment that shows them to the script."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ampmem.patching import added
 from ampmem.simulator.where import stop
 
 GPUS_PER_NODE = 8
-"""So many ranks share a machine, one GPU each; the last machine has those that are left."""
+"""Ranks per machine, one GPU each; the last machine has the rest."""
 
 MASTER = ("127.0.0.1", "29500")
-"""Address and port that scripts read and nobody asks."""
+"""Address and port that scripts read; nothing connects to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,21 +26,21 @@ class World:
 
     @property
     def node(self) -> int:
-        """Which machine this rank runs on."""
+        """The index of this rank's machine."""
         return self.rank // GPUS_PER_NODE
 
     @property
     def local_rank(self) -> int:
-        """This rank's number on its machine, and that of its GPU."""
+        """This rank's number on its machine, which is also its GPU's."""
         return self.rank % GPUS_PER_NODE
 
     @property
     def local_size(self) -> int:
-        """How many ranks, and GPUs, its machine has."""
+        """Number of ranks, and GPUs, on this rank's machine."""
         return min(GPUS_PER_NODE, self.size - self.node * GPUS_PER_NODE)
 
     def environment(self) -> dict[str, str]:
-        """What ``torchrun`` would set."""
+        """The environment variables that ``torchrun`` would set."""
         return {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.size),
@@ -65,12 +65,12 @@ _entered: list[World] = []
 
 
 def here() -> World:
-    """The world that this process is in; :data:`ALONE` unless :func:`enter` says otherwise."""
+    """The current world of this process; :data:`ALONE` unless :func:`enter` was called."""
     return _entered[-1] if _entered else ALONE
 
 
 def enter(world: World) -> Callable[[], None]:
-    """Be in ``world`` from now on, and say so in the environment; returns what undoes both."""
+    """Enter ``world``, and set its environment variables; returns the undo of both."""
     with ExitStack() as undo:
         _entered.append(world)
         undo.callback(added("simulated worlds", f"rank {world.rank} of {world.size}", lambda: _entered.remove(world)))
@@ -90,7 +90,7 @@ def _put_back(former: dict[str, str | None]) -> None:
 
 
 def check_index(index: int | None) -> None:
-    """Only one GPU is simulated: that of this rank."""
+    """Raise an error for a GPU other than this rank's: only that one is simulated."""
     world = here()
     if index is None or index == world.local_rank:
         return

@@ -129,7 +129,7 @@ def train(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Parse the command line and train."""
     run_command(
         "accumulate",
         train,

@@ -150,7 +150,7 @@ def train(options: Options) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Parse the command line and train."""
     run_command("bert", train, argv, optimizer="adamw")
 
 

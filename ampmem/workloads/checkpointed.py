@@ -111,7 +111,7 @@ def train(options: Options, *, use_reentrant: bool = False) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Parse the command line and train."""
     run_command(
         "checkpointed",
         train,

@@ -1,4 +1,4 @@
-"""What every workload shares: the command-line options, the seed, autocast, the scaler and the optimizer."""
+"""What the workloads share: command-line options, the seed, autocast, the scaler and the optimizer."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ LEARNING_RATES = {
     "adagrad": 1e-2,
     "adafactor": 1e-2,
 }
-"""Each optimizer's name on the command line, and the learning rate it gets unless the workload has its own."""
+"""By name on the command line, the learning rate of each optimizer, unless the workload has its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the command line chose; ``None`` means the workload's own default."""
+    """The values of the command line; ``None`` means the workload's own default."""
 
     preset: str = "small"
     device: torch.device = CPU
@@ -69,18 +69,18 @@ class Options:
 
     @property
     def needs_scaler(self) -> bool:
-        """Whether gradients pass through fp16, whose small ones would vanish without loss scaling."""
+        """Whether gradients are computed in fp16, whose small values would vanish without loss scaling."""
         return self.precision != "fp32" and self.dtype == torch.float16
 
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """A scaler that scales in fp16, and otherwise passes the loss and the step through."""
+        """A scaler that scales in fp16, and else passes loss and step through."""
         return torch.amp.GradScaler(self.device.type, enabled=self.needs_scaler)
 
 
 def make_optimizer(
     name: str, parameters: Iterable[nn.Parameter], *, lr: float | None = None, foreach: bool | None = None
 ) -> Optimizer:
-    """The optimizer called ``name``; ``foreach=None`` leaves the choice of implementation to torch."""
+    """The optimizer called ``name``; with ``foreach=None`` torch chooses the implementation."""
     rate = LEARNING_RATES[name] if lr is None else lr
     match name:
         case "adamw":
@@ -101,7 +101,7 @@ def make_optimizer(
 
 
 def data_loader(*tensors: Tensor, batch_size: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:
-    """Shuffled batches of ``tensors`` (each of shape ``(samples, ...)``), in an order that ``seed`` fixes."""
+    """Shuffled batches of ``tensors`` (each of shape ``(samples, ...)``), in an order fixed by ``seed``."""
     generator = torch.Generator().manual_seed(seed)
     return DataLoader(TensorDataset(*tensors), batch_size, shuffle=True, drop_last=True, generator=generator)
 
@@ -118,7 +118,7 @@ def batches(loader: DataLoader[tuple[Tensor, ...]], steps: int) -> Iterator[tupl
 
 
 def report(step: int, loss: float) -> None:
-    """One line for a finished step."""
+    """Print one line for a finished step."""
     print(f"step {step} loss {loss:.6f}", flush=True)
 
 
@@ -167,8 +167,8 @@ def run_command(
 ) -> None:
     """Parse ``argv`` (``None``: the process's own) and call ``train(Options(...), **extra options)``.
 
-    Returns when training is done or help was shown. What cannot be run as asked is one line on stderr
-    and ``SystemExit(2)``; errors of the training itself pass through.
+    Returns when training is done or help was shown. Invalid arguments give one line on stderr and ``SystemExit(2)``;
+    errors of the training itself pass through.
     """
 
     def callback(*, device: str, dtype: str, **rest: Any) -> None:
@@ -183,5 +183,5 @@ def run_command(
         print(f"error: {error.format_message()}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
     except click.Abort:
-        # click's word for Ctrl-C; without its standalone mode nobody else understands it.
+        # click's exception for Ctrl-C; without click's standalone mode nobody else handles it.
         raise KeyboardInterrupt from None

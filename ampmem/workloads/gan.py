@@ -95,7 +95,7 @@ def build(options: Options) -> tuple[tuple[Generator, Discriminator], tuple[Opti
 
 
 def discriminator_loss(discriminator: Discriminator, real: Tensor, fake: Tensor) -> Tensor:
-    """How badly real and fake images (both ``(batch, 3, 32, 32)``) are told apart; a scalar."""
+    """The loss for telling real from fake images (both ``(batch, 3, 32, 32)``); a scalar."""
     on_real, on_fake = discriminator(real), discriminator(fake.detach())
     return F.binary_cross_entropy_with_logits(on_real, torch.ones_like(on_real)) + F.binary_cross_entropy_with_logits(
         on_fake, torch.zeros_like(on_fake)
@@ -103,7 +103,7 @@ def discriminator_loss(discriminator: Discriminator, real: Tensor, fake: Tensor)
 
 
 def generator_loss(discriminator: Discriminator, fake: Tensor) -> Tensor:
-    """How well fake images (``(batch, 3, 32, 32)``) are seen through; a scalar."""
+    """The loss for fake images ``(batch, 3, 32, 32)`` that the discriminator recognises; a scalar."""
     on_fake = discriminator(fake)
     return F.binary_cross_entropy_with_logits(on_fake, torch.ones_like(on_fake))
 
@@ -132,7 +132,7 @@ def train(options: Options) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Parse the command line and train."""
     run_command("gan", train, argv, optimizer="adam")
 
 

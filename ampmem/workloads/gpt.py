@@ -144,7 +144,7 @@ def train(options: Options, *, tied: bool = False) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Parse the command line and train."""
     run_command(
         "gpt",
         train,

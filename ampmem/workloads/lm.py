@@ -204,7 +204,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class AdamW(Optimizer):
-    """AdamW after the paper, one parameter at a time, every term a tensor of its own."""
+    """AdamW after the paper, one parameter at a time, with a new tensor for every term."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class AdamW(Optimizer):
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update; returns what ``closure`` does, ``None`` without one."""
+        """Make one update; returns the result of ``closure``, ``None`` without one."""
         loss = None if closure is None else closure()
         for group in self.param_groups:
             lr, (beta1, beta2) = group["lr"], group["betas"]
@@ -240,7 +240,7 @@ class AdamW(Optimizer):
 def build(options: Options, **sizes: int | None) -> tuple[LM, Optimizer, tuple[Tensor, Tensor]]:
     """The model, its optimizer, and the one batch: inputs and targets, both ``(batch, context)``.
 
-    ``sizes`` are fields of :class:`Config`; those that are ``None`` stay as the preset has them.
+    ``sizes`` are fields of :class:`Config`; ``None`` keeps the preset's value.
     """
     torch.manual_seed(options.seed)
     config = replace(PRESETS[options.preset], **{name: size for name, size in sizes.items() if size is not None})
@@ -283,7 +283,7 @@ def infer(options: Options, model: LM, inputs: Tensor) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Parse the command line and train."""
     run_command(
         "lm",
         train,

@@ -37,7 +37,7 @@ PRESETS = {
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions around a residual; ``stride`` is the 3x3's."""
+    """1x1, 3x3 and 1x1 convolutions around a residual; ``stride`` is that of the 3x3 convolution."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def train(options: Options) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Parse the command line and train."""
     run_command("resnet", train, argv, optimizer="sgd-momentum")
 
 

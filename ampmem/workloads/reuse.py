@@ -1,4 +1,4 @@
-"""A few wide layers, each used twice per forward: what autocast's weight cache is for."""
+"""A few wide layers that each forward uses twice, the case that autocast's weight cache is for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reuse(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
         for parameter in self.parameters():
-            # Keeps the signal's size from layer to layer.
+            # Keeps the signal's magnitude from layer to layer.
             nn.init.normal_(parameter, std=width**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def train(options: Options, *, layers: int = LAYERS, width: int = WIDTH) -> None
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command line."""
+    """Parse the command line and train."""
     run_command(
         "reuse",
         train,

@@ -148,14 +148,16 @@ with open("found.json", "w") as file:
 )
 MASK = 16 * 2 * 8
 """Half of 32 elements of a matrix, two int64 indices each."""
+FINDING = MASK + 4 + 1023
+"""Beside the indices a count and CUB's storage, which PyTorch's CUDA build asks for to find them among 32 elements."""
 STATE = (8 * 8 + 8) * 4
 """One FP32 number per parameter."""
 GRU = 4 * (24 + 24 + 40 + 8 + 8) * 4
 """Per row: the gates of both kinds and the kernel's workspace, which autograd keeps, the first state and the new."""
 EXACT = {
-    "nonzero": (MASK, MASK),
-    "mask": (16 * 4, 16 * 4 + MASK),
-    "masked_select": (16 * 4, 16 * 4 + MASK),
+    "nonzero": (MASK, FINDING),
+    "mask": (16 * 4, FINDING),
+    "masked_select": (16 * 4, FINDING),
     "unique": (8 * 4 + 32 * 8 + 8 * 8, 8 * 4 + 32 * 8 + 8 * 8),
     "unique_dim": (8 * 4, 8 * 4),
     "unique_consecutive": (8 * 4, 8 * 4),

@@ -84,7 +84,7 @@ class GrownGroups:
 
 
 def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
-    """What grew in the memory limited by ``key``, from ``baseline`` to ``run``; for ``growth`` from step to step."""
+    """The changes behind the growth of the memory limited by ``key``; for ``growth`` from step to step."""
     if key == GROWTH:
         return _from_step_to_step(run)
     of_module = module_in(key)
@@ -159,7 +159,7 @@ def _what(key: str) -> tuple[Category, ...]:
 
 
 def _in_a_module(run: JudgedRun, baseline: Side | None, module: str, key: str) -> GrownGroups:
-    """What grew in a module, at the instant at which the module is measured."""
+    """The changes in a module, at the instant at which the module is measured."""
     category, after = Category(key), run.side.groups
     instant = _AFTER_BACKWARD if category is Category.GRADIENTS else _AFTER_FORWARD
     held = () if after is None else _largest_first(groups_in_module(after.analysis, category, module))
@@ -333,11 +333,14 @@ class CheckResult(Shown):
     schema: Annotated[str, OneOf((SCHEMA,))]
     ampmem: str
     label: str
+    """The run's name in messages."""
     rank: int
     world_size: int
     ok: bool
+    """Whether the run could be judged and keeps all limits."""
     problems: tuple[str, ...]
     baseline: Baseline | None
+    """The baseline; null without one."""
     judged: tuple[Judged, ...]
     """All budgets and, with a baseline, all sizes that are compared."""
     broken: tuple[Broken, ...]

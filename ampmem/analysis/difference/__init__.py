@@ -1,1 +1,1 @@
-"""Where the memory of two runs of changed code differs."""
+"""The difference between the memory of two runs of changed code."""

@@ -85,12 +85,12 @@ class GroupChange:
 
 
 def changes_between(before: Sequence[Group], after: Sequence[Group]) -> tuple[GroupChange, ...]:
-    """What grew or shrank between two instants of one run or two, the largest change first."""
+    """The groups that grew or shrank between two instants of one run or two, the largest change first."""
     return changes_of(match(before, after))
 
 
 def changes_of(matches: Iterable[Match]) -> tuple[GroupChange, ...]:
-    """What grew or shrank, the largest change first."""
+    """The groups that grew or shrank, the largest change first."""
     found = (_change(each) for each in matches if _bytes(each.before) != _bytes(each.after))
     return largest_first(found)
 

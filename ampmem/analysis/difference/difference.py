@@ -106,7 +106,9 @@ class Difference(Shown):
 
     schema: Annotated[str, OneOf((SCHEMA,))]
     label_before: str
+    """The name of the run before the change."""
     label_after: str
+    """The name of the run after the change."""
     category: Category | None
     """The compared category, at the instant at which it is largest; null for all categories at the peak."""
     before: int

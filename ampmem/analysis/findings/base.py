@@ -1,4 +1,4 @@
-"""What a finding is, what findings are computed from, and which of them are remedies for a failed request."""
+"""Findings, the run that they are computed from, and which of them are remedies for a failed request."""
 
 from __future__ import annotations
 

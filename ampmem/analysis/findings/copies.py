@@ -113,7 +113,7 @@ def _idle(run: TrainingRun) -> tuple[Column, Column]:
         return nothing, nothing
     ledger, position = run.analysis.ledger, run.analysis.timeline.position(start)
     mine = ledger.alive_at(run.analysis, position) & ledger.in_cache(run.analysis, start) & (ledger.saves == 0)
-    # at the end of forward they are still there
+    # At the end of forward they are still there.
     return per_allocation(run, ledger.bytes * mine), nothing + position + 1
 
 
@@ -240,7 +240,7 @@ def copies_grow(run: TrainingRun) -> Finding | None:
 def copies_survive(run: TrainingRun) -> Finding | None:
     """Copies made in one step that are still alive when the forward of a later one starts."""
     forward = _last_forward_of_a_later_step(run)
-    if forward is None or run.analysis.conservation.breach is not None:  # as above
+    if forward is None or run.analysis.conservation.breach is not None:  # what seems alive may be dead
         return None
     step, start = forward
     ledger = run.analysis.ledger

@@ -287,7 +287,7 @@ def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]])
 
 
 def _fused_loss(run: TrainingRun, shapes: list[tuple[int, ...]]) -> tuple[str, ...]:
-    # other logits, as of images, do not come from a linear layer
+    # Other logits, as of images, do not come from a linear layer.
     if any(len(shape) > _TOKENS_AND_CLASSES for shape in shapes):
         return ()
     major, minor, *_ = (*run.recording.run.torch.split("."), "0", "0")

@@ -149,7 +149,7 @@ _AUTOMATIC = (
     "/lightning/pytorch/loops/optimization/automatic.py",
     "/pytorch_lightning/loops/optimization/automatic.py",
 )
-"""The hook for the change under Lightning, which calls the optimizer itself, so the script has no line after it."""
+"""The files in which Lightning calls the optimizer itself, so that the script has no line after the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -520,7 +520,7 @@ def _unused_in_backward(run: TrainingRun, position: int) -> Mask:
         return np.zeros(len(lifetimes), dtype=np.bool_)
     unused: Mask = ~run.ever_kept_by_autograd
     unused &= lifetimes.alive_at(run.analysis.timeline.position(marks.after_backward))
-    # excludes the loss that backward was called on: no variable of the script need hold it
+    # Excludes the loss that backward was called on: no variable of the script need hold it.
     unused &= lifetimes.bytes >= NOTABLE_BYTES
     return unused & (position > run.analysis.timeline.position(marks.after_forward))
 

@@ -1,4 +1,4 @@
-"""Findings about the run as a whole: its sums, the end of its memory, what the allocator reserves, what grows."""
+"""Findings about the run as a whole: its sums, running out of memory, reserved memory, growth."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ampmem.vocabulary import SourceKind
 
 
 def residual(run: TrainingRun) -> Finding | None:
-    """What the categories or the segments add up to is not what the allocator itself says."""
+    """The sums of the categories or the segments differ from the allocator's own totals."""
     conservation = run.analysis.conservation
     if conservation.breach is None:
         return None
@@ -39,7 +39,7 @@ def residual(run: TrainingRun) -> Finding | None:
 
 
 def out_of_memory(run: TrainingRun) -> Finding | None:
-    """A request failed; of several the last one counts, since it is the one that a script dies of."""
+    """A request failed; of several the last one counts, which is the one that ends a script."""
     oom = run.analysis.failed_request
     if oom is None:
         return None
@@ -69,22 +69,22 @@ def _asked_by(oom: FailedRequest) -> str:
 
 _SHARE = 0.05
 _LEAST = 64 << 20
-"""Less, or less than this share of what is reserved, is how the allocator works: with segments of 20 MiB, of which
-some are for small tensors only."""
+"""Less than this many bytes, or than the share above, is normal: segments have 20 MiB, and some are for small tensors
+only."""
 _AGREES = 0.01
-"""A replay whose peak is farther than this share from the recorded one proves nothing."""
+"""A replay whose peak differs from the recorded one by more than this share proves nothing."""
 _MOST_EVENTS = 200_000
-"""A longer recording is not replayed: that would take seconds each time that it is shown."""
+"""A longer recording is not replayed, which would take seconds whenever it is shown."""
 _SETTING = "expandable_segments:True"
 _OTHERS = ("max_split_size_mb:128", "max_split_size_mb:512")
-"""What else is tried. It is told only where it saves more: it keeps large blocks whole, so other requests may need new
-segments."""
+"""Other settings that are tried. They are advised only if they save more, as they keep large blocks whole, so other
+requests may need new segments."""
 
 
 def fragmentation(run: TrainingRun) -> Finding | None:
-    """The most that is reserved is more than the most that is allocated, and a setting of the allocator makes it less.
+    """The peak of reserved memory exceeds the peak of allocated memory, and an allocator setting lowers it.
 
-    Of a request that failed its own finding tells.
+    A failed request has a finding of its own.
     """
     layers, recording = run.analysis.layers, run.recording
     if recording.run.source == SourceKind.CPU or layers is None or run.analysis.failed_request is not None:
@@ -100,7 +100,7 @@ def fragmentation(run: TrainingRun) -> Finding | None:
     settings = _settings(run)
     peaks = {} if settings is None else _replayed(run, settings)
     proven = bool(peaks) and abs(peaks[""] - reserved) <= _AGREES * reserved
-    # Of equal ones the first.
+    # Of several settings with an equal peak the first.
     best = min((each for each in peaks if each), key=lambda each: peaks[each]) if proven else _SETTING
     saved = peaks[""] - peaks[best] if proven else 0
     if proven and saved < least:
@@ -126,7 +126,7 @@ def fragmentation(run: TrainingRun) -> Finding | None:
 
 
 def _variable(run: TrainingRun, setting: str) -> str:
-    """What to set, beside what is set already."""
+    """The environment variable to set, with the settings that it has already."""
     allocator = run.recording.allocator
     if allocator is None or not allocator.settings:
         return f"{VARIABLES[-1]}={setting}"
@@ -134,18 +134,18 @@ def _variable(run: TrainingRun, setting: str) -> str:
 
 
 def _settings(run: TrainingRun) -> Settings | None:
-    """The settings of a run that can be replayed; ``None`` for others."""
+    """The allocator settings of a run that can be replayed; ``None`` for other runs."""
     recording = run.recording
     if len(recording.events) > _MOST_EVENTS:
         return None
     try:
         return parse_settings("" if recording.allocator is None else recording.allocator.settings)
-    except UsageError:  # settings that the model does not have
+    except UsageError:  # the model does not support these settings
         return None
 
 
 def _replayed(run: TrainingRun, settings: Settings) -> dict[str, int]:
-    """The most that is reserved with ``settings``, under the empty key, and with each setting that is tried beside."""
+    """The peak of reserved bytes with ``settings`` (under the empty key), and with each tried setting added."""
     trace = trace_of_events(run.recording.events, run.recording.segments)
     tried = ("", _SETTING, *(_OTHERS if settings.max_split_size is None else ()))
     return {each: peak_reserved(trace, parse_settings(each, settings)) for each in tried}
@@ -159,23 +159,23 @@ _MEANT_TO_STAY = (
     Category.GRADIENTS,
     Category.OPTIMIZER_STATE,
     Category.MASTER_COPIES,
-    Category.CAST_COPIES,  # copies-grow tells of those
+    Category.CAST_COPIES,  # the finding copies-grow is about those
 )
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Place:
-    """Who allocated, as far as it is known: text ids, 0 for what is not."""
+    """The place of an allocation, as far as known: text ids, 0 for unknown."""
 
     op: int
     module: int
     stack: int
     holder: str = ""
-    """Of what is not known otherwise: what holds it at the end, such as ``kept[*]``."""
+    """The holder at the end, such as ``kept[*]``, if nothing else is known about the allocation."""
 
     @property
     def known(self) -> bool:
-        """Whether anything names it."""
+        """Whether anything names the place."""
         return bool(self.op or self.module or self.stack or self.holder)
 
 
@@ -183,11 +183,11 @@ _NAMELESS = _Place(0, 0, 0)
 
 
 def steady_growth(run: TrainingRun) -> Finding | None:
-    """Allocations of one place (op, module and stack) that every step from the second on makes and never frees.
+    """One place (op, module and stack) makes allocations in every step from the second on that are never freed.
 
-    The last step's own results are alive at its end too, and so is what was loaded ahead for the next one; they count
-    only where there is more of them from step to step. Told from 1 KiB per step on, however large the peak is: it
-    grows. Where the recording's sums are wrong, what seems alive may be dead, and nothing is told.
+    The last step's own results are alive at its end too, and so are batches loaded ahead; they count only if there are
+    more of them from step to step. The finding begins at 1 KiB per step, however large the peak, since growth adds up.
+    There is none if the recording's sums are wrong, since allocations that seem alive may be dead.
     """
     if len(run.steps) < _STEPS or run.analysis.conservation.breach is not None:
         return None
@@ -204,12 +204,13 @@ def steady_growth(run: TrainingRun) -> Finding | None:
     grown = [sum(parts) for parts in zip(nameless, elsewhere, _grown_before(run), strict=True)]
     if not grown or min(grown) < NOTABLE_BYTES:
         return None
-    one_thread = run.recording.run.source in (SourceKind.CPU, SourceKind.SIMULATED)  # others have events of any thread
+    # Other sources have events of all threads.
+    one_thread = run.recording.run.source in (SourceKind.CPU, SourceKind.SIMULATED)
     return _nameless(steps, grown, own=one_thread and not any(elsewhere))
 
 
 def _steady(places: dict[_Place, dict[int, int]], steps: Sequence[int]) -> dict[_Place, dict[int, int]]:
-    """The ``places`` that leave something behind in each of ``steps``."""
+    """The ``places`` that leave bytes behind in each of ``steps``."""
     return {place: by_step for place, by_step in places.items() if all(by_step.get(step, 0) > 0 for step in steps)}
 
 
@@ -234,7 +235,7 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
 
 
 def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Finding:
-    """``own`` says that the recorded thread has allocated it: other threads hold no more than they did."""
+    """The finding for growth of unknown place; ``own`` says that the recorded thread allocated it all."""
     who = (
         "the recorded thread allocates it in ops that were not recorded; who holds it was not seen, so it need not "
         "be a leak."
@@ -262,10 +263,10 @@ def _by_step(steps: Sequence[int], each: Sequence[int]) -> str:
 
 
 def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
-    """Bytes that were never freed, by place and by step; without those that stand for other threads.
+    """Bytes that were never freed, by place and step; without the block that stands for other threads.
 
-    No more than what the place holds at the end of the step above what it held at the end of the step before: a batch
-    that is loaded a step ahead is not freed in its step, and yet nothing grows.
+    At most the growth of the place from the end of the step before: a batch loaded a step ahead is not freed in its
+    step, but nothing grows.
     """
     places = _places(run)
     growth = _growth(run, _own(run), places)
@@ -277,10 +278,10 @@ def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:
 
 
 def _held_at_the_end(run: TrainingRun) -> dict[_Place, dict[int, int]]:
-    """Bytes that only their holder names, by holder and by step.
+    """Bytes known by their holder only, by holder and step.
 
-    Holders are looked for at the end of the recording, so what a holder had let go by then has none: what all such
-    memory together grew by in a step is the most that its holders can have kept.
+    Holders are looked for at the end of the recording, so memory released before has none. Their growth in a step is at
+    most that of all such memory together.
     """
     lifetimes = run.analysis.lifetimes
     nameless = (lifetimes.op == 0) & (lifetimes.module == 0) & (lifetimes.stack == 0)
@@ -295,7 +296,7 @@ def _held_at_the_end(run: TrainingRun) -> dict[_Place, dict[int, int]]:
 
 
 def _own(run: TrainingRun) -> Mask:
-    """What the recorded thread allocated in the recording and does not keep for the training."""
+    """The allocations of the recorded thread during the recording that training does not keep."""
     lifetimes, events = run.analysis.lifetimes, run.recording.events
     mine: Mask = events.action[lifetimes.born] == Action.ALLOC
     mine &= ~_meant(run) & (lifetimes.address != OTHER_THREADS)
@@ -313,12 +314,12 @@ def _never_freed(run: TrainingRun, allocations: Mask, places: Callable[[int], _P
 
 
 def _grown_elsewhere(run: TrainingRun) -> list[int]:
-    """How much more other threads held at the end of each step from the second on than at the end of the one before."""
+    """For each step from the second on, the growth of other threads' memory from the end of the step before."""
     return _grown(run, run.analysis.lifetimes.address == OTHER_THREADS)
 
 
 def _grown_before(run: TrainingRun) -> list[int]:
-    """The growth of what was there before the recording, never more than 0: batches loaded by then make room."""
+    """The growth of memory from before the recording, never above 0, as such memory is replaced by later batches."""
     lifetimes = run.analysis.lifetimes
     before = run.recording.events.action[lifetimes.born] != Action.ALLOC
     return _grown(run, before & ~_meant(run) & (lifetimes.address != OTHER_THREADS))
@@ -334,11 +335,11 @@ def _meant(run: TrainingRun) -> Mask:
 
 
 def _growth(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> defaultdict[_Place, list[int]]:
-    """What each place holds of ``allocations`` at the end of each step above what it held at the end before."""
+    """For each place the growth of its ``allocations`` in each step, from the end of the step before."""
     lifetimes, timeline = run.analysis.lifetimes, run.analysis.timeline
     ends = np.array([timeline.position(step.end_ns) for step in run.steps], dtype=np.int64)
-    first = np.searchsorted(ends, lifetimes.born, side="right")  # the end at which it is there first, and
-    gone = np.searchsorted(ends, lifetimes.died, side="right")  # the one at which it is no longer
+    first = np.searchsorted(ends, lifetimes.born, side="right")  # the first step end at which it is alive, and
+    gone = np.searchsorted(ends, lifetimes.died, side="right")  # the first at which it is dead
     gone[lifetimes.died == ALIVE] = len(ends)
     found: defaultdict[_Place, list[int]] = defaultdict(lambda: [0] * len(ends))
     for allocation in np.flatnonzero(allocations & (first < gone)).tolist():
@@ -350,7 +351,7 @@ def _growth(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]
 
 
 def _places(run: TrainingRun) -> Callable[[int], _Place]:
-    """Who made an allocation."""
+    """A function that gives the place of an allocation."""
     lifetimes = run.analysis.lifetimes
     return lambda allocation: _Place(
         int(lifetimes.op[allocation]), int(lifetimes.module[allocation]), int(lifetimes.stack[allocation])
@@ -358,7 +359,7 @@ def _places(run: TrainingRun) -> Callable[[int], _Place]:
 
 
 def _holders(run: TrainingRun) -> Callable[[int], _Place]:
-    """What holds an allocation: ``kept[0]`` and ``kept[1]`` are of one list."""
+    """A function that gives the holder of an allocation: ``kept[0]`` and ``kept[1]`` belong to one list."""
     facts = run.analysis.facts
     rows = np.flatnonzero(facts.fact == Fact.HELD)
     names = dict(zip(facts.allocation[rows].tolist(), facts.name[rows].tolist(), strict=True))

@@ -287,7 +287,7 @@ def ranks_beside(runs: Sequence[RankRun]) -> dict[int, Path]:
 
 
 def serve() -> None:
-    """Read the files that standard input names and write what they come to to standard output; runs in a child."""
+    """Read the files named on stdin and write their summaries to stdout; runs in a child process."""
     paths = [Path(os.fsdecode(bytes.fromhex(name))) for name in json.load(sys.stdin)]
     try:
         pickle.dump(_all_of(paths), sys.stdout.buffer)

@@ -263,6 +263,7 @@ class Ranks(Shown):
 
     schema: Annotated[str, OneOf((SCHEMA,))]
     job: Job
+    """The properties that all ranks share."""
     step: int | None
     """The compared step: of the steps that more than half of the ranks ended, the one in which any rank needed the
     most; with other precisions, the last of them with an update in all. Null without such a step, and then each rank's
@@ -280,6 +281,7 @@ class Ranks(Shown):
     reserved: Spread | None
     """The spread of reserved memory; null unless it is known for all ranks."""
     worst: Worst | None
+    """The rank with the largest peak, and its excess over others; null if no rank can be compared."""
     imbalance: float | None
     """The worst rank's peak over the median, less 1: 0.09 is 9 %."""
     groups: tuple[RankGroup, ...]

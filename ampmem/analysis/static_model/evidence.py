@@ -31,8 +31,8 @@ _LINKS = {
 class NamedMemory:
     """A live allocation with the names that facts give it, in the order in which they were seen.
 
-    Each name comes with the dtype of its tensor, empty if no hook knew it. ``further`` are the names of which this is a
-    second or later part: of a tensor that wraps several, or of a sparse one.
+    Each name comes with the dtype of its tensor, empty if no hook knew it. ``further`` are the names whose tensor has
+    other parts before this one: a tensor that wraps several, or a sparse one.
     """
 
     bytes: int

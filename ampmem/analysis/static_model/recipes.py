@@ -376,7 +376,7 @@ def _key(class_name: str, settings: Mapping[str, object]) -> str | None:
             centered = "-centered" if settings.get("centered") else ""
             return f"rmsprop{centered}{'-momentum' if settings.get('momentum') else ''}"
         case "Adafactor" if settings.get("beta1") is not None:
-            # transformers' Adafactor keeps a first moment then
+            # transformers' Adafactor keeps a first moment then.
             return None
     return class_name.lower() if class_name in _ONE_FORM else None
 

@@ -363,7 +363,7 @@ class StaticComponent:
     """One component at one mark: the recipe's bytes, the measured bytes, and why they differ.
 
     ``residual_bytes`` is ``measured_bytes - model_bytes`` less the terms. ``explained`` says that it is 0, and not
-    because differences without evidence cancel out; ``holds`` says that the recording's sums are right too. The
+    only because differences without evidence cancel out; ``holds`` says that the recording's sums are right too. The
     component ``total`` is measured in the allocator's blocks, so rounding is a term there.
     """
 

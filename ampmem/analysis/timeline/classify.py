@@ -192,7 +192,7 @@ def is_buffer(view: View) -> Mask:
 
 
 def is_cached(view: View) -> Mask:
-    """Memory that a module's attribute has held since an earlier step, such as a mask made in the first forward."""
+    """Memory that a module's attribute holds from before the last step, such as a mask made in the first forward."""
     return view.has(Fact.ATTRIBUTE) & ~view.has(Fact.INPUT) & (view.step < view.last_step)
 
 

@@ -1,1 +1,1 @@
-"""How a script is run: in this process, or in fresh ones that are followed."""
+"""How a script is run: in this process, or in child processes."""

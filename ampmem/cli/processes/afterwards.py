@@ -1,4 +1,4 @@
-"""What ``ampmem profile`` has to say and to show once the script has ended."""
+"""The messages and tables of ``ampmem profile`` once the script has ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _DEVICE = {"device", "cuda", "accel", "accelerator", "gpu"}
 _BESIDE = {"use", "with", "enable", "on", "no", "disable", "without", "type"}
-"""Words that may stand beside one of those: ``--use-cuda`` is such an option, ``--num-gpu`` and ``--ngpu`` are not."""
+"""Words that may accompany those: ``--use-cuda`` is such an option, ``--num-gpu`` and ``--ngpu`` are not."""
 _OFF = {"no", "disable", "without"}
 _FLAGS = {"store_true", "store_false", "store_const"}
 _SAYS_DEVICE = re.compile(r"(.*\W)?(device|accelerator)")
@@ -35,7 +35,7 @@ _PLAIN = "move the model and the batch to the device cuda, as for a real GPU"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Option:
-    """An option of the script's: ``--device``, ``--accel``. ``flag`` when it takes no value."""
+    """An option of the script's, such as ``--device`` or ``--accel``; a ``flag`` takes no value."""
 
     name: str
     flag: bool
@@ -46,14 +46,14 @@ class _Option:
 
     @property
     def off(self) -> bool:
-        """Whether it keeps the script off the GPU."""
+        """Whether the option keeps the script off the GPU."""
         return bool(self.words & _OFF)
 
 
 def how_to_use_the_gpu(script: str, arguments: Sequence[str]) -> str:
-    """What to do so that ``script``, which was given ``arguments``, uses the GPU.
+    """The suggestion to make ``script``, which ran with ``arguments``, use the GPU.
 
-    Of an option is spoken only where the script's own code has it, or where it was given.
+    It names an option only if the script's own code has it, or if it was given.
     """
     given = _sent_to_cpu(arguments)
     if given:
@@ -62,7 +62,7 @@ def how_to_use_the_gpu(script: str, arguments: Sequence[str]) -> str:
     for option in options:
         if option.off and option.name in arguments:
             return f"the script was given {option.name}: leave it out"
-    # A flag says all; of options that take a value the one is best whose values are known.
+    # A flag is certain; of options with a value the best is one whose values are known.
     for option in sorted(options, key=lambda option: (not option.flag, "device" not in option.words)):
         if not option.off and not any(argument.partition("=")[0] == option.name for argument in arguments):
             value = " cuda" if not option.flag and "device" in option.words else ""
@@ -71,7 +71,7 @@ def how_to_use_the_gpu(script: str, arguments: Sequence[str]) -> str:
 
 
 def _sent_to_cpu(arguments: Sequence[str]) -> str:
-    """The argument that says ``cpu``, such as ``--device cpu`` or ``trainer.device=cpu``; empty where none does."""
+    """The argument that selects the CPU, such as ``--device cpu`` or ``trainer.device=cpu``; empty if there is none."""
     for argument, following in zip_longest(arguments, arguments[1:]):
         if _SAYS_DEVICE.fullmatch(argument.removesuffix("=cpu")):
             if argument.endswith("=cpu"):
@@ -82,7 +82,7 @@ def _sent_to_cpu(arguments: Sequence[str]) -> str:
 
 
 def _files(script: str) -> Iterator[Path]:
-    """The script, and the modules that it has imported from its own folder."""
+    """The script, and the modules from its own folder that it imported."""
     yield Path(script)
     folder = Path(script).absolute().parent
     for module in list(sys.modules.values()):
@@ -94,7 +94,7 @@ def _files(script: str) -> Iterator[Path]:
 
 
 def _options(file: Path) -> Iterator[_Option]:
-    """The options for a device that the code in ``file`` declares, by a call that is given their names."""
+    """The device options that the code in ``file`` declares, found by calls with their names."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -114,7 +114,7 @@ def _texts(nodes: Iterable[ast.expr]) -> Iterator[str]:
 
 
 def _is_flag(call: ast.Call, text: str) -> bool:
-    """Whether argparse or click would take the option that ``call`` declares without a value."""
+    """Whether the option that ``call`` declares takes no value in argparse or click."""
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     is_flag = given.get("is_flag")
     return (
@@ -125,13 +125,13 @@ def _is_flag(call: ast.Call, text: str) -> bool:
 
 
 _BACKEND_CHANGED = "allocator backend parsed at load time"
-"""What torch's CUDA allocator says where its backend was set after torch had been imported."""
+"""Part of torch's error if the CUDA allocator's backend was set after torch was imported."""
 _ONLY_ON_A_GPU = "FSDP needs a non-CPU accelerator device"
-"""What torch's FullyShardedDataParallel says where there is none."""
+"""Part of the error of torch's FullyShardedDataParallel without a GPU."""
 
 
 def check_recorded(session: Session, target: Target) -> None:
-    """Raise :class:`NothingRecorded`, and remove the recording, when there is nothing in it."""
+    """Raise :class:`NothingRecorded`, and delete the recording, if nothing was recorded."""
     try:
         session.check()
     except ModelElsewhere as error:
@@ -141,13 +141,14 @@ def check_recorded(session: Session, target: Target) -> None:
         remedy = how_to_use_the_gpu(target.file, session.options.arguments)
         raise ModelElsewhere(f"{error}; {remedy}") from None
     except NothingRecorded:
-        if session.outcome.recorded == 0 or session.nothing() is not None:  # steps without any memory say nothing
+        # Steps without any memory events are worth nothing.
+        if session.outcome.recorded == 0 or session.nothing() is not None:
             discard(session)
         raise
 
 
 def discard(session: Session) -> None:
-    """Remove a recording of nothing."""
+    """Delete an empty recording."""
     if session.writer is not None:
         session.writer.discard()
 
@@ -156,7 +157,7 @@ _CATCHES = "as an except without a class does"
 
 
 def let_go(path: Path) -> str:
-    """That the script cannot be stopped."""
+    """The sentence that the script cannot be stopped."""
     return (
         f"the script catches every stop, {_CATCHES}, and is let run to its end, unrecorded; all steps that were "
         f"asked for are in {path}, so Ctrl-C loses nothing"
@@ -164,7 +165,7 @@ def let_go(path: Path) -> str:
 
 
 def spared(path: Path, stopper: Stopper) -> str:
-    """That the script is not stopped, and why."""
+    """The sentence that the script is not stopped, and why."""
     there = f"all steps that were asked for are in {path}; the script runs to its end, unrecorded"
     if stopper.device_failed:
         return f"{there}, since its device has failed and the script has not seen the error yet"
@@ -188,7 +189,7 @@ def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
 
 
 def _stopped(stopper: Stopper) -> str:
-    """How the script took the stop."""
+    """How the script reacted to the stop."""
     if stopper.spared or stopper.device_failed:
         return "; the script ran to its end"
     if not stopper.caught:
@@ -200,7 +201,7 @@ def _stopped(stopper: Stopper) -> str:
 
 
 def kept_of_failed(session: Session, path: Path, stopper: Stopper, *, later: bool = False) -> str:
-    """What is left of a script that failed; removes a recording of nothing.
+    """What is left of a script that failed, in words; deletes an empty recording.
 
     ``later`` says that memory ran out after the recorded steps.
     """
@@ -226,7 +227,7 @@ def kept_of_failed(session: Session, path: Path, stopper: Stopper, *, later: boo
 
 
 def _instead(session: Session) -> str:
-    """What to do, where that is known."""
+    """The suggestion for such a failure, if there is one."""
     failure = session.outcome.failure
     message = "" if failure is None else failure.message
     if _BACKEND_CHANGED in message:
@@ -240,7 +241,7 @@ def _instead(session: Session) -> str:
 
 
 def predicted(simulation: Simulation, *, failed: bool) -> str:
-    """What the run would have needed, in one line; a run that failed for other reasons neither fits nor not."""
+    """The memory that the run would have needed, in one line; a run that failed otherwise has no verdict."""
     from ampmem.analysis.estimate import STOPPED, prediction_of
     from ampmem.reporters.text.estimate import headline
 
@@ -250,10 +251,11 @@ def predicted(simulation: Simulation, *, failed: bool) -> str:
 
 
 def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -> bool:
-    """Have a recording that ended before its script did say what is of the whole run, and what of its steps.
+    """Note in a recording that ended before its script what is about the whole run and what about its steps.
 
-    A simulated device was there to the end: its prediction is of the whole run. ``ran_on`` says of others that the
-    script was not stopped. Returns whether memory ran out after the recorded steps, which the recording says then.
+    A simulated device was there to the end, so its prediction is about the whole run. ``ran_on`` says for other devices
+    that the script was not stopped. Returns whether memory ran out after the recorded steps, which is then noted in the
+    recording.
     """
     outcome, path, writer = session.outcome, session.options.path, session.writer
     if writer is None or not outcome.recorded or outcome.recorded != session.options.steps or not path.exists():
@@ -271,7 +273,7 @@ def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -
 
 
 def show_tables(recording: Path, named: Path, audience: Audience) -> None:
-    """Show the tables of ``recording``, which is ``named`` so on the command line."""
+    """Show the tables of ``recording``, whose name on the command line is ``named``."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.layout import layout_for
     from ampmem.reporters.text.table import TableReporter
@@ -281,7 +283,7 @@ def show_tables(recording: Path, named: Path, audience: Audience) -> None:
 
 
 def show_shortage(recording: Path, audience: Audience) -> None:
-    """Say what the run died of that ran out of memory."""
+    """Show the out-of-memory report of the run."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.layout import layout_for
     from ampmem.reporters.text.out_of_memory import render_out_of_memory

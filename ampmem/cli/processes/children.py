@@ -1,4 +1,4 @@
-"""Runs ``ampmem profile`` in fresh processes and follows them, for the commands that compare, fit and check."""
+"""Runs ``ampmem profile`` in child processes and follows them, for the commands that compare, fit, check and advise."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from ampmem.vocabulary import Arm
 
 
 class ProgressLine:
-    """On a terminal one line that changes, gone at the end, below lines that stay; elsewhere these alone.
+    """A changing line on a terminal, removed at the end, below lines that stay; elsewhere only those lines.
 
-    Runs may be followed by threads.
+    Several threads may use it.
     """
 
     def __init__(self) -> None:
@@ -50,14 +50,14 @@ class ProgressLine:
         self.now("")
 
     def now(self, text: str) -> None:
-        """What is being done."""
+        """Show what is being done."""
         with self._lock:
             self._terminal.replace(shorten(text, shutil.get_terminal_size().columns - 1))
 
     def stay(self, text: str, left: str = "", *, tail: Sequence[str] = ()) -> None:
-        """A line that stays, and below it the last lines that a child printed.
+        """Print a line that stays, and below it the last lines that a child printed.
 
-        What is ``left`` to do is said with it where there is no line that changes.
+        ``left`` describes the work left, and is appended if there is no changing line.
         """
         said = text if self._terminal.is_screen() else text + left
         lines = [
@@ -70,9 +70,9 @@ class ProgressLine:
 
 
 class TimeLeft:
-    """How far ``count`` runs have got that are made one after the other, and when they will have been made.
+    """The progress of ``count`` consecutive runs, and the time that is left.
 
-    That goes by the runs before: each is of the same script. ``clock`` gives seconds.
+    The time is estimated from the runs before, which are of the same script. ``clock`` gives seconds.
     """
 
     def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,17 +82,17 @@ class TimeLeft:
         self._begun = 0.0
 
     def begin(self) -> str:
-        """The next run starts: ``2 of 3``."""
+        """Begin the next run: ``2 of 3``."""
         self._begun = self._clock()
         return f"{len(self._taken) + 1} of {self._count}"
 
     def end(self) -> None:
-        """It has ended."""
+        """End the current run."""
         self._taken.append(self._clock() - self._begun)
         self._begun = self._clock()
 
     def left(self) -> str:
-        """``, about 40 s left``; empty before a run has ended, and where less than a second seems to be left."""
+        """``, about 40 s left``; empty before a run has ended, and if less than a second seems to be left."""
         if not self._taken:
             return ""
         each = sum(self._taken) / len(self._taken)
@@ -104,23 +104,23 @@ class TimeLeft:
 
 
 LINES = 10
-"""How many of the last lines of a child's output are kept for people to read."""
+"""The number of last lines of a child's output that are kept for people."""
 
 _LONGEST = 2000
 _TAIL_BYTES = 65536
 _POLL_S = 0.1
-"""How often a child's messages are looked at."""
+"""The interval in seconds at which a child's messages are read."""
 
 KILLED = "killed by "
-"""What the failure of a child that a signal has ended begins with."""
+"""The beginning of the failure of a child that a signal killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildEnd:
     """How a child ended.
 
-    ``code`` is its exit code, negative for the signal that killed it; ``said`` is what it gave as the reason of its
-    failure, if it came to that; ``tail`` are the last :data:`LINES` lines that were printed, standard output first.
+    ``code`` is its exit code, negative for the signal that killed it; ``said`` is the reason that it gave for its
+    failure, if any; ``tail`` are the last :data:`LINES` lines of its output, stdout first.
     """
 
     code: int
@@ -129,7 +129,7 @@ class ChildEnd:
 
     @property
     def failure(self) -> str | None:
-        """What went wrong, in one line: ``RuntimeError: out of memory``, ``killed by SIGKILL``, ``exit code 3``."""
+        """The child's failure in one line: ``RuntimeError: out of memory``, ``killed by SIGKILL``, ``exit code 3``."""
         if self.code == 0:
             return None
         if self.code < 0:
@@ -146,12 +146,12 @@ def run_child(
     variables: Mapping[str, str] = MappingProxyType({}),
     warmed: Warmed | None = None,
 ) -> ChildEnd:
-    """Run ``ampmem profile`` with ``arguments`` and wait for it; ``on_step`` is told of each step that ends.
+    """Run ``ampmem profile`` with ``arguments`` and wait for it; ``on_step`` is called for each step that ends.
 
-    ``on_start`` is given the process, so that another thread can end it. ``variables`` are added to its environment.
-    Where there is a ``warmed`` process and there are none, the child is forked from that. The child reads nothing
-    but a script from standard input, and hashes as every other child does. Ctrl-C reaches it too, as it is in the same
-    process group: it is waited for, and ``KeyboardInterrupt`` comes out. A second Ctrl-C kills it.
+    ``on_start`` gets the process, so that another thread can end it. ``variables`` are added to its environment;
+    without any, the child is forked from the ``warmed`` process if there is one. The child reads only a script from
+    stdin, and uses the same hash seed as every other child. Ctrl-C reaches it too, as it is in the same process group:
+    it is waited for, and ``KeyboardInterrupt`` is raised. A second Ctrl-C kills it.
     """
     with (
         TemporaryFile() as given,
@@ -173,27 +173,27 @@ def run_child(
 
 
 LAST_WORDS_S = 5.0
-"""How long children that are interrupted may take to end by themselves."""
+"""The seconds that interrupted children have to end by themselves."""
 
 
 class Children:
-    """The processes that threads run, to be ended before their time."""
+    """The child processes of several threads, which can be ended early."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._living: set[Running] = set()
         self.ended = False
-        """Whether they were ended before their time."""
+        """Whether the children were ended early."""
 
     def started(self, child: Running) -> None:
-        """``child`` runs from now on."""
+        """Register the running ``child``."""
         with self._lock:
             self._living = {each for each in self._living if each.returncode is None} | {child}
             if self.ended:
                 child.kill()
 
     def end(self, running: Iterable[Future[Any]]) -> None:
-        """Interrupt them all, and kill those that do not mind; ``running`` are the threads that wait for them."""
+        """Interrupt all children, and kill those that ignore it; ``running`` are the threads that wait for them."""
         with self._lock:
             self.ended = True
             living = [child for child in self._living if child.returncode is None]
@@ -212,13 +212,13 @@ def _signal(child: Running, number: signal.Signals) -> None:
 
 
 def _wait(child: Running, inbox: Inbox, on_step: Callable[[StepEnded], None]) -> int:
-    """Wait for ``child``, and pass on what it says meanwhile; returns its exit code."""
+    """Wait for ``child``, pass on its messages meanwhile, and return its exit code."""
     try:
         while child.returncode is None:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_POLL_S)
             for ended in inbox.steps():
-                with suppress(OSError):  # a terminal that is gone is no reason to stop
+                with suppress(OSError):  # a closed terminal is not a reason to stop
                     on_step(ended)
         return child.returncode
     except KeyboardInterrupt:
@@ -231,7 +231,7 @@ def _wait(child: Running, inbox: Inbox, on_step: Callable[[StepEnded], None]) ->
 
 
 def _last_lines(output: IO[bytes]) -> list[str]:
-    """The end of what the child wrote to ``output``."""
+    """The last lines that the child wrote to ``output``."""
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - _TAIL_BYTES))
     lines = output.read().decode("utf-8", errors="replace").splitlines()
@@ -246,11 +246,11 @@ def _signal_name(number: int) -> str:
 
 
 USAGE = 2
-"""The exit code of a command line that was used wrongly."""
+"""The exit code for wrong usage of a command line."""
 
 
 def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
-    """The precisions that ``--precision`` lists. Raises :class:`UsageError`, also for a ``dtype`` that none uses."""
+    """The precisions in ``--precision``. Raises :class:`UsageError`, also for a ``dtype`` that none of them uses."""
     names = tuple(name.strip() for name in text.split(","))
     for i, name in enumerate(names):
         if name not in tuple(Arm):
@@ -295,15 +295,15 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *option
 
 
 def misplaced(script: ScriptOptions, ended: ChildEnd) -> str:
-    """As :func:`misplaced_option` says it of a child that ended with 2; the last line that it printed is the reason."""
+    """The words of :func:`misplaced_option` for a child that ended with 2; its last output line is the reason."""
     return misplaced_option(script, ended.tail[-1]) if ended.code == USAGE and ended.tail else ""
 
 
 def misplaced_option(script: ScriptOptions, reason: str) -> str:
-    """``; --precision is an option of ampmem's: write it before train.py``, where the script ended for not knowing it.
+    """The hint on an option of ampmem's among the script's arguments, which made the script fail.
 
-    ``reason`` is why the script ended, in its own words: they name an option of the command that is running, and which
-    is among the script's arguments. Empty where that is not so.
+    It reads ``; --precision is an option of ampmem's: write it before train.py``. ``reason`` is the script's own
+    message. Empty unless the message names an option of the running command that is among the script's arguments.
     """
     context = click.get_current_context(silent=True)
     if context is None:

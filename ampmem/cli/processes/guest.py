@@ -1,4 +1,4 @@
-"""Runs the script of ``ampmem profile``, and ends the process as the script would have ended it."""
+"""Runs the script of ``ampmem profile``, and ends the process as the script alone would have ended it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 class Followed(Protocol):
-    """What runs beside the script: a session, or what watches it."""
+    """The object that accompanies the script: a session, or a watching one."""
 
     def start(self) -> None:
         """Begin."""
 
     def failed(self, failure: FailureRecord) -> None:
-        """The script has failed."""
+        """Note that the script has failed."""
 
     def forked(self) -> bool:
-        """Whether this process is a child that the script has forked."""
+        """Whether this process is a child that the script forked."""
 
     def close(self, failure: BaseException | None = None) -> None:
         """End; ``failure`` is what the script ended with."""
@@ -45,8 +45,8 @@ class Followed(Protocol):
 class ScriptEnd:
     """How a run of the script ended.
 
-    ``failure`` is what ended the script, unless that was its end or our stop. ``trouble`` is what ampmem itself has
-    met since the script started.
+    ``failure`` is the exception that ended the script, unless it ended normally or by our stop. ``trouble`` is an error
+    of ampmem's own since the script started.
     """
 
     failure: BaseException | None
@@ -62,10 +62,10 @@ def run_script(
     greeting: str,
     on_end: Callable[[], None] = lambda: None,
 ) -> ScriptEnd:
-    """Run the script under ``session``, which is started before and closed after it, come what may.
+    """Run the script under ``session``, which is started before and always closed after it.
 
-    ``greeting`` is said once all is in place, ``on_end`` called where the script has ended well. Raises what keeps the
-    script from being started, and nothing else.
+    ``greeting`` is printed once everything is in place, ``on_end`` called if the script ended well. Raises only what
+    keeps the script from starting.
     """
     failure: BaseException | None = None
     started = False
@@ -93,7 +93,7 @@ def run_script(
 
 
 def run_plainly(target: Target, arguments: tuple[str, ...]) -> BaseException | None:
-    """Run a script that is not recorded, such as a launcher; what is to end the process, as :func:`end_as` does it."""
+    """Run a script without recording it, such as a launcher; returns the exception for :func:`end_as`."""
     main = script.prepare(target, arguments)
     try:
         script.execute(target.code, main)
@@ -103,12 +103,13 @@ def run_plainly(target: Target, arguments: tuple[str, ...]) -> BaseException | N
 
 
 def _run(target: Target, arguments: tuple[str, ...], stopper: Stopper) -> BaseException | None:
-    """Run the script; what it failed with."""
+    """Run the script; returns the exception that it failed with."""
     main = script.prepare(target, arguments)
+    # ampmem's own frames are below the script's: without this it would reach the recursion limit earlier.
     as_deep = depth.install(frames=1 - target.calls_below)
     try:
         script.execute(target.code, main)
-    except BaseException as error:  # whatever it is, it is the script's, and end_as passes it on
+    except BaseException as error:  # any exception is the script's, and end_as passes it on
         stopper.ended(error)
         return None if script.stops_in(error) or _exits_well(error) else stop_of_simulation(error) or error
     finally:
@@ -118,20 +119,20 @@ def _run(target: Target, arguments: tuple[str, ...], stopper: Stopper) -> BaseEx
 
 
 def _exits_well(error: BaseException) -> bool:
-    """Whether Python ends with 0 for ``error``: it looks at whole numbers only, the rest it prints."""
+    """Whether Python exits with 0 for ``error``: only whole numbers are exit codes, anything else is printed."""
     if not isinstance(error, SystemExit):
         return False
     try:
         code = error.code
-    except BaseException:  # a class of the script's
+    except BaseException:  # a class of the script's may raise anything
         return False
     return code is None or (isinstance(code, int) and int.__eq__(code, 0))
 
 
 def _told(failure: BaseException | None) -> BaseException | None:
-    """Do what Python does with what nobody caught: leave it to debuggers, and call the script's excepthook.
+    """Handle an uncaught exception as Python does: debuggers first, then the script's excepthook.
 
-    Returns what is to end the process: an excepthook may exit.
+    Returns the exception to end the process with: an excepthook may exit.
     """
     if failure is None or isinstance(failure, SystemExit):
         return failure
@@ -154,9 +155,9 @@ def _told(failure: BaseException | None) -> BaseException | None:
 
 
 def stop_of_simulation(failure: BaseException) -> BaseException | None:
-    """The simulation's own error that ended the script and says what to do, if one did.
+    """The simulation's own error behind the script's failure, which says what to do; ``None`` if there is none.
 
-    Torch makes another error of it where it moves a parameter, which tells nothing more.
+    Torch replaces it by another error, which says less, when it moves a parameter.
     """
     where = sys.modules.get("ampmem.simulator.where")
     if where is None or isinstance(failure, where.NotSimulated):
@@ -166,12 +167,12 @@ def stop_of_simulation(failure: BaseException) -> BaseException | None:
 
 
 def usage_error(failure: BaseException | None) -> str:
-    """What argparse or click gave as the reason for exit code 2; empty where the script ended for another one.
+    """The reason that argparse or click gave for exit code 2; empty if the script ended for another one.
 
-    argparse has printed it and keeps it in a local of ``ArgumentParser.error``; click exits while it handles
-    its error, or, since 8.5, later, with the error's ``show`` in a local of ``Command.main``.
+    argparse has printed it and keeps it in a local of ``ArgumentParser.error``; click exits while it handles its error,
+    or, since 8.5, later, with the error's ``show`` in a local of ``Command.main``.
     """
-    # A script may exit with anything, such as a tensor, which is not compared with a number.
+    # A script may exit with anything, such as a tensor, so the code is not compared with a number.
     if not isinstance(failure, SystemExit) or type(failure.code) is not int or failure.code != USAGE:
         return ""
     trace = failure.__traceback__
@@ -187,7 +188,7 @@ def usage_error(failure: BaseException | None) -> str:
 
 
 def failure_in_words(trouble: BaseException) -> str:
-    """What kept ampmem from its work, where the exit code is the script's."""
+    """The error that kept ampmem from its work, in words, where the exit code is the script's."""
     if isinstance(trouble, AmpmemError):
         return str(trouble)
     if isinstance(trouble, KeyboardInterrupt):
@@ -196,7 +197,7 @@ def failure_in_words(trouble: BaseException) -> str:
 
 
 def end_as(failure: BaseException | None) -> NoReturn:
-    """End this process as the script would have ended without ampmem; its traceback is out already."""
+    """End this process as the script alone would have ended it; its traceback was printed already."""
     if failure is None:
         raise SystemExit(0)
     if isinstance(failure, SystemExit):
@@ -207,20 +208,20 @@ def end_as(failure: BaseException | None) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with ``code``, and do not take Python apart: that takes as long as a short simulated run."""
+    """End this process with ``code`` without tearing down Python, which takes as long as a short simulated run."""
     _finish()
     os._exit(code & 0xFF)
 
 
 def _die_of_sigint() -> None:
-    """Let the process end by SIGINT, as Python does, after the script's threads and its own exit handlers."""
+    """End the process by SIGINT, as Python does, after the script's threads and exit handlers."""
     _finish()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def _finish() -> None:
-    """What Python does first when a process ends: its threads, its exit handlers, its streams."""
+    """Do what Python does first when a process ends: join threads, call exit handlers, flush streams."""
     with suppress(Exception):
         threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -1,4 +1,4 @@
-"""Runs a launcher, such as torchrun, so that each process that it starts is ``ampmem profile`` of the script.
+"""Runs a launcher such as torchrun, so that each process that it starts is ``ampmem profile`` of the script.
 
 The launcher itself runs in this process, as ``python -m`` would run it, and is not recorded.
 """
@@ -31,9 +31,9 @@ _PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
     TORCHRUN: lambda: import_module(TORCHRUN).get_args_parser(),
     "accelerate.commands.launch": lambda: import_module("accelerate.commands.launch").launch_command_parser(),
 }
-"""The launchers that are known, and what reads their command lines."""
+"""The known launchers, and the functions that read their command lines."""
 _HOW = ("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path")
-"""Options of launchers that say how to start the script."""
+"""Launchers' options that say how the script is started."""
 _ALONE = (
     "a simulated device needs no other processes: run the script alone, and say how many ranks there would be with "
     "--world-size"
@@ -43,7 +43,7 @@ _COMMANDS = {"torchrun": TORCHRUN, "accelerate": "accelerate.commands.launch"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLine:
-    """A launcher's: its own ``options``, and what it is to start."""
+    """A launcher's command line: its own ``options``, and the script to start."""
 
     options: tuple[str, ...]
     script: str
@@ -52,12 +52,12 @@ class CommandLine:
 
 
 def launches(script: ScriptOptions) -> bool:
-    """Whether ``script`` is to be run in several processes, or is a launcher."""
+    """Whether ``script`` is run in several processes, or is a launcher."""
     return script.nproc_per_node is not None or (script.as_module and script.script_or_module in _PARSERS)
 
 
 def check_processes(script: ScriptOptions, command: str) -> None:
-    """Raise :class:`UsageError` where ``command`` could not tell what is to be run in several processes."""
+    """Raise :class:`UsageError` if ``command`` cannot run the script in several processes."""
     if script.nproc_per_node is not None and script.device is Device.SIMULATED:
         raise UsageError(_ALONE)
     if script.nproc_per_node is None and launches(script):
@@ -68,7 +68,7 @@ def check_processes(script: ScriptOptions, command: str) -> None:
 
 
 def check_ranks(plan: Plan) -> None:
-    """Raise :class:`UsageError` for what several ranks cannot do."""
+    """Raise :class:`UsageError` for options that several ranks cannot have."""
     script = plan.script
     if not script.as_module and script.script_or_module in _COMMANDS and not Path(script.script_or_module).exists():
         raise UsageError(
@@ -94,7 +94,7 @@ def check_ranks(plan: Plan) -> None:
 
 
 def launch_ranks(plan: Plan) -> NoReturn:
-    """Run the script of ``plan`` in several processes, and end as the launcher does."""
+    """Run the script of ``plan`` in several processes, and end as the launcher ends."""
     script = plan.script
     if script.nproc_per_node is None:
         module, given = script.script_or_module, split(script.script_or_module, script.arguments)
@@ -114,7 +114,7 @@ def launch_ranks(plan: Plan) -> NoReturn:
 
 
 def split(module: str, arguments: Sequence[str]) -> CommandLine:
-    """The command line of the launcher ``module``, taken apart. Raises :class:`UsageError` where it has no script."""
+    """The launcher's command line, parsed. Raises :class:`UsageError` if it has no script."""
     parser = _PARSERS[module]()
     parser.prog = f"python -m {module}"
     given = parser.parse_args(list(arguments))
@@ -131,7 +131,7 @@ def split(module: str, arguments: Sequence[str]) -> CommandLine:
 
 
 def _torchrun(script: ScriptOptions) -> CommandLine:
-    """What runs ``script`` in as many processes as it asks for, on this machine alone."""
+    """The command line that runs ``script`` in as many processes as asked for, on this machine only."""
     return CommandLine(
         options=("--standalone", "--nproc-per-node", str(script.nproc_per_node)),
         script=script.script_or_module,
@@ -149,7 +149,7 @@ def _worker(plan: Plan, given: CommandLine, names: Path) -> list[str]:
         arguments=given.arguments,
         nproc_per_node=None,
     )
-    script.find()  # what is wrong with it is said once, and before anything is started
+    script.find()  # an error in it is reported once, before anything is started
     options = ["--names-into", str(names)]
     options += ["--run-to-end"] if plan.run_to_end else []
     for name, value in (("-o", plan.output), ("--report-to", plan.report_to), ("--times-into", plan.times_into)):

@@ -1,4 +1,4 @@
-"""Whom ``ampmem profile`` speaks to: a person, a rank's terminal, or a file of JSON lines that ampmem itself reads."""
+"""The audience of ``ampmem profile``: a person, a rank's terminal, or a file of JSON lines that ampmem itself reads."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _open, _write, _close, _dumps = os.open, os.write, os.close, json.dumps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnded:
-    """A step was recorded, the ``done``-th of those ``wanted``.
+    """A step was recorded, the ``done``-th of ``wanted`` steps.
 
-    ``flops`` are those that were counted in it, of which ``recomputed_flops`` are activation checkpointing's, and
-    ``moved_bytes`` went to the CPU or came from there; 0 where no simulated device counts them. ``module_flops`` are
-    what each module's own code computed in forward, of all modules that ran so far.
+    ``flops`` are those counted in the step, ``recomputed_flops`` activation checkpointing's part of them, and
+    ``moved_bytes`` the bytes copied to and from the CPU; 0 without a simulated device. ``module_flops`` are those of
+    each module's own code in forward, for all modules that ran so far.
     """
 
     done: int
@@ -41,33 +41,33 @@ class StepEnded:
 
 
 class Audience(Protocol):
-    """Whom ``ampmem profile`` speaks to."""
+    """The audience of ``ampmem profile``."""
 
     @property
     def screen(self) -> TextIO | None:
-        """Where tables are read: it says how wide they may be, and whether they may have colours."""
+        """The stream on which tables are read, for their width and colours; ``None`` if there is none."""
 
     def say(self, message: str) -> None:
-        """Something for people only, in one line."""
+        """A message for people only, in one line."""
 
     def complain(self, message: str) -> None:
-        """The same, of what went wrong."""
+        """A message about a problem, for people only, in one line."""
 
     def show(self, text: str) -> None:
         """Tables, for people only."""
 
     def step(self, ended: StepEnded) -> None:
-        """How far the script has got."""
+        """Report a step, to show how far the script has got."""
 
     def failed(self, failure: FailureRecord) -> None:
-        """What ended the script, or why it cannot be recorded."""
+        """Report what ended the script, or why it cannot be recorded."""
 
 
 class Person:
-    """Reads standard error; steps are shown on a terminal only, in one line that changes."""
+    """A person reading stderr; steps are shown on a terminal only, in one changing line."""
 
     def __init__(self) -> None:
-        self._stream = sys.stderr  # the script may put another in its place
+        self._stream = sys.stderr  # the script may replace sys.stderr
         self._terminal = Terminal(self._stream)
 
     @property
@@ -76,57 +76,57 @@ class Person:
         return self._stream
 
     def say(self, message: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         self._terminal.say(message)
 
     def complain(self, message: str) -> None:
-        """A line like any other."""
+        """Print a line like any other."""
         self.say(message)
 
     def show(self, text: str) -> None:
-        """All of it, between empty lines."""
+        """Print the text between empty lines."""
         self._terminal.show_styled(f"\n{text}\n")
 
     def step(self, ended: StepEnded) -> None:
-        """Over the line before."""
+        """Print over the line before."""
         last = ended.done == ended.wanted
         self._terminal.step(f"step {ended.done} of {ended.wanted}", last=last)
 
     def failed(self, failure: FailureRecord) -> None:
-        """Nothing: a person has the traceback, or gets ampmem's own message when the command ends."""
+        """Print nothing: a person has the traceback, or sees ampmem's own message when the command ends."""
 
 
 class Parent:
-    """The ampmem that started this one; it reads ``file``, and has words of its own for people."""
+    """The parent process, an ampmem that reads ``file`` and has its own words for people."""
 
     def __init__(self, file: Path) -> None:
         self._file = file.absolute()  # the script may change the directory
 
     @property
     def screen(self) -> TextIO | None:
-        """None: no table is read there."""
+        """None: the parent reads no tables."""
         return None
 
     def say(self, message: str) -> None:
-        """Nothing."""
+        """Print nothing: the parent has its own words."""
 
     def complain(self, message: str) -> None:
-        """Nothing."""
+        """Print nothing: the parent has its own words."""
 
     def show(self, text: str) -> None:
-        """Nothing."""
+        """Print nothing: the parent has its own tables."""
 
     def step(self, ended: StepEnded) -> None:
-        """One line."""
+        """Append the step as a line of JSON."""
         self._append({"step": asdict(ended)})
 
     def failed(self, failure: FailureRecord) -> None:
-        """One line."""
+        """Append the failure as a line of JSON."""
         self._append({"failure": asdict(failure)})
 
     def _append(self, message: dict[str, object]) -> None:
-        with suppress(OSError):  # a file that is gone or a full disk is none of the script's business
-            # Opened for each line: no descriptor of ours is open for the script to close or to hand on.
+        with suppress(OSError):  # a missing file or a full disk must not affect the script
+            # Opened for each line: the script must find no open descriptor of ours to close or inherit.
             descriptor = _open(self._file, os.O_WRONLY | os.O_APPEND)
             try:
                 _write(descriptor, f"{_dumps(message)}\n".encode())
@@ -135,14 +135,14 @@ class Parent:
 
 
 class Inbox:
-    """Reads what a child appends to ``file``."""
+    """Reads the messages that a child appends to ``file``."""
 
     def __init__(self, file: Path) -> None:
         self.failure: FailureRecord | None = None
-        """What the child has given as the reason of its failure so far."""
+        """The reason that the child has given for its failure so far."""
         self._stream = file.open("rb")
         self._begun = b""
-        """The start of a line whose end is not there yet."""
+        """The start of an unfinished line."""
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +153,7 @@ class Inbox:
         self._stream.close()
 
     def steps(self) -> Iterator[StepEnded]:
-        """The steps that have ended since the last call; sets :attr:`failure` too."""
+        """The steps that have ended since the last call; also sets :attr:`failure`."""
         *lines, self._begun = (self._begun + self._stream.read()).split(b"\n")
         for line in lines:
             message = json.loads(line)
@@ -165,29 +165,29 @@ class Inbox:
 
 
 class OfRank(Person):
-    """Standard error, for one rank: rank 0 speaks as a process alone does, the others complain only."""
+    """Standard error for one rank: rank 0 speaks as a single process does, the others only complain."""
 
     def __init__(self, launched: Launched) -> None:
         super().__init__()
         self._launched = launched
 
     def say(self, message: str) -> None:
-        """A line of its own, if this is rank 0."""
+        """Print a line, on rank 0 only."""
         if self._launched.place.rank == 0:
             super().say(message)
 
     def complain(self, message: str) -> None:
-        """A line of its own, which says whose it is."""
+        """Print a line with the rank's number."""
         super().say(f"rank {self._launched.place.rank}: {message}")
 
     def show(self, text: str) -> None:
-        """Nothing: so many tables would be in each other."""
+        """Print nothing: the tables of several ranks would mix."""
 
     def failed(self, failure: FailureRecord) -> None:
-        """Nothing: a person has the traceback, or the complaint."""
+        """Print nothing: a person has the traceback, or the complaint."""
 
     def refused(self, error: AmpmemError) -> None:
-        """Why this rank is not recorded: what all ranks were told wrongly, the first of each machine says."""
+        """Report why this rank is not recorded; an error of all ranks is reported by each machine's first rank."""
         if not isinstance(error, UsageError):
             self.complain(str(error))
         elif self._launched.place.rank == self._launched.here[0]:
@@ -195,5 +195,5 @@ class OfRank(Person):
 
 
 def exit_of_rank(error: AmpmemError) -> click.exceptions.Exit:
-    """How a rank ends: one that had nothing to show has a script that ended well, and must not end the others'."""
+    """How a rank exits: one with nothing to record has a script that ended well, and must not end the others."""
     return click.exceptions.Exit(0 if isinstance(error, NothingRecorded) else error.exit_code)

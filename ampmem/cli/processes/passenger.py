@@ -1,6 +1,6 @@
-"""What is sent along with a process that a script spawns, and has it begin here.
+"""A message to a process that a script spawns, which makes recording begin there.
 
-Imports little: most such processes are not ranks.
+The module imports little, as most such processes are not ranks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ampmem.patching import patch
 
 _BEGUN = (process.BaseProcess, "_bootstrap")
 
-# Run where the process unpickles what it was sent, before it has the path of the one that sent it. Whatever goes wrong
-# is none of the script's.
+# Runs where the spawned process unpickles its data, before it has its parent's sys.path. An error here must not affect
+# the script.
 _BOARD = """
 import sys
 sys.path.append({root!r})
@@ -31,7 +31,7 @@ finally:
 
 
 class Passenger:
-    """Pickles to code that Python alone can run; ``state`` is pickled, too, and opened only by a rank."""
+    """An object whose pickle runs code when Python loads it; ``state`` is pickled too, and loaded only by a rank."""
 
     def __init__(self, root: str, state: object) -> None:
         self._code = _BOARD.format(root=root, state=pickle.dumps(state))
@@ -41,7 +41,7 @@ class Passenger:
 
 
 def board(root: str, state: bytes) -> None:
-    """Wait for the process to begin, which has imported what the script's main module does by then."""
+    """Wait until the process begins its work, when it has imported the script's main module."""
 
     def wrap(bootstrap: Callable[..., Any]) -> Callable[..., Any]:
         def begin(spawned: Any, *arguments: Any, **options: Any) -> Any:
@@ -62,5 +62,5 @@ def _recorded(run: Any, root: str, state: bytes) -> Any:
         from ampmem.cli.processes.spawned_rank import SpawnedRank
 
         return SpawnedRank(pickle.loads(state)).around(run)
-    except Exception:  # whatever it is, it is none of the script's
+    except Exception:  # any error here must not affect the script
         return run

@@ -1,9 +1,9 @@
 """What the command line of ``ampmem profile`` asks for, and the names of the files that it records to.
 
 All ranks of a job record under one name, each with its own rank in it, and find it without asking each other: a rank
-claims the name of its own file alone. It takes the first number at which a file of its job is there already, or no file
-of the machine's ranks at all. One rank of a machine after the other looks and claims, since the folder is locked
-meanwhile; so two ranks of a job cannot take different numbers, nor two jobs the same.
+claims only its own file's name. It takes the first number with a file of its job, or without a file of any of the
+machine's ranks. The folder is locked while a rank looks and claims, so ranks of a job cannot take different numbers,
+nor two jobs the same.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from ampmem.simulator.start import Simulation
 
 _PATIENCE_S = 30.0
-"""How long a rank waits for those that look for their names before it; each takes milliseconds."""
+"""Seconds that a rank waits for ranks that are choosing their names; each takes milliseconds."""
 
 
 def place_rank(job: Callable[[int], Path], launched: Launched, *, numbered: bool, force: bool) -> tuple[Path, str]:
-    """The file of this rank, and a line that says so; it is there from now on, unless ``force`` is to replace it."""
+    """The file of this rank, and a line about it; the file is created now, unless ``force`` is to replace it."""
     place = launched.place
     if force:
         own, number = rank_file(job(1), place.rank, place.world_size), 1
@@ -58,13 +58,13 @@ def place_rank(job: Callable[[int], Path], launched: Launched, *, numbered: bool
 
 
 def all_ranks(own: Path, world_size: int) -> str:
-    """What a shell takes for the files of all ranks, where ``own`` is one."""
+    """A shell pattern for the files of all ranks, where ``own`` is one."""
     found = rank_of(own)
     return rank_pattern(own if found is None else found.job, world_size)
 
 
 def beside(own: Path, launched: Launched) -> str:
-    """How to look at the recordings of this job, ``own`` among them; empty where no other is seen from here."""
+    """How to look at the recordings of this job, including ``own``; empty if no other can be seen from here."""
     found, size = rank_of(own), launched.place.world_size
     if found is None:
         return ""
@@ -77,14 +77,14 @@ def beside(own: Path, launched: Launched) -> str:
 
 
 def tell_name(file: Path, name: Path) -> None:
-    """Tell whoever reads ``file`` that a rank records to ``name``."""
+    """Note in ``file`` that a rank records to ``name``."""
     line = json.dumps(str(name.absolute())) + "\n"
     with suppress(OSError), file.open("a", encoding="utf-8") as stream:
         stream.write(line)
 
 
 def names_in(file: Path) -> list[Path]:
-    """Where ranks record that were told to ``file``, in their order; what they had taken and not begun is removed."""
+    """The recordings of the ranks noted in ``file``, in order; claimed but unused names are removed."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -97,14 +97,14 @@ def names_in(file: Path) -> list[Path]:
 
 
 def _near(path: Path) -> Path:
-    """``path`` as it is named from here."""
+    """``path`` relative to the working directory, if it is below."""
     with suppress(OSError, ValueError):
         return path.relative_to(Path.cwd())
     return path
 
 
 def ranks_left(names: Sequence[Path]) -> list[str]:
-    """What is left of the ranks that recorded to ``names``, and how to look at it."""
+    """What the ranks recorded to ``names``, and how to look at it."""
     there = [name for name in names if name.exists()]
     lines = [f"{name} is not there: that rank left no recording" for name in names if name not in there]
     found = rank_of(there[0]) if there else None
@@ -114,10 +114,10 @@ def ranks_left(names: Sequence[Path]) -> list[str]:
 
 
 def claim_rank(job: Callable[[int], Path], launched: Launched, *, only: bool = False) -> tuple[Path, int]:
-    """The file of this rank, which is there from now on, and its number, which is the same for all ranks.
+    """The file of this rank, which is created now, and its number, which is the same for all ranks.
 
-    ``job`` gives for each number from 1 on what a process alone would write; ``only`` the first will do. Raises
-    :class:`UsageError` when that is taken, and when a file cannot be made.
+    ``job`` gives for each number from 1 on the name for a single process; with ``only`` the first number is required.
+    Raises :class:`UsageError` if that is taken, or a file cannot be created.
     """
     place = launched.place
     with _alone_in(job(1).absolute().parent):
@@ -139,9 +139,9 @@ def claim_rank(job: Callable[[int], Path], launched: Launched, *, only: bool = F
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """No other rank looks for its name in ``folder`` meanwhile; where folders cannot be locked, one may."""
+    """A block in which no other rank looks for a name in ``folder``, if folders can be locked."""
     descriptor = None
-    with suppress(OSError):  # of a folder that is not there, more is said where the file is made
+    with suppress(OSError):  # creating the file will report a missing folder
         descriptor = os.open(folder, os.O_RDONLY)
         lock_file(descriptor, wait_s=_PATIENCE_S)
     try:
@@ -152,9 +152,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _take(names: Sequence[Path], own: Path, job: str) -> bool:
-    """Claim ``own``, unless one of ``names`` is another job's alone, or this rank has recorded there already.
+    """Claim ``own``, unless one of ``names`` belongs to another job only, or this rank has recorded there already.
 
-    Claims whose ranks are dead keep nobody from the names: they are removed.
+    Claims of dead ranks are removed.
     """
     ours = bool(job) and any(_job_in(name) == job for name in names if name.exists())
     for name in names:
@@ -165,13 +165,13 @@ def _take(names: Sequence[Path], own: Path, job: str) -> bool:
 
 
 def _job_in(path: Path) -> str:
-    """The job whose file is at ``path``, claimed or recorded; empty where none is known."""
+    """The job that recorded or claimed the file at ``path``; empty if unknown."""
     return claimed_for(path) or job_of(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The command line; ``launched`` where a launcher has started this process as one of several."""
+    """The command line; ``launched`` is set if a launcher started this process as one of several."""
 
     script: ScriptOptions
     arm: Arm = Arm.AS_IS
@@ -189,16 +189,16 @@ class Plan:
 
     @property
     def place_known(self) -> PlaceRecord | None:
-        """Which process of a job this is, as its launcher says, or as the command line has it simulated."""
+        """This process's place in a job, from its launcher or from the simulated rank on the command line."""
         if self.launched is not None:
             return self.launched.place
         world_size = self.script.world_size
         return None if world_size is None else PlaceRecord(rank=self.script.rank or 0, world_size=world_size)
 
     def path(self, title: str, number: int = 1) -> Path:
-        """The recording to write; from the second ``number`` on with that in its name.
+        """The recording to write, with the ``number`` in its name from the second on.
 
-        A rank that is simulated has its own in it, unless ``compare`` or ``fit`` has chosen the name.
+        A simulated rank's name has its rank in it, unless ``compare`` or ``fit`` chose the name.
         """
         path = self.output or Path(f"{title}.{number}{SUFFIX}" if number > 1 else f"{title}{SUFFIX}")
         size = self.script.world_size or 1
@@ -208,11 +208,11 @@ class Plan:
 
     @property
     def numbered(self) -> bool:
-        """Whether a recording that is there makes this one take another name."""
+        """Whether an existing recording makes this one take another name."""
         return self.output is None and not self.script.force
 
     def place(self, title: str, *, spawns: bool = False) -> tuple[Path, str]:
-        """The recording to write, and a line that says so; a numbered one is there from now on, without a step.
+        """The recording to write, and a line about it; a numbered one is created now, without a step.
 
         ``spawns`` says that the script may start ranks itself, and need not train in this process.
         """
@@ -227,7 +227,7 @@ class Plan:
         return path, f"recording to {path}{taken}"
 
     def simulate(self) -> Simulation | None:
-        """Put the device in place that is to be simulated, if there is one."""
+        """Put the simulated device in place, if there is one."""
         gpu = simulated_gpu(self.script.device, self.script.gpu)
         assumed = assumed_data(self.script.device, self.script.assume)
         if gpu is None or assumed is None:
@@ -235,7 +235,7 @@ class Plan:
         try:
             from ampmem.simulator.start import Simulation
             from ampmem.simulator.world import World
-        except (ImportError, AttributeError) as error:  # a part of torch is not where it was
+        except (ImportError, AttributeError) as error:  # a private part of torch is missing
             from ampmem.simulator.refusal import refusal
 
             raise refusal(error) from error
@@ -252,7 +252,7 @@ class Plan:
         place: PlaceRecord | None = None,
         baseline: bool = False,
     ) -> Options:
-        """What the recorder is told. Importing torch takes seconds: what is wrong is said before that."""
+        """The recorder's options. Importing torch takes seconds, so invalid options fail before."""
         from ampmem.recorder.marker import step_on_of
         from ampmem.recorder.options import DTYPES, Options
 
@@ -281,26 +281,26 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crew:
-    """What a spawned process is told: the command line, the name of what is run, and a ``folder`` to talk through."""
+    """What a spawned process gets: the command line, the script's name, and a ``folder`` to communicate through."""
 
     plan: Plan
     title: str
     job: str
     folder: Path
     directory: Path
-    """Where the recordings are written; the script may change its own."""
+    """The folder of the recordings, as the script may change its directory."""
 
     @property
     def names(self) -> Path:
-        """The file in which each rank says where it records."""
+        """The file in which each rank notes where it records."""
         return self.folder / "names"
 
     @property
     def joining(self) -> Path:
-        """There while the script's own process waits for the ends of those that it spawned, and for nothing else."""
+        """A file that exists while the script's own process does nothing but wait for its spawned processes."""
         return self.folder / "joining"
 
     @property
     def stopped(self) -> Path:
-        """There once ranks were stopped."""
+        """A file that exists once ranks were stopped."""
         return self.folder / "stopped"

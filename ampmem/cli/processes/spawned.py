@@ -1,7 +1,6 @@
 """The script's own process, where that starts ranks by ``torch.multiprocessing.spawn`` or multiprocessing's ``spawn``.
 
-Each process that is spawned gets a passenger, and is recorded from when it joins a process group on. One that is
-forked is not recorded.
+Each spawned process gets a passenger, and is recorded once it joins a process group. Forked processes are not recorded.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _SPAWNING = frozenset({"spawn", "start_processes"})
 
 
 def may_spawn(code: CodeType) -> bool:
-    """Whether ``code``, or a function in it, calls what spawns processes, or says ``"spawn"`` to multiprocessing."""
+    """Whether ``code``, or a function in it, spawns processes or passes ``"spawn"`` to multiprocessing."""
     inner = (each for each in code.co_consts if isinstance(each, CodeType))
     return bool(_SPAWNING.intersection(code.co_names)) or "spawn" in code.co_consts or any(map(may_spawn, inner))
 
 
 class Spawner:
-    """Sends passengers along while the script runs; ``stop`` ends it once ranks that it waited for were stopped."""
+    """Sends passengers along while the script runs; ``stop`` stops the script once awaited ranks were stopped."""
 
     def __init__(self, plan: Plan, title: str, stop: Callable[[], None]) -> None:
         self._plan = plan
@@ -51,7 +50,7 @@ class Spawner:
         self._directory = Path.cwd()
 
     def install(self, on_first: Callable[[], None]) -> Undo:
-        """From now on; returns what undoes it. ``on_first`` is called before the first process is spawned."""
+        """Begin; returns what undoes it. ``on_first`` is called before the first process is spawned."""
         self._on_first = on_first
         from ampmem.recorder.torch_private.distributed import JOINED
 
@@ -62,7 +61,7 @@ class Spawner:
             return undo.pop_all().close
 
     def end(self) -> list[Path]:
-        """The script has ended: where its ranks have recorded."""
+        """End with the script; returns the recordings of its ranks."""
         if self._crew is None or self._folder is None or os.getpid() != self._process:
             return []
         names = names_in(self._crew.names)
@@ -74,6 +73,7 @@ class Spawner:
         @functools.wraps(original)
         def get_preparation_data(name: str) -> dict[str, Any]:
             data = original(name)
+            # A DataLoader's workers and a Manager are spawned too, and a forked child inherits the patch.
             if not loads_data(sys._getframe(1)) and os.getpid() == self._process:
                 with suppress(Exception):
                     data["ampmem"] = Passenger(ROOT, self._told())

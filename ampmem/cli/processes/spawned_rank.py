@@ -1,4 +1,4 @@
-"""A process that the script has spawned: recorded from when it joins a process group on, as a rank of that."""
+"""A process that the script has spawned, recorded as a rank once it joins a process group."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ampmem.recording import remove_claim
 
 
 class SpawnedRank:
-    """Runs what the process is to run, and records it."""
+    """Runs the function of the spawned process, and records it."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
@@ -38,7 +38,7 @@ class SpawnedRank:
         self._path = Path()
 
     def around(self, run: Callable[[], None]) -> Callable[[], None]:
-        """``run``, recorded."""
+        """A function that records ``run``."""
 
         def recorded() -> None:
             undo = self._watch()
@@ -56,7 +56,7 @@ class SpawnedRank:
         return recorded
 
     def _watch(self) -> Undo:
-        """Begin when there is a process group of several."""
+        """Begin once there is a process group with several ranks."""
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
             def update(group: Any) -> Any:
@@ -104,7 +104,7 @@ class SpawnedRank:
         audience.step(StepEnded(done=done, wanted=self._crew.plan.script.steps))
 
     def _done(self) -> None:
-        """All steps are recorded: stop with all others, where the script's own process only waits for the end."""
+        """Stop with all other ranks once all steps are recorded, if the script's own process only waits for the end."""
         if self._crew.plan.run_to_end:
             return
         waits = "" if self._crew.joining.exists() else "the script's own process does not just wait for this one's end"

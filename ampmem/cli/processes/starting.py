@@ -1,4 +1,4 @@
-"""Starts processes of ``ampmem profile``: fresh ones, and simulated runs that are forked from a :class:`Warmed` one."""
+"""Starts processes of ``ampmem profile``: fresh ones, and simulated runs forked from a :class:`Warmed` process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from typing import IO, Protocol, Self
 from ampmem.vocabulary import Device
 
 ROOT = str(Path(__file__).absolute().parents[3])
-"""The folder that ampmem is imported from."""
+"""The folder from which ampmem was imported."""
 
-# Not ``-m ampmem``: that puts the current directory first on the path, where a user's ``random.py`` or
-# ``click.py`` would be imported for the standard library's or click's. The first entry is what the
-# recorder replaces by the script's own directory (but where Python adds none); nothing can be in /dev/null.
+# Not ``-m ampmem``: that puts the current directory first on the path, where a user's ``random.py`` or ``click.py``
+# would shadow the real one. The recorder replaces the first entry by the script's own directory (unless Python adds
+# none), so there must be one: nothing can be in /dev/null.
 _PATH = f"""
 import sys
 root, safe = sys.argv.pop(1), sys.flags.safe_path
@@ -35,59 +35,59 @@ _SERVE = f"{_PATH}from ampmem.cli.warmed import serve\nserve()\n"
 
 
 class Running(Protocol):
-    """A process that was started, as :class:`subprocess.Popen` has it."""
+    """A started process, with the interface of :class:`subprocess.Popen`."""
 
     @property
     def returncode(self) -> int | None:
         """The exit code, negative for the signal that killed it; ``None`` until :meth:`wait` has seen the end."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code; raises ``subprocess.TimeoutExpired`` where the process runs longer than ``timeout`` s."""
+        """The exit code. Raises ``subprocess.TimeoutExpired`` if the process runs longer than ``timeout`` seconds."""
 
     def send_signal(self, sig: int) -> None:
-        """Send it a signal."""
+        """Send a signal to the process."""
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the process."""
 
 
 Streams = tuple[IO[bytes], IO[bytes], IO[bytes]]
-"""What a process has as standard input, output and error."""
+"""The standard input, output and error of a process."""
 
 
 def fresh(
     arguments: Sequence[str], streams: Streams, variables: Mapping[str, str] = MappingProxyType({})
 ) -> subprocess.Popen[bytes]:
-    """Start ``ampmem profile`` with ``arguments`` in a process of its own, with ``variables`` in its environment."""
+    """Start ``ampmem profile`` with ``arguments`` in a new process, with ``variables`` added to its environment."""
     given, output, errors = streams
     command = [sys.executable, "-c", _START, ROOT, "profile", *arguments]
     return subprocess.Popen(command, env={**_environment(), **variables}, stdin=given, stdout=output, stderr=errors)
 
 
 def worker_command(script: str, arguments: Sequence[str]) -> list[str]:
-    """What runs ``ampmem profile`` with ``arguments`` in a process of a launcher's, as torchrun would run ``script``.
+    """The command for ``ampmem profile`` with ``arguments`` in a launcher's process, in place of ``script``.
 
-    In its messages torchrun calls a process by the first argument that is not an option.
+    torchrun's messages name a process by the first argument that is not an option.
     """
     start = f"import sys\ndel sys.argv[1]{_START}"
     return [sys.executable, "-u", f"-c{start}", script, ROOT, "profile", *arguments]
 
 
 def _environment() -> dict[str, str]:
-    """Every run hashes alike."""
+    """The environment of every run, with the same hash seed."""
     return {"PYTHONHASHSEED": "0", **os.environ}
 
 
 def warmed(device: Device) -> AbstractContextManager[Warmed | None]:
-    """A warmed process for runs on ``device``, if that is a simulated one; elsewhere than on Linux none is forked."""
+    """A warmed process for runs on ``device``, if it is simulated and the platform is Linux, where forking works."""
     return Warmed() if device is Device.SIMULATED and sys.platform == "linux" else nullcontext()
 
 
 class Warmed:
-    """A process that has imported torch and tried the simulation: a simulated run forked from it takes seconds less.
+    """A process that has imported torch and tried the simulation: runs forked from it start seconds sooner.
 
-    Runs may be started by several threads. What a run finds in its process is what it finds in a fresh one after
-    ampmem's own imports: what was tried leaves nothing behind, and random numbers start anew.
+    Several threads may start runs. A forked run finds the same state as in a fresh process after ampmem's imports: the
+    trial leaves nothing behind, and random numbers are seeded anew.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Warmed:
     ) -> None:
         if self._connection is not None and self._process is not None:
             self._connection.close()
-            if error is not None:  # it may not have come far enough to see that
+            if error is not None:  # it may not notice the closed connection while it is still starting
                 self._process.kill()
             self._process.wait()
 
@@ -111,6 +111,7 @@ class Warmed:
         """The connection to the process, which starts with the first run, and the process."""
         with self._lock:
             if self._connection is None or self._process is None:
+                # In packets: threads send at the same time, and each request must keep its own descriptors.
                 self._connection, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with there:
                     self._process = subprocess.Popen(
@@ -126,9 +127,9 @@ class Warmed:
     def start(
         self, arguments: Sequence[str], streams: Streams, on_wait: Callable[[Running], None] = lambda process: None
     ) -> Running | None:
-        """As :func:`fresh`; ``None`` where the process has ended, as one does in which no GPU can be simulated.
+        """Start a run as :func:`fresh` does; ``None`` if the process has ended, as when no GPU can be simulated.
 
-        ``on_wait`` is given that process before it is waited for, so that another thread can end it.
+        ``on_wait`` gets the warmed process before it is waited for, so that another thread can end it.
         """
         connection, process = self._connected()
         on_wait(process)
@@ -148,7 +149,7 @@ class Warmed:
 
 
 class _Forked:
-    """A process that was forked; ``status`` says its number, and at its end the exit code."""
+    """A forked process; ``status`` sends its process id, and at its end the exit code."""
 
     def __init__(self, status: Connection) -> None:
         self._status = status
@@ -161,7 +162,7 @@ class _Forked:
                 raise subprocess.TimeoutExpired("ampmem profile", timeout or 0)
             try:
                 self.returncode = self._status.recv()
-            except EOFError:  # who waited for it was killed, as all of this job are
+            except EOFError:  # the process that waited for it was killed, as the whole process group was
                 self.returncode = -signal.SIGKILL
             self._status.close()
         return self.returncode

@@ -1,6 +1,6 @@
-"""The code of cells: which magics and names are in it, which earlier cells it needs, and how it runs as a script.
+"""The code of cells: its magics and names, the earlier cells that it needs, and how it runs as a script.
 
-Apart from what records cells: the child process that runs them as a script imports this, and little with it.
+This module is separate from the recording of cells, as the child process that runs the script imports it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from ampmem.errors import UsageError
 
 _OF_CELLS = frozenset({"time", "capture", "prun", "timeit"})
-"""Cell magics that run what is below them, as it is."""
+"""Cell magics that run the code below them unchanged."""
 _HARMLESS = frozenset({"ampmem", "autoreload", "conda", "config", "load_ext", "matplotlib", "pip", "reload_ext"})
 """Magics that bind no name and change no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plain:
-    """A cell as ``code`` without its magics, every statement in the line where it was.
+    """A cell as ``code`` without its magics, every statement on its original line.
 
-    ``left_out`` are those magics, of which nobody can tell what they do.
+    ``left_out`` are the removed magics, whose effect is unknown.
     """
 
     code: str
@@ -33,7 +33,7 @@ class Plain:
 
 
 def without_magics(code: str) -> Plain:
-    """``code`` without the statements that are a magic or a shell command and nothing else. Raises ``SyntaxError``."""
+    """``code`` without statements that are only a magic or a shell command. Raises ``SyntaxError``."""
     source = code.encode()
     left_out: list[str] = []
     starts = [0]
@@ -46,7 +46,7 @@ def without_magics(code: str) -> Plain:
         kind, name, body = found
         if kind == "run_cell_magic" and name in _OF_CELLS and (plain := _parsed(body)) is not None:
             left_out += plain.left_out
-            instead = b"\n" + plain.code.encode()  # its first line stands below the magic's
+            instead = b"\n" + plain.code.encode()  # the code's first line is the line below the magic
         else:
             left_out += [] if name in _HARMLESS else [_word(kind, name)]
             instead = b"pass" + b"\n" * ((statement.end_lineno or statement.lineno) - statement.lineno)
@@ -59,12 +59,12 @@ def without_magics(code: str) -> Plain:
 def _parsed(body: str) -> Plain | None:
     try:
         return without_magics(body)
-    except SyntaxError:  # it has magics itself
+    except SyntaxError:  # the code has magics itself
         return None
 
 
 def _magic(statement: ast.stmt) -> tuple[str, str, str] | None:
-    """Of a statement that is one: the method of the shell, its first argument and its last."""
+    """For a statement that is a magic: the shell's method, its first argument and its last; else ``None``."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     method = call.func if isinstance(call, ast.Call) else None
     owner = method.value if isinstance(method, ast.Attribute) else None
@@ -77,24 +77,24 @@ def _magic(statement: ast.stmt) -> tuple[str, str, str] | None:
 
 
 def _word(kind: str, name: str) -> str:
-    """The magic as it was written, more or less."""
+    """The magic about as it was written."""
     return {"run_line_magic": f"%{name}", "run_cell_magic": f"%%{name}"}.get(kind, f"!{name.partition(' ')[0]}")
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _HIDDEN = frozenset({"exec", "globals", "locals", "vars", "__main__"})
-"""Whoever uses these may bind any name."""
+"""Names whose use may bind any other name."""
 _LOOKS_ONLY = frozenset(
     {"bool", "dir", "display", "enumerate", "float", "getattr", "hasattr", "help", "id", "int", "isinstance", "iter"}
     | {"len", "list", "max", "min", "print", "range", "repr", "sorted", "str", "sum", "tuple", "type", "zip"}
 )
-"""Functions that change nothing of what they are given."""
+"""Functions that do not change their arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """What a function, or a class, ``reads`` and ``binds`` of the notebook's names when it is called."""
+    """A function or class: the notebook's names that it ``reads`` and ``binds`` when called."""
 
     reads: frozenset[str]
     binds: frozenset[str]
@@ -102,12 +102,12 @@ class Function:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellNames:
-    """What a cell ``binds`` (or deletes, or changes a part of: ``a.b = c``), and what it reads.
+    """The names that a cell ``binds`` (or deletes, or changes in part: ``a.b = c``), and those that it reads.
 
-    It ``needs`` what it has not bound itself by then; ``reads`` has also what its functions read, whenever they are
+    It ``needs`` names that it reads before binding them; ``reads`` also has names that its functions read, whenever
     called. ``changes`` are names whose value it may change in place (``model.half()``, ``init(model)``). ``functions``
-    are those that it defines, ``star`` says that it imports names that its code does not say, ``hidden`` is what may
-    bind any name.
+    are those that it defines, ``star`` says that it imports unknown names (``import *``), and ``hidden`` are uses that
+    may bind any name.
     """
 
     binds: frozenset[str]
@@ -120,7 +120,7 @@ class CellNames:
 
 
 def names_of(code: str) -> CellNames:
-    """What ``code`` does to names. Raises ``SyntaxError``."""
+    """The names that ``code`` uses and binds. Raises ``SyntaxError``."""
     plain = without_magics(code)
     tree = ast.parse(plain.code)
     reader = _Reader()
@@ -139,14 +139,14 @@ def names_of(code: str) -> CellNames:
 
 @dataclass(slots=True)
 class _Reader(ast.NodeVisitor):
-    """Walks over a cell in the order in which it runs."""
+    """Walks over a cell in the order of execution."""
 
     binds: set[str] = field(default_factory=set)
     parts: set[str] = field(default_factory=set)
-    """Names of which a part is bound: an attribute, or an item."""
+    """Names that are changed in part: an attribute or an item is bound."""
     needs: set[str] = field(default_factory=set)
     later: set[str] = field(default_factory=set)
-    """What functions read when they are called, which may be bound anew by then."""
+    """Names that functions read when called, and that may be bound anew by then."""
     functions: dict[str, Function] = field(default_factory=dict)
     star: bool = False
 
@@ -242,20 +242,20 @@ def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
 
 
 def _root(node: ast.AST) -> str | None:
-    """``a`` of ``a.b[0].c()``."""
+    """The name at the root of an expression: ``a`` of ``a.b[0].c()``."""
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else None
 
 
 def _part(node: ast.AST) -> str | None:
-    """The name of which ``node`` binds a part."""
+    """The name of which ``node`` changes a part."""
     bound = isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load)
     return _root(node) if bound else None
 
 
 def _globals(scope: ast.AST) -> tuple[set[str], set[str]]:
-    """The notebook's names that are read in a function, a class or a comprehension, and those that it binds."""
+    """The notebook's names that a function, class or comprehension reads, and those that it binds."""
     tables = [symtable.symtable(ast.unparse(scope), "a cell", "exec")]
     symbols = [] if isinstance(scope, _DEFINITIONS) else [one for one in tables[0].get_symbols() if one.is_referenced()]
     while tables:
@@ -276,7 +276,7 @@ def _changed(tree: ast.AST) -> Iterator[str]:
 
 
 def _given(call: ast.Call) -> Iterable[str]:
-    """The function, and what it is given as it is."""
+    """The function of a call, and its arguments that are plain names."""
     if _looks_only(call):
         return []
     handed = [call.func, *call.args, *(word.value for word in call.keywords)]
@@ -288,7 +288,7 @@ def _looks_only(call: ast.Call) -> bool:
 
 
 def _running(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run when the cell does: not those inside of functions."""
+    """The nodes that run with the cell: not those inside of functions."""
     for node in ast.iter_child_nodes(tree):
         if not isinstance(node, _FUNCTIONS):
             yield node
@@ -297,18 +297,18 @@ def _running(tree: ast.AST) -> Iterator[ast.AST]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needed:
-    """The numbers of the cells that bind what is read, in order; ``missing`` are names that none of them binds."""
+    """The numbers of the needed cells, in order; ``missing`` are names that no cell binds."""
 
     cells: tuple[int, ...]
     missing: tuple[str, ...]
 
 
 def cells_needed(code: str, before: Mapping[int, str], known: Collection[str]) -> Needed:
-    """Which of the cells ``before`` (code by number, in order) bind what ``code`` reads, or what these cells read.
+    """The cells of ``before`` (code by number, in order) that bind names which ``code`` or these cells read.
 
-    It is every cell that binds such a name and not only the last, whose code may be in a branch that is not taken, or
-    in a function. Of the names that there are in the notebook (``known``), ``missing`` are those that no cell binds.
-    Raises ``SyntaxError`` for ``code`` that is no Python.
+    All cells that bind a name are needed, not only the last, whose code may be in a branch that is not taken, or in a
+    function. ``missing`` are names of the notebook (``known``) that no cell binds. Raises ``SyntaxError`` if ``code``
+    is not Python.
     """
     cells = _read(before)
     bound = _bound(cells)
@@ -323,10 +323,10 @@ def cells_needed(code: str, before: Mapping[int, str], known: Collection[str]) -
 
 
 def untold(code: str, before: Mapping[int, str], chosen: Collection[int]) -> dict[int, tuple[str, ...]]:
-    """What the cells ``before`` may do besides, to what ``code`` and the ``chosen`` of them read; by their numbers.
+    """What else the cells ``before`` may do to names that ``code`` and the ``chosen`` cells read, by cell number.
 
-    These are names whose values a cell that is not chosen may change in place, and what may do anything and is left
-    out: ``exec`` and the like of such a cell, the magics of every one.
+    These are names whose values an unchosen cell may change in place, and uses that may do anything and are left out:
+    ``exec`` and the like in unchosen cells, magics in all cells.
     """
     cells = _read(before)
     wanted = set(names_of(code).needs).union(*(cells[number].reads for number in chosen if number in cells))
@@ -344,7 +344,7 @@ def _is_wanted(number: int, cells: Mapping[int, CellNames], bound: Mapping[int, 
 
 
 def _bound(cells: Mapping[int, CellNames]) -> dict[int, set[str]]:
-    """What each cell binds, also through functions of other cells that it may call."""
+    """The names that each cell binds, also through functions of other cells that it may call."""
     functions: dict[str, list[Function]] = {}
     for names in cells.values():
         for name, function in names.functions.items():
@@ -353,7 +353,7 @@ def _bound(cells: Mapping[int, CellNames]) -> dict[int, set[str]]:
 
 
 def _through(names: CellNames, functions: Mapping[str, list[Function]]) -> set[str]:
-    """What the functions bind that a cell may call when it runs, and those that they call."""
+    """The names bound by the functions that a cell may call when it runs, and by those that they call."""
     pending, seen, bound = set(names.changes), set[str](), set[str]()
     while pending:
         name = pending.pop()
@@ -372,7 +372,7 @@ def _readable(cells: Mapping[int, str]) -> Iterable[tuple[int, CellNames]]:
     for number, code in cells.items():
         try:
             yield number, names_of(code)
-        except SyntaxError:  # it never ran
+        except SyntaxError:  # the cell never ran
             continue
 
 
@@ -382,16 +382,16 @@ __import__({module!r}, fromlist=["run_cells"]).run_cells({cells!r}, {failed!r}, 
 
 
 def script_of_cell(code: str, name: str, before: Mapping[int, str], reached: Path, failed: Collection[int] = ()) -> str:
-    """The script that stands for the cell ``name``: the cells ``before`` it, without their magics, then its ``code``.
+    """The script for the cell ``name``: the cells ``before`` it without their magics, then its ``code``.
 
-    Of the cells that ``failed`` in the notebook, it runs what there is to run. Into the file ``reached`` it writes how
-    many steps the cells before have made. Raises :class:`UsageError` where the cell itself has magics, and
-    ``SyntaxError`` where it awaits.
+    Cells that ``failed`` in the notebook run as far as they get. The script writes into the file ``reached`` how many
+    steps the cells before have made. Raises :class:`UsageError` if the cell itself has magics, and ``SyntaxError`` if
+    it awaits.
     """
     if without_magics(code).code != code:
         raise UsageError("%%ampmem --compare runs the cell as a script, which has no magics: leave them out")
     cells = {f"In [{number}]": without_magics(cell).code for number, cell in before.items()}
-    cells[name] = "\n" + code  # below the line of the magic
+    cells[name] = "\n" + code  # its code begins below the line of the magic
     for each, text in cells.items():
         compile(text, each, "exec", dont_inherit=True)
     return _SCRIPT.format(
@@ -400,14 +400,15 @@ def script_of_cell(code: str, name: str, before: Mapping[int, str], reached: Pat
 
 
 def run_cells(cells: Mapping[str, str], failed: Collection[str], reached: str) -> None:
-    """Run ``cells`` (code by name) in ``__main__``; a line of one is named as in the notebook."""
+    """Run ``cells`` (code by name) in ``__main__``; tracebacks name their lines as in the notebook."""
     from ampmem.recorder.script import execute
 
     main = sys.modules["__main__"]
     vars(main)["display"] = print
     *_, last = cells
     for name, code in cells.items():
-        # Python itself looks for the lines of a traceback below sys.path, where the script is; others ask linecache.
+        # Tracebacks find the lines through linecache; Python itself would look for a file on sys.path, where the script
+        # is.
         (Path(reached).parent / name).write_text(code, encoding="utf-8")
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         if name == last:
@@ -420,7 +421,7 @@ def run_cells(cells: Mapping[str, str], failed: Collection[str], reached: str) -
 
 
 def _steps() -> int:
-    """How many steps have ended so far."""
+    """The number of steps that have ended so far."""
     from ampmem.recorder.process import active
     from ampmem.recorder.session import Session
 

@@ -1,4 +1,4 @@
-"""``%load_ext ampmem``: what is put into the shell, and taken out again."""
+"""``%load_ext ampmem``: puts the magics into the shell, and takes them out again."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ampmem.output import Bundle
 
 MAGIC = "ampmem"
 LAST = "_ampmem"
-"""The name in the notebook of what was recorded last."""
+"""The notebook's name for the last recording."""
 
 _FIRST_LINE = re.compile(r"%%ampmem(?=\s)(.*)", re.DOTALL)
 
 
 class _Depth(threading.local):
-    """How many cells run inside of each other on this thread."""
+    """The number of cells that run inside of each other on this thread."""
 
     cells = 0
 
@@ -28,19 +28,19 @@ class _Depth(threading.local):
 class Extension:
     """The magics of one shell.
 
-    A cell under ``%%ampmem`` runs as every cell does: the line becomes ``%ampmem``, which starts the recording, and the
-    end of the cell ends it. So tracebacks, names, the last value and ``await`` are what they are without it.
+    A cell under ``%%ampmem`` runs like any other: its first line becomes ``%ampmem``, which starts the recording, and
+    the end of the cell ends it. So tracebacks, names, the last value and ``await`` work as without it.
     """
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._depth = _Depth()
         self._running: tuple[RecordedCell, int, int] | None = None
-        """What is recorded, on which thread and at which depth."""
+        """The current recording, with its thread and depth."""
         self._last: Callable[[], Bundle] | None = None
-        """Gives what was shown of the last recording or comparison."""
+        """A function that shows the last recording or comparison again."""
         self._failed: set[int] = set()
-        """The numbers of cells that raised."""
+        """The numbers of cells that raised an exception."""
 
     def load(self) -> None:
         """Put the magics into the shell."""
@@ -51,7 +51,7 @@ class Extension:
             self._shell.register_magic_function(function, kind, MAGIC)
 
     def unload(self) -> None:
-        """Take them out, and end what is recorded."""
+        """Take the magics out, and end a running recording."""
         if self._running is not None:
             self._end(None)
         self._shell.input_transformers_cleanup.remove(self.as_line)
@@ -61,7 +61,7 @@ class Extension:
             self._shell.magics_manager.magics[kind].pop(MAGIC, None)
 
     def as_line(self, lines: list[str]) -> list[str]:
-        """``%%ampmem`` as ``%ampmem``, where the cell is to run here; what is wrong with it the magic says."""
+        """``%%ampmem`` replaced by ``%ampmem``, if the cell is to run here; the magic reports errors in its line."""
         found = _FIRST_LINE.match(lines[0]) if lines else None
         if found is None:
             return lines
@@ -71,10 +71,10 @@ class Extension:
             return lines
         if options.compare:
             return lines
-        # These record nothing, so the cell is not to run; nor would IPython have them without one.
+        # A cell with these options records nothing, so it must not run; nor would IPython have them without one.
         return [f"%ampmem{found[1]}", *([] if options.help or options.last else lines[1:])]
 
-    # In a terminal a cell magic goes on until an empty line: whether it is whole is to be asked of the cell as written.
+    # In a terminal a cell magic goes on until an empty line, so completeness is asked about the cell as written.
     as_line.has_side_effects = True  # type: ignore[attr-defined]
 
     def line_magic(self, line: str) -> None:
@@ -87,7 +87,7 @@ class Extension:
     def cell_magic(self, line: str, code: str) -> None:
         """Record the steps of this cell, or compare it in every precision; ``%%ampmem --help`` says how."""
         try:
-            self._compare(parse(line), code)  # only a comparison comes here, unless it is wrong
+            self._compare(parse(line), code)  # only comparisons and wrong lines come here
         except AmpmemError as error:
             raise shell_error(str(error)) from None
 
@@ -107,7 +107,7 @@ class Extension:
             self._running = recorded, threading.get_ident(), self._depth.cells
 
     def _number(self) -> int:
-        """Of the cell that runs; of one that is not kept, such as one inside of another, of the last that is."""
+        """The number of the running cell; if it has none, as nested cells, that of the last numbered cell."""
         return max(len(self._shell.user_ns.get("In", ())) - 1, 1)
 
     def _compare(self, options: CellOptions, code: str) -> None:
@@ -140,18 +140,18 @@ class Extension:
 
 
 _loaded: dict[int, Extension] = {}
-"""By the identity of their shells."""
+"""The loaded extensions, by the identity of their shells."""
 
 
 def load(shell: Shell) -> None:
-    """Give ``shell`` the magics; the second time do nothing."""
+    """Load the magics into ``shell``; a second call does nothing."""
     if id(shell) not in _loaded:
         extension = _loaded[id(shell)] = Extension(shell)
         extension.load()
 
 
 def unload(shell: Shell) -> None:
-    """Take them away."""
+    """Unload the magics from ``shell``."""
     extension = _loaded.pop(id(shell), None)
     if extension is not None:
         extension.unload()

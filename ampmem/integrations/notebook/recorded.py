@@ -1,4 +1,4 @@
-"""A cell that is recorded, here or once in every precision in fresh processes: its options, and what is shown of it."""
+"""A recorded cell, here or once in every precision in child processes: its options, and what is shown of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def framed_bundle(said: Sequence[str], recordings: Sequence[Path], tables: Bundle) -> Bundle:
-    """``said``, then the page of ``recordings``; ``tables`` say it as text, and where the page would be too large."""
+    """``said``, then the page of ``recordings``; ``tables`` are its text, and its replacement if it is too large."""
     text = "\n".join(["ampmem: " + " ".join(said), "", tables["text/plain"]])
     framed = frame(recordings, "ampmem: the report of this cell")
     if framed is None:
@@ -46,14 +46,14 @@ def _head(said: Sequence[str]) -> str:
 
 
 STEPS = 3
-"""So many steps of a cell are recorded by default, as by ``ampmem profile``; the rest of the cell runs on."""
+"""The default number of recorded steps, as for ``ampmem profile``; the rest of the cell runs on."""
 
 _DEVICES = (Device.AUTO, Device.CUDA, Device.CPU, Device.SIMULATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellOptions:
-    """How a cell is recorded. ``cells`` are the earlier ones that a comparison runs first; ``None`` to find them."""
+    """How a cell is recorded. ``cells`` are the earlier cells that a comparison runs first; ``None`` to find them."""
 
     device: str
     gpu: str | None
@@ -101,7 +101,7 @@ def parse(line: str) -> CellOptions:
 
 
 def help_text() -> str:
-    """What ``%%ampmem --help`` prints."""
+    """The text of ``%%ampmem --help``."""
     return _parser().format_help()
 
 
@@ -170,7 +170,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 class RecordedCell:
-    """Records from now until :meth:`end`. Raises :class:`UsageError`, and does nothing, where that is not possible."""
+    """Records from now until :meth:`end`. Raises :class:`UsageError`, without effect, if it cannot record."""
 
     def __init__(self, options: CellOptions, name: str) -> None:
         from ampmem.api import Profile
@@ -198,7 +198,7 @@ class RecordedCell:
         self.profile.__enter__()
 
     def end(self, error: BaseException | None) -> bool:
-        """End the recording, of a cell that may have failed with ``error``, and show it; whether there is one."""
+        """End the recording, of a cell that failed with ``error`` or not, and show it; returns whether there is one."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             trace = None if error is None else error.__traceback__
@@ -219,13 +219,13 @@ class RecordedCell:
         return shown
 
     def bundle(self, *, error: BaseException | None = None) -> Bundle:
-        """What is shown. Raises :class:`NothingRecorded` and what reading a recording raises."""
+        """The recording as shown. Raises :class:`NothingRecorded` and what reading a recording raises."""
         recording = self.profile.recording()
         tables = recording._repr_mimebundle_()
         return framed_bundle(list(self._said(len(recording.steps), error)), [self.profile.path], tables)
 
     def _said(self, steps: int, error: BaseException | None) -> list[str]:
-        """What was done, for whoever reads the page."""
+        """The sentences about what was recorded."""
         options, count = self._options, f"{steps} step{'' if steps == 1 else 's'}"
         which = f"of {self._name}" if not options.skip else f"of {self._name}, after the first {options.skip},"
         were = "was" if steps == 1 else "were"
@@ -254,12 +254,12 @@ SEED = 0
 _MODULE = "ampmem_cell"
 _LINES = re.MULTILINE | re.DOTALL
 _OF_IPYTHON = frozenset({"In", "Out", "exit", "quit", "open", "get_ipython", "display"})
-"""Names of every notebook that no cell binds."""
+"""The names in every notebook that no cell binds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notebook:
-    """What a cell has around it: the cells ``before`` it by number, those that ``failed``, the ``known`` names."""
+    """The surroundings of a cell: the cells ``before`` it by number, those that ``failed``, and the ``known`` names."""
 
     before: Mapping[int, str]
     failed: Collection[int]
@@ -267,9 +267,9 @@ class Notebook:
 
 
 def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str) -> tuple[Comparison, Bundle]:
-    """Record ``code`` in every precision, and show the comparison; returns it, and what was shown.
+    """Record ``code`` in every precision and show the comparison; returns the comparison and what was shown.
 
-    Raises :class:`UsageError` where the cell cannot run by itself, or where no precision left a recording.
+    Raises :class:`UsageError` if the cell cannot run by itself, or if no precision left a recording.
     """
     import ampmem.api
 
@@ -305,7 +305,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
 
 
 def _chosen(options: CellOptions, code: str, notebook: Notebook) -> tuple[int, ...]:
-    """The cells that run first."""
+    """The earlier cells that run first."""
     if options.cells is not None:
         unknown = [number for number in options.cells if number not in notebook.before]
         if unknown:
@@ -322,7 +322,7 @@ def _chosen(options: CellOptions, code: str, notebook: Notebook) -> tuple[int, .
 
 
 def _check_steps(reached: Path, skip: int, chosen: Sequence[int]) -> None:
-    """Raise :class:`UsageError` where the steps that were recorded are those of the cells before."""
+    """Raise :class:`UsageError` if the recorded steps belong to the cells before."""
     made = int(reached.read_text(encoding="ascii")) if reached.exists() else None
     if made is not None and made <= skip:
         return
@@ -335,7 +335,7 @@ def _check_steps(reached: Path, skip: int, chosen: Sequence[int]) -> None:
 
 
 def _once(text: str) -> str:
-    """What ``ampmem compare`` said of runs that all failed; what is the same of all of them is said once."""
+    """The errors of ``ampmem compare`` for runs that all failed, with equal ones only once."""
     failures: dict[str, list[str]] = {}
     for said in re.split(r"^(?=\d+ of \d+: )", text, flags=re.MULTILINE):
         found = re.match(r"\d+ of \d+: ([\w-]+): (.*?)(?:, about \d+ (?:s|min) left)?$(.*)", said, _LINES)
@@ -345,14 +345,14 @@ def _once(text: str) -> str:
 
 
 def _run(options: CellOptions, script: str, prefix: str, folder: Path, name: str) -> str:
-    """Run ``ampmem compare`` on ``script``, which recordings call ``name``; returns what it said."""
+    """Run ``ampmem compare`` on ``script``, which recordings call ``name``; returns its output."""
     (folder / f"{_MODULE}.py").write_text(script, encoding="utf-8")
     words = ["compare", "--no-times", "--seed", str(SEED), "--steps", str(options.steps), "--device", options.device]
     words += ["--named", name, "--skip", str(options.skip)]
     words += ["--step-on", options.step_on] if options.step_on is not None else []
     words += ["--gpu", options.gpu] if options.gpu is not None else []
     words += ["--force"] if options.force else []
-    # As in the notebook, modules beside it can be imported.
+    # The script can import modules next to the notebook.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd()), *filter(None, sys.path)])}
     process = subprocess.Popen(
         [sys.executable, "-m", "ampmem", *words, "-o", prefix, "-m", _MODULE],
@@ -362,7 +362,7 @@ def _run(options: CellOptions, script: str, prefix: str, folder: Path, name: str
         text=True,
         errors="replace",
         env=environment,
-        start_new_session=True,  # Ctrl-C is for us to hand on, once
+        start_new_session=True,  # Ctrl-C is passed on by us, once
     )
     try:
         _, said = process.communicate()
@@ -374,7 +374,7 @@ def _run(options: CellOptions, script: str, prefix: str, folder: Path, name: str
 
 
 def _said(chosen: Sequence[int], beside: Mapping[int, Sequence[str]], name: str, kept: Sequence[Path]) -> list[str]:
-    """What was done, for whoever reads the comparison; ``beside`` is what the cells may do that was not done."""
+    """The sentences about what was compared; ``beside`` is what the cells may do that was left out."""
     cells = [f"In [{number}]" for number in chosen]
     return [
         f"Each precision ran {_listed([*cells, name])} in a fresh process, with seed {SEED}.",

@@ -1,4 +1,4 @@
-"""What is used of IPython, and nothing else of it: its documented names."""
+"""The parts of IPython that are used: documented names only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Events(Protocol):
     """``shell.events``."""
 
     def register(self, event: str, function: Callable[..., Any]) -> None:
-        """From now on call ``function`` at every ``event``."""
+        """Call ``function`` at every ``event`` from now on."""
 
     def unregister(self, event: str, function: Callable[..., Any]) -> None:
-        """No longer."""
+        """Stop calling ``function`` at ``event``."""
 
 
 class Magics(Protocol):
@@ -25,7 +25,7 @@ class Magics(Protocol):
 
 
 class Shell(Protocol):
-    """An ``InteractiveShell``: a kernel's, or that of a terminal."""
+    """An ``InteractiveShell`` of a kernel or a terminal."""
 
     user_ns: dict[str, Any]
     events: Events
@@ -33,21 +33,21 @@ class Shell(Protocol):
     input_transformers_cleanup: list[Callable[[list[str]], list[str]]]
 
     def register_magic_function(self, function: Callable[..., Any], magic_kind: str, magic_name: str) -> None:
-        """``function`` is a magic from now on."""
+        """Register ``function`` as a magic."""
 
     def transform_cell(self, raw_cell: str) -> str:
-        """The Python that a cell with magics stands for."""
+        """The Python code for a cell with magics."""
 
 
 def shell_error(message: str) -> Exception:
-    """What IPython shows as one line, without a traceback."""
+    """An error that IPython shows as one line, without a traceback."""
     from IPython.core.error import UsageError
 
     return UsageError(message)
 
 
 def display(bundle: Bundle) -> None:
-    """Show ``bundle`` under the cell that runs."""
+    """Show ``bundle`` below the running cell."""
     from IPython.display import display as show
 
     show(bundle, raw=True)  # type: ignore[no-untyped-call]

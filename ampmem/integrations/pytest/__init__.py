@@ -1,1 +1,1 @@
-"""Memory tests: what a test may take, as marks, a fixture and a baseline. The plugin is :mod:`.plugin`."""
+"""Memory tests: limits for the memory of a test, as marks, a fixture and a baseline. The plugin is :mod:`.plugin`."""

@@ -1,6 +1,6 @@
-"""Records the blocks of a test, judges them against its limits and its baseline, and says what came of all tests.
+"""Records the blocks of a test, checks them against limits and a baseline, and reports on all tests.
 
-Apart from the plugin, which pytest loads in every run: this is imported once a test is about memory.
+This module is separate from the plugin, which pytest loads in every run; it is imported once a test is about memory.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ _LEFT_OPEN = (
 
 
 class Recorder:
-    """The fixture ``ampmem``: records blocks of the test as :func:`ampmem.profile` does, and is the module otherwise.
+    """The fixture ``ampmem``: records blocks of the test as :func:`ampmem.profile` does; otherwise like the module.
 
-    So a test that takes the fixture and has ``import ampmem`` above it works with either. A call is a block, too:
-    ``with ampmem(model) as prof``. What the marks of the test say of how to record holds for each block that says
-    nothing else.
+    A test that takes the fixture and has ``import ampmem`` above it works with either. A call is a block too: ``with
+    ampmem(model) as prof``. The options in the test's marks apply to each block, unless the block has its own.
     """
 
     def __init__(self, limits: Limits = NO_LIMITS) -> None:
@@ -54,9 +53,9 @@ class Recorder:
         self._blocks: list[api.Profile] = []
 
     def profile(self, model: Module | None = None, optimizer: Optimizer | None = None, **options: Any) -> api.Profile:
-        """A block of the test to record, which the limits of the test, its baseline and the report are about.
+        """Record a block of the test, for the limits of the test, its baseline and the report.
 
-        Takes what :func:`ampmem.profile` takes.
+        It takes the arguments of :func:`ampmem.profile`.
         """
         how = self._limits.how.given()
         if "device" in options:
@@ -68,29 +67,29 @@ class Recorder:
     __call__ = profile
 
     def __getattr__(self, name: str) -> object:
-        """What the module has."""
+        """The attributes of the module ``ampmem``."""
         return getattr(sys.modules["ampmem"], name)
 
     def whole_test(self) -> AbstractContextManager[None]:
-        """The test that runs now, from its beginning to its end. Raises :class:`UsageError` as a block does."""
+        """Record the running test as a whole. Raises :class:`UsageError` as a block does."""
         block = self.profile()
         block.__enter__()
         return _until_the_end(block)
 
     def blocks(self) -> tuple[api.Profile, ...]:
-        """What was recorded, in order."""
+        """The recorded blocks, in order."""
         return tuple(block for block in self._blocks if block.path.exists())
 
     def limits(self) -> Limits:
-        """What the marks of the test say."""
+        """The limits in the marks of the test."""
         return self._limits
 
     def forget(self) -> None:
-        """Let go of the recordings; what is open is still to be left."""
+        """Drop the recordings; open blocks must still be left."""
         self._blocks = [block for block in self._blocks if block.is_open]
 
     def leave_open(self) -> str:
-        """Leave what is open, whoever holds it; returns what that came to, in words, and nothing where nothing was."""
+        """Leave open blocks, whoever holds them; returns the problem in words, or an empty text without one."""
         left = [block for block in self._blocks if block.is_open]
         said: list[str] = []
         for block in left:
@@ -108,7 +107,7 @@ class Recorder:
 
 @contextmanager
 def _until_the_end(block: api.Profile) -> Iterator[None]:
-    """Leave ``block`` without a word of nothing to show: what is judged says it."""
+    """Leave ``block`` silently even if nothing was recorded: its check says so."""
     failure: BaseException | None = None
     try:
         yield
@@ -123,15 +122,15 @@ def _until_the_end(block: api.Profile) -> Iterator[None]:
 
 _SAFE = re.compile(r"[A-Za-z0-9_.]+")
 _LONGEST = 100
-"""Characters of a file's name before what tells it from others."""
+"""Characters of a file's name before the part that makes it unique."""
 
 
 class Baselines:
-    """One file for each recorded block of a test, in ``folder``, which the user has ``named``.
+    """The baselines in ``folder`` (``named`` by the user): one file for each recorded block of a test.
 
-    ``allow`` is how much more than the baseline is no failure; with ``update`` the files are written, and nothing is
-    compared. Raises :class:`UsageError` for an ``allow`` that is neither a share nor a size, and for a folder that is
-    not there to compare with.
+    ``allow`` is the allowed increase over the baseline; with ``update`` the files are written, and nothing is compared.
+    Raises :class:`UsageError` for an ``allow`` that is neither a share nor a size, and for a missing folder to compare
+    with.
     """
 
     def __init__(self, folder: Path, *, named: Path, allow: str, update: bool) -> None:
@@ -147,7 +146,8 @@ class Baselines:
     def read(self, test: str, block: int) -> Side:
         """The baseline of a test's block.
 
-        Raises :class:`UsageError` where there is none, and :class:`~ampmem.errors.RecordingError` for another file.
+        Raises :class:`UsageError` if it is missing, and :class:`~ampmem.errors.RecordingError` for another kind of
+        file.
         """
         path = self._folder / file_of(test, block)
         if not path.is_file():
@@ -155,10 +155,10 @@ class Baselines:
         return replace(read_side(path), label=str(self.named / file_of(test, block)))
 
     def write(self, test: str, block: int, side: Side) -> bool:
-        """Make ``side`` the baseline of that block, unless it is; returns whether it was not.
+        """Make ``side`` the baseline of the block; returns whether the file changed.
 
-        What is only to be read, and has paths of this machine in it, is left out: the largest allocations and findings.
-        Raises :class:`UsageError` where another file has its name, and where it cannot be written.
+        The largest allocations and the findings are left out: they are for reading only, and have paths of this
+        machine. Raises :class:`UsageError` if another kind of file has the name, or it cannot be written.
         """
         if self._has(test, block, side):
             return False
@@ -173,7 +173,7 @@ class Baselines:
         return True
 
     def _has(self, test: str, block: int, side: Side) -> bool:
-        """Whether nothing that is compared has changed: times and losses always do."""
+        """Whether nothing has changed that is compared; times and losses always change."""
         try:
             return is_same(self.read(test, block), side)
         except AmpmemError:
@@ -181,10 +181,10 @@ class Baselines:
 
 
 def file_of(test: str, block: int) -> Path:
-    """The file of a test's block, from 1 on: ``tests/test_a.py::TestB::test_c`` has ``tests/test_a/TestB.test_c.json``.
+    """The file for a block, counted from 1: ``tests/test_a/TestB.test_c.json`` for ``tests/test_a.py::TestB::test_c``.
 
-    A name with more than letters, digits, dots and underscores in it, such as that of a parametrized test, ends with
-    a part that no other test has.
+    A name with other characters than letters, digits, dots and underscores, such as a parametrized test's, ends with a
+    part that no other test has.
     """
     module, *names = test.split("::")
     folders = [part.replace("..", "__") for part in Path(module).with_suffix("").parts if part != "/"]
@@ -196,7 +196,7 @@ def file_of(test: str, block: int) -> Path:
 
 
 WRITTEN, SAME, COMPARED = "written", "as it was", "compared"
-"""What became of a block's baseline."""
+"""What became of a block's baseline, in words."""
 
 _NO_BLOCK = (
     "no block was recorded: a limit on a test that takes the fixture ampmem holds for the blocks that this "
@@ -205,7 +205,7 @@ _NO_BLOCK = (
 
 
 class Size(TypedDict):
-    """Bytes of what ``key`` names, of growth for each step, and what they are held against; ``None`` where unknown."""
+    """Bytes of what ``key`` names (per step for growth), and the sizes they are compared with; ``None`` if unknown."""
 
     key: str
     took: int | None
@@ -214,7 +214,7 @@ class Size(TypedDict):
 
 
 class BlockRow(TypedDict):
-    """What came of one block, as xdist can send it from a worker. The peak is the first of ``sizes``."""
+    """The result of one block, which xdist can send from a worker. The peak is the first of ``sizes``."""
 
     test: str
     block: int
@@ -223,12 +223,12 @@ class BlockRow(TypedDict):
     """The largest category at the peak."""
     baseline: str
     failed: bool
-    """Whether the test failed by itself: then there is what it made until it did."""
+    """Whether the test failed by itself: then the block has what it recorded until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What came of one block; ``failure`` is what a failing test prints, and empty for a block that is well."""
+    """The judgement of one block; ``failure`` is the output of a failing test, empty if the block is fine."""
 
     row: BlockRow
     failure: str = ""
@@ -237,7 +237,7 @@ class Judgement:
 def judge_blocks(
     test: str, file: str, recorder: Recorder, baselines: Baselines | None, width: int, *, failed: bool = False
 ) -> list[Judgement]:
-    """Each block that ``recorder`` has of the ``test`` in ``file``, in order; messages have so many columns.
+    """The judgement of each block of ``recorder``, for the ``test`` in ``file``; messages have ``width`` columns.
 
     ``failed`` says that the test has failed by itself.
     """
@@ -253,7 +253,7 @@ def judge_blocks(
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block of a test, from 1 on."""
+    """A block of a test, counted from 1."""
 
     test: str
     file: str
@@ -263,7 +263,7 @@ class _Block:
 
     @property
     def label(self) -> str:
-        """What messages call it: pytest names the test above them."""
+        """The block's name in messages, above which pytest names the test."""
         return f"memory of block {self.number}" if self.many else "memory"
 
 
@@ -276,13 +276,13 @@ def _judge_block(
         before, became = _baseline(which, run, baselines)
     except AmpmemError as error:
         if isinstance(error, NothingRecorded) and not held:
-            return _nothing(which, limits, "")  # the block has said it, and nothing was promised
+            return _nothing(which, limits, "")  # the block said so already, and no limit was set
         return _nothing(which, limits, f"{which.label}: {error}")
     too_few = _too_few(run.summary, limits)
     allow = NONE_ALLOWED if baselines is None else baselines.allow
     try:
         result = check(run, limits.budgets, before, allow)
-    except UsageError as error:  # it is of another kind of device
+    except UsageError as error:  # it is from another kind of device
         return _nothing(which, limits, f"{which.label}: {error}")
     failure = "" if result.ok or not held else render_check(_of_test(result, which.file), layout)
     parts = [f"{which.label}: {too_few}" if too_few else "", failure]
@@ -290,7 +290,7 @@ def _judge_block(
 
 
 def _baseline(which: _Block, run: JudgedRun, baselines: Baselines | None) -> tuple[Side | None, str]:
-    """What the block is compared with, and what became of that."""
+    """The block's baseline, and what became of it in words."""
     if baselines is None:
         return None, ""
     if not baselines.update:
@@ -337,7 +337,7 @@ def _nothing(which: _Block, limits: Limits, failure: str) -> Judgement:
 
 
 def _of_test(result: CheckResult, file: str) -> CheckResult:
-    """``result`` with stacks that begin in the test's own ``file``: what pytest has called before is not news."""
+    """``result`` with stacks that begin in the test's own ``file``, without pytest's calls before it."""
 
     def cut(stack: tuple[str, ...]) -> tuple[str, ...]:
         return next((stack[i:] for i, frame in enumerate(stack) if frame.startswith(f"{file}:")), stack)
@@ -363,7 +363,7 @@ NO_TESTS = (
 
 
 def lines(rows: Sequence[BlockRow], baselines: Baselines | None, width: int, *, all_tests: bool) -> Iterator[str]:
-    """The table, if ``all_tests`` are to be listed, and a line on the baseline, if there is one."""
+    """The table if ``all_tests`` are listed, and a line about the baseline if there is one."""
     if not rows:
         yield NO_TESTS
         return

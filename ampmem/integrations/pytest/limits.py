@@ -1,4 +1,4 @@
-"""What the marks of a test say; read when tests are collected, so apart from what records and judges them."""
+"""The limits and options in a test's marks; read at collection, so separate from recording and judging."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import pytest
 
 LEAST_STEPS = 2
-"""From one step to the next is the least over which something can grow."""
+"""The least number of steps over which something can grow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How a test is to be recorded, as far as its marks say so; as :func:`ampmem.profile` takes it."""
+    """How a test is recorded, as far as its marks say so; the arguments of :func:`ampmem.profile`."""
 
     device: str | None = None
     gpu: str | None = None
@@ -30,13 +30,13 @@ class How:
     step_on: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """What is said."""
+        """The arguments that are set."""
         return {item.name: value for item in fields(self) if (value := getattr(self, item.name))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """All that the marks of a test say. ``steps`` is how many it has to make, of growth at least two."""
+    """The limits in the marks of a test. ``steps`` is the least number of steps; at least two for a limit of growth."""
 
     budgets: tuple[Budget, ...] = ()
     steps: int = 0
@@ -47,9 +47,9 @@ NO_LIMITS = Limits()
 
 
 def limits_of(marks: Sequence[pytest.Mark]) -> Limits:
-    """What ``marks`` say, the nearest first: of two limits of the same bytes the nearer one holds.
+    """The limits in ``marks``, the nearest mark first: of two limits for the same bytes the nearer counts.
 
-    Raises :class:`UsageError` for arguments that cannot be meant, and for marks that ask for different recordings.
+    Raises :class:`UsageError` for invalid arguments, and for marks that ask for different recordings.
     """
     budgets: dict[str, Budget] = {}
     steps, said = 0, How()
@@ -80,7 +80,7 @@ def _ampmem(
 ) -> Limits:
     if positional:
         raise UsageError(f"name what {positional[0]!r} limits, such as peak={positional[0]!r}")
-    # `device` says what to record, so the budget of that name has to be in `budgets`.
+    # The argument `device` is what to record, so the budget of that name must be in `budgets`.
     for key in limits:
         if key not in KEYS:
             meant = nearest(key, (*KEYS, *_OPTIONS))
@@ -100,10 +100,10 @@ def _ampmem(
 
 
 _OPTIONS = ("budgets", "steps", "device", "gpu", "step_on", "assume")
-"""What :func:`_ampmem` takes beside limits."""
+"""The arguments of :func:`_ampmem` besides limits."""
 
 
-# The two marks of before `ampmem`. pytest-memray has a mark `limit_memory`, too.
+# The two marks that preceded `ampmem`. pytest-memray has a mark `limit_memory` too.
 
 
 def _limit_memory(
@@ -141,7 +141,7 @@ _READ: dict[str, Callable[..., Limits]] = {
 
 
 def new_spelling(mark: pytest.Mark) -> str:
-    """How the mark ``ampmem`` says what ``mark``, one of the two of before it, says."""
+    """The spelling with the mark ``ampmem`` for ``mark``, one of the two older marks."""
     said = dict(mark.kwargs)
     limit = mark.args[0] if mark.args else said.pop("limit", "2 GiB")
     key = GROWTH if mark.name == "limit_growth" else str(said.pop("category", None) or PEAK)
@@ -156,7 +156,7 @@ def _how(device: str | None, gpu: str | None, assume: Sequence[str], step_on: st
 
 
 def _together(nearer: How, farther: How, name: str) -> How:
-    """What both say. Raises :class:`UsageError` where they differ: a test is recorded once."""
+    """Both marks' options together. Raises :class:`UsageError` if they differ, as a test is recorded once."""
     said = nearer.given()
     for key, value in farther.given().items():
         if said.setdefault(key, value) != value:
@@ -167,7 +167,7 @@ def _together(nearer: How, farther: How, name: str) -> How:
 
 
 def _checked(how: How, name: str) -> How:
-    """``how``, if it can be meant: a test that waits long for its turn is not to say so then."""
+    """``how`` if it is valid: a test that waits long for its turn must not fail only then."""
     try:
         device = Device(how.device or Device.AUTO)
     except ValueError:

@@ -1,7 +1,7 @@
-"""The plugin that pytest loads in every run, so what it needs is imported when a test is about memory, and not before.
+"""The pytest plugin, loaded in every run, so it imports the rest only for tests about memory.
 
 A test is recorded while it is called, innermost, and judged when its report is made: its own failure, skip and expected
-failure come first. What came of it goes with the report, from xdist's workers too.
+failure come first. The result travels with the report, also from xdist's workers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ OF_BEFORE = {
     "limit_memory": "limit_memory(limit, *, category=None, ...): deprecated, write ampmem(peak=limit)",
     "limit_growth": "limit_growth(limit, *, steps=2, ...): deprecated, write ampmem(growth=limit)",
 }
-"""The marks of before :data:`MARK`."""
+"""The marks that preceded :data:`MARK`."""
 _OF_MEMRAY = "limit_memory"
-"""The one of them that pytest-memray has, too."""
+"""The older mark that pytest-memray has too."""
 _ON_REPORT = "ampmem"
-"""The attribute of a report that says what came of each block, as values that xdist can send."""
+"""The attribute of a report with the result of each block, as values that xdist can send."""
 
 _limits: pytest.StashKey[Limits] = pytest.StashKey()
 _wrong: pytest.StashKey[str] = pytest.StashKey()
@@ -46,7 +46,7 @@ _reports: pytest.StashKey[_Reports] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options."""
+    """Add the command-line options."""
     group = parser.getgroup("ampmem", "memory of training (ampmem)")
     group.addoption(
         "--ampmem", action="store_true", help="list what each memory test took, its limit and its largest category"
@@ -63,7 +63,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marks known, and the options one thing."""
+    """Register the marks, and check the options."""
     config.addinivalue_line("markers", MARK_LINE)
     for name in _marks_of_before():
         config.addinivalue_line("markers", OF_BEFORE[name])
@@ -91,17 +91,17 @@ def _open(folder: Path, allow: str, *, update: bool) -> Baselines:
 
 
 def memray_is_installed() -> bool:
-    """Whether ``limit_memory`` is pytest-memray's mark here, be that plugin used in this run or not."""
+    """Whether pytest-memray is installed, and so ``limit_memory`` is its mark, used in this run or not."""
     return find_spec("pytest_memray") is not None
 
 
 def _marks_of_before() -> list[str]:
-    """Those that are ampmem's in this environment."""
+    """The older marks that are ampmem's in this environment."""
     return [name for name in OF_BEFORE if name != _OF_MEMRAY or not memray_is_installed()]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Read the marks of what is about to run."""
+    """Read the marks of the collected tests."""
     names = {MARK, *_marks_of_before()}
     for item in session.items:
         if isinstance(item, pytest.Function):
@@ -113,7 +113,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             except pytest.UsageError as error:
                 if not hasattr(item.config, "workerinput"):
                     raise
-                item.stash[_wrong] = str(error)  # a worker of xdist that ends here would only be replaced by another
+                item.stash[_wrong] = str(error)  # xdist would only replace a worker that ends here
 
 
 def _read_marks(item: pytest.Function, marks: list[pytest.Mark]) -> None:
@@ -129,12 +129,12 @@ def _read_marks(item: pytest.Function, marks: list[pytest.Mark]) -> None:
             said = pytest.PytestDeprecationWarning(f"ampmem: {mark.name} is deprecated; write {new_spelling(mark)}")
             try:
                 item.warn(said)
-            except pytest.PytestDeprecationWarning as error:  # where warnings are errors
+            except pytest.PytestDeprecationWarning as error:  # warnings may be errors
                 raise pytest.UsageError(f"{item.nodeid}: {error}") from None
 
 
 def _refuse_mixed_up(item: pytest.Function, names: set[str]) -> None:
-    """Refuse ampmem's ``limit_memory`` where that name is pytest-memray's, which would end the run by an error."""
+    """Refuse the mark ``limit_memory`` if it is pytest-memray's but means ampmem's, as the run would break."""
     if _OF_MEMRAY in names:
         return
     ours = {"device", "gpu", "category", "step_on", "assume"}
@@ -157,20 +157,20 @@ def _recorder_of(request: pytest.FixtureRequest) -> Iterator[Recorder]:
     recorder = request.node.stash[_recorder] = Recorder(request.node.stash.get(_limits, NO_LIMITS))
     yield recorder
     left_open = recorder.leave_open()
-    if left_open and _failed not in request.node.stash:  # a failure's traceback holds what the test held
+    if left_open and _failed not in request.node.stash:  # a failure's traceback holds the test's objects
         pytest.fail(left_open, pytrace=False)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail what is marked wrongly."""
+    """Fail a test with invalid marks."""
     if _wrong in item.stash:
         pytest.fail(item.stash[_wrong], pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True, specname="pytest_runtest_call")
 def pytest_note_the_end(item: pytest.Item) -> Generator[None, object, object]:
-    """Tell the report of a test from those of its subtests, which are made while it runs."""
+    """Note the end of a test, to tell its report from those of its subtests, which are made while it runs."""
     item.stash[_over] = False
     try:
         return (yield)
@@ -180,7 +180,7 @@ def pytest_note_the_end(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Record a marked test, unless it says itself which blocks to record."""
+    """Record a marked test as a whole, unless it records blocks itself."""
     if _limits not in item.stash or FIXTURE in getattr(item, "fixturenames", ()):
         return (yield)
     from ampmem.errors import UsageError
@@ -192,14 +192,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         block = recorder.whole_test()
     except UsageError as error:
         why = str(error)
-    if block is None:  # outside of the handler, or pytest shows the error that was handled, too
+    if block is None:  # outside of the handler, as pytest would also show the handled error
         pytest.fail(f"the test was not recorded: {why}", pytrace=False)
     with block:
         return (yield)
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Judge a test that has passed so far: pytest, which makes the report after this, then sees a failure."""
+    """Judge a test that has passed so far, before pytest makes the report, which then has the failure."""
     if call.when != "call" or _recorder not in item.stash or not item.stash.get(_over, True):
         return
     if call.excinfo is None:
@@ -209,14 +209,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             failures = [each.failure for each in found if each.failure]
             if failures:
                 pytest.fail("\n\n".join(failures), pytrace=False)
-        except (pytest.fail.Exception, Exception):  # a fault of ampmem's own is to end this test, not the whole run
+        except (pytest.fail.Exception, Exception):  # a bug of ampmem's must end this test only, not the whole run
             call.excinfo = pytest.ExceptionInfo.from_current()
     else:
         from unittest import SkipTest
 
         item.stash[_failed] = True
         if not call.excinfo.errisinstance((pytest.skip.Exception, SkipTest)):
-            # The failure is the test's: what ampmem finds, or cannot do, must not take its place.
+            # The test's own failure comes first: ampmem's findings and problems must not replace it.
             with suppress(Exception):
                 item.stash[_rows] = [each.row for each in _judged(item, failed=True)]
     item.stash[_recorder].forget()
@@ -224,7 +224,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _judged(item: pytest.Item, *, failed: bool = False) -> list[Judgement]:
-    """What came of the blocks. A test that ``failed`` by itself may have made less: its baseline is left alone."""
+    """The judgements of the blocks. If the test ``failed``, it may have needed less, so baselines are not written."""
     from ampmem.integrations.pytest.judging import judge_blocks
 
     baselines, width = None if failed else item.config.stash[_baselines], _width(item.config)
@@ -239,7 +239,7 @@ def _width(config: pytest.Config) -> int:
 def pytest_say_what_it_took(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Send what was found with the report."""
+    """Send the results with the report."""
     report = yield
     if call.when == "call" and _rows in item.stash:
         setattr(report, _ON_REPORT, item.stash[_rows])
@@ -248,20 +248,20 @@ def pytest_say_what_it_took(
 
 
 class _Reports:
-    """What came with the reports of this process, and of xdist's workers: by test, the last run of each."""
+    """The results in the reports of this process and of xdist's workers: by test, those of its last run."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[BlockRow]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take it."""
+        """Keep the results of a report."""
         rows = getattr(report, _ON_REPORT, None)
         if rows is not None:
             self.rows[report.nodeid] = rows
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """The table, and what became of the baseline."""
+    """Print the table, and what became of the baseline."""
     rows = [row for rows in config.stash[_reports].rows.values() for row in rows]
     wanted, baselines = config.getoption("--ampmem"), config.stash[_baselines]
     if not (wanted or baselines):

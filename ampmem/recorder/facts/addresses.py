@@ -34,9 +34,7 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def elements_of(tensor: torch.Tensor) -> int:
-    """Number of elements in this process: for a sharded tensor those of the shard, for a quantized one the original
-    number.
-    """
+    """Number of elements in this process: a sharded tensor's are the shard's, a quantized one's the original number."""
     state = getattr(tensor, _FOUR_BIT, None)
     if state is not None and isinstance(getattr(state, "shape", None), torch.Size):
         return int(state.shape.numel())
@@ -93,7 +91,7 @@ _storage_of, _first_of = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
 
 
 class AliveBlocks(NamedTuple):
-    """What a source knows to be alive: address and bytes of the blocks that no hook has seen, and the bytes of all."""
+    """Live blocks of a source: address and bytes of those that no hook has seen, and the bytes of all."""
 
     unseen: dict[int, int]
     total: int

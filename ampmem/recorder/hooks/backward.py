@@ -124,6 +124,7 @@ class BackwardHooks:
 
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
+            # Not the step's backward: a call inside another one, in a trace of torch.compile, or for shapes alone.
             if self._running or not listener.on_thread() or in_backward() or makes_graph() or only_shapes(args, kwargs):
                 return original(*args, **kwargs)
             self._running = True

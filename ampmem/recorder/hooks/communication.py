@@ -117,7 +117,7 @@ class Allocations(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        return True
+        return True  # as in ForwardMode
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -515,7 +515,7 @@ class CommunicationHooks:
         return self._close
 
     def follow(self) -> None:
-        """Install what is needed by now; called when a forward begins."""
+        """Install the hooks whose modules are imported by now; called when a forward begins."""
         if self._undo is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             self._look()
 

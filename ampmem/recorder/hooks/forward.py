@@ -54,9 +54,10 @@ from ampmem.recorder.torch_private.general import (
 
 
 class SavedByNodes:
-    """Logs the tensors saved by the autograd nodes of ops and Functions, with weak references only.
+    """Logs the tensors saved by the autograd nodes of ops and Functions.
 
-    Nothing is read under saved-tensor hooks of the script, such as checkpoint's: they decide what is kept.
+    It has weak references only, so nodes are freed as without ampmem. Nothing is read under saved-tensor hooks of the
+    script, such as checkpoint's: they decide what is kept.
     """
 
     def __init__(self, log: Log, texts: Texts) -> None:
@@ -185,6 +186,7 @@ In inference mode the dispatch mode sees these ops themselves: there is no autog
 class ForwardMode(TorchDispatchMode):
     """Logs each op and the storages that it returns."""
 
+    # Without it torch raises at each higher-order op under the mode, such as flex attention.
     supports_higher_order_operators = True
 
     def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, texts: Texts, note: Callable[[str], None]) -> None:
@@ -205,6 +207,7 @@ class ForwardMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
+        # Under a mode that does not say so, torch.compile runs the code uncompiled.
         return True
 
     @classmethod

@@ -297,6 +297,7 @@ class UnseenByCompiled:
                 frame = sys._getframe(1)
                 if frame.f_code.co_name == RUNS_COMPILED:
                     self._count_casts(id(frame))
+                # With the callback None or False dynamo compiles nothing.
                 if self._put_back is None and callback is not None and callback is not False:
                     if frame.f_code.co_name == RUNS_COMPILED:
                         if self._needed():

@@ -325,7 +325,7 @@ _SNAPSHOTS = sys.version_info < (3, 13)
 """Whether a function's ``f_locals`` is a dictionary that the frame keeps (before Python 3.13)."""
 _TAKE_SNAPSHOTS = frozenset({"locals", "eval", "exec"})
 _TAKE_SNAPSHOTS_ALONE = frozenset({"vars", "dir"})
-"""Functions that return that dictionary themselves; ``dir`` only when called without arguments."""
+"""Functions that return that dictionary; those of the second set only when called without arguments."""
 _REFERENCES = 3
 """References to a dictionary that only its frame and ampmem have: the frame's, ours, and the query's argument."""
 

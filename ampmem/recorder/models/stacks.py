@@ -78,6 +78,7 @@ class Stacks:
             code = id(frame.f_code)
             key.append(code)
             key.append(frame.f_lasti)
+            # While a frame runs a module its callers stay the same, so they are walked only once.
             if code in callers:
                 call = calls.get(id(frame))
                 if call is not None:

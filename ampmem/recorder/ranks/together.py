@@ -59,7 +59,7 @@ class Together:
             if not self._several or self._joined:
                 return None
             return "torch.distributed is not in use, so it is not known whether other ranks wait for this one"
-        if distributed.get_backend() == "fake":
+        if distributed.get_backend() == "fake":  # torch's backend without peers
             return None
         try:
             store = _store()
@@ -139,5 +139,6 @@ def _say(store: Any, word: str) -> None:
 
 def _agreed(store: Any, wanted: str) -> str:
     """The agreement: ``wanted``, unless another rank was first."""
+    # With "" as the expected value the store sets the key only if it does not exist.
     answer: bytes = store.compare_set(f"{_KEY}/agreed", "", wanted)
     return answer.decode()

@@ -50,9 +50,7 @@ class Storages:
         self._died: list[Died] = []
 
     def add(self, tensors: Iterable[torch.Tensor], kept: Iterable[torch.Tensor] = ()) -> None:
-        """Add the storages of ``tensors`` to the baseline; those of ``kept`` even if torch did not allocate them.
-        memory.
-        """
+        """Add the storages of ``tensors`` to the baseline; those of ``kept`` even if torch did not allocate them."""
         # Memory that torch's allocator did not allocate (numpy's, a mapped file's) cannot be resized; neither can what
         # torch.load has read, such as the optimizer state of a resumed training.
         for tensor, any_memory in chain(zip(kept, repeat(True)), zip(tensors, repeat(False))):

@@ -1,11 +1,11 @@
-"""One window of torch.profiler, CPU only: opened, closed, and put on the clock of ``time.time_ns``.
+"""One window of torch.profiler, CPU only: opened, closed, and mapped to the clock of ``time.time_ns``.
 
-Its times are shifted by what markers at both ends of the window say.
+Markers at both ends of the window show how far its times must be shifted.
 
-The thread that kineto, torch's profiler, starts with the first profile of a process is ended. It looks for orders to
-profile, which nobody gives here. A child that is forked beside it hangs when it ends: the thread is not there, but its
-condition variable still counts it, and C++ waits for it with the last destructors. With the thread ended, a process has
-as many threads as it would have without ampmem. Source: ``ConfigLoader.cpp`` of https://github.com/pytorch/kineto.
+Kineto, torch's profiler, starts a thread with the first profile of a process; ampmem ends that thread. The thread polls
+for requests to profile, which nobody makes here. A child forked while it exists hangs at its end: the thread is missing
+there, but its condition variable still counts it, and C++ waits for it in the last destructors. Without the thread, a
+process has as many threads as without ampmem. Source: ``ConfigLoader.cpp`` of https://github.com/pytorch/kineto.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class Window:
 
     def abandon(self) -> None:
         """Stop in a forked child; the parent's profile goes on."""
-        if not profiler_enabled():  # another thread has forked
+        if not profiler_enabled():  # the thread that forked has no profile
             return
         if in_backward():  # scopes that began in the profile must end in it
             atexit.register(self._end)

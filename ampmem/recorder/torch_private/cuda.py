@@ -82,7 +82,7 @@ def when_cuda_is_ready(action: Callable[[], None]) -> None:
 
 
 def record_history(*arguments: Any, **options: Any) -> None:
-    """Switch the allocator's history on or off; not by the public function, which is patched for the script's calls."""
+    """Switch the allocator's history on or off, without ampmem's patch of the public function."""
     torch.cuda.memory._record_memory_history_impl(*arguments, **options)
 
 

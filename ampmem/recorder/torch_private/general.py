@@ -139,7 +139,7 @@ is_tracing: Callable[[], bool] = optional(
     otherwise=lambda: False,
 )
 TRACED = "_actual_script_module"
-"""The attribute of a traced module (torch.jit.trace) that has these instead; none if torch renamed it."""
+"""The attribute that replaces them in a module made by torch.jit.trace; torch may rename it."""
 on_module_before, on_module_after, on_new_parameter, on_new_buffer, on_new_module = (
     needed("torch.nn.modules.module", f"register_module_{name}_hook", why)
     for name, why in (

@@ -145,7 +145,7 @@ def _packet(fields: dict[int, int | str | bytes]) -> bytes:
 
 
 def _slice(track: int, name: str, step: int, start_ns: int, end_ns: int) -> Iterator[_Mark]:
-    """The marks of a slice; a step before the first recorded one has a negative number, which the name leaves out."""
+    """The marks of a slice; a step before the first recorded one has a negative number, and no annotation."""
     event: dict[int, int | str | bytes] = {_EVENT_TYPE: _SLICE_BEGIN, _EVENT_TRACK: track, _EVENT_NAME: name}
     if step >= 0:
         event[_EVENT_ANNOTATION] = message({_ANNOTATION_NAME: "step", _ANNOTATION_INT: step})

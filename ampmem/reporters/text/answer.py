@@ -458,7 +458,7 @@ def name(category: Category) -> str:
 def when(peak: PeakOf | Peak, step: int | None = None, *, where: bool = True) -> str:
     """The instant of a peak: ``in backward of step 2, at ConvolutionBackward0``; ``where`` adds the op.
 
-    An optimizer's step is no op of a forward or a backward that runs in its closure.
+    An optimizer's step is not an op of the forward or backward that runs in its closure.
     """
     op = peak.op if where and peak.phase != _UPDATE else None
     at = f", at {plain_op(op)}" if op and not op.endswith(".step") else ""

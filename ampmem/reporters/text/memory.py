@@ -385,7 +385,7 @@ def _made(steps: Sequence[StepCasts], layout: Layout, *, uses: bool) -> str:
 
 
 def _held(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> str:
-    """The copies at the end of forward by holder; if there is little room, holders but the cache are left out."""
+    """The copies at the end of forward by holder; without ``all_holders`` only those in the cache."""
     rows = []
     for step in steps:
         held = step.after_forward

@@ -53,7 +53,7 @@ def per_rank(summary: Summary) -> str:
 
 
 def no_recipe(summary: Summary) -> str:
-    """Why no rule of thumb is compared with a run of which too little is known, in one line."""
+    """Why no rule of thumb is compared with a run that is not known well enough, in one line."""
     *others, last = summary.static_unknown
     what = f"{', '.join(others)} and {last} are" if others else f"{last} {'are' if last == 'parameters' else 'is'}"
     return f"static memory: no rule of thumb, as {what} not known"

@@ -1,4 +1,4 @@
-"""The other ranks of a training run, on paper: this process is one of them, and none of the others is there."""
+"""Simulates the other ranks of a training run: this process is one rank, and the others do not exist."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ampmem.simulator.world import World
 
 
 def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
-    """Put all of it in place; returns what undoes it."""
+    """Install the simulated ranks; returns the undo."""
     communicators = Communicators(mode.device_model)
     with ExitStack() as undo:
         undo.callback(private.install(world, cuda=mode.device_model.label == "cuda"))
-        private.done(())  # or the first collective would find that it cannot be made
+        private.done(())  # fails here, not in the first collective, if torch lacks a part
         undo.callback(collectives.install(world, mode.device_model))
         undo.callback(Objects(mode.device_model, communicators).install())
         undo.callback(Collectives(mode, communicators).install())

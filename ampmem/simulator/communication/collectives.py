@@ -1,7 +1,7 @@
-"""``torch.distributed`` with nobody behind it: its process groups, collectives of tensors, and those of objects.
+"""``torch.distributed`` without peers: process groups, collectives of tensors, and collectives of objects.
 
-On paper each peer has what this rank has, and every collective is over at once. Objects torch would send as bytes
-through the device, which has no values here.
+Each simulated peer has the same data as this rank, and every collective completes at once. Torch would send objects as
+bytes through the device, which has no values here, so they are passed on directly.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from ampmem.simulator.where import stop
 from ampmem.simulator.world import World
 
 _NCCL = (2, 27, 5)
-"""What scripts are told that compare it with the oldest that they can use."""
+"""The NCCL version that scripts see, for those that require a minimum."""
 _DEFAULT = "cpu:gloo,cuda:nccl"
-"""What torch takes where a script names no backend."""
+"""Torch's backends if a script names none."""
 _NO_GROUP = (
     "the script created no process group, so only one process was simulated. Start it with torchrun, or call "
     "init_process_group"
@@ -46,7 +46,7 @@ _NO_GROUP = (
 
 
 def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
-    """Let the script make process groups of ``world``; returns what undoes it, and ends those that are left."""
+    """Let the script make process groups of ``world``; the returned undo also destroys those that are left."""
     distributed = torch.distributed
     owners = (distributed, distributed.distributed_c10d)
     named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -58,11 +58,11 @@ def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
     with ExitStack() as undo:
         undo.callback(_end)
         if world.size > 1:
-            device.warn(_NO_GROUP)  # until there is one
+            device.warn(_NO_GROUP)  # retracted when the script creates a process group
         undo.callback(replace_all(owners, patches))
         undo.callback(replace_all((distributed,), {"is_nccl_available": lambda: True}))
         undo.callback(replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL}))
-        # which has them by name, and starts the default group where the script has not
+        # The mesh's module imports these functions by name, and creates the default group if the script has not.
         meshes = {name: patches[name] for name in ("init_process_group", "new_group")}
         undo.callback(replace_all((distributed.device_mesh,), meshes))
         return undo.pop_all().close
@@ -122,7 +122,7 @@ def _group(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., Any]:
 
 
 def _backend(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., str]:
-    """What the script has asked for: it may go on by it."""
+    """The backend that the script asked for: it may decide by it."""
     original = torch.distributed.get_backend
 
     @functools.wraps(original)
@@ -149,7 +149,7 @@ _RETURN_TENSORS = (
     c10d.scatter_.default,
     c10d.alltoall_.default,
 )
-"""These return what they were given first, and the work."""
+"""Collectives that return their first argument, and the work."""
 _RETURN_WORK = (
     c10d.allgather_coalesced_.default,
     c10d.allgather_into_tensor_coalesced_.default,
@@ -166,10 +166,13 @@ _RETURN_WORK = (
 
 
 _GATHERS = (*ALL_GATHERS, c10d.gather_.default)
-"""What these bring is what this rank has, from each."""
+"""Collectives that bring this rank's own data from each peer."""
 _LEAVE = (c10d.send.default, c10d.barrier.default, c10d.broadcast_.default)
-"""These write nothing; what all others bring is not known. Nor is what a script's broadcast brings to a rank that does
-not send: that is seen in Python, as C++ sends what DDP has worked out on each rank alike."""
+"""Collectives that write nothing; what all others bring is unknown.
+
+A script's broadcast to a receiving rank is unknown, too, but that is handled in Python, because C++ broadcasts what DDP
+computes alike on each rank.
+"""
 _SAME = (
     ReduceOp.SUM,
     ReduceOp.PRODUCT,
@@ -180,16 +183,18 @@ _SAME = (
     ReduceOp.BOR,
     ReduceOp.BXOR,
 )
-"""What these make of the same from each rank is that: sums and products of yes-or-nos, an exclusive or of an odd
-number of ranks."""
+"""Reductions that leave equal inputs from all ranks as they are.
+
+That includes sums and products of booleans, and xor of an odd number of ranks.
+"""
 
 
 class Collectives:
-    """Answers the ops of collectives.
+    """Runs the ops of collectives.
 
-    Tensors on the simulated device have no values, so nothing is to do for most of them; what is known of one number
-    is kept up. Tensors on the CPU are real, and torch's backend without peers copies what is to be gathered; it does
-    not sum, so that is done here.
+    Tensors on the simulated device have no values, so most collectives do nothing; known single numbers are kept up to
+    date. Tensors on the CPU are real, and torch's fake backend copies what is to be gathered; it does not sum, so that
+    is done here.
     """
 
     def __init__(self, mode: SimulatedMode, communicators: Communicators) -> None:
@@ -197,7 +202,7 @@ class Collectives:
         self._communicators = communicators
 
     def install(self) -> Callable[[], None]:
-        """Answer from now on; returns what undoes it."""
+        """Handle collectives from now on; returns the undo."""
         answers = self._mode.answers
         former = dict(answers)
 
@@ -231,7 +236,7 @@ class Collectives:
         return (args[0], work) if func in _RETURN_TENSORS else work
 
     def _fill(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
-        """``outputs`` have what the one of ``inputs`` has, where that is known."""
+        """Set ``outputs`` to the values of the single tensor in ``inputs``, if known."""
         known = self._mode.known.of(inputs[0]) if len(inputs) == 1 else None
         known = known if known is None else known.clone()
         for tensor in outputs:
@@ -240,17 +245,17 @@ class Collectives:
                 self._mode.known.note(tensor, known)
 
     def _wait(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """It returns what it is given. Its meta kernel makes another tensor, which no device does."""
+        """Return the argument itself. The meta kernel makes another tensor, which no device does."""
         return args[0] if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
 
     def _functional(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """A collective that returns what it has filled; its meta kernel makes that."""
+        """Run a functional collective, whose meta kernel makes the output."""
         if not any(isinstance(tensor, FakeTensor) for tensor in _tensors(args)):
             return func(*args, **kwargs)
         self._communicators.used_by_name(func, args)
         result = self._mode.run(func, args, kwargs)
         for tensor in _tensors(result):
-            self._mode.forget(tensor.untyped_storage())  # one that is filled in place, too
+            self._mode.forget(tensor.untyped_storage())  # a functional collective may also write in place
         return result
 
     def _broadcast(self) -> Callable[..., Any]:
@@ -267,7 +272,7 @@ class Collectives:
         return broadcast
 
     def _all_reduce(self) -> Callable[..., Any]:
-        """In Python, since an op does not tell what it reduces by."""
+        """``all_reduce`` patched in Python, because the op does not show the reduction."""
         original = dist.all_reduce
 
         @functools.wraps(original)
@@ -317,12 +322,12 @@ class Collectives:
         return reduce
 
     def _known(self, tensor: Any) -> Tensor | None:
-        """A copy of what ``tensor`` on the device holds; the op makes that unknown."""
+        """A copy of the known values of ``tensor`` on the device, which the op makes unknown."""
         known = self._mode.known.of(tensor) if isinstance(tensor, FakeTensor) else None
         return None if known is None else known.clone()
 
     def _sum_up(self, tensor: Tensor, known: Tensor | None, op: Any, group: Any) -> None:
-        """``tensor``, which held ``known``, has what ``op`` makes of one like it from each rank."""
+        """Set ``tensor``, whose values were ``known``, to the result of ``op`` over equal tensors from all ranks."""
         size = dist.get_world_size(group)
         if size < 1:
             return
@@ -332,7 +337,7 @@ class Collectives:
             self._mode.known.note(tensor, known)
 
     def _flatten(self, func: Any, args: Any) -> None:
-        """NCCL gathers into one piece, and scatters from one; from lists of tensors it is made for the while."""
+        """Allocate the flat tensor that NCCL gathers into, or scatters from, for lists of tensors."""
         if func is ALL_GATHERS[0] or func is REDUCE_SCATTERS[0]:
             many = args[0] if func is ALL_GATHERS[0] else args[1]
             sizes = [sum(_bytes(tensor) for tensor in tensors) for tensors in many]
@@ -341,7 +346,7 @@ class Collectives:
 
 
 def _reduce_alike(tensor: Tensor, op: Any, size: int) -> bool:
-    """Make of ``tensor`` what ``op`` makes of ``size`` tensors like it; whether that is how to do it."""
+    """Reduce ``tensor`` in place as ``size`` equal tensors; ``False`` if ``op`` cannot be computed so."""
     with torch.no_grad():
         if op == ReduceOp.SUM and tensor.dtype != torch.bool:
             tensor.mul_(size)
@@ -359,7 +364,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _tensors(value: Any) -> Any:
-    """All tensors in ``value``, lists of lists too."""
+    """All tensors in ``value``, including nested lists."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
@@ -368,18 +373,18 @@ def _tensors(value: Any) -> Any:
 
 
 _SIZE = 8
-"""Bytes of a number that says how long a pickled object is."""
+"""Bytes of the number for the length of a pickled object."""
 
 
 class Objects:
-    """Each peer has an object like this rank's."""
+    """Collectives of objects: each peer has an object equal to this rank's."""
 
     def __init__(self, device: SimulatedDevice, communicators: Communicators) -> None:
         self._device = device
         self._communicators = communicators
 
     def install(self) -> Callable[[], None]:
-        """Take the place of torch's; returns what undoes it."""
+        """Replace torch's functions; returns the undo."""
         names = (
             "all_gather_object",
             "gather_object",
@@ -392,7 +397,7 @@ class Objects:
         return replace_all((dist, dist.distributed_c10d), {name: getattr(self, name) for name in names})
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:
-        """As torch's."""
+        """``all_gather_object``: each peer has an object equal to ``obj``."""
         if _outside(group):
             return
         count = dist.get_world_size(group)
@@ -404,7 +409,7 @@ class Objects:
     def gather_object(
         self, obj: Any, object_gather_list: list[Any] | None = None, dst: Any = None, group: Any = None, **where: Any
     ) -> None:
-        """As torch's."""
+        """``gather_object``: each peer sends an object equal to ``obj``."""
         if _outside(group):
             return
         here = dist.get_rank() == _peer(dst, where.get("group_dst"), group)
@@ -419,7 +424,7 @@ class Objects:
     def broadcast_object_list(
         self, object_list: Sequence[Any], src: Any = None, group: Any = None, device: Any = None, **where: Any
     ) -> None:
-        """As torch's; a rank that receives has the objects that it offers already."""
+        """``broadcast_object_list``: a receiving rank gets the objects that it passes."""
         if _outside(group):
             return
         source = _peer(src, where.get("group_src"), group)
@@ -438,7 +443,7 @@ class Objects:
         group: Any = None,
         **where: Any,
     ) -> None:
-        """As torch's. A rank that only receives cannot know what."""
+        """``scatter_object_list``; refused on a rank that only receives, since its objects are unknown."""
         if _outside(group):
             return
         source = _peer(src, where.get("group_src"), group)
@@ -450,18 +455,18 @@ class Objects:
         scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank(group)]
 
     def send_object_list(self, object_list: Sequence[Any], *_: Any, **__: Any) -> None:
-        """Nobody is there to receive it."""
+        """Send nothing: the receiver does not exist."""
 
     def recv_object_list(self, object_list: list[Any], src: Any = None, *_: Any, **__: Any) -> int:
-        """What this rank offers is what it gets."""
+        """Return the objects that this rank passes."""
         self._device.assume("assumed: Python objects that were received are what this rank had in their place")
         return 0 if src is None else int(src)
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:
-        """Everybody is there."""
+        """Return at once: no rank is missing."""
 
     def _through_the_device(self, name: str, group: Any, sizes: Sequence[int], device: Any = None) -> None:
-        """NCCL sends bytes from the device and to it."""
+        """Allocate the bytes that NCCL sends from the device and receives on it."""
         on_device = (
             dist.get_backend(group) == dist.Backend.NCCL if device is None else torch.device(device).type != "cpu"
         )
@@ -475,7 +480,7 @@ def _outside(group: Any) -> bool:
 
 
 def _peer(number: Any, in_group: Any, group: Any) -> int:
-    """The global rank that the script names."""
+    """The global rank that the script means."""
     group = group or dist.group.WORLD
     if in_group is not None:
         return int(dist.get_global_rank(group, in_group))

@@ -1,11 +1,10 @@
-"""Which of NCCL's communicators there would be, and what each keeps on the GPU, outside of the caching allocator.
+"""NCCL's communicators, and the memory that each keeps on the GPU, outside of the caching allocator.
 
-How much depends on how the GPUs are connected, which nobody can know without them. So it is an interval for each
-communicator: at least one piece of memory, with all buffers on the host; at most what the connections that its
-collectives may use take on as many channels as are assumed. Names in parentheses are of NCCL 2.30.7. No GPU run has
-shown the sums. What others have seen: an all-to-all among the 8 GPUs of an H100 machine made buffers of 10 MiB and of 2
-MiB, on 32 channels to each GPU, 3.28 GB together (https://github.com/NVIDIA/nccl/issues/1685); the formula for those
-says 3.22 GB.
+The amount depends on how the GPUs are connected, which is unknown. So it is an interval for each communicator: at least
+one piece of memory, with all buffers on the host; at most what the connections that its collectives may use need on the
+assumed number of channels. Names in parentheses are of NCCL 2.30.7. No GPU run has confirmed the sums. What others have
+measured: an all-to-all among the 8 GPUs of an H100 machine made buffers of 10 MiB and of 2 MiB, on 32 channels to each
+GPU, 3.28 GB together (https://github.com/NVIDIA/nccl/issues/1685); the formula gives 3.22 GB.
 """
 
 from __future__ import annotations
@@ -27,36 +26,36 @@ from ampmem.simulator.world import GPUS_PER_NODE, here
 from ampmem.units import format_bytes
 
 WITHIN, ACROSS, ALONE = 32, 16, 8
-"""The most channels that are assumed: of a communicator within a machine, across machines, and with one rank on each.
+"""Maximum number of channels assumed: within a machine, across machines, and with one rank on each.
 
-NCCL searches for as many as links and network cards can feed, and takes twice or four times that (``ncclTopoPostset``).
+NCCL uses as many as links and network cards can feed, times two or four (``ncclTopoPostset``).
 """
 _LIMIT = 64
 """``MAXCHANNELS``."""
 _STEPS = 8
-"""``NCCL_STEPS``: a buffer is passed through in so many slices."""
+"""``NCCL_STEPS``: number of slices of a buffer."""
 _LL = 8 * 512 * _STEPS * 16
-"""``DEFAULT_LL_BUFFSIZE`` (``init.cc``): lines per thread, threads, steps, bytes of a line."""
+"""``DEFAULT_LL_BUFFSIZE`` (``init.cc``): lines per thread, threads, steps, bytes per line."""
 _LL128 = 120 * 640 * _STEPS * 8
-"""``DEFAULT_LL128_BUFFSIZE``: elements per thread, threads, steps, bytes."""
+"""``DEFAULT_LL128_BUFFSIZE``: elements per thread, threads, steps, bytes per element."""
 _SIMPLE = 4 * MIB
 """``DEFAULT_BUFFSIZE``."""
 _HEADER = 4 * KIB
-"""``ncclSendMem`` and ``ncclRecvMem``, a page each (``comm.h``)."""
+"""``ncclSendMem`` and ``ncclRecvMem``, one page each (``comm.h``)."""
 _PIECE = 2 * MIB
 """Every allocation is a multiple of this (``CUDA_IPC_MIN``, ``ncclCuMemAlloc``)."""
 _TABLES = 3
-"""Allocations of each channel beside its buffers (``initChannel``)."""
+"""Allocations per channel besides its buffers (``initChannel``)."""
 _OF_COMMUNICATOR = 4
-"""Those of a communicator (``devCommSetup``), and the credits of NVLS."""
+"""Allocations per communicator (``devCommSetup``), and the credits of NVLS."""
 _SHARED_STEPS, _NETWORK_CHUNK = 16, 128 * KIB
-"""``NCCL_SHARED_STEPS`` and ``NCCL_P2P_NET_CHUNKSIZE``: what sends over the network share."""
+"""``NCCL_SHARED_STEPS`` and ``NCCL_P2P_NET_CHUNKSIZE``: buffers shared by all sends over the network."""
 _NVLS_SINCE = (9, 0)
 _NVLS_CHUNK = 128 * KIB
 
 
 class Connections(Enum):
-    """Which connections a collective may need; NCCL makes them at its first use (``NCCL_RUNTIME_CONNECT``)."""
+    """The kinds of connections that collectives need; NCCL makes them at first use (``NCCL_RUNTIME_CONNECT``)."""
 
     RING = "all_gather, reduce_scatter, broadcast, reduce"
     TREE = "all_reduce, which may take a ring too"
@@ -66,7 +65,7 @@ class Connections(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """One of a process group: how many of its ranks share this rank's machine, on how many machines all of them are."""
+    """A process group's communicator: number of ranks on this rank's machine, and number of machines."""
 
     ranks: int
     local: int
@@ -75,12 +74,12 @@ class Communicator:
 
 
 def least() -> int:
-    """Bytes that a communicator takes at least: its tables, with every buffer in the host's memory."""
+    """Minimum bytes of a communicator: its tables, with every buffer in host memory."""
     return _PIECE
 
 
 def most(communicator: Communicator, capability: tuple[int, int] | None, environment: Mapping[str, str]) -> int:
-    """Bytes that a communicator is taken to keep at most, with the ``NCCL_*`` variables of ``environment``."""
+    """Maximum bytes assumed for a communicator, with the ``NCCL_*`` variables of ``environment``."""
     channels = _channels(communicator, environment)
     found = (_TABLES * channels + _OF_COMMUNICATOR) * _PIECE
     if communicator.uses & {Connections.RING, Connections.TREE}:
@@ -94,19 +93,19 @@ def most(communicator: Communicator, capability: tuple[int, int] | None, environ
 
 
 def _local_pairs(communicator: Communicator) -> int:
-    """GPUs of its machine from which a channel receives and to which it sends (``generic.cc``).
+    """Number of GPUs of the machine from which a channel receives and to which it sends (``generic.cc``).
 
-    A ring receives from one and sends to one; a tree, which is a chain within a machine, has one neighbour on each
-    side and does both with each.
+    A ring receives from one and sends to one; a tree, which is a chain within a machine, has one neighbour on each side
+    and does both with each.
     """
     return 3 if Connections.TREE in communicator.uses else 1
 
 
 def _network_pairs(communicator: Communicator, channels: int) -> int:
-    """The same over the network, of all channels; a machine's network connections are shared out among its GPUs.
+    """Number of network connections of all channels; a machine's connections are divided among its GPUs.
 
-    A ring has one; a tree two children and a parent. With one rank on each machine all_gather and reduce_scatter may
-    take binomial trees, both ways (``ncclTransportPatConnect``).
+    A ring has one; a tree two children and a parent. With one rank per machine all_gather and reduce_scatter may use
+    binomial trees, both ways (``ncclTransportPatConnect``).
     """
     if communicator.nodes < 2:
         return 0
@@ -117,9 +116,9 @@ def _network_pairs(communicator: Communicator, channels: int) -> int:
 
 
 def _sends(communicator: Communicator, channels: int, environment: Mapping[str, str]) -> int:
-    """Connections to each GPU of the machine on all channels; what goes to other machines shares its buffers.
+    """Number of connections to each GPU of the machine on all channels; those to other machines share its buffers.
 
-    An all-to-all goes to the GPU itself, too.
+    An all-to-all also sends to the GPU itself.
     """
     channels = min(channels, _number(environment, "NCCL_MAX_P2P_NCHANNELS", _LIMIT))
     channels = 1 << (channels - 1).bit_length()  # (ncclTopoComputeP2pChannels)
@@ -132,7 +131,7 @@ def _sends(communicator: Communicator, channels: int, environment: Mapping[str, 
 
 
 def _multicast(communicator: Communicator, capability: tuple[int, int] | None, environment: Mapping[str, str]) -> int:
-    """The buffers through which NVSwitch adds up (``ncclNvlsBufferSetup``), where the GPU can."""
+    """Bytes of the buffers through which NVSwitch reduces (``ncclNvlsBufferSetup``), if the GPU can."""
     if (capability is not None and capability < _NVLS_SINCE) or environment.get("NCCL_NVLS_ENABLE") == "0":
         return 0
     usual = 32 if capability is not None and capability[0] >= 10 else 16  # (NVLS_NCHANNELS_SM90, NVLS_NCHANNELS_SM100)
@@ -142,7 +141,7 @@ def _multicast(communicator: Communicator, capability: tuple[int, int] | None, e
 
 
 def _local_buffers(environment: Mapping[str, str]) -> int:
-    """To receive from one GPU of the machine and to send to one (``p2pSendSetup``, ``p2pRecvSetup``)."""
+    """Bytes to receive from one GPU of the machine and to send to one (``p2pSendSetup``, ``p2pRecvSetup``)."""
     if environment.get("NCCL_P2P_DISABLE") == "1":
         return 0
     low_latency, low_latency_128, simple = _buffers(environment)
@@ -150,7 +149,10 @@ def _local_buffers(environment: Mapping[str, str]) -> int:
 
 
 def _network_buffers(environment: Mapping[str, str]) -> int:
-    """The same over the network, where it reads from the GPU (``sendProxyConnect``): LL's buffers stay on the host."""
+    """Bytes to receive and send over the network if it reads from the GPU (``sendProxyConnect``).
+
+    LL's buffers stay on the host.
+    """
     _, low_latency_128, simple = _buffers(environment)
     return 2 * round_up(low_latency_128 + simple, _PIECE)
 
@@ -165,7 +167,7 @@ def _buffers(environment: Mapping[str, str]) -> tuple[int, int, int]:
 
 
 def _channels(communicator: Communicator, environment: Mapping[str, str]) -> int:
-    """The most channels, as ``ncclTopoPostset`` bounds them: first from above, then from below."""
+    """Maximum number of channels, bounded as in ``ncclTopoPostset``: first from above, then from below."""
     usual = WITHIN if communicator.nodes == 1 else ALONE if communicator.local == 1 else ACROSS
     highest = [_number(environment, name, _LIMIT) for name in ("NCCL_MAX_NCHANNELS", "NCCL_MAX_CTAS")]
     lowest = [_number(environment, name, 1) for name in ("NCCL_MIN_NCHANNELS", "NCCL_MIN_CTAS")]
@@ -173,13 +175,13 @@ def _channels(communicator: Communicator, environment: Mapping[str, str]) -> int
 
 
 def _number(environment: Mapping[str, str], name: str, usual: int) -> int:
-    """A variable that is a positive number, else what NCCL takes without it."""
+    """The variable ``name`` if it is a positive number, else NCCL's default."""
     text = environment.get(name, "")
     return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else usual
 
 
 NCCL = "NCCL's buffers"
-"""What is kept outside of the allocator."""
+"""The name for NCCL's memory outside of the allocator."""
 _ASSUMED = (
     f"assumed: {NCCL}, outside of the allocator, take from {format_bytes(least())} for each communicator, up to: "
     f"what its collectives need on {WITHIN} channels within a machine and {ACROSS} across machines, with the "
@@ -203,13 +205,13 @@ _USES = {
     "recv_": Connections.SEND,
     "recv_any_source_": Connections.SEND,
 }
-"""By the op's name; all others need a ring."""
+"""Connections by the op's name; all other ops need a ring."""
 
 
 class Communicators:
     """Follows the process groups of backend ``nccl``: each has a communicator from its first collective on.
 
-    A send has one of its own for the two ranks, as where ``torch.distributed`` is not asked for several at once.
+    A send has a separate communicator for the two ranks, as in ``torch.distributed`` without batching.
     """
 
     def __init__(self, device: SimulatedDevice) -> None:
@@ -217,19 +219,19 @@ class Communicators:
         self._uses: dict[tuple[str, tuple[int, ...]], frozenset[Connections]] = {}
 
     def used(self, func: Any, args: Sequence[Any]) -> None:
-        """The op ``func`` of ``c10d`` ran on the device."""
+        """Note that the op ``func`` of ``c10d`` ran on the device."""
         use, at = _use_of(func)
         peer = args[at + 1] if use is Connections.SEND else None
         self.note(dist.ProcessGroup.unbox(args[at]), use, peer if isinstance(peer, int) else None)
 
     def used_by_name(self, func: Any, args: Sequence[Any]) -> None:
-        """The op ``func`` of ``_c10d_functional`` ran on the device, which names its process group."""
+        """Note that the op ``func`` of ``_c10d_functional``, which names its process group, ran on the device."""
         use, at = _use_of(func)
         group = args[at]
         self.note(group_named(group) if isinstance(group, str) else group, use)
 
     def note(self, group: Any, use: Connections, peer: int | None = None) -> None:
-        """``group`` needs connections for ``use``; with the rank ``peer`` of it alone, where one is given."""
+        """Note that ``group`` needs the connections ``use``, or only with rank ``peer`` if that is given."""
         if self._device.label != "cuda" or dist.get_backend(group) != dist.Backend.NCCL:
             return
         ranks = tuple(dist.get_process_group_ranks(group))
@@ -250,7 +252,7 @@ class Communicators:
 
 @functools.cache
 def _use_of(func: Any) -> tuple[Connections, int]:
-    """What ``func`` needs connections for, and which of its arguments is the process group."""
+    """The connections that ``func`` needs, and the position of its argument for the process group."""
     schema = schema_of(func)
     at = [argument.name in ("process_group", "group_name") for argument in schema.arguments].index(True)
     return _USES.get(schema.name.rpartition("::")[2], Connections.RING), at

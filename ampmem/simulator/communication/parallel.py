@@ -1,11 +1,11 @@
-"""What spreads a training over ranks: DDP, FSDP2's copies, pipelines, and what asks other processes.
+"""Simulates parallel training: DDP, FSDP2's copies, pipelines, and calls that ask other processes.
 
 ``DistributedDataParallel`` makes its buckets in C++, which are seen like any tensor. FSDP2's copies between whole
-parameters and their shards are no collectives, but kernels whose arguments take memory: a kernel that copies many
-pieces is told of them by a tensor of integers on the device. Source: ``aten/src/ATen/native/cuda/TensorShape.cu``, of
-which torch 2.14.1 allocates the same on the emulated runtime. Of a pipeline one rank runs its stages, and what comes
-from the others' has the shapes that they would have sent. What waits for other processes, or asks them, is done here
-where that says the same, and stops where not.
+parameters and their shards are not collectives, but kernels whose arguments take memory: a kernel that copies many
+pieces reads them from a tensor of integers on the device. Source: ``aten/src/ATen/native/cuda/TensorShape.cu``; torch
+2.14.1 allocates the same on the emulated runtime. Of a pipeline one rank runs its stages, and tensors from the other
+stages have the shapes that those would send. Calls that wait for other processes, or ask them, are answered here if the
+answer is known, and refused if not.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ aten = torch.ops.aten
 
 
 def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
-    """Put all of it in place; returns what undoes it."""
+    """Install all of it; returns the undo."""
     with ExitStack() as undo:
         undo.callback(_install_data_parallel(mode))
         undo.callback(_install_sharded(mode))
@@ -70,7 +70,7 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
 
 
 def _install_data_parallel(mode: SimulatedMode) -> Callable[[], None]:
-    """``DistributedDataParallel`` where nobody answers; returns what undoes it."""
+    """Let ``DistributedDataParallel`` run without peers; returns the undo."""
     with ExitStack() as undo:
         undo.callback(nobody_to_verify(_verify))
         undo.callback(nothing_is_timed())
@@ -84,7 +84,7 @@ def _install_data_parallel(mode: SimulatedMode) -> Callable[[], None]:
 
 
 def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
-    """Allocate what ``verify_params_across_processes`` (``reducer.cpp``) does, to compare counts and shapes."""
+    """Allocate as ``verify_params_across_processes`` (``reducer.cpp``) does, to compare counts and shapes."""
     device = parameters[0].device
     count = torch.tensor([len(parameters)], device=device)
     counts = [torch.empty_like(count) for _ in range(group.size())]
@@ -92,17 +92,17 @@ def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
     shapes = torch.empty(2 * sum(parameter.dim() for parameter in parameters), dtype=torch.int64)
     sent = shapes.to(device)
     torch.distributed.broadcast(sent, group=group, group_src=0)
-    sent.copy_(shapes)  # rank 0 has sent the same: on the others they would count as numbers that nobody knows
+    sent.copy_(shapes)  # rank 0 sends the same; without the copy other ranks' values would be unknown
     torch.empty_like(shapes).copy_(sent)
 
 
 def _register(reducer: Any, kind: Any) -> None:
-    """The hooks that are there in C++ too; they allocate the same."""
+    """Register DDP's built-in C++ hooks as Python hooks that allocate the same."""
     register_hook(reducer, None, fp16_compress_hook if kind == FP16_COMPRESS else allreduce_hook)
 
 
 def _on_this_device() -> Callable[[], None]:
-    """Say that the other GPUs are other ranks', before torch looks for them."""
+    """Refuse GPUs of other ranks, before torch looks for them."""
     parallel = torch.nn.parallel.DistributedDataParallel
     original = parallel.__init__
 
@@ -116,9 +116,9 @@ def _on_this_device() -> Callable[[], None]:
 
 
 def _pinned(mode: SimulatedMode) -> Callable[[], None]:
-    """Let tensors claim to be in pinned memory, of which there is none without a driver.
+    """Let tensors claim pinned memory, which does not exist without a driver.
 
-    The reducer copies by way of it which parameters were used, and insists.
+    DDP's reducer requires it for its copy of the used parameters.
     """
     pinned: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
@@ -138,7 +138,7 @@ def _pinned(mode: SimulatedMode) -> Callable[[], None]:
 
 @contextmanager
 def _real_integers(mode: SimulatedMode) -> Iterator[None]:
-    """Where tensors on the CPU are simulated too: the reducer reads and writes its own integers in C++."""
+    """Keep tensors real while the reducer makes its integers, which it reads and writes in C++."""
 
     def make(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if kwargs.get("dtype") != torch.int32:
@@ -156,7 +156,7 @@ def _real_integers(mode: SimulatedMode) -> Iterator[None]:
 
 
 def _answered(mode: SimulatedMode, answers: Mapping[Any, Callable[..., Any]]) -> Callable[[], None]:
-    """Answer these ops from now on; returns what puts the answers back that were there."""
+    """Use these ``answers`` for ops; the returned undo restores the former ones."""
     former = {op: mode.answers.get(op) for op in answers}
     mode.answers.update(answers)
 
@@ -176,7 +176,7 @@ _BLOCK = _THREADS * _BYTES_PER_THREAD
 
 
 def _install_sharded(mode: SimulatedMode) -> Callable[[], None]:
-    """Count what FSDP2's copies take from now on; returns what undoes it."""
+    """Book the memory of FSDP2's copies; returns the undo."""
     gather, scatter = fsdp_copies()
 
     def split(func: Any, args: Any, kwargs: Any) -> Any:
@@ -220,8 +220,9 @@ def of_split(source: Tensor, sizes: Sequence[int], dim: int, gpu: GpuSpec) -> in
 
 
 def of_chunks(tensors: Sequence[Tensor], dim: int, count: int, item: int) -> int:
-    """Bytes of the arguments of the kernel that joins chunks of ``tensors`` (``_chunk_cat_out_cuda``); ``item`` is the
-    size of an element of the result.
+    """Bytes of the arguments of the kernel that joins chunks of ``tensors`` (``_chunk_cat_out_cuda``).
+
+    ``item`` is the size of an element of the result.
     """
     pieces = [-(-tensor.shape[dim] // count) * math.prod(tensor.shape[dim + 1 :]) * item for tensor in tensors]
     return (6 * len(pieces) + 2 + _blocks(pieces, _BLOCK)) * _LONG
@@ -232,7 +233,7 @@ def _blocks(pieces: Sequence[int], size: int) -> int:
 
 
 def _install_pipeline(mode: SimulatedMode) -> Callable[[], None]:
-    """Let the stages of a pipeline on other ranks be met on paper; returns what undoes it."""
+    """Simulate pipeline stages on other ranks; returns the undo."""
     with ExitStack() as undo:
         undo.callback(stages_meet(_hear, _tell))
         undo.callback(stages_vote(mode.known.fill))
@@ -240,7 +241,7 @@ def _install_pipeline(mode: SimulatedMode) -> Callable[[], None]:
 
 
 def _hear(stage: Any, source: int) -> Any:
-    """What stage ``source``, on another rank, has found out of the tensors that it sends to ``stage``."""
+    """The metadata of the tensors that stage ``source``, on another rank, sends to ``stage``."""
     if source > stage.stage_index:
         shapes = backward_shapes(stage)
     else:
@@ -259,7 +260,7 @@ def _hear(stage: Any, source: int) -> Any:
 
 
 def _tell(stage: Any, shapes: Any) -> None:
-    """What it takes to send them; nobody is there."""
+    """Allocate what sending the shapes takes; the receiver does not exist."""
     data = torch.empty(len(pickle.dumps(shapes)), dtype=torch.uint8).to(stage.device)
     torch.cat([torch.tensor([data.numel()]).to(stage.device)])
 
@@ -285,7 +286,7 @@ _TRACED = (
 
 
 def _install_elsewhere(world: World, device: SimulatedDevice) -> Callable[[], None]:
-    """Answer, or stop, what asks other processes; returns what undoes it."""
+    """Answer or refuse calls that ask other processes; returns the undo."""
     with ExitStack() as undo:
         undo.callback(replace_all((torch.multiprocessing,), _processes(world)))
         undo.callback(replace_all((dist, dist.distributed_c10d), {"TCPStore": _Store}))
@@ -305,7 +306,7 @@ def _stops(why: str) -> Callable[..., Any]:
 
 
 def _files(device: SimulatedDevice) -> dict[str, Any]:
-    """Saving asks for no memory of the device's, and there is nothing to save."""
+    """``save`` functions that write nothing, since tensors have no values, and a ``load`` that is refused."""
 
     def save(*_: Any, **__: Any) -> None:
         where = script_line()
@@ -321,17 +322,17 @@ def _files(device: SimulatedDevice) -> dict[str, Any]:
 
 
 class _Joined:
-    """The processes that a script has started, which are all over."""
+    """The processes that a script started, all of them ended."""
 
     processes: tuple[Any, ...] = ()
 
     def join(self, *_: Any, **__: Any) -> bool:
-        """They are."""
+        """``True``: all have ended."""
         return True
 
 
 def _processes(world: World) -> dict[str, Any]:
-    """``mp.spawn`` starts one process for each GPU of a machine: here is that of this rank."""
+    """Replace ``mp.spawn``, which starts one process per GPU, by a call for this rank only."""
 
     def spawn(
         fn: Callable[..., Any], args: Sequence[Any] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
@@ -348,19 +349,19 @@ def _processes(world: World) -> dict[str, Any]:
 
 
 class _Store(HashStore):  # type: ignore[misc]
-    """``TCPStore``, which waits for the other ranks to come."""
+    """A ``TCPStore`` that does not wait for the other ranks."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
     def get(self, key: str) -> bytes:
-        """What this rank has put there."""
+        """The value that this rank has set."""
         self._see(key)
         found: bytes = super().get(key)
         return found
 
     def wait(self, keys: list[str], *_: Any) -> None:
-        """They are there, or never will be."""
+        """Return at once for keys that are set, and refuse others: no rank will set them."""
         for key in keys:
             self._see(key)
 

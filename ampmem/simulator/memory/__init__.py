@@ -1,1 +1,1 @@
-"""What the simulated device holds at its peaks, and on which streams it works."""
+"""The simulated device's memory at its peaks, and its streams."""

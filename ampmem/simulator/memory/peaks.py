@@ -1,4 +1,4 @@
-"""The terms of a simulated run's peaks, and how much higher they are with the most that is assumed."""
+"""The terms of a simulated run's peaks, and how much higher the peaks are with the largest assumed requests."""
 
 from __future__ import annotations
 
@@ -15,24 +15,31 @@ from ampmem.allocator.settings import MIB, MIN_BLOCK_SIZE, Settings, get_allocat
 from ampmem.events import PredictionRecord, TermsRecord
 
 LESS, MORE = 17, 22
-"""By how many percent what is reserved may be below and above what a run without workspaces reserves, where the
-workspaces are large enough for that. A workspace that finds room in the cache adds nothing, or leaves a block there
-that later tensors use; one that does not adds a segment. Which it is depends on sizes that only cuDNN knows.
-``docs/simulation.md`` has the published runs that these percentages come from."""
+"""Percent by which reserved memory may be below and above that of a run without workspaces.
+
+The range applies if the workspaces are large enough. A workspace that fits into the cache adds nothing, or leaves a
+block there that later tensors use; one that does not fit adds a segment. Which it is depends on sizes that only cuDNN
+knows. ``docs/simulation.md`` has the published runs that these percentages come from.
+"""
 _TWO_WORKSPACES = 260 * MIB
-"""So much may be above it however little the run reserves: some engines ask for 128 MiB and a little more, by pass
-(up to 130 MiB in a snapshot of ResNet-50), so the larger workspace finds no room in the segment of the smaller one."""
+"""Minimum range above it in bytes, however little the run reserves.
+
+Some engines request 128 MiB and a little more, by pass (up to 130 MiB in a snapshot of ResNet-50), so the larger
+workspace does not fit into the segment of the smaller one.
+"""
 _SEGMENT_UNIT = 2 * MIB
-"""Every segment is a multiple of this, so what is reserved is one, too."""
+"""Every segment is a multiple of this, so reserved memory is, too."""
 _TIGHT = 105
-"""A run whose peak of allocated memory is so many percent below the device's is taken to fit where it did here: the
-allocator gives back what it has cached before it gives up."""
+"""A run is assumed to fit if this percentage of its peak of allocated memory does.
+
+The allocator frees cached memory before it gives up.
+"""
 WAITING = "freed blocks that other streams may still use"
-"""What a device that lags behind has more of than one that keeps up."""
+"""The name for freed blocks that a device that lags behind cannot reuse yet."""
 
 
 class Range(NamedTuple):
-    """Bytes."""
+    """Minimum and maximum bytes."""
 
     least: int
     likely: int | None
@@ -40,26 +47,26 @@ class Range(NamedTuple):
 
 
 class Peaks:
-    """Follows one allocator; told after each of its mallocs.
+    """Follows one allocator's peaks; called after each malloc.
 
-    Its own peaks: a script may reset those of the allocator.
+    The peaks are its own, because a script may reset those of the allocator.
     """
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self.workspaces: dict[str, int] = {}
-        """What is held now, by the library that asked."""
+        """Bytes held now, by library."""
         self.scratch: dict[str, int] = {}
-        """The same by the op that will give it back."""
+        """Scratch bytes held now, by op."""
         self.allocated = self.reserved = self._terms()
         self._allocated_peak = self._reserved_peak = 0
         self.awaiting_peak = 0
-        """The most bytes that were freed and awaited another stream."""
+        """Peak of freed bytes that awaited another stream."""
         self.allowed: int | None = None
-        """What the process was allowed to take when the most was reserved; ``None`` without a limit."""
+        """The process's limit in bytes at the peak of reserved memory; ``None`` without a limit."""
 
     def note(self, allowed: int | None = None) -> None:
-        """Keep the terms when there has never been as much before; ``allowed`` is what the process may take now."""
+        """Keep the terms if this is a new peak; ``allowed`` is the process's current limit."""
         counters = self._counters
         if counters.reserved >= self._reserved_peak and (allowed is None or counters.reserved <= allowed):
             self.allowed = allowed
@@ -85,12 +92,12 @@ class Peaks:
 
 
 class Highest:
-    """A second allocator, of a device that never runs out.
+    """A second allocator, of a device that never runs out, for the upper bound of the peaks.
 
-    Its streams are as far behind as they may be: what they use is done when the script has waited for it, or the
-    allocator has, which does so before it gives up: where more than ``room`` bytes would be taken. Where something was
-    assumed it also gives back what is cached, before it has more than ``sure`` bytes, which is what the device has at
-    least. Beside that it is told the same as the first one.
+    Its streams lag as far behind as they may: their work is completed when the script has waited for it, or the
+    allocator has, which it does before it gives up: if more than ``room`` bytes would be reserved. If anything was
+    assumed, it also frees cached memory before it has more than ``sure`` bytes, the device's minimum. Otherwise it gets
+    the same calls as the first allocator.
     """
 
     def __init__(self, settings: Settings, room: int, *, sure: int, oldest_first: bool = False) -> None:
@@ -99,42 +106,44 @@ class Highest:
         self._room = room
         self._sure = sure
         self.limit: int | None = None
-        """What the process may take; ``None`` without a limit."""
+        """The process's limit in bytes; ``None`` without a limit."""
         self._blocks: dict[Block, Block] = {}
         self.bounds: dict[str, int] = {}
-        """The largest single request that was assumed, by what it is for."""
+        """The largest single assumed request, by purpose."""
         self._segments: dict[object, int] = {}
-        """The segment that each request would have of its own, by who asks."""
+        """The segment that each request would have of its own, by who requests it."""
         self.most_allocated = self.most_filled = 0
-        """The most that was allocated while each request that was assumed took all that it may; the second of requests
-        that may take all that is free."""
+        """Peak of allocated memory with each assumed request at its maximum.
+
+        ``most_filled`` is that with requests that may take all free memory.
+        """
         self.exceeded = False
-        """Whether there were more than ``sure`` bytes at once, with nothing left to give back."""
+        """Whether there were more than ``sure`` bytes at once, with nothing left to free."""
 
     def configure(self, settings: Settings) -> None:
-        """The first allocator has these settings from now on; :attr:`limit` stands for its memory fraction."""
+        """Apply the first allocator's settings; :attr:`limit` stands for its memory fraction."""
         self._settings = replace(settings, memory_fraction=None)
         self._allocator.configure(self._settings)
 
     @property
     def counters(self) -> Counters:
-        """The allocator's statistics; nobody resets their peaks."""
+        """The allocator's statistics; their peaks are never reset."""
         return self._allocator.counters
 
     def malloc(self, block: Block) -> None:
-        """The first allocator gave ``block`` out."""
+        """Follow an allocation: the first allocator allocated ``block``."""
         self._blocks[block] = self._malloc(block.requested, block.segment.stream)
 
     def free(self, block: Block) -> None:
-        """It takes ``block`` back."""
+        """Follow a free: the first allocator freed ``block``."""
         self._allocator.free(self._blocks.pop(block))
 
     def record_stream(self, block: Block, stream: int) -> None:
-        """``block`` of the first allocator is used on ``stream`` too."""
+        """Note that ``block`` of the first allocator is used on ``stream``, too."""
         self._allocator.record_stream(self._blocks[block], stream)
 
     def synchronize(self, until: Mapping[int, int] | None) -> None:
-        """By stream, past how many of its events the device has come; past all where that is ``None``."""
+        """Complete events up to the number given for each stream; all if ``None``."""
         if until is None:
             self._allocator.complete_events()
             return
@@ -142,9 +151,9 @@ class Highest:
             self._allocator.complete_events_until(stream, events)
 
     def assume(self, what: str, most: int, asker: object) -> None:
-        """``asker`` asks for at most ``most`` bytes now, and gives them back at once.
+        """Allocate at most ``most`` bytes for ``asker``, and free them at once.
 
-        Who asks does without where there is no memory. The same asker asks for the same again.
+        Without memory the request is skipped. The same asker always requests the same size.
         """
         if most > 0:
             self.most_allocated = max(self.most_allocated, self._note(what, most, self.within(self._sure)))
@@ -152,11 +161,11 @@ class Highest:
 
     @property
     def workspaces(self) -> int:
-        """Bytes of all requests that were assumed if each had a segment of its own."""
+        """Bytes of all assumed requests if each had its own segment."""
         return sum(self._segments.values())
 
     def fill(self, what: str, room: int, limit: int | None) -> None:
-        """The same of all that is left of ``room`` bytes, or ``limit`` of them."""
+        """Allocate all that is left of ``room`` bytes, or ``limit`` of them, and free it at once."""
         room = self.within(room)
         left = room - self.counters.allocated
         if left > 0:
@@ -164,11 +173,11 @@ class Highest:
             self.most_filled = max(self.most_filled, there)
 
     def within(self, room: int) -> int:
-        """``room`` bytes, or as many of them as the process may take."""
+        """``room`` bytes, or the process's limit if that is smaller."""
         return room if self.limit is None else min(room, self.limit)
 
     def _note(self, what: str, most: int, room: int) -> int:
-        """What there is with ``most`` bytes more, which is no more than ``room``."""
+        """The memory with ``most`` bytes more, at most ``room``."""
         allocated = self.counters.allocated
         self.bounds[what] = max(most, self.bounds.get(what, 0))
         return min(allocated + round_up(most, MIN_BLOCK_SIZE), max(allocated, room))
@@ -193,7 +202,7 @@ class Highest:
             driver.total = UNLIMITED
 
     def empty_cache(self) -> None:
-        """The script empties the cache."""
+        """Follow the script's ``empty_cache``."""
         self._allocator.empty_cache()
 
 
@@ -207,8 +216,9 @@ def prediction(
     unmodelled: tuple[str, ...],
     ran_out: bool,
 ) -> PredictionRecord:
-    """What the run has come to by now; ``libraries`` has the least and the most that each holds beside the
-    ``context``.
+    """The prediction for the run so far.
+
+    ``libraries`` has the minimum and maximum that each library holds besides the ``context``.
     """
     lowest = (_allocated(peaks.allocated), _allocated(peaks.reserved) + peaks.reserved.cached)
     counters = highest.counters
@@ -242,10 +252,10 @@ def prediction(
 
 
 def reserved_range(highest: Highest, allocated: int, reserved: int, room: int) -> Range:
-    """Between which amounts the peak of reserved memory is taken to be; never below that of ``allocated`` memory.
+    """The range of the peak of reserved memory; never below that of ``allocated`` memory.
 
-    ``reserved`` is what a run reserves that has no workspaces and whose device keeps up; ``room`` is what the device
-    has at least. The range is no wider on either side than all workspaces together.
+    ``reserved`` is the peak without workspaces on a device that keeps up; ``room`` is the device's minimum. Neither
+    side of the range is wider than all workspaces together.
     """
     behind = highest.counters.reserved_peak
     likely = max(min(behind, reserved), allocated)
@@ -256,7 +266,7 @@ def reserved_range(highest: Highest, allocated: int, reserved: int, room: int) -
     most = max(behind + more, highest.most_allocated)
     if not highest.exceeded and max(allocated, highest.counters.allocated_peak) * _TIGHT // 100 <= room:
         most = max(min(most, room), likely)
-    # Memory is reserved in segments, whose sizes are whole such units.
+    # Memory is reserved in segments, whose sizes are multiples of this unit.
     least = round_up(max(allocated, likely - less), _SEGMENT_UNIT)
     return Range(least=min(least, likely), likely=likely, most=most)
 

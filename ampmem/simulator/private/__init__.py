@@ -1,1 +1,1 @@
-"""The parts of torch that torch does not promise and that the simulated device stands on."""
+"""Private torch APIs that the simulated device uses."""

@@ -1,6 +1,7 @@
-"""The private parts of torch that other ranks on paper need, beside those in ``general.py``: why, and since when.
+"""Private torch APIs for simulating other ranks: why they are needed, and since when they exist.
 
-Data, pipeline and sharded parallelism have theirs here too. All is there since 2.11 or before, unless it is said.
+Those for data, pipeline and sharded parallelism are here, too; all others are in ``general.py``. All exist since 2.11
+or before, unless noted.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from ampmem.simulator.world import World
 c10d = torch.ops.c10d
 
 FAKE = "fake"
-"""The backend without peers, whose collectives return at once: torch's own, for its tests. Since 2.1; importing
-``fake_pg`` registers it."""
+"""Torch's own backend for tests, without peers, whose collectives return at once.
+
+Since 2.1; importing ``fake_pg`` registers it.
+"""
 
 ALL_GATHERS = (c10d.allgather_.default, c10d._allgather_base_.default)
 REDUCE_SCATTERS = (c10d.reduce_scatter_.default, c10d._reduce_scatter_base_.default)
-"""Collectives as ops, since 2.0; a dispatch mode sees them. Of each the one that takes lists of tensors is first."""
+"""Collectives as ops, since 2.0; a dispatch mode sees them. The first of each kind takes lists of tensors."""
 
 _functional = torch.ops._c10d_functional
 _NAMES = (
@@ -52,19 +55,19 @@ _NAMES = (
     "reduce_scatter_tensor_out",
 )
 FUNCTIONAL = tuple(getattr(_functional, name).default for name in _NAMES if hasattr(_functional, name))
-"""Collectives that return what they have filled, as DTensor and tensor parallelism have them. Since 2.3."""
+"""Functional collectives, which return new tensors; used by DTensor and tensor parallelism. Since 2.3."""
 WAITS = (_functional.wait_tensor.default, torch.ops.c10d_functional.wait_tensor.default)
-"""What waits for one of them. The second is the older name. Since 2.3 and 2.1."""
+"""Ops that wait for a functional collective. The second is the older name. Since 2.3 and 2.1."""
 
 
 def group_named(name: str) -> Any:
-    """The process group that an op of :data:`FUNCTIONAL` names. Since 2.2."""
+    """The process group that a functional collective names. Since 2.2."""
     resolve: Any = torch._C._distributed_c10d._resolve_process_group
     return resolve(name)
 
 
 def install(world: World, *, cuda: bool) -> Callable[[], None]:
-    """All that follows but :func:`done`, for a rank of ``world`` on ``cuda``; returns what undoes it."""
+    """Install all of the following except :func:`done`, for a rank of ``world`` on ``cuda``; returns the undo."""
     with ExitStack() as undo:
         if cuda:
             undo.callback(current_device(world.local_rank))
@@ -77,10 +80,10 @@ def install(world: World, *, cuda: bool) -> Callable[[], None]:
 
 
 def done(tensors: Iterable[Tensor]) -> Any:
-    """What an op returns of a collective that is over. Since 2.11 or before.
+    """The work object of a completed collective. Since 2.11 or before.
 
-    Its future gives ``tensors``, as NCCL's does: DDP's reducer and hooks of scripts take them from there. Those of
-    torch's own backend without peers give ``None``.
+    Its future returns ``tensors``, as NCCL's does: DDP's reducer and the script's hooks read them there. The future of
+    torch's fake backend returns ``None``.
     """
     future: Any = torch.futures.Future()
     future.set_result(list(tensors))
@@ -88,11 +91,11 @@ def done(tensors: Iterable[Tensor]) -> Any:
 
 
 def current_device(index: int) -> Callable[[], None]:
-    """Let torch's C++ take ``cuda`` for ``cuda:index``; returns what undoes it.
+    """Make torch's C++ resolve ``cuda`` to ``cuda:index``; returns the undo.
 
-    ``torch._C._accelerator_setDeviceIndex`` asks the device guard, here torch's inert one, since 2.6. Without it a
-    tensor on ``cuda:3`` would be copied by ``.to("cuda")``. Fake tensors remember on which device an op's result was,
-    of ``device="cuda"`` too; the method that lets them forget is there since 2.2.
+    ``torch._C._accelerator_setDeviceIndex`` sets the device guard, here torch's inert one, since 2.6. Without it
+    ``.to("cuda")`` would copy a tensor on ``cuda:3``. The fake tensors' cache has the device of an op's result, also
+    for ``device="cuda"``; the method that clears it exists since 2.2.
     """
 
     def become(index: int) -> None:
@@ -104,17 +107,17 @@ def current_device(index: int) -> Callable[[], None]:
 
 
 def cuda_is_the_accelerator() -> Callable[[], None]:
-    """Let ``fully_shard`` and others take CUDA for the device of a mesh; returns what undoes it.
+    """Make ``fully_shard`` and others use CUDA as a mesh's device; returns the undo.
 
-    ``torch._C._get_accelerator`` is there since 2.5, and CPU builds answer "cpu".
+    ``torch._C._get_accelerator`` exists since 2.5, and CPU builds return "cpu".
     """
     return patch(torch._C, "_get_accelerator", lambda original: lambda check=None: torch.device("cuda"))
 
 
 def shapes_take_no_memory() -> Callable[[], None]:
-    """Let DTensor learn the global shape of a result without the simulated device; returns what undoes it.
+    """Make DTensor compute a result's global shape without the simulated device; returns the undo.
 
-    It runs the op on fake tensors of the global shape, under whichever fake mode is active: the method is there since
+    DTensor runs the op on fake tensors of the global shape, in whichever fake mode is active: the method exists since
     2.1, by this name since 2.7.
     """
 
@@ -132,10 +135,10 @@ def shapes_take_no_memory() -> Callable[[], None]:
 
 
 def random_without_states() -> Callable[[], None]:
-    """Let DTensor draw random numbers by the op alone; returns what undoes it.
+    """Make DTensor draw random numbers by the op alone; returns the undo.
 
-    On CUDA it runs them as a higher-order operator, which moves the generator's state before and after and knows no
-    dispatch modes. It is there since 2.12.
+    On CUDA it runs them as a higher-order operator, which sets the generator's state before and after and does not
+    support dispatch modes. Since 2.12.
     """
 
     def draw(start: int, end: int, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -145,16 +148,16 @@ def random_without_states() -> Callable[[], None]:
 
 
 def slices_on_demand() -> Callable[[], None]:
-    """Let FSDP2 make the slices of a parameter that it uses, not those of all ranks; returns what undoes it.
+    """Make FSDP2 create only the slices of a parameter that it uses, not those of all ranks; returns the undo.
 
-    They are views and take no memory, but each is a tensor: three million of them for 700 parameters on 4096 ranks.
-    ``_chunk_with_empty`` is there since 2.2, in this module since 2.6.
+    They are views and take no memory, but each is a tensor: three million for 700 parameters on 4096 ranks.
+    ``_chunk_with_empty`` exists since 2.2, in this module since 2.6.
     """
     return replace_all((fsdp_param,), {"_chunk_with_empty": _Slices})
 
 
 class _Slices:
-    """``torch.chunk(tensor, count, dim)``, with empty ones at the end for ranks that get nothing."""
+    """``torch.chunk(tensor, count, dim)`` on demand, with empty slices for ranks that get nothing."""
 
     def __init__(self, tensor: torch.Tensor, count: int, dim: int) -> None:
         self._tensor = tensor
@@ -169,10 +172,10 @@ class _Slices:
 
 
 def strides_looked_up_once() -> Callable[[], None]:
-    """Let DTensor see once for an op on lists whether any tensor has strided shards; returns what undoes it.
+    """Make DTensor check once per op on lists whether any tensor has strided shards; returns the undo.
 
-    It asks all of them for each of them, half a minute for the 720 parameters of an optimizer's first step. The
-    function is there since 2.12, and does nothing where none has.
+    It checks all of them for each of them: half a minute for the 720 parameters of an optimizer's first step. The
+    function exists since 2.12, and does nothing if no tensor has.
     """
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,18 +196,18 @@ def strides_looked_up_once() -> Callable[[], None]:
     return replace_all((sharding_prop,), {} if found is None else {name: wrap(found)})
 
 
-_distributed: Any = torch.distributed  # which does not say that it exports these
+_distributed: Any = torch.distributed  # Any: these names are not exported for type checkers
 
 _register_comm_hook = _distributed._register_comm_hook
 HashStore: Any = _distributed.HashStore
 FP16_COMPRESS = _distributed.BuiltinCommHookType.FP16_COMPRESS
 
 SYMMETRIC = ("empty", "rendezvous", "enable_symm_mem_for_group", "get_symm_mem_workspace")
-"""What makes or shares symmetric memory."""
+"""Functions that make or share symmetric memory."""
 
 
 def fsdp_copies() -> tuple[Any, Any]:
-    """The ops that split what FSDP2 has gathered, and that join what it is to scatter; its import makes them."""
+    """The ops that split what FSDP2 has gathered and join what it will scatter; its import registers them."""
 
     return torch.ops.fsdp.split_with_sizes_copy.default, torch.ops.fsdp.chunk_cat.default
 
@@ -215,7 +218,7 @@ def symmetric_memory() -> Any:
 
 
 def checkpoints() -> tuple[Any, ...]:
-    """The modules that have ``save``, ``async_save`` and ``load``, which write and read what is sharded."""
+    """The modules with ``save``, ``async_save`` and ``load`` for sharded checkpoints."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
@@ -223,22 +226,23 @@ def checkpoints() -> tuple[Any, ...]:
 
 
 def tracers() -> tuple[Any, ...]:
-    """The modules that have ``pipeline``, which traces a model with ``torch.export``."""
+    """The modules with ``pipeline``, which traces a model with ``torch.export``."""
     return torch.distributed.pipelining, torch.distributed.pipelining._IR
 
 
 def built_in_hooks(register: Callable[[Any, Any], None]) -> Callable[[], None]:
-    """Let ``register`` have DDP's hooks in C++, with the reducer and the kind; returns what undoes it.
+    """Replace the registration of DDP's C++ hooks by ``register``; returns the undo.
 
-    They take lists of tensors of C++ out of a future, and one made in Python has a list of Python.
+    ``register`` gets the reducer and the kind. The hooks take C++ lists of tensors out of a future, and a future made
+    in Python has a Python list.
     """
     return patch(torch.distributed, "_register_builtin_comm_hook", lambda original: register)
 
 
 def hooks_of_cuda_builds() -> Callable[[], None]:
-    """Let DDP take the hook that compresses to bfloat16 in a build without CUDA; returns what undoes it.
+    """Make DDP accept the hook that compresses to bfloat16 in a build without CUDA; returns the undo.
 
-    ``_check_comm_hook`` asks ``torch.version.cuda``.
+    ``_check_comm_hook`` reads ``torch.version.cuda``.
     """
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
@@ -256,14 +260,14 @@ def hooks_of_cuda_builds() -> Callable[[], None]:
 
 
 def register_hook(reducer: Any, group: Any, hook: Callable[..., Any]) -> None:
-    """Let ``reducer`` call ``hook`` for each bucket, with ``group``, or ``None`` for the default one."""
+    """Register ``hook`` with ``reducer`` for each bucket; ``group`` is ``None`` for the default one."""
     _register_comm_hook(reducer, group, hook)
 
 
 def nobody_to_verify(verify: Callable[[Any, Sequence[Tensor]], None]) -> Callable[[], None]:
-    """Let DDP ask ``verify`` whether all ranks have the same parameters; returns what undoes it.
+    """Make DDP call ``verify`` instead of comparing parameters with other ranks; returns the undo.
 
-    Torch reads in C++ what the others have answered.
+    Torch reads the answers of other ranks in C++.
     """
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
@@ -279,10 +283,10 @@ def nobody_to_verify(verify: Callable[[Any, Sequence[Tensor]], None]) -> Callabl
 
 
 def nothing_is_timed() -> Callable[[], None]:
-    """Keep DDP's reducer from timing its first iterations with CUDA events; returns what undoes it.
+    """Prevent DDP's reducer from timing its first iterations with CUDA events; returns the undo.
 
-    It does so from C++, where there is no device to ask. What it is told before each forward starts the count of
-    iterations, and nothing else; the logger then dereferences the times.
+    It does so in C++, where there is no device. The call before each forward starts the count of iterations, and
+    nothing else; the logger then dereferences the times.
     """
     with ExitStack() as undo:
         undo.callback(patch(_distributed.Reducer, "prepare_for_forward", _nothing))
@@ -295,7 +299,7 @@ def _nothing(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def around_bookkeeping(region: Callable[[], Any]) -> Callable[[], None]:
-    """Enter ``region`` where DDP's reducer makes the numbers that it keeps for itself; returns what undoes it."""
+    """Enter ``region`` while DDP's reducer makes its own integers; returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def inside(reducer: Any, *args: Any) -> Any:
@@ -313,10 +317,9 @@ def around_bookkeeping(region: Callable[[], Any]) -> Callable[[], None]:
 
 
 def stages_meet(hear: Callable[[Any, int], Any], tell: Callable[[Any, Any], None]) -> Callable[[], None]:
-    """Let a pipeline's stage ask ``hear`` for the shapes that a stage on another rank has found out, and give its own
-    to ``tell``; returns what undoes it.
+    """Make a pipeline stage get the shapes of another rank's stage from ``hear``, and pass its own to ``tell``.
 
-    Since 2.12; before, a stage asked for a tuple of tensors.
+    Returns the undo. Since 2.12; before, a stage asked for a tuple of tensors.
     """
     with ExitStack() as undo:
         if "_recv_meta" in vars(PipelineStage):
@@ -340,9 +343,9 @@ def _asks_first(original: Callable[..., Any], hear: Callable[[Any, int], Any]) -
 
 
 def stages_vote(note: Callable[[Tensor, int], None]) -> Callable[[], None]:
-    """Let ``note`` know the result where stages vote whether shapes have to be found out; returns what undoes it.
+    """Call ``note`` with the result when stages vote whether shapes must be computed; returns the undo.
 
-    The others are taken to vote as this rank's do. From 2.12 to 2.14.
+    Other ranks are assumed to vote like this one. From 2.12 to 2.14.
     """
     if "_warmup_forward_vote" not in vars(PipelineStage):
         return lambda: None
@@ -377,19 +380,19 @@ def _vote(stage: Any, has_backward: bool) -> int:
 
 
 def known_inputs(stage: Any) -> Sequence[Any] | None:
-    """What comes into ``stage``, as the script's ``input_args`` say; ``None`` where they do not. Since 2.12."""
+    """The inputs of ``stage`` from the script's ``input_args``; ``None`` without them. Since 2.12."""
     return None if getattr(stage, "_user_meta", None) is None else stage._user_meta.inputs
 
 
 def forward_shapes(inputs: Sequence[Any]) -> Any:
-    """What the stage before sends of its results, which are ``inputs``: they are part of its graph. Since 2.12."""
+    """The metadata that the previous stage sends for ``inputs``, its results, which are in its graph. Since 2.12."""
     from torch.distributed.pipelining._utils import _StageForwardMeta
 
     return _StageForwardMeta(tuple(replace(meta, requires_grad=meta.dtype.is_floating_point) for meta in inputs))
 
 
 def backward_shapes(stage: Any) -> Any:
-    """What the stage after ``stage`` sends of its gradients: they are like this one's results. Since 2.12."""
+    """The metadata of the gradients that the next stage sends: they are like this stage's results. Since 2.12."""
     from torch.distributed.pipelining._utils import _StageBackwardMeta
 
     results = stage._stage_meta.outputs

@@ -1,1 +1,1 @@
-"""What kernels and libraries allocate beside the tensors that ops return."""
+"""Scratch memory: what kernels and libraries allocate besides the tensors that ops return."""

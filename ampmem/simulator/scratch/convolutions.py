@@ -1,12 +1,12 @@
-"""Convolutions on a GPU: which of them cuDNN does, in which memory format, and what they allocate besides.
+"""Convolutions on a GPU: whether cuDNN runs them, in which memory format, and what they allocate besides the result.
 
 Sources: ``aten/src/ATen/native/Convolution.cpp``, ``ConvUtils.h``, ``cudnn/ConvShared.cpp`` and ``cudnn/Conv_v8.cpp``
 of PyTorch, and the workspaces in a snapshot of ResNet-50 (``tests/unit/simulator/test_convolutions.py``).
 
-Where there is a table of workspaces that were measured on a GPU, those count. ``tests/gpu/workspaces.py`` writes such
-tables (schema ``ampmem.workspaces/1``). Each lies in ``tables/``, under any name that ends in ``.json``, or in
-``.json.gz`` where it is compressed. A table counts for the GPU that it names, and for the version of torch, of which
-its last part, such as ``+cu130``, is ignored: a build for the CPU simulates for one with CUDA.
+A table of workspaces measured on a GPU takes precedence. ``tests/gpu/workspaces.py`` writes such tables (schema
+``ampmem.workspaces/1``). Each is in ``tables/``, under any name that ends in ``.json``, or in ``.json.gz`` if it is
+compressed. A table is used for the GPU and the version of torch that it names; the version's local part, such as
+``+cu130``, is ignored: a CPU build simulates for one with CUDA.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ aten = torch.ops.aten
 FORWARD, DATA, WEIGHT = "forward", "backward-data", "backward-weight"
 
 _GEMM = 128 * MIB
-"""What some of cuDNN's engines for kernels of 1×1 ask for at least, whatever the tensors are: 213 of 402 workspaces in
-a snapshot of ResNet-50 at batch size 1."""
+"""Minimum workspace in bytes of some of cuDNN's engines for 1×1 kernels, whatever the tensors are.
+
+213 of 402 workspaces in a snapshot of ResNet-50 at batch size 1 have this size.
+"""
 _MARGIN = 4 * MIB
-"""What engines ask for beside copies of tensors, at most: up to 2.3 MiB in that snapshot, for partial gradients."""
+"""Maximum bytes that engines need besides copies of tensors: up to 2.3 MiB in that snapshot, for partial gradients."""
 _LEAST_CHANNELS = 32
-"""Depthwise convolutions in float16 with fewer channels are PyTorch's own kernels."""
+"""Depthwise convolutions in float16 with fewer channels use PyTorch's own kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convolution:
     """One call of a convolution, forward or backward.
 
-    ``target`` is the result of forward or its gradient, ``passes`` what is computed.
+    ``target`` is the result of forward or its gradient, ``passes`` are the computed passes.
     """
 
     source: torch.Tensor
@@ -57,20 +59,20 @@ class Convolution:
 
     @property
     def by_cudnn(self) -> bool:
-        """Whether cuDNN may be asked at all.
+        """Whether cuDNN may be used at all.
 
-        PyTorch has kernels of its own for depthwise convolutions of contiguous tensors. They are used for all dtypes
-        but float16, and for some shapes of that (``use_cudnn_depthwise``, seen in PyTorch 2.14).
+        PyTorch has its own kernels for depthwise convolutions of contiguous tensors. They are used for all dtypes but
+        float16, and for some shapes in float16 (``use_cudnn_depthwise``, as of PyTorch 2.14).
         """
         if not torch.backends.cudnn.enabled:
             return False
         return not self.depthwise or self.format is not torch.contiguous_format or self._suits_cudnn_depthwise()
 
     def _suits_cudnn_depthwise(self) -> bool:
-        """Whether cuDNN may be asked for this depthwise convolution of contiguous tensors.
+        """Whether cuDNN may be used for this depthwise convolution of contiguous tensors.
 
-        In two dimensions PyTorch asks for more than that (``check_cudnn_depthwise_workload_with_filter``): then this
-        says yes where it may be no.
+        In two dimensions PyTorch has further conditions (``check_cudnn_depthwise_workload_with_filter``): so this may
+        return ``True`` where cuDNN is not used.
         """
         source, kernel = self.source, self.weight.shape[2:]
         if source.dtype != torch.float16 or source.shape[1] < _LEAST_CHANNELS or set(self.dilation) != {1}:
@@ -81,23 +83,25 @@ class Convolution:
 
     @property
     def depthwise(self) -> bool:
-        """``is_depthwise``."""
+        """Whether it is depthwise (``is_depthwise``)."""
         channels = self.source.shape[1]
         return not self.transposed and 1 < self.groups == channels and self.weight.shape[0] % channels == 0
 
     @property
     def pointwise(self) -> bool:
-        """Whether the kernel is 1×1, so that it is one matrix product."""
+        """Whether the kernel is 1×1, so it is one matrix product."""
         return all(size == 1 for size in self.weight.shape[2:])
 
     @property
     def format(self) -> torch.memory_format:
-        """The memory format of what it reads and writes."""
+        """The memory format of its inputs and outputs."""
         return memory_format(self.source, self.weight)
 
     def course(self, result: Any) -> tuple[Any, ...]:
-        """Its copies of what it reads, in bytes, among its results, in the order in which it allocates them; a negative
-        number gives a copy back (``_convolution``, ``convolution_backward``, ``cudnn_convolution_backward``)."""
+        """Copies of its inputs, in bytes, and its results, in the order of allocation.
+
+        A negative number frees a copy (``_convolution``, ``convolution_backward``, ``cudnn_convolution_backward``).
+        """
         source, weight, target = (self._copy(tensor) for tensor in (self.source, self.weight, self.target))
         if self.passes == (FORWARD,):
             return (*source, result, *weight)
@@ -109,14 +113,14 @@ class Convolution:
         return (*source, *target, *weight, of_weight, *_back(target), *_back(source))
 
     def _copy(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        """The bytes of a copy of ``tensor`` where it lies in another memory format."""
+        """Bytes of a copy of ``tensor`` if it has another memory format."""
         return () if _is_in(tensor, self.format) else (_bytes(tensor),)
 
     def most(self, environment: Mapping[str, str]) -> int:
-        """The most bytes that cuDNN is taken to ask for at once in any of the passes; 0 where it is not asked.
+        """Maximum bytes that cuDNN is assumed to allocate at once in any pass; 0 if it is not used.
 
-        Its kernels for tensor cores read channels-last tensors. So others are copied first: what the pass reads, and
-        by some kernels what it writes.
+        Its kernels for tensor cores read channels-last tensors. So other tensors are copied first: the inputs of the
+        pass, and by some kernels its outputs.
         """
         if not self.by_cudnn:
             return 0
@@ -128,20 +132,20 @@ class Convolution:
         return most if limit is None else min(most, limit)
 
     def key(self, name: str) -> tuple[object, ...]:
-        """What PyTorch remembers the algorithm of pass ``name`` by, once it has chosen (``ConvolutionParams``)."""
+        """PyTorch's cache key for the algorithm of pass ``name`` (``ConvolutionParams``)."""
         how = (self.stride, self.padding, self.dilation, self.transposed, self.groups, self.format)
         settings = (torch.backends.cudnn.deterministic, torch.backends.cudnn.allow_tf32)
         return (name, self.source.dtype, self.source.shape, self.weight.shape, *how, *settings)
 
 
 def workspace_limit(environment: Mapping[str, str]) -> int | None:
-    """``CUDNN_CONV_WSCAP_DBG`` in bytes, the most that is allowed, or ``None``."""
+    """``CUDNN_CONV_WSCAP_DBG`` in bytes, the maximum workspace, or ``None``."""
     cap = environment.get("CUDNN_CONV_WSCAP_DBG", "")
     return int(cap) * MIB if cap.isdigit() else None
 
 
 def convolution_of(func: Any, args: Sequence[Any], result: Any) -> Convolution:
-    """What ``func`` computed, which is ``aten.convolution`` or its backward."""
+    """The convolution that ``func`` computed: ``aten.convolution`` or its backward."""
     passes: tuple[str, ...] = (FORWARD,)
     if func is aten.convolution.default:
         source, weight, target, rest = args[0], args[1], result, args[3:]
@@ -162,10 +166,10 @@ def convolution_of(func: Any, args: Sequence[Any], result: Any) -> Convolution:
 
 
 def memory_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
-    """In which format a convolution of ``source`` runs on a GPU, and what it returns, the gradients too.
+    """The memory format of a convolution of ``source`` on a GPU, and of its results and gradients.
 
-    cuDNN takes channels-last tensors as they are, and then the other one is copied to that format; PyTorch's own
-    kernels, which are without it, take contiguous ones (``cudnn_conv_suggest_memory_format``).
+    If either tensor is channels-last, cuDNN uses that, and the other one is copied; PyTorch's own kernels use
+    contiguous tensors (``cudnn_conv_suggest_memory_format``).
     """
     if torch.float64 in (source.dtype, weight.dtype) or not torch.backends.cudnn.enabled:
         return torch.contiguous_format
@@ -193,7 +197,7 @@ _NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredWorkspaces:
-    """One table: ``sizes`` has bytes by what was called, ``cudnn`` the version as torch gives it, such as 91002."""
+    """One table: ``sizes`` in bytes by call; ``cudnn`` is the version as torch returns it, such as 91002."""
 
     gpu: str
     torch: str
@@ -202,17 +206,17 @@ class MeasuredWorkspaces:
 
     @property
     def source(self) -> str:
-        """In words."""
+        """A description of the table's origin."""
         return f"measured on {self.gpu} with torch {self.torch} and cuDNN {self.cudnn}"
 
     def of(self, convolution: Convolution, call: str, *, benchmark: bool) -> int | None:
-        """Bytes that this pass allocated beside its result, ``None`` for one that was not measured."""
+        """Bytes that this pass allocated besides its result; ``None`` if it was not measured."""
         key = _key(convolution, call, benchmark=benchmark)
         return None if key is None else self.sizes.get(key)
 
 
 def table_for(gpu: GpuSpec, version: str = torch.__version__, folder: Path = TABLES) -> MeasuredWorkspaces | None:
-    """That of the newest cuDNN among the tables for ``gpu`` and this ``version`` of torch; ``None`` without one."""
+    """The table of the newest cuDNN for ``gpu`` and this ``version`` of torch, if any."""
     fitting = [table for table in _tables(folder) if (table.gpu, _base(table.torch)) == (gpu.name, _base(version))]
     return max(fitting, key=lambda table: table.cudnn, default=None)
 
@@ -223,7 +227,7 @@ def _tables(folder: Path) -> tuple[MeasuredWorkspaces, ...]:
 
 
 def read_table(path: Path) -> MeasuredWorkspaces:
-    """The table at ``path``. Raises ``ValueError`` for one of another schema."""
+    """The table at ``path``. Raises ``ValueError`` for another schema."""
     data = json.loads(gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes())
     if data.get("schema") != SCHEMA:
         raise ValueError(f"{path.name} is not a table of schema {SCHEMA}")
@@ -244,7 +248,7 @@ def _key_of_row(row: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _key(convolution: Convolution, call: str, *, benchmark: bool) -> tuple[object, ...] | None:
-    """What a row would be called that has this pass; ``None`` where no row can be of its kind."""
+    """The key of the row for this pass; ``None`` if tables have no rows of its kind."""
     source, weight = convolution.source, convolution.weight
     dtype = _NAMES.get(source.dtype)
     if dtype == "fp32" and torch.backends.cudnn.allow_tf32:

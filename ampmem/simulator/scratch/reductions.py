@@ -1,13 +1,13 @@
-"""What reductions, sorts and scans on a GPU allocate for themselves, and give back before they return.
+"""Scratch memory of reductions, sorts and scans on a GPU, which is freed before they return.
 
-Reductions: where the blocks of threads that share one output are several, they leave their partial results in a staging
-buffer and count themselves with semaphores (``gpu_reduce_kernel`` and ``setReduceConfig`` in
-``aten/src/ATen/native/cuda/Reduce.cuh``, 2.13). How many there are depends on the shape, on which dimensions are
-reduced, in which order they lie in memory, and on the GPU.
+Reductions: if several blocks of threads share one output, they leave their partial results in a staging buffer and
+count themselves with semaphores (``gpu_reduce_kernel`` and ``setReduceConfig`` in
+``aten/src/ATen/native/cuda/Reduce.cuh``, 2.13). Their number depends on the shape, on the reduced dimensions and their
+order in memory, and on the GPU.
 
-Sorts and scans: what CUB asks for, and PyTorch's own sort and topk beside it. The sizes are those that CUB computes on
-the host (``cub/device/dispatch``, in CUDA 12 and 13): they depend on how many elements there are, on the sizes of keys
-and values, and a little on the GPU. Where that is not known, an A100 is taken.
+Sorts and scans: the temporary storage of CUB, and of PyTorch's own sort and topk. The sizes are those that CUB computes
+on the host (``cub/device/dispatch``, in CUDA 12 and 13): they depend on the number of elements, on the sizes of keys
+and values, and a little on the GPU. If the GPU is unknown, an A100 is assumed.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from ampmem.allocator.settings import round_up
 
 WARP = 32
 MAX_THREADS = 512
-"""Per block of threads (``max_reduce_threads``)."""
+"""Maximum threads per block (``max_reduce_threads``)."""
 _OUTPUTS_AT_ONCE = 4
-"""The widest load of neighbouring outputs (``get_output_vec_size``)."""
+"""Maximum vector width over adjacent outputs (``get_output_vec_size``)."""
 _MIN_VALUES, _MAX_VALUES = 16, 256
-"""Values per thread between which the work is spread over blocks."""
+"""Values per thread between which the work is split over blocks."""
 _INT_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReductionKernel:
-    """A reduction kernel. ``element`` is the size of its partial results, ``item`` that of an input's element.
+    """A reduction kernel. ``element`` is the size of a partial result in bytes, ``item`` that of an input element.
 
-    ``loads`` is how many values a thread loads at once along the reduced dimension (``vt0``). ``in_output`` says
-    that the output can hold partial results too.
+    ``loads`` is the number of values that a thread loads at once along the reduced dimension (``vt0``). ``in_output``
+    says that the output can hold partial results, too.
     """
 
     element: int
@@ -45,9 +45,9 @@ class ReductionKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Iteration:
-    """The dimensions of a reduction as ``TensorIterator`` puts them: the reduced ones first, the fastest before.
+    """The dimensions of a reduction in ``TensorIterator``'s order: reduced ones first, the fastest before.
 
-    The strides are bytes; a reduced dimension's stride of the output is 0. ``offset`` are the bytes of the input's
+    Strides are bytes; the output's stride of a reduced dimension is 0. ``offset`` is the number of bytes in the input's
     storage before its first element.
     """
 
@@ -58,16 +58,16 @@ class Iteration:
 
     @property
     def reduced(self) -> int:
-        """How many of the dimensions are reduced."""
+        """Number of reduced dimensions."""
         return sum(stride == 0 for stride in self.target)
 
     def fits_32_bits(self) -> bool:
-        """``can_use_32bit_indexing``."""
+        """Whether 32-bit indices are enough (``can_use_32bit_indexing``)."""
         reach = max(_reach(self.shape, strides) for strides in (self.source, self.target))
         return _product(self.shape) <= _INT_MAX and reach <= _INT_MAX
 
     def halves(self) -> tuple[Iteration, Iteration]:
-        """Split where it reaches farthest (``get_dim_to_split`` and ``split``)."""
+        """The two halves along the dimension with the largest extent (``get_dim_to_split`` and ``split``)."""
         extents = [(size - 1) * max(pair) for size, *pair in zip(self.shape, self.source, self.target, strict=True)]
         farthest = max(range(len(extents)), key=lambda at: (extents[at], at))
         first = self.shape[farthest] // 2
@@ -82,7 +82,7 @@ class Iteration:
 def iteration(
     shape: Sequence[int], strides: Sequence[int], dims: Sequence[int], item: int, *, result_item: int, offset: int = 0
 ) -> Iteration:
-    """The reduction of ``dims`` of a tensor with these element ``strides`` (``reorder_dimensions``, ``coalesce``)."""
+    """The reduction over ``dims`` of a tensor with these element ``strides`` (``reorder_dimensions``, ``coalesce``)."""
     target = _contiguous(shape, dims, result_item)
     source = [stride * item for stride in strides]
     order = list(reversed(range(len(shape))))
@@ -101,7 +101,7 @@ def iteration(
 def scratch(kernel: ReductionKernel, work: Iteration, gpu: GpuSpec) -> list[tuple[int, int]]:
     """Bytes of the staging buffer and of the semaphores, for each launch that has them.
 
-    There are several launches where the tensor is too large for indices of 32 bits; see :func:`accumulated` too.
+    There are several launches if the tensor is too large for 32-bit indices; see also :func:`accumulated`.
     """
     if not work.fits_32_bits():
         return [sizes for half in work.halves() for sizes in scratch(kernel, half, gpu)]
@@ -110,14 +110,14 @@ def scratch(kernel: ReductionKernel, work: Iteration, gpu: GpuSpec) -> list[tupl
 
 
 def accumulated(kernel: ReductionKernel, work: Iteration, result_item: int) -> int:
-    """Bytes that several launches add up in, where the output cannot hold that (``AccumulationBuffer``)."""
+    """Bytes in which several launches accumulate, if the output cannot hold that (``AccumulationBuffer``)."""
     if kernel.in_output or work.fits_32_bits() or result_item >= kernel.element:
         return 0
     return _product(work.shape[work.reduced :]) * kernel.element
 
 
 def _staging(kernel: ReductionKernel, work: Iteration, gpu: GpuSpec) -> tuple[int, int] | None:
-    """``setReduceConfig``, ``global_memory_size`` and ``semaphore_size``."""
+    """Bytes of staging buffer and semaphores: ``setReduceConfig``, ``global_memory_size`` and ``semaphore_size``."""
     outputs = _product(work.shape[work.reduced :])
     inputs = _product(work.shape) // outputs
     along_fastest = work.reduced == len(work.shape) or work.source[0] < work.source[work.reduced]
@@ -150,7 +150,7 @@ def _staging(kernel: ReductionKernel, work: Iteration, gpu: GpuSpec) -> tuple[in
 
 
 def _outputs_at_once(work: Iteration, item: int) -> int:
-    """How many neighbouring outputs a thread makes; the allocator's blocks are aligned to more than that."""
+    """Number of adjacent outputs per thread; the allocator's blocks have a larger alignment."""
     numbers = [work.offset // item, work.shape[work.reduced]]
     numbers += [stride // item for at, stride in enumerate(work.source) if at != work.reduced]
     vector = _OUTPUTS_AT_ONCE
@@ -170,7 +170,7 @@ def _contiguous(shape: Sequence[int], dims: Sequence[int], item: int) -> list[in
 
 
 def _compare(dim: int, other: int, shape: Sequence[int], operands: tuple[list[int], list[int]]) -> int:
-    """Whether two dimensions are in the wrong order (1), the right one (-1), or it cannot be said (0)."""
+    """1 if two dimensions are in the wrong order, -1 if in the right one, 0 if undecided."""
     target, _ = operands
     if (target[dim] == 0) != (target[other] == 0):
         return 1 if target[other] == 0 else -1
@@ -185,7 +185,7 @@ def _compare(dim: int, other: int, shape: Sequence[int], operands: tuple[list[in
 
 
 def _coalesced(dims: Sequence[tuple[int, int, int]], offset: int) -> Iteration:
-    """Dimensions that lie in memory like one are one (``coalesce_dimensions``)."""
+    """``dims`` with contiguous dimensions merged (``coalesce_dimensions``)."""
     merged: list[tuple[int, int, int]] = list(dims[:1])
     for size, source, target in dims[1:]:
         last, last_source, last_target = merged[-1]
@@ -200,7 +200,7 @@ def _coalesced(dims: Sequence[tuple[int, int, int]], offset: int) -> Iteration:
 
 
 def power_of_2(number: int) -> int:
-    """The largest power of two up to ``number``, at least 1 (``last_pow2``)."""
+    """The largest power of two that is at most ``number``, at least 1 (``last_pow2``)."""
     return 1 << max(number, 1).bit_length() - 1
 
 
@@ -216,53 +216,56 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 SMALL_SORT = 4096
-"""Rows of up to so many elements are sorted in place by PyTorch's own kernel (``should_use_small_sort``)."""
+"""Maximum elements of a row that PyTorch's own kernel sorts in place (``should_use_small_sort``)."""
 _LONG = 8
 _DIGITS = 256
-"""Bins of one pass of a radix sort, which takes eight bits."""
+"""Bins of one pass of a radix sort, which uses eight bits."""
 _ALIGNED = 256
-"""Each part of the storage begins at a multiple of this, and so may the whole (``alias_temporaries``)."""
+"""Alignment of each part of the storage, and padding of the whole (``alias_temporaries``)."""
 _THREADS = 384
-"""Threads of a block of the radix sort, but for small keys."""
+"""Threads per block of the radix sort, except for small keys."""
 _SMALL_KEYS = {1: (384, 18), 2: (512, 23)}
-"""Threads of a block, and elements of four bytes that each takes, for keys of one and two bytes with values of eight,
-on GPUs of compute capability 9 and more (``sm90_small_key_tuning``)."""
+"""Threads per block, and four-byte elements per thread, for keys of one and two bytes.
+
+For values of eight bytes on GPUs of compute capability 9 and more (``sm90_small_key_tuning``).
+"""
 _ALONE_THREADS, _ALONE_ITEMS = 256, 19
-"""Threads and elements of four bytes each of a block that sorts alone, for which CUB asks for one byte."""
+"""Threads and four-byte elements per thread of a sort in a single block, for which CUB needs one byte."""
 _SUBSCRIPTION, _SUBSCRIBED_THREADS = 5, 256
-"""How often the kernels that sort keys of one and two bytes before Hopper may fill the GPU, and the threads of their
-blocks."""
+"""Oversubscription and threads per block of the sort of one- and two-byte keys before Hopper."""
 _SPINE_TILE = 512 * 11
-"""Elements of a block that adds up the counts of those kernels."""
+"""Elements per block that adds up the counts of those kernels."""
 _SCAN_THREADS, _SCAN_ITEMS = 128, 15
 _UNIQUE_TILE = 1024
 _PIECE = 1 << 30
-"""From so many elements on ``nonzero`` looks through pieces of so many."""
+"""Number of elements from which on ``nonzero`` works in pieces of this size."""
 _SUM_ALONE = 4096
 _SELECT_TILES = {(8, 0): 2304, (9, 0): 4224, **dict.fromkeys(((10, 0), (10, 3), (12, 0), (12, 1)), 3520)}
 _SELECT_TILE = 640
-"""Elements of a block that looks for what is not 0, by compute capability and on all others: by the sizes that CUB asks
-for on the emulated runtime of ``tests/emulated/``."""
+"""Elements per block of the search for nonzeros, by compute capability, and for all others.
+
+From the sizes that CUB requests on the emulated runtime of ``tests/emulated/``.
+"""
 _ROW_BLOCK = 1_000_000
-"""From rows of so many elements on, each is sorted by itself (``launch_stable_sort_kernel``)."""
+"""Rows with at least so many elements are sorted one by one (``launch_stable_sort_kernel``)."""
 _FEW_ROWS = 128
-"""Fewer rows than these are sorted as one."""
+"""Fewer rows than this are sorted as one."""
 _TOPK_THREADS, _TOPK_BLOCKS, _TOPK_ITEMS = 256, 6, (4, 64)
-"""Threads of a block, blocks of a multiprocessor (40 registers a thread), and the least and most elements a thread."""
+"""Threads per block, blocks per SM (40 registers per thread), minimum and maximum elements per thread."""
 _TOPK_BOUNDS = ((20, 20_000), (40, 10_000), (80, 8000), (199, 5000), (799, 3000), (4000, 800))
-"""With up to so many rows several blocks look through a row of so many elements (``should_use_multiblock``)."""
+"""(Maximum rows, minimum elements) for which several blocks search a row (``should_use_multiblock``)."""
 _TOPK_OTHERWISE = 400
 
 
 def temporary(*parts: int) -> int:
-    """Bytes of the storage that has all ``parts``."""
+    """Bytes of the storage for all ``parts``."""
     return sum(round_up(part, _ALIGNED) for part in parts) + _ALIGNED - 1
 
 
 def radix_sort(count: int, key: int, value: int, gpu: GpuSpec, *, bits: int = 0) -> int:
-    """Bytes for sorting ``count`` keys of ``key`` bytes with values of ``value`` bytes (``DeviceRadixSort``).
+    """Bytes to sort ``count`` keys of ``key`` bytes with values of ``value`` bytes (``DeviceRadixSort``).
 
-    ``value`` is 0 where keys are sorted alone. ``bits`` is how many of a key's bits differ: all where it is 0.
+    ``value`` is 0 if only keys are sorted. ``bits`` is the number of key bits that differ: all if it is 0.
     """
     widest = max(key, value)
     if count <= _ALONE_THREADS * _per_thread(_ALONE_ITEMS, widest):
@@ -282,7 +285,7 @@ def radix_sort(count: int, key: int, value: int, gpu: GpuSpec, *, bits: int = 0)
 
 
 def _nominal(key: int, value: int, gpu: GpuSpec) -> int:
-    """Elements of four bytes that a thread takes (``OnesweepPolicy`` with offsets of 64 bits)."""
+    """Four-byte elements per thread (``OnesweepPolicy`` with offsets of 64 bits)."""
     if _before_hopper(gpu):
         return 17 if key == 4 and value else 21
     if key == 4:
@@ -299,29 +302,31 @@ def _per_thread(nominal: int, size: int) -> int:
 
 
 def scan(count: int, item: int) -> int:
-    """Bytes for a running sum of ``count`` elements of four or eight bytes (``DeviceScan``)."""
+    """Bytes for the running sum of ``count`` elements of four or eight bytes (``DeviceScan``)."""
     tiles = -(-count // (_SCAN_THREADS * _per_thread(_SCAN_ITEMS, item)))
     return temporary((tiles + 32) * 2 * item, 1)
 
 
 def unique(count: int) -> int:
-    """Bytes for finding where runs of equal keys begin (``DeviceSelect::UniqueByKey``).
+    """Bytes to find where runs of equal keys begin (``DeviceSelect::UniqueByKey``).
 
-    How many keys a block takes is not known: 512 or more, by the cases of ``tests/emulated/``.
+    The number of keys per block is unknown: 512 or more, by the cases of ``tests/emulated/``.
     """
     return temporary((-(-count // _UNIQUE_TILE) + 32) * _LONG, 1, 1)
 
 
 def nonzero(count: int, gpu: GpuSpec) -> list[tuple[int, int]]:
-    """Bytes for counting what is not 0 among ``count`` elements (``DeviceReduce::Sum``), and for finding where that is
-    (``DeviceSelect::Flagged``), for each piece in which ``nonzero`` looks through them (``nonzero_cuda_out_impl``)."""
+    """Bytes to count the nonzeros among ``count`` elements, and to find them, per piece.
+
+    Sources: ``DeviceReduce::Sum``, ``DeviceSelect::Flagged`` and ``nonzero_cuda_out_impl``.
+    """
     whole = count < _INT_MAX
     pieces = [count] if whole else [min(_PIECE, count - begin) for begin in range(0, count, _PIECE)]
     return [(_sum(piece, gpu), _select(piece, gpu)) for piece in pieces]
 
 
 def _sum(count: int, gpu: GpuSpec) -> int:
-    """A block adds up few elements alone; many have as many blocks as fill the GPU some times over."""
+    """Bytes for a sum: a single block adds up few elements; many take as many blocks as fill the GPU several times."""
     if count <= _SUM_ALONE:
         return 1
     blocks = (gpu.sm_count or 108) * (gpu.threads_per_sm // _SUBSCRIBED_THREADS) * _SUBSCRIPTION
@@ -334,25 +339,25 @@ def _select(count: int, gpu: GpuSpec) -> int:
 
 
 def bits_of(number: int) -> int:
-    """The bits that numbers up to ``number`` have (``get_num_bits``)."""
+    """Bits of numbers up to ``number`` (``get_num_bits``)."""
     return max(number, 1).bit_length()
 
 
 def sort(length: int, rows: int, item: int, gpu: GpuSpec) -> list[tuple[int, ...]]:
-    """What a sort of ``rows`` rows allocates besides its results: sets that are alive together, one after the other."""
+    """Scratch of a sort of ``rows`` rows: sets that are alive together, one set after the other."""
     count = length * rows
     if length <= SMALL_SORT:
         return [(length * _LONG,)]
     if rows == 1 or length >= _ROW_BLOCK:
         return [(length * _LONG, radix_sort(length, item, _LONG, gpu))]
-    if rows < _FEW_ROWS:  # by value, with the row and the place in it as values, and then by row
+    if rows < _FEW_ROWS:  # sorts by value, carrying row and index, and then by row
         pairs = (count * _LONG, count * _LONG, count * item, radix_sort(count, item, _LONG, gpu))
         return [pairs, (radix_sort(count, _LONG, 0, gpu, bits=math.ceil(math.log2(rows))),)]
     return [(count * _LONG, temporary(count * item, count * _LONG))]
 
 
 def topk(length: int, rows: int, item: int, gpu: GpuSpec) -> list[tuple[int, ...]]:
-    """What ``topk`` allocates to look through ``rows`` rows with several blocks each, nothing elsewhere."""
+    """Scratch of ``topk`` if several blocks search each of the ``rows`` rows; otherwise nothing."""
     if length < next((least for most, least in _TOPK_BOUNDS if rows <= most), _TOPK_OTHERWISE):
         return []
     threads = (gpu.sm_count or 108) * _TOPK_BLOCKS * _TOPK_THREADS
@@ -364,11 +369,11 @@ def topk(length: int, rows: int, item: int, gpu: GpuSpec) -> list[tuple[int, ...
 
 
 def randperm(count: int, item: int, gpu: GpuSpec) -> list[tuple[int, ...]]:
-    """What ``randperm_out_cuda`` allocates beside its result: random keys by which the numbers are sorted."""
+    """Scratch of ``randperm_out_cuda``: random keys by which the numbers are sorted."""
     if count < 2:
         return []
-    threshold = math.log(0.9) * 12  # no key is drawn twice, with that probability
+    threshold = math.log(0.9) * 12  # with this probability no key is drawn twice
     bits = min(64, math.ceil(math.log2(count - (6 * count * count + 1) / threshold)))
     key = 4 if bits <= 32 else _LONG
-    # The number of elements as a tensor: whether the type can hold it (check_supported_max_int_with_precision).
+    # The first is the count as a tensor, for the check of the dtype (check_supported_max_int_with_precision).
     return [(item,), (count * item, count * key, count * key, radix_sort(count, key, item, gpu, bits=bits))]

@@ -1,4 +1,4 @@
-"""Which op gives what scratch back before it returns: memory that fake tensors do not show."""
+"""Scratch memory by op: memory that an op frees before it returns, which fake tensors do not show."""
 
 from __future__ import annotations
 
@@ -19,41 +19,45 @@ from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accu
 aten = torch.ops.aten
 
 Sizes: TypeAlias = "list[tuple[int, ...]]"
-"""Sets of allocations: those of a set are alive together, one set after the other. A negative number in a set gives the
-newest of so many bytes back before the next allocation."""
+"""Sets of allocations in bytes: those of a set are alive together, one set after the other.
+
+A negative number in a set frees the newest allocation of so many bytes before the next one.
+"""
 
 Course: TypeAlias = "tuple[int | torch.Tensor | None, ...]"
-"""Allocations of an op in their order: bytes of scratch, and results. A negative number gives the newest scratch of so
-many bytes back; what is left goes when the op ends."""
+"""Allocations of an op in order: bytes of scratch, and results.
+
+A negative number frees the newest scratch of so many bytes; the rest is freed when the op ends.
+"""
 
 _HALF = (torch.float16, torch.bfloat16)
 _LONG = 8
 _RANDOM_STATE = 16
-"""Bytes of the seed and the offset of the random numbers."""
+"""Bytes of the random generator's seed and offset."""
 _SMALL = ((8, 6), (8, 9), (12, 0), (12, 1))
 """Compute capabilities since Ampere with little shared memory."""
 _PAIR = 16
-"""A value and its index (``MaxOps``, ``ArgMaxOps``)."""
+"""Bytes of a value and its index (``MaxOps``, ``ArgMaxOps``)."""
 _CHUNK = 65536
-"""Elements that a block of ``multi_tensor_apply`` goes through."""
+"""Elements per block of ``multi_tensor_apply``."""
 _PARTIAL_ROWS = 10
 """Rows of gradients that a thread of an embedding's backward adds up (``NROWS_PER_THREAD``)."""
 _SORTED_SINCE = 3072
-"""With more indices than that an embedding's backward sorts them."""
+"""Number of indices above which an embedding's backward sorts them."""
 _BAG_MAX = 2
-"""The mode of an ``EmbeddingBag`` that takes the largest."""
+"""The mode ``max`` of an ``EmbeddingBag``."""
 _NORMS_OF_CHUNKS = TorchVersion(torch.__version__) >= "2.15"
 _STATE_ON_HOST = TorchVersion(torch.__version__) < "2.14"
-"""Whether memory-efficient attention keeps the state of random numbers on the host without dropout, too."""
+"""Whether memory-efficient attention keeps its random state on the host even without dropout."""
 _LIMITS_FIRST = TorchVersion(torch.__version__) >= "2.13"
-"""Whether indices are compared once the least and the largest are there, and not each by itself."""
+"""Whether indices are checked by their minimum and maximum, not one by one."""
 _INDEX_PUTS = (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
 
 _ITSELF = "what {op} allocates for itself"
 SORTS = "the temporary storage of sorts and scans (CUB)"
 _OF_LIBRARIES = "what {library}'s own kernels allocate for themselves"
 _TORCHS = frozenset({"aten", "prims", "prim", "c10d", "c10d_functional", "dtensor", "fsdp", "symm_mem", "inductor"})
-"""The namespaces of ops that come with torch, without underscores before them."""
+"""Namespaces of torch's own ops, without leading underscores."""
 _SOLVERS = "the workspaces of cuSOLVER and cuFFT"
 
 _UNKNOWN = {
@@ -65,7 +69,7 @@ _UNKNOWN = {
         ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"), "what cuDNN keeps for batch norms"
     ),
 }
-"""Ops whose scratch has no formula here, by name."""
+"""Ops whose scratch memory has no formula here, by name."""
 ASSUMED = dict.fromkeys(
     (
         aten._scaled_dot_product_cudnn_attention.default,
@@ -73,12 +77,12 @@ ASSUMED = dict.fromkeys(
     ),
     "assumed: cuDNN's workspaces in attention are those of cuDNN 9.19, measured on an H200",
 )
-"""Ops whose scratch a library chooses, and was measured: what is to be said where they run."""
+"""Assumptions for ops whose scratch a library chooses, with measured sizes; noted when such an op runs."""
 
 
 @functools.cache
 def unmodelled(func: Any) -> str | None:
-    """What ``func`` allocates on a GPU for which there is no formula here; ``None`` when there is nothing."""
+    """The memory of ``func`` on a GPU for which there is no formula here; ``None`` if there is none."""
     library, _, name = schema_of(func).name.partition("::")
     if library.lstrip("_") not in _TORCHS:
         return _OF_LIBRARIES.format(library=library)
@@ -87,12 +91,12 @@ def unmodelled(func: Any) -> str | None:
 
 
 def has_scratch(func: Any) -> bool:
-    """Whether there is a formula for what ``func`` allocates besides."""
+    """Whether there is a formula for the scratch of ``func``."""
     return func in _KNOWN
 
 
 def scratch_of(func: Any, args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """What ``func``, which has returned ``result``, allocated besides."""
+    """The scratch of ``func``, which has returned ``result``."""
     known = _KNOWN.get(func)
     if known is None:
         return []
@@ -102,7 +106,7 @@ def scratch_of(func: Any, args: Sequence[Any], result: Any, gpu: GpuSpec) -> Siz
 def _reduction(
     kernel: ReductionKernel, source: torch.Tensor, dims: Sequence[int], result_item: int, gpu: GpuSpec
 ) -> Sizes:
-    """The scratch of one reduction of ``source``, or of a copy with elements of the size that ``kernel`` reads."""
+    """The scratch of one reduction of ``source``, or of a copy with the element size that ``kernel`` reads."""
     if not source.numel():
         return []
     offset = int(source.storage_offset()) if kernel.item == source.dtype.itemsize else 0
@@ -116,19 +120,19 @@ def _launches(kernel: ReductionKernel, work: Iteration, result_item: int, gpu: G
 
 
 def _dims(source: torch.Tensor, dims: Any) -> tuple[int, ...]:
-    """Which dimensions are reduced: all where none is named."""
+    """The reduced dimensions: all if none is named."""
     if isinstance(dims, int):
         dims = (dims,)
     return tuple(dim % source.dim() for dim in dims) if dims and source.dim() else tuple(range(source.dim()))
 
 
 def _accumulated_in(dtype: torch.dtype) -> int:
-    """Bytes of the type that a sum of ``dtype`` is made in (``opmath_type``)."""
+    """Bytes of the dtype in which ``dtype`` is summed (``opmath_type``)."""
     return 4 if dtype in _HALF else dtype.itemsize
 
 
 def _sum(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec, *, at: int = 1) -> Sizes:
-    """Sums, means and norms; an input of another type is cast first, but half to float (``make_reduction``)."""
+    """Sums, means and norms; an input of another dtype is cast first, except half to float (``make_reduction``)."""
     source = args[0]
     if source.dtype.is_complex or result.dtype.is_complex:
         return []
@@ -152,7 +156,7 @@ def _norm(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
 
 
 def _variance(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """Mean, square sum and count twice (``WelfordData`` with a 32-bit count)."""
+    """Variances: mean, square sum and two counts (``WelfordData`` with a 32-bit count)."""
     source, first = args[0], result[0] if isinstance(result, tuple) else result
     if source.dtype.is_complex:
         return []
@@ -164,7 +168,7 @@ def _variance(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
 
 
 def _extremum(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    """Also ``any`` and ``all``, which read elements of any type."""
+    """Minimum and maximum; also ``any`` and ``all``, which read elements of any dtype."""
     source = args[0]
     kernel = ReductionKernel(element=source.dtype.itemsize, item=source.dtype.itemsize)
     dims = _dims(source, args[1] if len(args) > 1 else None)
@@ -172,7 +176,7 @@ def _extremum(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
 
 
 def _both_extrema(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """``aminmax`` of everything: the least and the largest at once."""
+    """``aminmax`` over all elements."""
     source = args[0]
     kernel = ReductionKernel(element=2 * source.dtype.itemsize, item=source.dtype.itemsize)
     return _reduction(kernel, source, _dims(source, None), source.dtype.itemsize, gpu)
@@ -186,9 +190,9 @@ def _indexed_extremum(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
 
 
 def _foreach_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
-    """The partial norms of each tensor, as many as the largest has chunks (``foreach_tensor_norm_cuda``).
+    """Partial norms of each tensor, as many as the largest has chunks (``foreach_tensor_norm_cuda``).
 
-    From torch 2.15 on each tensor has as many as it needs, and where they begin is another tensor.
+    From torch 2.15 on each tensor has as many as it needs, and their offsets are another tensor.
     """
     tensors = args[0]
     chunks = [-(-tensor.numel() // _CHUNK) for tensor in tensors]
@@ -204,7 +208,7 @@ def _layer_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Cour
 
 
 def _partial_norms(args: Sequence[Any], result: Any, gpu: GpuSpec) -> tuple[int, ...]:
-    """Partial sums, where there are many rows and few columns (``LaunchGammaBetaBackwardCUDAKernel``)."""
+    """Partial sums, for many rows and few columns (``LaunchGammaBetaBackwardCUDAKernel``)."""
     columns = math.prod(args[2])
     rows = args[1].numel() // max(columns, 1)
     if rows <= 64 * 1024 or columns // 32 >= (gpu.sm_count or 108) // 2:
@@ -212,7 +216,7 @@ def _partial_norms(args: Sequence[Any], result: Any, gpu: GpuSpec) -> tuple[int,
     blocks = min(32 * 1024 // -(-columns // 32), -(-rows // 32))
     gradients = [gradient for gradient in result[1:] if gradient is not None]
     steps = [blocks * columns * gradient.dtype.itemsize for gradient in gradients]
-    for gradient in gradients:  # each is then replaced by the sum of its partial ones
+    for gradient in gradients:  # the partial gradients are then summed
         item = gradient.dtype.itemsize
         work = iteration((blocks, columns), (columns, 1), (0,), item, result_item=item)
         steps.append(columns * item)
@@ -223,7 +227,7 @@ def _partial_norms(args: Sequence[Any], result: Any, gpu: GpuSpec) -> tuple[int,
 
 
 def _embedding(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
-    """The indices in one row (``embedding_symint``)."""
+    """The flattened indices (``embedding_symint``)."""
     return _copies(args[1])
 
 
@@ -243,7 +247,7 @@ def _embedding_bag_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuS
 def _embedding_sums(
     gradient: torch.Tensor, indices: torch.Tensor, rows: int, by_frequency: bool, result: torch.Tensor, gpu: GpuSpec
 ) -> Course:
-    """The sorted indices, then sums of every :data:`_PARTIAL_ROWS` rows (``EmbeddingBackwardKernel.cu``)."""
+    """The sorted indices, then sums over each :data:`_PARTIAL_ROWS` rows (``EmbeddingBackwardKernel.cu``)."""
     count, item = indices.numel(), indices.dtype.itemsize
     each = count * item
     sort = reductions.radix_sort(count, item, item, gpu, bits=reductions.bits_of(rows))
@@ -264,7 +268,7 @@ def _embedding_sums(
 def _flash_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     """``softmax_d`` and ``dq_accum`` of ``mha_bwd`` (``flash_attn/flash_api.cpp``), both FP32.
 
-    Fewer heads of keys and values get their gradients for each head of the queries first, which are then summed.
+    With fewer heads of keys and values, their gradients are made for each query head first, and then summed.
     """
     batch, heads, length, width = args[1].shape
     rounded = round_up(length, 128)
@@ -275,14 +279,14 @@ def _flash_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
 
 
 def _rounded_width(width: int) -> int:
-    """``head_size_rounded``."""
+    """The head size as the kernel rounds it (``head_size_rounded``)."""
     return round_up(width, 32) if width <= 128 else round_up(width, 64)
 
 
 def _flash_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
-    """What several blocks of threads make of parts of the keys (``set_params_splitkv``), in ``mha_fwd``.
+    """Partial results of blocks that each process a part of the keys (``set_params_splitkv``), in ``mha_fwd``.
 
-    It is FP32, and allocated before the state of the random numbers, two of the last results. With dropout keys are not
+    They are FP32, and allocated before the random state, which is two of the last results. With dropout keys are not
     split, and a second state takes the place of the first.
     """
     query, key = args[0], args[1]
@@ -298,8 +302,10 @@ def _flash_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
 
 
 def _key_splits(blocks: int, keys: int, width: int, gpu: GpuSpec) -> int:
-    """Among how many the keys are divided: the fewest that fill the GPU nearly as well as any
-    (``num_splits_heuristic``). ``blocks`` there are without, each on half a multiprocessor."""
+    """Number of parts of the keys: the smallest that fills the GPU nearly as well as any (``num_splits_heuristic``).
+
+    ``blocks`` is the number without splits, each on half an SM.
+    """
     at_once = 2 * (gpu.sm_count or 108)
     if blocks >= 0.8 * at_once:
         return 1
@@ -313,7 +319,7 @@ def _key_splits(blocks: int, keys: int, width: int, gpu: GpuSpec) -> int:
 
 
 def _efficient_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """The output in FP32, where it does not fit into registers (``kNeedsOutputAccumulatorBuffer``)."""
+    """The output in FP32, if it does not fit into registers (``kNeedsOutputAccumulatorBuffer``)."""
     query, value = args[0], args[2]
     if query.dtype not in _HALF or max(query.shape[3], value.shape[3]) <= 128:
         return []
@@ -321,20 +327,22 @@ def _efficient_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
 
 
 def _efficient_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """The sums over gradient and output, which the kernel for 16 bits computes itself, and the kernel's workspace
-    (``_efficient_attention_backward``)."""
+    """Sums over gradient and output, which the 16-bit kernel computes itself, and the kernel's workspace.
+
+    Source: ``_efficient_attention_backward``.
+    """
     query, key, value = args[1], args[2], args[3]
     batch, heads, length = query.shape[:3]
     rows = batch * heads * length * 4
     if not (rows and key.numel()):
         return []
     groups: tuple[int, ...] = ()
-    if key.shape[1] != heads:  # the gradients for each head of the queries
+    if key.shape[1] != heads:  # gradients per query head
         groups = tuple(batch * heads * each.shape[2] * each.shape[3] * each.dtype.itemsize for each in (key, value))
     sums: tuple[int, ...] = (rows,)
     if query.dtype not in _HALF:
         product = batch * heads * length * value.shape[3] * 4
-        copied = min(heads, length) > 1  # they are put in order
+        copied = min(heads, length) > 1  # they are made contiguous
         sums = (product, rows, rows, -product, -rows) if copied else (product, rows, -product)
     dropout = bool(len(args) > 9 and args[9])
     return [(*groups, *sums, batch * heads * _efficient_workspace(query, key, value, gpu, dropout=dropout))]
@@ -345,8 +353,8 @@ def _efficient_workspace(
 ) -> int:
     """Bytes of a head's workspace (``Params::workspace_strideBH`` in ``mem_eff_attention/kernel_backward.h``).
 
-    The kernel is the first of ``kernels/cutlassB.h`` that takes heads so wide and fits into shared memory: which does
-    is not confirmed for 16 bits and heads of more than 64 on GPUs other than A100 and H100.
+    The kernel is the first of ``kernels/cutlassB.h`` that supports the head size and fits into shared memory: which one
+    is not confirmed for 16 bits and head sizes above 64 on GPUs other than A100 and H100.
     """
     batch, heads, length, width = query.shape
     keys, widest, half = key.shape[2], max(width, value.shape[3]), query.dtype in _HALF
@@ -373,18 +381,20 @@ def _efficient_workspace(
 
 
 _CUDNN_PLAN = 256
-"""Bytes that cuDNN's plans ask for in attention: in 47 of 48 calls on an H200 with torch 2.11 and cuDNN 9.19."""
+"""Bytes that cuDNN's attention plans request: in 47 of 48 calls on an H200 with torch 2.11 and cuDNN 9.19."""
 
 
 def _cudnn_forward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """Nothing for a single query, as measured."""
+    """The plan's workspace; nothing for a single query, as measured."""
     return [(_CUDNN_PLAN,)] if args[0].shape[2] > 1 else []
 
 
 def _cudnn_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """The gradient of the queries and a sum for each of them in FP32, which cuDNN's frontend asks for (that part of
-    cuDNN is compiled into torch), and what the library itself does: the gradients of keys and values for each head of
-    the queries, where several share one."""
+    """The queries' gradient and a sum per query in FP32, and the library's own workspace.
+
+    The first two are requested by cuDNN's frontend, which is compiled into torch. The library's own are the gradients
+    of keys and values for each query head, if several share one.
+    """
     query, key, value = args[1:4]
     batch, heads, length, width = query.shape
     rows = batch * heads * length * (width + 1) * 4
@@ -395,20 +405,21 @@ def _cudnn_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
 
 
 def _softmax(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    """A copy of what is not contiguous (``host_softmax``)."""
+    """A copy of a non-contiguous input (``host_softmax``)."""
     return [_copies(args[0])]
 
 
 def _safe_softmax(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    """Where the input is minus infinity, and the rows in which all is (``_safe_softmax``)."""
+    """Masks of the elements that are minus infinity, and of the rows that are so entirely (``_safe_softmax``)."""
     rows = result.numel() // max(result.shape[args[1]], 1) if result.dim() else 1
     return [_copies(args[0]), (result.numel(), rows, result.dtype.itemsize)]
 
 
 def _softmax_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    """The gradient times the output (``structured_softmax_backward_cuda_out``), and copies of what is not contiguous.
+    """The product of gradient and output, and copies of non-contiguous tensors.
 
-    The product lies in memory as both do; where they do not lie alike it has the order of the gradient.
+    Source: ``structured_softmax_backward_cuda_out``. The product has the memory layout of both; if they differ, the
+    gradient's.
     """
     gradient, output = args[0], args[1]
     product = gradient.numel() * max(gradient.dtype.itemsize, output.dtype.itemsize)
@@ -427,8 +438,10 @@ def _copies(*tensors: torch.Tensor | None) -> tuple[int, ...]:
 
 
 def _group_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """The mean and scale of each group in FP32, and of each channel where there are weights
-    (``GroupNormKernelImplInternal``)."""
+    """Mean and scale of each group in FP32, and of each channel if there are weights.
+
+    Source: ``GroupNormKernelImplInternal``.
+    """
     source, weight, bias, batch, channels, area, groups = args[:7]
     statistics = batch * groups * 4 if source.dtype in _HALF else 0
     affine = weight is not None or bias is not None
@@ -437,8 +450,10 @@ def _group_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
 
 
 def _group_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """Two sums of each channel; two factors of each group, and one of each channel where there is a weight
-    (``GroupNormBackwardKernelImplInternal``)."""
+    """Two sums per channel; two factors per group, and one per channel if there is a weight.
+
+    Source: ``GroupNormBackwardKernelImplInternal``.
+    """
     source, weight, batch, channels, area, groups = args[1], *args[4:9]
     if area == 1:
         return []
@@ -450,11 +465,11 @@ def _group_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Size
 
 
 def _index_put(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """Adding at indices sorts them first (``index_put_with_sort_kernel``).
+    """Scratch of ``index_put`` with accumulation, which sorts the indices (``index_put_with_sort_kernel``).
 
-    Of each index there is one that counts from the front, and one times the stride (``computeLinearIndex``). A mask has
-    become indices before, for which there is scratch by themselves. Where a script asks for it, and not autograd, the
-    least and the largest of each index are compared with the size (``wrapIndexOnce``).
+    Each index has a copy without negative numbers, and one times the stride (``computeLinearIndex``). A mask has been
+    converted to indices before, whose scratch is booked separately. If a script calls it, not autograd, the minimum and
+    maximum of each index are compared with the size (``wrapIndexOnce``).
     """
     target, indices = args[0], [index for index in args[1] if index is not None]
     if len(args) < 4 or not args[3] or any(index.dtype in (torch.bool, torch.uint8) for index in indices):
@@ -474,14 +489,14 @@ def _index_put(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
 
 
 def _slice_size(target: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:
-    """How many elements one index stands for: those of the dimensions behind the last index."""
+    """Elements per index: the product of the dimensions behind the last index."""
     given = [place for place, index in enumerate(indices) if index is not None]
     between = [place for place, index in enumerate(indices) if index is None and place < given[-1]]
     return math.prod(length for place, length in enumerate(target.shape) if place > given[-1] or place in between)
 
 
 def _sort(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """``sort_cuda_kernel``: long rows are copied first where their elements do not lie together."""
+    """``sort_cuda_kernel``: long rows are copied first if they are not contiguous."""
     source = args[0]
     if not source.dim() or source.numel() < 2:
         return []
@@ -495,7 +510,7 @@ def _sort(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
 
 
 def _topk(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """Looking for the elements, and sorting those that were found where they are many."""
+    """The search for the elements, and a sort of those found if they are many."""
     source, found = args[0], args[1]
     if not source.dim() or not found or not source.numel():
         return []
@@ -510,7 +525,7 @@ def _topk(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
 
 
 def _running(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """Running sums and products: an input of another type is cast first, and a single row is left to CUB."""
+    """Running sums and products: an input of another dtype is cast first; CUB scans a single row."""
     source, first = args[0], result
     item = first.dtype.itemsize
     cast = source.numel() * item if first.dtype != source.dtype else 0
@@ -523,31 +538,31 @@ def _randperm(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
 
 
 def _scatter_mean(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    """Ones, how often each element was written, and where that is never (``scatter_reduce_two``)."""
+    """Ones, the count per element, and a mask of zero counts (``scatter_reduce_two``)."""
     if args[4] != "mean" or not args[2].numel():
         return []
     return [(args[3].nbytes, result.nbytes, result.numel())]
 
 
 def _index_mean(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    """The same of ``index_reduce``."""
+    """The same scratch for ``index_reduce``."""
     return [(result.nbytes, args[3].nbytes), (result.nbytes, result.numel())] if args[4] == "mean" else []
 
 
 def _masked_scatter(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    """How many elements come before each (``launch_masked_scatter_kernel``)."""
+    """The number of selected elements before each element (``launch_masked_scatter_kernel``)."""
     count, mask = result.numel(), args[1]
     mask_copy = 0 if mask.is_contiguous() and mask.shape == result.shape else count
     return [(count * _LONG, mask_copy, reductions.scan(count, _LONG))] if count else []
 
 
 def _scalar_base(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    """The number becomes a tensor on the device (``pow`` of a number)."""
+    """The base of ``pow`` as a tensor on the device, if it is a number."""
     return [(_PAIR if isinstance(args[0], complex) else _LONG,)] if args[0] != 1 else []
 
 
 def _convolution_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """The bias's gradient is a sum over all dimensions but the channels."""
+    """The reduction for the bias's gradient: over all dimensions except the channels."""
     gradient = args[0]
     if result[2] is None:
         return []
@@ -555,7 +570,7 @@ def _convolution_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Siz
 
 
 def _elementwise_loss(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Sizes:
-    """The loss of each element, then their mean or sum (``mse_loss_out``, ``smooth_l1_loss_out``, ``huber_loss``)."""
+    """The loss of each element, then the mean or sum (``mse_loss_out``, ``smooth_l1_loss_out``, ``huber_loss``)."""
     reduced = args[2] if len(args) > 2 else 1
     elements = math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))
     if not reduced or not elements:
@@ -567,31 +582,31 @@ def _elementwise_loss(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -
 
 
 def _huber_loss(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
-    """The loss of each element comes before their mean or sum there (``huber_loss``)."""
+    """The loss of each element, allocated before the mean or sum (``huber_loss``)."""
     sets = _elementwise_loss(args, result, gpu)
     return (sets[0][0], result, *sets[0][1:]) if sets else ()
 
 
 def _roll(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
-    """The input rolled over one dimension after the other (``roll_common``)."""
+    """The input rolled along one dimension after the other (``roll_common``)."""
     dims = args[2] if len(args) > 2 else ()
     return (*_copies(args[0]), *(result.numel() * result.dtype.itemsize,) * (len(dims) - 1))
 
 
 def _fold(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
-    """The result has the input's size first, and is then given more memory (``im2col_cuda``, ``col2im_cuda``)."""
+    """The result first has the input's size, and is then resized to a larger one (``im2col_cuda``, ``col2im_cuda``)."""
     before, after = (tensor.numel() * tensor.dtype.itemsize for tensor in (args[0], result))
     return (before,) if before < after else ()
 
 
 def _unfold_backward(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
-    """The numbers along the dimension, where windows overlap (``_make_unfold_backward_iter_over_grad_in``)."""
+    """Indices along the dimension, if windows overlap (``_make_unfold_backward_iter_over_grad_in``)."""
     sizes, dim, size, step = args[1:5]
     return (result, sizes[dim] * _LONG) if sizes and step < size else ()
 
 
 def _in_rows(tensor: torch.Tensor) -> bool:
-    """Whether the channels of each place lie together (``batch_norm_use_channels_last_kernels``)."""
+    """Whether ``tensor`` is channels-last (``batch_norm_use_channels_last_kernels``)."""
     if tensor.dim() in (4, 5):
         last = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
         if tensor.is_contiguous(memory_format=last):
@@ -600,8 +615,10 @@ def _in_rows(tensor: torch.Tensor) -> bool:
 
 
 def _staging(source: torch.Tensor, numbers: int) -> tuple[int, ...]:
-    """What several blocks of threads leave in between, ``numbers`` for each channel, and how they count themselves
-    (``flexible_launch_configs`` and the kernels with ``channels_last`` in ``Normalization.cuh``)."""
+    """Staging buffer, with ``numbers`` per channel, and semaphores of several blocks of threads.
+
+    Source: ``flexible_launch_configs`` and the kernels with ``channels_last`` in ``Normalization.cuh``.
+    """
     channels = source.shape[1]
     count = source.numel() // max(channels, 1)
     most, width, each, rows = 512, 32, 16, 128
@@ -614,13 +631,13 @@ def _staging(source: torch.Tensor, numbers: int) -> tuple[int, ...]:
 
 
 def _batch_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
-    """By PyTorch's own kernels; cuDNN's need nothing that is known."""
+    """Scratch of PyTorch's own kernels; none is known for cuDNN's."""
     source = args[0]
     return (*result[:3], *_staging(source, 4)) if args[5] and _in_rows(source) else ()
 
 
 def _batch_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
-    """Two sums of each channel first, and the gradient of the input last (``batch_norm_backward_cuda``)."""
+    """Two sums per channel first, and the input's gradient last (``batch_norm_backward_cuda``)."""
     source, train, wanted = args[1], args[7], args[9]
     if not train or not wanted[0] or not _in_rows(source):
         return ()
@@ -630,7 +647,7 @@ def _batch_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Cour
 
 
 def _adaptive_max_pool(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
-    """It knows contiguous tensors alone (``adaptive_max_pool2d_out_cuda``)."""
+    """A copy of a non-contiguous input (``adaptive_max_pool2d_out_cuda``)."""
     copies = _copies(args[0])
     return (*result, *(each.nbytes for each in result), *copies) if copies else ()
 
@@ -641,7 +658,7 @@ def _adaptive_max_pool_backward(args: Sequence[Any], result: torch.Tensor, gpu: 
 
 
 def _copied_gradient(args: Sequence[Any], result: torch.Tensor, gpu: GpuSpec) -> Course:
-    """Where the gradient is not contiguous it is copied (``upsample_bicubic2d_backward_out_cuda_template``)."""
+    """A copy of a non-contiguous gradient (``upsample_bicubic2d_backward_out_cuda_template``)."""
     return (result, *_copies(args[0]))
 
 
@@ -678,8 +695,10 @@ _COURSES: dict[Any, Callable[[Sequence[Any], Any, GpuSpec], Course]] = {
 
 
 def course_of(func: Any, args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
-    """What ``func`` allocates in its order, up to a part of its results or all of them: what it gives back at its end,
-    what it gives back before, and results in their places."""
+    """Allocations of ``func`` in order: scratch memory, and a part of its results or all.
+
+    Negative numbers free scratch before the end.
+    """
     known = _COURSES.get(func)
     if known is None:
         return ()
@@ -688,11 +707,11 @@ def course_of(func: Any, args: Sequence[Any], result: Any, gpu: GpuSpec) -> Cour
 
 
 def made_by(func: Any, args: Sequence[Any], result: Any) -> Sequence[Any]:
-    """What ``func`` returns, in the order in which it allocates that."""
+    """Results of ``func`` in the order of their allocation."""
     if not isinstance(result, (tuple, list)):
         return (result,)
     if func is aten._scaled_dot_product_efficient_attention.default:
-        # The state of random numbers comes first; with dropout it is on the host.
+        # The random state is made first; with dropout it is on the host.
         on_host = _STATE_ON_HOST or (len(args) > 5 and args[5])
         return result[:2] if on_host else (*result[2:], *result[:2])
     if func is aten._scaled_dot_product_cudnn_attention.default and not (len(args) > 5 and args[5]):
@@ -718,11 +737,11 @@ _RESIZED = (aten.im2col.default, aten.col2im.default)
 
 
 def whole_result(func: Any, args: Sequence[Any], result: Any) -> int | None:
-    """Bytes of the memory of a result that keeps more than it needs; ``None`` of all else.
+    """Bytes of the memory of a result that keeps more than it needs; ``None`` for other ops.
 
-    These ops give their result the shape of the inputs first, and resize it then, which frees nothing: losses that are
+    These ops first give their result the shape of the inputs, and then resize it, which frees nothing: losses that are
     a single number (``TORCH_META_FUNC(mse_loss)``, ``soft_margin_loss_out``, ``binary_cross_entropy_out_cuda``), and
-    folds that make less of more (``im2col_cuda``, ``col2im_cuda``).
+    folds with a smaller result (``im2col_cuda``, ``col2im_cuda``).
     """
     if func in _RESIZED:
         before, after = (tensor.numel() * int(tensor.dtype.itemsize) for tensor in (args[0], result))

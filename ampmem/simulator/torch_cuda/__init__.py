@@ -1,1 +1,1 @@
-"""What ``torch.cuda`` answers on a GPU that is not there."""
+"""Replaces ``torch.cuda`` for a GPU that does not exist."""

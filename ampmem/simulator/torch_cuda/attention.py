@@ -1,6 +1,6 @@
-"""Which kernel ``scaled_dot_product_attention`` uses on the simulated GPU, and how it is called.
+"""Chooses and calls the kernel of ``scaled_dot_product_attention`` on the simulated GPU.
 
-On fake tensors torch takes the plain one without a word, which keeps the whole matrix of scores.
+On fake tensors torch silently uses the plain kernel, which keeps the whole matrix of scores.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from ampmem.simulator.private.general import give_back
 aten = torch.ops.aten
 
 _KEYS = {"cuda": ("AutogradCUDA", "CUDA"), "cpu": ("AutogradCPU", "CPU")}
-"""Where the choice is made, by the type of device."""
+"""Dispatch keys at which the kernel is chosen, by device type."""
 _HALF = (torch.float16, torch.bfloat16)
 _MASK_ALIGNMENT = 8
-"""Elements: the memory-efficient kernel wants masks padded to that (``preprocess_mask``)."""
+"""Number of elements to a multiple of which masks are padded for the memory-efficient kernel (``preprocess_mask``)."""
 _UNSQUEEZES = TorchVersion(torch.__version__) >= "2.14"
-"""Whether tensors of three dimensions are given a fourth. Before, their attention is the plain one."""
+"""Whether three-dimensional tensors get a fourth dimension. Before, their attention is the plain one."""
 _EFFICIENT_GROUPS = TorchVersion(torch.__version__) >= "2.14"
-"""Whether the memory-efficient kernel takes fewer heads of keys and values than of queries. Before, attention of that
-kind in FP32 is the plain one, since the other kernels want 16 bits."""
+"""Whether the memory-efficient kernel supports fewer heads of keys and values than of queries.
+
+Before, such attention in FP32 is the plain one, because the other kernels need 16 bits.
+"""
 
 _CUDNN_TAKES_256 = TorchVersion(torch.__version__) >= "2.14"
 _CUDNN_DROPS_SIXTEENTHS = TorchVersion(torch.__version__) >= "2.12"
-"""Whether cuDNN's kernel takes only a dropout that is a multiple of 1/16 (``check_cudnn_dropout``); 0.1 is not."""
+"""Whether cuDNN's kernel needs a dropout that is a multiple of 1/16 (``check_cudnn_dropout``); 0.1 is not."""
 
 
 class AttentionKernel(StrEnum):
-    """The implementations of attention."""
+    """The kernels of attention."""
 
     CUDNN = "cudnn"
     FLASH = "flash"
@@ -51,9 +53,10 @@ class AttentionKernel(StrEnum):
 def choose(
     device: SimulatedDevice, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **how: Any
 ) -> AttentionKernel:
-    """As ``select_sdp_backend`` (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, 2.13) for dense tensors.
+    """The kernel for dense tensors, as in ``select_sdp_backend``.
 
-    Raises torch's ``RuntimeError`` where the plain kernel is disabled and no other can do it.
+    Source: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``, 2.13. Raises torch's ``RuntimeError`` if the plain
+    kernel is disabled and no other can be used.
     """
     capability = device.gpu.compute_capability or (8, 0)
     if not (query.dim() == key.dim() == value.dim() == 4) or 0 in (query.shape[2], key.shape[2]):
@@ -105,10 +108,10 @@ def _cudnn(
 
 
 def _cudnn_widths(capability: tuple[int, int], width: int, of_values: int, *, trained: bool) -> bool:
-    """Whether cuDNN takes heads so wide: ``check_cudnn_tensor_shapes``, with the cuDNN of the wheels for CUDA 13.
+    """Whether cuDNN supports this head size: ``check_cudnn_tensor_shapes``, with the cuDNN of the wheels for CUDA 13.
 
-    Up to 128 everywhere. On Hopper 256 since cuDNN 9.10, and on Blackwell for data centers only keys of 192 with values
-    of 128; the wheels of 2.14 have cuDNN 9.24, with which both take 256, but are not trained with all of that
+    Up to 128 everywhere. On Hopper 256 since cuDNN 9.10, and on data center Blackwell only keys of 192 with values of
+    128; the wheels of 2.14 have cuDNN 9.24, with which both support 256, but not all of that in training
     (``check_cudnn_d256_bprop_head_dim``). Those of 2.12 and 2.13 have cuDNN 9.20, and the earlier rule.
     """
     widest = max(width, of_values)
@@ -145,7 +148,10 @@ def _flash(
 
 
 def _efficient(capability: tuple[int, int], query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> bool:
-    """Before Ampere without bfloat16; without tensor cores, as for float32 there, any width will do."""
+    """Whether the memory-efficient kernel can be used.
+
+    Before Ampere not with bfloat16; without tensor cores, as for float32 there, with any head size.
+    """
     ampere = capability >= (8, 0)
     alignment = 8 if query.dtype in _HALF else 4 if ampere else 1
     widths = (query.shape[-1], value.shape[-1])
@@ -160,7 +166,7 @@ def _trained(*tensors: Tensor) -> bool:
 
 
 def _heads(query: Tensor, key: Tensor, value: Tensor, gqa: bool) -> bool:
-    """As many everywhere, or fewer of keys and values where the kernel takes groups of queries."""
+    """Whether the numbers of heads are supported: equal, or fewer of keys and values if the kernel has groups."""
     return gqa or query.shape[1] == key.shape[1] == value.shape[1]
 
 
@@ -169,7 +175,7 @@ def _unit_stride(*tensors: Tensor) -> bool:
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
-    """Take the place of the op that chooses the kernel; returns what gives it back."""
+    """Replace the op that chooses the kernel; returns the undo."""
     device, additions = mode.device_model, mode.additions
 
     def attention(
@@ -207,7 +213,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         with additions.of_a_product():
             return _plain(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa)
 
-    if device.label == "cuda":  # inside of another op autograd does not see it
+    if device.label == "cuda":  # inside another op, autograd does not see the op
         mode.special[aten.scaled_dot_product_attention.default] = lambda func, args, kwargs: attention(*args, **kwargs)
     library = Library("aten", "IMPL")
     for dispatch_key in _KEYS[device.label]:
@@ -226,14 +232,14 @@ def _on_cpu(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The CPU's own kernel, for runs that are compared with the CPU profiler's."""
+    """The CPU's own kernel, for runs compared with the CPU profiler."""
     attention = aten._scaled_dot_product_flash_attention_for_cpu
     out: Tensor = attention(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
     return out
 
 
 def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A mask to be added to the scores (``convert_boolean_attn_mask``)."""
+    """A mask that is added to the scores (``convert_boolean_attn_mask``)."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     zero = torch.zeros((), dtype=dtype, device=mask.device)
@@ -241,7 +247,7 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def _prepared(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask that the memory-efficient kernel takes (``preprocess_mask``): it is padded before it is expanded."""
+    """A mask for the memory-efficient kernel (``preprocess_mask``): padded before it is expanded."""
     if mask.stride(-1) != 1 or any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:-1]):
         columns = mask.shape[-1]
         mask = torch.nn.functional.pad(mask, (0, _MASK_ALIGNMENT - columns % _MASK_ALIGNMENT))[..., :columns]
@@ -251,7 +257,7 @@ def _prepared(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 def _flash_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool, scale: float | None
 ) -> Tensor:
-    """The flash kernel wants widths that are a multiple of 8 (``pad_last_dim``)."""
+    """Attention by the flash kernel, which needs head sizes that are a multiple of 8 (``pad_last_dim``)."""
     width = query.shape[-1]
     short = -width % 8
     if short:

@@ -1,7 +1,7 @@
-"""``torch.cuda`` as it is with one GPU of the named kind: availability, properties, memory statistics, streams.
+"""``torch.cuda`` with one GPU of the named kind: availability, properties, memory statistics, streams.
 
-Streams, events and regions say in which order a device that computes nothing would work. Threads of the script see the
-device too: a dispatch mode is a thread's own, and loaders of weights work on several.
+Streams, events and regions determine the order in which a device that computes nothing would work. Threads of the
+script see the device too: a dispatch mode is per thread, and weight loaders use several.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _SNAPSHOTS = "a simulated device has no snapshot; ampmem profile --snapshot FILE
 
 
 def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
-    """Replace what a script may ask of ``torch.cuda``, and of tensors on it; returns what undoes it.
+    """Replace the functions of ``torch.cuda``, and of tensors on the device; returns the undo.
 
-    ``alone`` when there are no other ranks, not even on paper.
+    ``alone`` if no other ranks are simulated.
     """
     device = mode.device_model
     with ExitStack() as undo:
@@ -69,9 +69,9 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
 
 
 def properties(device: SimulatedDevice) -> SimpleNamespace:
-    """What ``torch.cuda.get_device_properties`` gives; an A100's numbers where the GPU's are not known.
+    """The result of ``torch.cuda.get_device_properties``; an A100's numbers where the GPU's are unknown.
 
-    The L2 cache, on which no allocation depends, is an A100's on all.
+    The L2 cache, on which no allocation depends, is always an A100's.
     """
     major, minor = device.gpu.compute_capability or (8, 0)
     return SimpleNamespace(
@@ -147,7 +147,7 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
         simulated.set_memory_fraction(fraction)
 
     def no_history(enabled: Any = "all", *_: Any, **__: Any) -> None:
-        # Said here, too: the recording may stop the script before it gets to its dump.
+        # Noted here, too: the recording may stop the script before its dump.
         if enabled:
             simulated.not_written(
                 f"torch.cuda.memory.{RECORD_HISTORY} has no effect at {script_line()}, and {DUMP_SNAPSHOT} writes "
@@ -193,7 +193,7 @@ def _memory(device: SimulatedDevice) -> dict[str, Any]:
 
 
 def _settings(device: SimulatedDevice) -> Callable[[str], None]:
-    """What changes the allocator's settings while the script runs."""
+    """The function that changes the allocator's settings during the run."""
 
     def set_settings(env: str) -> None:
         try:
@@ -205,7 +205,7 @@ def _settings(device: SimulatedDevice) -> Callable[[str], None]:
 
 
 def _random(device: SimulatedDevice) -> dict[str, Any]:
-    """The random numbers of a device that computes none: a state that can be kept and set, and that is all."""
+    """The random generator of a device that draws no numbers: only its state can be read and set."""
     return {
         **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), device.seeded),
         "initial_seed": lambda: 0,
@@ -251,7 +251,7 @@ def _cudnn() -> dict[str, Any]:
 
 
 class Stream:
-    """A stream of the device ``model``; two with the same number are the same."""
+    """A stream of the device ``model``; two with the same number are equal."""
 
     model: ClassVar[SimulatedDevice]
     device_type = 1
@@ -268,32 +268,32 @@ class Stream:
 
     @property
     def cuda_stream(self) -> int:
-        """The number, for want of a handle."""
+        """The number, instead of a handle."""
         return self.stream_id
 
     def synchronize(self) -> None:
-        """All that the stream was given is done."""
+        """Wait for all work given to the stream."""
         self.model.synchronize(self.model.order.reached(self.stream_id))
 
     def query(self) -> bool:
-        """Whether everything is done: the answer is yes, and the script counts on it."""
+        """``True``: all work is completed, and the script relies on it."""
         self.synchronize()
         return True
 
     def is_capturing(self) -> bool:
-        """Whether a CUDA graph is being captured: there are none."""
+        """``False``: CUDA graphs are not simulated."""
         return False
 
     def wait_event(self, event: Any) -> None:
-        """What comes next runs after ``event``."""
+        """Make later work run after ``event``."""
         event.wait(self)
 
     def wait_stream(self, stream: Any) -> None:
-        """What comes next runs after all that ``stream`` was given so far."""
+        """Make later work run after all work given to ``stream`` so far."""
         self.model.order.wait(self.stream_id, self.model.order.reached(stream.stream_id))
 
     def record_event(self, event: Any = None) -> Any:
-        """An event that happens when all is done that the stream was given so far."""
+        """An event after all work given to the stream so far."""
         event = event if event is not None else torch.cuda.Event()
         event.record(self)
         return event
@@ -317,7 +317,7 @@ class Stream:
 
 
 class Event:
-    """An event of the device ``model``; its time is this machine's, which says nothing about a GPU's."""
+    """An event of the device ``model``; its time is this machine's, and says nothing about a GPU."""
 
     model: ClassVar[SimulatedDevice]
 
@@ -326,33 +326,33 @@ class Event:
         self._reached: Reached = {}
 
     def record(self, stream: Any = None) -> None:
-        """It happens when ``stream``, or the current one, has come so far."""
+        """Record the event on ``stream``, or on the current one."""
         order = self.model.order
         self._time = perf_counter()
         self._reached = order.reached(order.current() if stream is None else stream.stream_id)
 
     def wait(self, stream: Any = None) -> None:
-        """What ``stream``, or the current one, is given next runs after it."""
+        """Make later work of ``stream``, or of the current one, run after the event."""
         order = self.model.order
         order.wait(order.current() if stream is None else stream.stream_id, self._reached)
 
     def query(self) -> bool:
-        """Whether it has happened: the answer is yes, and the script counts on it."""
+        """``True``: the event has occurred, and the script relies on it."""
         self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """It has happened."""
+        """Wait for the event."""
         self.model.synchronize(self._reached)
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds between the two on this machine."""
+        """Milliseconds between the two events on this machine."""
         end.synchronize()
         return (end._time - self._time) * 1000
 
 
 class Region:
-    """``torch.cuda.device(...)``: a region in which nothing is different."""
+    """``torch.cuda.device(...)``: a region that changes nothing."""
 
     idx = prev_idx = 0
 
@@ -363,11 +363,11 @@ class Region:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to leave."""
+        """Do nothing."""
 
 
 class StreamRegion:
-    """``torch.cuda.stream(...)``: a region in which another stream is the current one; ``None`` changes nothing."""
+    """``torch.cuda.stream(...)``: a region with another current stream; ``None`` changes nothing."""
 
     def __init__(self, stream: Any = None) -> None:
         self.stream = stream
@@ -382,7 +382,7 @@ class StreamRegion:
 
 
 def _install_streams(device: SimulatedDevice) -> Callable[[], None]:
-    """Put streams, events and regions in the places of torch's; returns what undoes it."""
+    """Replace torch's streams, events and regions; returns the undo."""
     body = {"model": device, "__module__": "torch.cuda.streams"}
     stream: type[Stream] = type("Stream", (Stream,), body)
     event: type[Event] = type("Event", (Event,), body)
@@ -413,7 +413,7 @@ def _install_streams(device: SimulatedDevice) -> Callable[[], None]:
 
 
 def _external(stream: type[Stream]) -> type[Stream]:
-    """``torch.cuda.ExternalStream``: a stream that another library made, by its handle."""
+    """``torch.cuda.ExternalStream``: a stream made by another library, by its handle."""
 
     def init(self: Stream, stream_ptr: int, device: Any = None, **_: Any) -> None:
         Stream.__init__(self, device, stream_ptr=stream_ptr)
@@ -422,14 +422,14 @@ def _external(stream: type[Stream]) -> type[Stream]:
 
 
 def check_device(where: Any) -> None:
-    """A device by number or name has to be the one that is simulated; streams and tensors pass."""
+    """Raise an error for a device, by number or name, other than the simulated one; streams and tensors pass."""
     if isinstance(where, str):
         where = torch.device(where)
     check_index(where.index if isinstance(where, torch.device) else where if isinstance(where, int) else None)
 
 
 def _share_with_threads(mode: SimulatedMode) -> Callable[[], None]:
-    """Let threads that start from now on see the device too; returns what undoes it. Each op is one at a time."""
+    """Make threads that start from now on see the device; returns the undo. Ops run one at a time."""
 
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         def start(thread: threading.Thread) -> None:

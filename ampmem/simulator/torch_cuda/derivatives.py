@@ -1,8 +1,8 @@
-"""Ops whose nodes of autograd are not torch's own on a simulated device.
+"""Ops with autograd nodes other than torch's own on a simulated device.
 
-The gradients of ``prod`` and ``cumprod`` are computed as of CUDA tensors: of subclasses of tensors, as fake tensors
-are, torch takes another formula, which needs up to three times the memory. ``affine_grid`` multiplies matrices inside,
-below its node, and autocast casts them there; a dispatch mode is told of the whole op alone, and not of autocast.
+The gradients of ``prod`` and ``cumprod`` are computed as for CUDA tensors: for subclasses, as fake tensors are, torch
+uses another formula, which needs up to three times the memory. ``affine_grid`` multiplies matrices inside, below its
+node, and autocast casts them there; a dispatch mode sees only the whole op, and not autocast.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NO_ZEROS = "assumed: nothing that prod or cumprod multiplies is 0; for 0 their 
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
-    """Take the place of these ops; returns what gives them back.
+    """Replace these ops; returns the undo.
 
-    ``cumprod`` calls an op for its gradient. The gradient of ``prod`` is computed inside its node of autograd, so the
+    ``cumprod`` calls an op for its gradient. The gradient of ``prod`` is computed inside its autograd node, so the
     simulation gives ``prod`` another node of the same name.
     """
     library = Library("aten", "IMPL")
@@ -42,7 +42,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
 
 
 def _take_for_granted(mode: SimulatedMode) -> None:
-    """The host waits for the number of zeros, by which it decides the formula."""
+    """Note the assumption: the host reads the number of zeros, which decides the formula."""
     mode.device_model.synchronize_current()
     mode.device_model.assume(_NO_ZEROS)
 
@@ -64,7 +64,7 @@ def _cumprod_backward(mode: SimulatedMode) -> Callable[..., Tensor]:
 
 
 def _reversed_cumsum(tensor: Tensor, dim: int) -> Tensor:
-    """C++ keeps all that is made on the way to the end of the statement."""
+    """A reversed running sum; C++ keeps all temporaries to the end of the statement."""
     flipped = tensor.flip(dim)
     summed = flipped.cumsum(dim)
     return summed.flip(dim)
@@ -72,7 +72,7 @@ def _reversed_cumsum(tensor: Tensor, dim: int) -> Tensor:
 
 def _whole(mode: SimulatedMode) -> Callable[..., Tensor]:
     def gradient(grad: Tensor, source: Tensor, result: Tensor) -> Tensor:
-        """``prod_backward`` (``FunctionsManual.cpp``), which looks for the places of the zeros."""
+        """``prod_backward`` (``FunctionsManual.cpp``), which searches the zeros."""
         places(source == 0, lambda: 0, mode.device_model.gpu)
         _take_for_granted(mode)
         return grad * (result / source).conj()
@@ -82,7 +82,7 @@ def _whole(mode: SimulatedMode) -> Callable[..., Tensor]:
 
 def _of_dim(mode: SimulatedMode) -> Callable[..., Tensor]:
     def gradient(grad: Tensor, source: Tensor, result: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-        """``prod_backward`` of one dimension, which counts the zeros."""
+        """``prod_backward`` along one dimension, which counts the zeros."""
         if not keepdim:
             grad, result = grad.unsqueeze(dim), result.unsqueeze(dim)
         is_zero = source == 0
@@ -95,8 +95,8 @@ def _of_dim(mode: SimulatedMode) -> Callable[..., Tensor]:
 
 
 def _with_node(gradient: Callable[..., Tensor], op: str, name: str) -> Callable[..., Tensor]:
-    """The op ``op`` with ``gradient`` in a node of this ``name``."""
-    kernel: Any = get_kernel(op, _KEY)  # torch's own, which has a node of torch's
+    """The op ``op`` with ``gradient`` in a node called ``name``."""
+    kernel: Any = get_kernel(op, _KEY)  # torch's own kernel, which makes torch's own node
 
     class Node(torch.autograd.Function):
         @staticmethod
@@ -140,7 +140,7 @@ def _affine_grid() -> Callable[..., Tensor]:
     name_nodes(Node, "AffineGridGeneratorBackward0")
 
     def affine_grid_generator(keys: Any, theta: Tensor, size: Any, align_corners: bool) -> Tensor:
-        """The op's parts where autocast is on, which says to each of them what it says to it on a GPU."""
+        """The parts of the op under autocast, which then casts each of them as on a GPU."""
         if torch.is_autocast_enabled("cuda") and isinstance(theta, FakeTensor) and not has_forward_gradients():
             return Node.apply(theta, size, align_corners)  # type: ignore[no-any-return, no-untyped-call]
         return kernel.call_boxed(keys, theta, size, align_corners)  # type: ignore[no-any-return]

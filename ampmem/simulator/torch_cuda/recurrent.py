@@ -1,9 +1,9 @@
 """``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` on the simulated GPU: cuDNN runs all their layers as one op.
 
-Its weights are one buffer, into which the module packs its parameters when it moves to the GPU. Autocast makes one
-float16 buffer of it in each forward. Sources: ``aten/src/ATen/native/cudnn/RNN.cpp`` and
-``aten/src/ATen/cudnn/AutocastRNN.cpp`` of torch 2.13; for what cuDNN keeps of a forward for backward, the sizes that
-cuDNN 9.19 asked for on an H200, in 159 calls of LSTMs, GRUs and RNNs
+Its weights are one buffer, into which the module packs its parameters when it moves to the GPU. Autocast makes a
+float16 copy of that buffer in each forward. Sources: ``aten/src/ATen/native/cudnn/RNN.cpp`` and
+``aten/src/ATen/cudnn/AutocastRNN.cpp`` of torch 2.13; for cuDNN's reserve (kept of a forward for backward), the sizes
+that cuDNN 9.19 requested on an H200, in 159 calls of LSTMs, GRUs and RNNs
 (``tests/gpu/measured/h200/ops-recurrent.json.gz``).
 """
 
@@ -38,9 +38,9 @@ aten = torch.ops.aten
 _KINDS = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 """The functions that modules call, and cuDNN's number for each (``cudnnRNNMode_t``)."""
 _MODES = {name.upper(): number for name, number in _KINDS.items()}
-"""The same numbers by ``nn.RNNBase.mode``."""
+"""cuDNN's number for each ``nn.RNNBase.mode``."""
 _PACKED = (torch.float16, torch.float32, torch.float64)
-"""What ``torch.backends.cudnn.is_acceptable`` takes: parameters of other types are packed at every call."""
+"""Dtypes of ``torch.backends.cudnn.is_acceptable``: parameters of other dtypes are packed at every call."""
 _RESERVE = (
     "assumed: what cuDNN keeps of a recurrent layer for backward, and the state of its dropout, are of the sizes that "
     "cuDNN 9.19 asked for on an H200"
@@ -52,7 +52,7 @@ WORKSPACES = "cuDNN's workspaces in recurrent layers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """What a module asks of cuDNN. ``steps`` are the sizes of a packed batch's steps, empty for a padded one."""
+    """The arguments of a module's call of cuDNN. ``steps`` are a packed batch's sizes, empty for a padded batch."""
 
     kind: int
     source: Tensor
@@ -69,7 +69,7 @@ class _Call:
 
     @property
     def shape(self) -> Layers:
-        """The layers; the projection is told from the states, as torch does."""
+        """The layers; the projection is derived from the states, as in torch."""
         width = self.hidden.shape[2]
         hidden = width if self.cell is None else self.cell.shape[2]
         return Layers(
@@ -83,7 +83,7 @@ class _Call:
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
-    """Put cuDNN's ops, and the modules' way to them, in place; returns what undoes it."""
+    """Install cuDNN's ops, and the functions by which modules call them; returns the undo."""
     dropout = _Dropout(mode.device_model)
     answers: dict[Any, Callable[..., Any]] = {
         aten._cudnn_rnn.default: functools.partial(_forward, mode.device_model),
@@ -123,7 +123,7 @@ def _flatten(original: Callable[[nn.RNNBase], None]) -> Callable[[nn.RNNBase], N
 
 
 def _copied(original: Callable[[nn.RNNBase, Any], None]) -> Callable[[nn.RNNBase, Any], None]:
-    """A copy of a module shares one buffer, too; but fake tensors are copied one by one."""
+    """Pack a copied module's parameters into one buffer, too: fake tensors are copied one by one."""
 
     @functools.wraps(original)
     def setstate(module: nn.RNNBase, state: Any) -> None:
@@ -141,7 +141,7 @@ def _can_be_packed(weights: Sequence[Any]) -> bool:
 
 
 def _pack(weights: Sequence[Tensor], layers: Layers, biases: bool) -> None:
-    """Let the parameters be views of one buffer (``copy_weights_to_flat_buf_views``)."""
+    """Make the parameters views of one buffer (``copy_weights_to_flat_buf_views``)."""
     buffer = weights[0].new_zeros(layers.elements)
     pieces = [
         buffer[start : start + weight.numel()].view_as(weight)
@@ -154,7 +154,7 @@ def _pack(weights: Sequence[Tensor], layers: Layers, biases: bool) -> None:
 
 
 def _packed(call: _Call) -> Tensor | None:
-    """The buffer of which the weights are views; ``None`` where they are not (``try_get_weight_buf``)."""
+    """The buffer of which the weights are views; ``None`` if they are not (``try_get_weight_buf``)."""
     layers, first = call.shape, call.weights[0]
     storage = first.untyped_storage()
     if storage.nbytes() < layers.elements * first.element_size():
@@ -173,7 +173,7 @@ def _on_gpu(tensor: Any) -> bool:
 
 
 class _Dropout:
-    """The state of cuDNN's dropout, which lasts until the random numbers are seeded again (``get_dropout_state``)."""
+    """The state of cuDNN's dropout, kept until the random generator is seeded again (``get_dropout_state``)."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
@@ -181,7 +181,7 @@ class _Dropout:
         self._seeds = 0
 
     def prepare(self, call: _Call) -> None:
-        """Have the state there, if ``call`` needs it."""
+        """Allocate the state if ``call`` needs it."""
         if not (call.train and call.dropout) or (self._state is not None and self._seeds == self._device.seeds):
             return
         self._seeds = self._device.seeds
@@ -191,7 +191,7 @@ class _Dropout:
 
 
 def _layer(device: SimulatedDevice, dropout: _Dropout, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """What stands in for ``torch._VF.lstm`` and the like (``_cudnn_impl``)."""
+    """The replacement of ``torch._VF.lstm`` and the like (``_cudnn_impl``)."""
 
     @functools.wraps(original)
     def run(*args: Any) -> Any:
@@ -233,7 +233,7 @@ def _call(kind: int, args: Sequence[Any]) -> _Call:
 
 
 def _cast_and_run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -> tuple[Tensor, ...]:
-    """One buffer of all weights in float16, of which autograd sees the pieces (``_cudnn_rnn_cast_reflatten``)."""
+    """Run with a float16 buffer of all weights, of which autograd sees the pieces (``_cudnn_rnn_cast_reflatten``)."""
     first, weights = call.weights[0], call.weights
     device.assume(_HALF)
     if first.dtype in (torch.float32, torch.bfloat16):
@@ -242,7 +242,7 @@ def _cast_and_run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -
         for weight, start in zip(call.weights, call.shape.starts(call.biases), strict=True):
             piece = buffer[start : start + weight.numel()].view_as(weight).detach()
             weights.append(piece.copy_(weight))
-    cell = None if call.cell is None else _half(call.cell)  # the arguments are cast from the last to the first
+    cell = None if call.cell is None else _half(call.cell)  # arguments are cast from last to first
     hidden = _half(call.hidden)
     call = replace(call, source=_half(call.source), hidden=hidden, cell=cell, weights=weights)
     return _run(device, call, buffer)
@@ -282,7 +282,7 @@ def _run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -> tuple[T
 
 
 def _forward(device: SimulatedDevice, func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Tensor, ...]:
-    """``_cudnn_rnn``: output, last states, what backward needs, and the buffer of the weights."""
+    """``_cudnn_rnn``: output, last states, the reserve for backward, and the buffer of the weights."""
     source, _, _, buffer, hidden, cell, kind, width, projection, layers, batch_first = args[:11]
     dropout, train, bidirectional, steps = args[11:15]
     shape = Layers(
@@ -309,12 +309,12 @@ def _forward(device: SimulatedDevice, func: Any, args: Sequence[Any], kwargs: An
 
 
 def _backward(func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...]:
-    """``_cudnn_rnn_backward``: the gradients of the input, of the states, and of all weights."""
+    """``_cudnn_rnn_backward``: gradients of the input, the states, and all weights."""
     source, weights, stride, buffer, hidden, cell, output = args[:7]
     batch_first, train, steps, wanted = args[14], args[16], args[18], args[21]
     if not train:
         raise RuntimeError("cudnn RNN backward can only be called in training mode")
-    # Where nobody has a gradient of the states there are zeros, for as long as all of it runs.
+    # States without a gradient get zeros, which live until the op ends.
     given = [
         tensor.new_zeros(tensor.shape) if gradient is None else gradient
         for gradient, tensor in zip(args[7:10], (output, hidden, cell), strict=True)
@@ -329,7 +329,7 @@ def _backward(func: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...]:
 
 
 def _of_input(source: Tensor, of_output: Tensor, *, turned: bool) -> Tensor:
-    """Both are copied where they are not in the order of steps."""
+    """The input's gradient; both tensors are copied if they are batch-first."""
     copies = source.contiguous(), (of_output.transpose(0, 1) if turned else of_output).contiguous()
     of_source = torch.empty_like(source, memory_format=torch.contiguous_format)
     del copies
@@ -337,7 +337,7 @@ def _of_input(source: Tensor, of_output: Tensor, *, turned: bool) -> Tensor:
 
 
 def _of_weights(source: Tensor, weights: Sequence[Tensor], stride: int, buffer: Tensor) -> list[Tensor]:
-    """Views of one buffer, unless the module has no biases, of which cuDNN has some: then they are copies."""
+    """The weights' gradients: views of one buffer, or copies if the module has no biases, which cuDNN has."""
     copy = source.contiguous()
     gradients = buffer.new_zeros(buffer.shape)
     del copy
@@ -351,18 +351,18 @@ def _of_weights(source: Tensor, weights: Sequence[Tensor], stride: int, buffer: 
 
 
 _GATES = (1, 1, 4, 3)
-"""Of each kind of cell, by cuDNN's number for it (``cudnnRNNMode_t``): RNN with ReLU, with tanh, LSTM, GRU."""
+"""Gates by cuDNN's number of the cell (``cudnnRNNMode_t``): RNN with ReLU, with tanh, LSTM, GRU."""
 _KEPT = (1, 1, 5, 6)
-"""Values of each cell that are kept for backward. An LSTM's are its gates and its state; a GRU's are not documented."""
+"""Values per cell that are kept for backward. An LSTM's are its gates and its state; a GRU's are not documented."""
 _HEAD, _ALIGNED = 256, 32
-"""Bytes before what is kept, and of what the rest is a multiple."""
+"""Bytes before the reserve's data, and its alignment."""
 _DROPOUT_STATE = 48 << 10
-"""Bytes of the state of cuDNN's dropout for each multiprocessor: 6,488,064 for the 132 of an H200."""
+"""Bytes of cuDNN's dropout state per SM: 6,488,064 for the 132 of an H200."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """The layers of one module. ``width`` is that of the input, ``projection`` 0 where there is none."""
+    """The layers of one module. ``width`` is that of the input; ``projection`` is 0 without one."""
 
     kind: int
     width: int
@@ -373,18 +373,18 @@ class Layers:
 
     @property
     def output(self) -> int:
-        """The width of the output, in one direction."""
+        """The width of the output in one direction."""
         return self.projection or self.hidden
 
     @property
     def elements(self) -> int:
-        """Elements of the buffer. It has biases where the module has none (``CUDNN_RNN_DOUBLE_BIAS``)."""
+        """Elements of the buffer. It has biases even if the module has none (``CUDNN_RNN_DOUBLE_BIAS``)."""
         return sum(map(sum, self._sizes()))
 
     def starts(self, biases: bool) -> list[int]:
-        """At which element of the buffer each of the module's parameters begins, in the module's order.
+        """The element of the buffer at which each of the module's parameters begins, in the module's order.
 
-        cuDNN's own order may be another, which changes no size.
+        cuDNN's own order may differ, which changes no size.
         """
         pieces, start = [], 0
         for sizes in self._sizes():
@@ -394,7 +394,7 @@ class Layers:
         return pieces
 
     def _sizes(self) -> Iterator[tuple[int, ...]]:
-        """Of each layer and direction the elements of its matrices, its biases, and its projection."""
+        """Elements of the matrices, the biases and the projection of each layer and direction."""
         rows = _GATES[self.kind] * self.hidden
         for layer in range(self.layers):
             width = self.output * self.directions if layer else self.width
@@ -403,21 +403,21 @@ class Layers:
 
 
 def reserve(layers: Layers, cells: int, item: int, *, dropout: bool = False) -> int:
-    """Bytes that cuDNN keeps of a forward in training; ``cells`` is how many steps all sequences have together.
+    """Bytes that cuDNN keeps of a forward in training; ``cells`` is the number of steps of all sequences together.
 
-    Exact in all calls that were measured. Of layers with a projection, or with dropout, those had two layers.
+    Exact in all measured calls. Those with a projection, or with dropout, had two layers.
     """
     width = _KEPT[layers.kind] * layers.hidden
     between = (layers.layers - 1) * layers.output
-    if layers.projection:  # the output before it, and its own two times more
+    if layers.projection:  # the output before the projection, and twice the projected one
         width += layers.hidden + 2 * layers.projection
         between *= 2
     kept = cells * layers.directions * (layers.layers * width + between) * item
-    if dropout:  # a bit for each value between layers, of both directions, for each direction
+    if dropout:  # one bit per value between layers, of both directions, for each direction
         kept += cells * between * layers.directions**2 // 8
     return _HEAD + -(-kept // _ALIGNED) * _ALIGNED
 
 
 def dropout_state(multiprocessors: int) -> int:
-    """Bytes of the state of cuDNN's dropout, of which a process has one."""
+    """Bytes of cuDNN's dropout state, of which a process has one."""
     return multiprocessors * _DROPOUT_STATE

@@ -1,6 +1,6 @@
-"""What a script may do with tensors that have no values: print, convert, save and load them, draw them at random.
+"""Operations on tensors without values: printing, converting, saving, loading, random initialization.
 
-Libraries ask whether a tensor is fake, to see whether they are traced: a tensor on the simulated device is not.
+Libraries check whether a tensor is fake, to detect tracing: a tensor on the simulated device must not seem so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
-    """Put all of it in place; returns what undoes it."""
+    """Install all of it; returns the undo."""
     device = mode.device_model
     with ExitStack() as undo:
         undo.callback(
@@ -48,7 +48,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(replace_all((torch.Tensor,), {"data": _data()}))
         methods = {
             "__format__": _format,
-            "data_ptr": lambda tensor: 0,  # torch warns, and clones where it is 0
+            "data_ptr": lambda tensor: 0,  # torch would warn, and clones if it is 0
             "numpy": functools.partialmethod(_numpy, mode),
         }
         undo.callback(replace_all((FakeTensor,), methods))
@@ -66,7 +66,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
 
 
 def _pinned(pinned: weakref.WeakSet[torch.UntypedStorage]) -> dict[str, Any]:
-    """Pinned memory is memory like any other here; as on a GPU, a tensor that is not there yet is copied into it."""
+    """``pin_memory`` and the like: pinned memory is ordinary memory here; as on a GPU, a pageable tensor is copied."""
 
     def can_be(tensor: torch.Tensor) -> bool:
         return tensor.device.type == "cpu" and tensor.layout is torch.strided
@@ -85,7 +85,7 @@ def _pinned(pinned: weakref.WeakSet[torch.UntypedStorage]) -> dict[str, Any]:
 
 
 def _storage_writes(mode: SimulatedMode) -> dict[str, Any]:
-    """Methods of storages that write. They are no ops, so no dispatch mode sees them."""
+    """Methods of storages that write. They are not ops, so no dispatch mode sees them."""
 
     def forgetting(name: str) -> Any:
         original = getattr(torch.UntypedStorage, name)
@@ -94,7 +94,7 @@ def _storage_writes(mode: SimulatedMode) -> dict[str, Any]:
         def method(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
             mode.forget(storage)
             result = original(storage, *args, **kwargs)
-            mode.device_model.resized(storage)  # FSDP2 gives memory back by ``resize_``, and takes it again
+            mode.device_model.resized(storage)  # FSDP2 frees and allocates memory by ``resize_``
             return result
 
         return method
@@ -103,14 +103,14 @@ def _storage_writes(mode: SimulatedMode) -> dict[str, Any]:
 
 
 def _typed_storage_writes(mode: SimulatedMode) -> dict[str, Any]:
-    """The same of storages with a dtype, whose other methods come by those."""
+    """Methods of typed storages that write; their other methods use these."""
 
     def forgetting(name: str) -> Any:
         original = getattr(torch.TypedStorage, name)
 
         @functools.wraps(original)
         def method(storage: torch.TypedStorage, *args: Any, **kwargs: Any) -> Any:
-            result = original(storage, *args, **kwargs)  # it warns that they are to be removed, as the next would
+            result = original(storage, *args, **kwargs)  # it warns of its deprecation, as the next line would
             mode.forget(storage.untyped())
             return result
 
@@ -120,9 +120,9 @@ def _typed_storage_writes(mode: SimulatedMode) -> dict[str, Any]:
 
 
 def _ctc_loss(mode: SimulatedMode) -> Any:
-    """``torch.ctc_loss`` with the lengths as numbers, as a GPU reads them before it runs.
+    """``torch.ctc_loss`` with the lengths as numbers, as the host reads them on a GPU.
 
-    Those that nobody knows are taken to be as long as they may be.
+    Unknown lengths are assumed to be the maximum.
     """
     original = torch.ctc_loss
 
@@ -141,7 +141,7 @@ def _ctc_loss(mode: SimulatedMode) -> Any:
 
 
 def _one_hot() -> Any:
-    """``one_hot`` as it runs on plain tensors of a GPU; of classes like :class:`FakeTensor` torch compares instead."""
+    """``one_hot`` as for plain GPU tensors; for subclasses such as :class:`FakeTensor` torch compares instead."""
     original = torch.nn.functional.one_hot
 
     @functools.wraps(original)
@@ -162,12 +162,12 @@ def _lengths(mode: SimulatedMode, lengths: torch.Tensor, batch: int, most: int) 
 
 
 def _read(mode: SimulatedMode, tensor: torch.Tensor) -> Any:
-    """The number in ``tensor``, of which ``torch.tensor([tensor])`` makes another tensor."""
+    """The number in ``tensor``, for ``torch.tensor([tensor])``."""
     return mode.__torch_dispatch__(aten._local_scalar_dense.default, (FakeTensor,), (tensor,))
 
 
 def _copy(tensor: FakeTensor) -> torch.Tensor:
-    """``copy.copy``: a tensor of its own in the same memory."""
+    """``copy.copy``: a separate tensor with the same memory."""
     data = tensor.detach()
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(data, tensor.requires_grad)
@@ -175,7 +175,7 @@ def _copy(tensor: FakeTensor) -> torch.Tensor:
 
 
 def _data() -> property:
-    """``tensor.data = other``: a tensor moves so to the device, and back, under FSDP; it has to become fake."""
+    """``tensor.data = other``: under FSDP a tensor moves so to the device and back, and has to become fake."""
     original: Any = torch.Tensor.data
 
     def give(tensor: torch.Tensor, data: torch.Tensor) -> None:
@@ -193,14 +193,14 @@ def _data() -> property:
         torch.utils.swap_tensors(tensor, other)
         if kind not in (torch.Tensor, torch.nn.Parameter, FakeTensor):
             _remain(tensor, kind, vars(other))
-        if gradient is not None:  # which cannot be on another device once it is given
+        if gradient is not None:  # a gradient on another device could not be assigned afterwards
             tensor.grad = gradient.to(data.device)
 
     return property(original.__get__, give)
 
 
 def _remain(tensor: torch.Tensor, kind: type, attributes: dict[str, Any]) -> None:
-    """A library's own class of parameters keeps its methods and attributes when its tensor becomes fake."""
+    """Keep the methods and attributes of a library's own parameter class when its tensor becomes fake."""
     if issubclass(kind, torch.nn.Parameter):
         tensor.__class__ = kind if issubclass(kind, FakeTensor) else _fake_kind(kind)
         vars(tensor).update({name: value for name, value in attributes.items() if name not in vars(tensor)})
@@ -208,7 +208,7 @@ def _remain(tensor: torch.Tensor, kind: type, attributes: dict[str, Any]) -> Non
 
 @functools.cache
 def _fake_kind(kind: type) -> type:
-    """A class of fake tensors that is a ``kind``, too."""
+    """A class of fake tensors that is also a ``kind``."""
 
     def detach(tensor: torch.Tensor) -> torch.Tensor:
         detached = torch.Tensor.detach(tensor)
@@ -224,12 +224,12 @@ def _device_of(tensor: torch.Tensor) -> torch.device | None:
 
 
 def _format(tensor: FakeTensor, spec: str) -> str:
-    """As that of a plain tensor, which leaves subclasses out."""
+    """The text of a tensor, as for a plain tensor; torch's own omits subclasses."""
     return format(tensor.item(), spec) if tensor.dim() == 0 else object.__format__(tensor, spec)
 
 
 def _numpy(tensor: FakeTensor, mode: SimulatedMode, *, force: bool = False) -> Any:
-    """Zeros for a tensor on the CPU that is large, and so has no values; torch's own errors for others."""
+    """Zeros for a large CPU tensor, which has no values; torch's own errors for others."""
     if not force and tensor.fake_device.type == "cuda":
         raise TypeError(
             f"can't convert {tensor.fake_device} device type tensor to numpy. Use Tensor.cpu() to copy the tensor to "
@@ -242,18 +242,18 @@ def _numpy(tensor: FakeTensor, mode: SimulatedMode, *, force: bool = False) -> A
 
 
 def _scatter(tensor: torch.Tensor, devices: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
-    """What ``DataParallel`` does with its inputs; with one GPU it leaves them whole."""
+    """The inputs of ``DataParallel``; with one GPU they are not split."""
     for index in devices or ():
         check_index(torch.device("cuda", index).index if isinstance(index, int) else torch.device(index).index)
     return (tensor.to("cuda"),)
 
 
 def _generators() -> Callable[[], None]:
-    """``torch.Generator("cuda")``: one of the CPU that claims the device, since no number is drawn from it."""
+    """``torch.Generator("cuda")``: a CPU generator that claims the device, since it draws no numbers."""
     original = torch.Generator
 
     class Kind(type(original)):  # type: ignore[misc]
-        """Generators that torch made itself are generators too."""
+        """A metaclass by which torch's own generators are instances, too."""
 
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original)
@@ -266,11 +266,11 @@ def _generators() -> Callable[[], None]:
             return super().__call__()
 
     class Generator(original, metaclass=Kind):  # type: ignore[misc, valid-type]
-        """One on the simulated device."""
+        """A generator on the simulated device."""
 
         @property
         def device(self) -> torch.device:
-            """Where it says it is."""
+            """The device that it claims."""
             return torch.device("cuda", here().local_rank)
 
     with ExitStack() as undo:
@@ -280,9 +280,9 @@ def _generators() -> Callable[[], None]:
 
 
 def _files(device: SimulatedDevice) -> dict[str, Any]:
-    """``torch.save`` leaves out what has no values to save; ``torch.load`` reads as on a machine with the GPU."""
+    """``torch.save`` without values that do not exist; ``torch.load`` as on a machine with the GPU."""
     save_original, load_original = torch.save, torch.load
-    left_out: dict[Path, str] = {}  # files that were not written, and the lines that wanted them
+    left_out: dict[Path, str] = {}  # files that were not written, and the lines that save them
 
     @functools.wraps(save_original)
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
@@ -323,7 +323,7 @@ def _path(file: Any) -> Path | None:
 
 
 def _placed(loaded: Any, addresses: set[int]) -> Any:
-    """``loaded`` with the tensors on the device whose memory is at one of ``addresses``."""
+    """``loaded`` with the tensors at one of ``addresses`` moved to the device."""
     moved: dict[Any, torch.Tensor] = {}
 
     def goes(tensor: torch.Tensor) -> bool:
@@ -345,7 +345,7 @@ def _placed(loaded: Any, addresses: set[int]) -> Any:
 
 
 def _location(map_location: Any, storage: Any, location: str) -> Any:
-    """Where a storage goes: the name of a device, or what the script's function made of it."""
+    """The device of a loaded storage: ``map_location``'s device, or the result of the script's function."""
     if callable(map_location):
         placed = map_location(storage, location)
         return location if placed is None else placed
@@ -355,29 +355,29 @@ def _location(map_location: Any, storage: Any, location: str) -> Any:
 
 
 class _Kind(type(FakeTensor)):  # type: ignore[misc]
-    """What makes ``isinstance`` say no to tensors that are only simulated."""
+    """A metaclass by which ``isinstance`` is false for tensors that are only simulated."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, FakeTensor) and not isinstance(instance.fake_mode, SimulatedMode)
 
 
 class _Traced(FakeTensor, metaclass=_Kind):
-    """``FakeTensor`` as a library finds it: those of somebody who traces it."""
+    """``FakeTensor`` for libraries: only tensors of a tracer are instances."""
 
 
 class _Module(ModuleType):
-    """A module of torch that gives torch, and us, the class itself."""
+    """A module of torch that returns the class itself to torch and to ampmem."""
 
     @property
     def FakeTensor(self) -> Any:
-        """By who asks: with the plain class, a library leaves out what depends on values, as if it were exported."""
+        """The class, by caller: a library that gets the plain class skips value-dependent code, as under export."""
         asking: FrameType = sys._getframe(1)
         file = asking.f_code.co_filename
         return FakeTensor if is_torch(file) or file.startswith(OWN_FOLDERS) else _Traced
 
 
 def _hide_fakes() -> Callable[[], None]:
-    """Let libraries see what they would see on a GPU; returns what undoes it."""
+    """Make libraries see what they would see on a GPU; returns the undo."""
     with ExitStack() as undo:
         for module in FAKE_TENSOR_MODULES:
             undo.callback(added(module.__name__, "FakeTensor", _changed(module)))

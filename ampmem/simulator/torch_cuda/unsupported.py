@@ -1,6 +1,6 @@
-"""What a simulated GPU cannot do, which stops with the script's line and with what to do instead; ``torch.compile``.
+"""Refuses what a simulated GPU cannot do, with the script's line and what to do instead; and ``torch.compile``.
 
-What ``torch.compile`` compiles stops, or runs as it is where that is asked.
+Code for ``torch.compile`` is refused, or runs uncompiled if the user says so.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _DISTRIBUTED = (
 
 
 def install(device: SimulatedDevice, assumed: Assumed, *, alone: bool) -> Callable[[], None]:
-    """Put in place what stops; returns what undoes it.
+    """Install the refusals; returns the undo.
 
-    ``alone`` when there are no other ranks, not even on paper. Compiled code may be ``assumed`` to run as it is.
+    ``alone`` if no other ranks are simulated. ``assumed`` may say that compiled code runs uncompiled.
     """
     cuda, distributed = torch.cuda, torch.distributed
     with ExitStack() as undo:
@@ -82,12 +82,12 @@ def _without_communication() -> Callable[[], None]:
 
 
 def _each_stops(owner: object, names: Iterable[str], why: str) -> dict[str, Any]:
-    """What stands in for each of ``names`` that ``owner`` has, and stops when it is called."""
+    """Replacements for each of ``names`` that ``owner`` has, which raise when called."""
     return {name: _stops(why, getattr(owner, name)) for name in names if hasattr(owner, name)}
 
 
 def _stops(why: str, original: Any) -> Any:
-    """What looks like ``original``: of a class one that annotations, ``isinstance`` and subclasses may name."""
+    """A replacement that raises; for a class it is one that annotations, ``isinstance`` and subclasses may use."""
 
     def stopped(*_: Any, **__: Any) -> Any:
         raise stop(why)
@@ -112,7 +112,7 @@ _UNCOMPILED = (
 
 
 def _install_compiled(device: SimulatedDevice, assumed: Assumed) -> Callable[[], None]:
-    """Put in place what becomes of compiled code; returns what undoes it."""
+    """Refuse compiled code or run it uncompiled; returns the undo."""
     advice = assumed.advice("compile=eager")
     with ExitStack() as undo:
         if assumed.uncompiled:
@@ -126,16 +126,16 @@ def _install_compiled(device: SimulatedDevice, assumed: Assumed) -> Callable[[],
 
 
 def _refuse(backend: Any, advice: str) -> NoReturn:
-    """``backend`` is its name or the function that it is; ``None`` is torch's own."""
+    """Raise the error for ``backend``, a name or function; ``None`` is torch's own."""
     name = str(getattr(backend, "__name__", backend or _DEFAULT))
     raise stop(_STOPS.format(_INDUCTOR if _DEFAULT in name else _OTHER.format(name), advice))
 
 
 def _without_inductor(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Torch's own, which wraps what it is given as ever (``_orig_mod``); what would make kernels is not even loaded."""
+    """``torch.compile`` that wraps as usual (``_orig_mod``), but never loads the compiler."""
 
     @functools.wraps(original)
-    def compile(model: Any = None, **options: Any) -> Any:  # as it is called, by name too
+    def compile(model: Any = None, **options: Any) -> Any:  # the names of torch's own parameters
         if torch.compile is compile:
             options |= {"backend": "eager", "mode": None, "options": None}
         return original(model, **options)
@@ -144,7 +144,7 @@ def _without_inductor(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _stopping(original: Callable[..., Any], advice: str) -> Callable[..., Any]:
-    """A module stops when it is compiled, a function when it is called: libraries compile many that nobody uses."""
+    """``torch.compile`` that refuses modules at once, functions when called: libraries compile many unused ones."""
 
     @functools.wraps(original)
     def compile(model: Any = None, **options: Any) -> Any:
@@ -154,7 +154,7 @@ def _stopping(original: Callable[..., Any], advice: str) -> Callable[..., Any]:
             return model
         if isinstance(model, torch.nn.Module):
             _refuse(options.get("backend"), advice)
-        if isinstance(model, type):  # torch compiles its calls, and gives it back
+        if isinstance(model, type):  # torch compiles its calls, and returns the class
             name = CALL if issubclass(model, torch.nn.Module) else "__call__"
             setattr(model, name, when_called(getattr(model, name), {}))
             return model
@@ -167,7 +167,7 @@ def _stopping(original: Callable[..., Any], advice: str) -> Callable[..., Any]:
         def stopped(*args: Any, **kwargs: Any) -> Any:
             if torch.compile is compile:
                 _refuse(options.get("backend"), advice)
-            return compiled()(*args, **kwargs)  # the simulation has ended
+            return compiled()(*args, **kwargs)  # after the end of the simulation
 
         return passed_over(stopped)
 

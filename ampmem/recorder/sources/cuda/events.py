@@ -314,7 +314,7 @@ class History:
         return read_trace(traces[device] if device < len(traces) else (), self.stacks)
 
     def _follows(self, trace: Trace, final: HeldBlocks, held: list[Extent]) -> bool:
-        """Whether the state before ``trace``, computed backwards, is the known one; true for the first window."""
+        """Whether the state before ``trace``, computed backwards, is the known one; false for the first window."""
         before = rewound_blocks(trace.entries(), final)
         reserved = sum(extent.size for extent in _before(held, trace))
         return not self._first and reserved == self._segments.held.size and before.same(self._live, self._awaiting)

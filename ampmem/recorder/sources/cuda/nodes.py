@@ -24,7 +24,7 @@ from ampmem.recorder.torch_private.general import ALLOCATION, OP_FIELDS, enter_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """From ``since_ns`` until the next row, the node ``op`` (an index into ``ops``) with ``sequence`` was running."""
+    """Rows of nodes: from ``since_ns`` to the next row, node ``op`` (an index into ``ops``) with ``sequence`` runs."""
 
     since_ns: Column
     op: Column

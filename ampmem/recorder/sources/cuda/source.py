@@ -397,6 +397,7 @@ class CudaSource:
             return NO_EVENTS
         self._look_at_allocator()
         since, self._since_ns = self._since_ns, time_ns()
+        # With equal counters nothing happened during the snapshot, and the history needs no second one.
         before = self._api.changes(device)
         snapshot = self._api.snapshot()
         quiet = self._api.changes(device) == before
