@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.simulator.scratch import reductions
@@ -20,6 +21,8 @@ from ampmem.simulator.where import stop
 
 aten = torch.ops.aten
 
+_EXTREMES_TOGETHER = TorchVersion(torch.__version__) >= "2.12"
+"""Whether ``multinomial`` asks for the least and the largest probability in one call, and keeps both."""
 _MEAN, _SUM = 1, 2
 """Members of ``at::Reduction``."""
 
@@ -166,8 +169,11 @@ def _multinomial(
         kept = [source.new_empty(source.shape) for _ in range(3)]
         del kept
         return result
-    least, most = source.aminmax()
-    valid = (most < math.inf) & (least >= 0)
+    if _EXTREMES_TOGETHER:
+        least, most = source.aminmax()
+        valid = (most < math.inf) & (least >= 0)
+    else:
+        valid = (source.max() < math.inf) & (source.min() >= 0)
     both = valid & (source.sum(-1) == 0).any()
     quotient = torch.empty_like(source)
     if samples == 1:

@@ -12,7 +12,7 @@ from torch.torch_version import TorchVersion
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import round_up
-from ampmem.simulator.private.general import in_backward, schema_of
+from ampmem.simulator.private.general import in_backward, schema_of, suggest_memory_format
 from ampmem.simulator.scratch import reductions
 from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, power_of_2, scratch
 
@@ -47,6 +47,12 @@ _SORTED_SINCE = 3072
 _BAG_MAX = 2
 """The mode ``max`` of an ``EmbeddingBag``."""
 _NORMS_OF_CHUNKS = TorchVersion(torch.__version__) >= "2.15"
+_GROUPS_BY_LAYOUT = TorchVersion(torch.__version__) >= "2.15"
+"""Whether group norm has kernels for channels-last, which need no contiguous copy."""
+_SUMS_WITH_AREA = TorchVersion(torch.__version__) >= "2.14"
+"""Whether group norm's backward sums per channel only where a channel has more than one element."""
+_GROUPS_IN_FP32 = TorchVersion(torch.__version__) >= "2.13"
+"""Whether group norm of 16 bit has each group's mean and scale in FP32 first."""
 _STATE_ON_HOST = TorchVersion(torch.__version__) < "2.14"
 """Whether memory-efficient attention keeps its random state on the host even without dropout."""
 _LIMITS_FIRST = TorchVersion(torch.__version__) >= "2.13"
@@ -443,25 +449,40 @@ def _group_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     Source: ``GroupNormKernelImplInternal``.
     """
     source, weight, bias, batch, channels, area, groups = args[:7]
-    statistics = batch * groups * 4 if source.dtype in _HALF else 0
+    statistics = batch * groups * 4 if source.dtype in _HALF and _GROUPS_IN_FP32 else 0
+    by_layout = _by_layout(source)
     affine = weight is not None or bias is not None
-    channel = batch * channels * _accumulated_in(source.dtype) if affine and area > 1 else 0
-    return [(*_copies(source), statistics, statistics, channel, channel)]
+    channel = batch * channels * _accumulated_in(source.dtype) if by_layout or (affine and area > 1) else 0
+    return [(*(() if by_layout else _copies(source)), statistics, statistics, channel, channel)]
+
+
+def _by_layout(source: torch.Tensor) -> bool:
+    """Whether group norm takes its kernels for channels-last."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(source.dim())
+    return _GROUPS_BY_LAYOUT and layout is not None and source.is_contiguous(memory_format=layout)
 
 
 def _group_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
-    """Two sums per channel; two factors per group, and one per channel if there is a weight.
+    """Two sums per channel; two factors per group, and one per channel if there is a weight and an area.
 
     Source: ``GroupNormBackwardKernelImplInternal``.
     """
     source, weight, batch, channels, area, groups = args[1], *args[4:9]
-    if area == 1:
-        return []
     item = _accumulated_in(source.dtype)
     channel, group = batch * channels * item, batch * groups * item
-    return [
-        (channel, channel, *((group, group, channel if weight is not None else 0) if result[0] is not None else ()))
-    ]
+    alone = area == 1 and not _by_layout(source)
+    factor = 0 if weight is None or alone or _by_layout(source) else channel
+    sums = () if alone and _SUMS_WITH_AREA else (channel, channel)
+    return [(*sums, *((group, group, factor) if result[0] is not None else ()))]
+
+
+def _group_norm_gradient(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
+    """Contiguous copies, or with the kernels for channels-last one of a gradient in another layout."""
+    gradient, source = args[:2]
+    if not _by_layout(source):
+        return _copies(gradient, source)
+    same = gradient.is_contiguous(memory_format=suggest_memory_format(source))
+    return () if same else (gradient.numel() * gradient.dtype.itemsize,)
 
 
 def _index_put(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
@@ -669,7 +690,7 @@ _COURSES: dict[Any, Callable[[Sequence[Any], Any, GpuSpec], Course]] = {
     ),
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._fused_rms_norm_backward.default: _layer_norm_backward,
-    aten.native_group_norm_backward.default: lambda args, result, gpu: _copies(args[0], args[1]),
+    aten.native_group_norm_backward.default: _group_norm_gradient,
     **dict.fromkeys((aten.native_batch_norm.default, aten._native_batch_norm_legit.default), _batch_norm),
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten._scaled_dot_product_flash_attention.default: _flash_forward,

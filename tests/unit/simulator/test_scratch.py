@@ -14,6 +14,7 @@ from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import KIB, MIB  # noqa: E402
 from ampmem.simulator import extras  # noqa: E402
 from ampmem.simulator.scratch import reductions  # noqa: E402
+from ampmem.simulator.scratch import scratch as sizes_of_scratch  # noqa: E402
 from ampmem.simulator.scratch.scratch import (  # noqa: E402
     SORTS,
     course_of,
@@ -260,6 +261,41 @@ def test_norms_copy_what_is_not_contiguous() -> None:
     args = (source, source, means, means, weight, *shape, [True] * 3)
     sizes = scratch_of(aten.native_group_norm_backward.default, args, (source, weight, weight), A100)
     assert sizes == [(2048, 2048, 512, 512, 2048)]
+
+
+@pytest.mark.parametrize(
+    ("version", "forward", "backward", "alone"),
+    [
+        # mean and scale of each group (none before 2.13), and of each channel; two sums of each channel, two factors of
+        # each group; the same of channels with one element
+        ("2.12", (1048576, 512, 512), (512, 512, 128, 128, 512), (512, 512, 128, 128)),
+        ("2.13", (1048576, 128, 128, 512, 512), (512, 512, 128, 128, 512), (512, 512, 128, 128)),
+        ("2.14", (1048576, 128, 128, 512, 512), (512, 512, 128, 128, 512), (128, 128)),
+        ("2.15", (128, 128, 512, 512), (512, 512, 128, 128), (512, 512, 128, 128)),
+    ],
+)
+def test_group_norms_by_layout_and_release(
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    forward: tuple[int, ...],
+    backward: tuple[int, ...],
+    alone: tuple[int, ...],
+) -> None:
+    """The sizes are those of PyTorch's CUDA builds of these releases."""
+    for name, since in (("_GROUPS_IN_FP32", "2.13"), ("_SUMS_WITH_AREA", "2.14"), ("_GROUPS_BY_LAYOUT", "2.15")):
+        monkeypatch.setattr(sizes_of_scratch, name, version >= since)
+    weight, means = meta(32, dtype=BF16), meta(4, 8, dtype=BF16)
+    rows = meta(4, 32, 64, 64, dtype=BF16).contiguous(memory_format=torch.channels_last)
+    shape = (4, 32, 4096, 8)
+    assert scratch(aten.native_group_norm.default, rows, weight, weight, *shape, 1e-5) == [forward]
+    op, results = aten.native_group_norm_backward.default, (rows, weight, weight)
+    args = (rows, rows, means, means, weight, *shape, [True] * 3)
+    assert scratch_of(op, args, results, A100) == [backward]
+    copies = () if version == "2.15" else (1048576, 1048576)
+    assert sizes_of_scratch._group_norm_gradient(args, results, A100) == copies
+    one = meta(4, 32, 1, 1, dtype=BF16)
+    args = (one, one, means, means, weight, 4, 32, 1, 8, [True] * 3)
+    assert scratch_of(op, args, (one, weight, weight), A100) == [alone]
 
 
 def test_batch_norms_of_channels_last_tensors_are_added_up_by_several_blocks() -> None:
