@@ -263,8 +263,7 @@ def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed:
 def _matters(finding: Finding, summary: Summary) -> bool:
     """Whether the finding saves something that matters: reserved memory does not where half of the device is free."""
     prediction = summary.prediction
-    free = None if prediction is None else prediction.margin
-    roomy = prediction is not None and free is not None and 2 * free > prediction.gpu_bytes
+    roomy = prediction is not None and 2 * (prediction.margin or 0) > prediction.gpu_bytes
     return finding.saved > 0 and not (finding.off_reserved and roomy)
 
 

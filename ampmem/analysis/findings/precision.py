@@ -214,7 +214,7 @@ def _kind(op: str) -> _Kind:
 def _attends(run: TrainingRun, by_op: dict[str, Column]) -> bool:
     """Whether a batched matrix product keeps a tensor of a softmax's size, in its type or in 16 bits (attention)."""
     saved, bytes_ = run.analysis.saved_as, run.analysis.lifetimes.bytes
-    of_matmul = np.array([text in _MATMULS for text in run.recording.texts])[saved.op]
+    of_matmul = _named(run, _MATMULS)[saved.op]
     softmax = np.concatenate([sizes[sizes > 0] for op, sizes in by_op.items() if _SOFTMAX in op] or [bytes_[:0]])
     return bool(np.isin(bytes_[of_matmul], [*softmax, *(softmax // 2)]).any())
 
@@ -241,15 +241,19 @@ def _adds(run: TrainingRun, by_op: dict[str, Column], shapes: list[tuple[int, ..
     """Whether something is added to a tensor as large as the attention weights: a learned bias or a mask."""
     lifetimes, tensors = run.analysis.lifetimes, run.analysis.tensors
     texts = run.recording.texts
-    adds, in_place = (np.array([text == op for text in texts])[lifetimes.op] for op in ("aten::add", "aten::add_"))
+    adds, in_place = (_named(run, (op,))[lifetimes.op] for op in ("aten::add", "aten::add_"))
     same = np.array([shape_of(text) in shapes for text in texts])[tensors.shape] & (tensors.shape != 0)
     return bool(((adds & same) | (in_place & _as_large(run, by_op))).any())
 
 
 def _gathers(run: TrainingRun, by_op: dict[str, Column]) -> bool:
     """Whether a tensor as large as the attention weights is gathered, as a learned bias is."""
-    gathered = np.array([text in _GATHERS for text in run.recording.texts])[run.analysis.lifetimes.op]
-    return bool((gathered & _as_large(run, by_op)).any())
+    return bool((_named(run, _GATHERS)[run.analysis.lifetimes.op] & _as_large(run, by_op)).any())
+
+
+def _named(run: TrainingRun, ops: tuple[str, ...]) -> Mask:
+    """Which of the recording's texts name one of ``ops``."""
+    return np.array([text in ops for text in run.recording.texts])
 
 
 def _as_large(run: TrainingRun, by_op: dict[str, Column]) -> Mask:

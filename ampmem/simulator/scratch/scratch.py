@@ -12,7 +12,7 @@ from torch.torch_version import TorchVersion
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import round_up
-from ampmem.simulator.private.general import in_backward, schema_of, suggest_memory_format
+from ampmem.simulator.private.general import in_backward, schema_of
 from ampmem.simulator.scratch import reductions
 from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, power_of_2, scratch
 
@@ -450,16 +450,17 @@ def _group_norm(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     """
     source, weight, bias, batch, channels, area, groups = args[:7]
     statistics = batch * groups * 4 if source.dtype in _HALF and _GROUPS_IN_FP32 else 0
-    by_layout = _by_layout(source)
+    by_layout = _layout_of(source) is not None
     affine = weight is not None or bias is not None
     channel = batch * channels * _accumulated_in(source.dtype) if by_layout or (affine and area > 1) else 0
     return [(*(() if by_layout else _copies(source)), statistics, statistics, channel, channel)]
 
 
-def _by_layout(source: torch.Tensor) -> bool:
-    """Whether group norm takes its kernels for channels-last."""
+def _layout_of(source: torch.Tensor) -> torch.memory_format | None:
+    """The channels-last layout of ``source`` for which group norm has kernels; ``None`` if it takes the others."""
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(source.dim())
-    return _GROUPS_BY_LAYOUT and layout is not None and source.is_contiguous(memory_format=layout)
+    suits = _GROUPS_BY_LAYOUT and layout is not None and source.is_contiguous(memory_format=layout)
+    return layout if suits else None
 
 
 def _group_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
@@ -470,18 +471,19 @@ def _group_norm_backward(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Size
     source, weight, batch, channels, area, groups = args[1], *args[4:9]
     item = _accumulated_in(source.dtype)
     channel, group = batch * channels * item, batch * groups * item
-    alone = area == 1 and not _by_layout(source)
-    factor = 0 if weight is None or alone or _by_layout(source) else channel
-    sums = () if alone and _SUMS_WITH_AREA else (channel, channel)
+    by_layout = _layout_of(source) is not None
+    factor = 0 if weight is None or area == 1 or by_layout else channel
+    sums = () if area == 1 and not by_layout and _SUMS_WITH_AREA else (channel, channel)
     return [(*sums, *((group, group, factor) if result[0] is not None else ()))]
 
 
 def _group_norm_gradient(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Course:
     """Contiguous copies, or with the kernels for channels-last one of a gradient in another layout."""
     gradient, source = args[:2]
-    if not _by_layout(source):
+    layout = _layout_of(source)
+    if layout is None:
         return _copies(gradient, source)
-    same = gradient.is_contiguous(memory_format=suggest_memory_format(source))
+    same = gradient.is_contiguous(memory_format=layout)
     return () if same else (gradient.numel() * gradient.dtype.itemsize,)
 
 
