@@ -19,9 +19,9 @@ from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
 from ampmem.reporters.html.comparison import (
-    ComparisonView,
+    ComparedRuns,
     changes_view,
-    comparison_view,
+    compared_runs,
     difference_headline,
     difference_verdict,
 )
@@ -73,7 +73,7 @@ def job_page(
     opens = pages[open_arm][chosen[open_arm][0]]
     return page_view(
         tuple(shown),
-        None if comparison is None else comparison_view(comparison),
+        None if comparison is None else compared_runs(comparison),
         ranks_verdict_view(jobs[0]) if comparison is None else _of_worst(merged, comparison),
         job=job_view(jobs, pages, opens),
         opens=[run.label for run in shown].index(opens),
@@ -210,7 +210,7 @@ def _of_each(
 
 def _side_by_side(
     entries: Sequence[Entry], runs: Sequence[RunView]
-) -> tuple[tuple[RunView, ...], ComparisonView | None, VerdictView]:
+) -> tuple[tuple[RunView, ...], ComparedRuns | None, VerdictView]:
     """The runs with the comparison's labels, the comparison (``None`` for a single run), and the verdict."""
     if len(runs) == 1:
         (entry,) = entries
@@ -224,4 +224,4 @@ def _side_by_side(
             against = difference_headline(comparison, index)
             said = said_of(entry.summary, judged[index], against)
             named.append(replace(run, label=entry.label, packed=packed_words(entry.summary, said)))
-    return tuple(named), comparison_view(comparison), verdict_view(verdict_of(comparison))
+    return tuple(named), compared_runs(comparison), verdict_view(verdict_of(comparison))

@@ -391,7 +391,7 @@ export interface PageView {
   layers: Array<CategoryView>;
   runs: Array<RunView>;
   opens: number;
-  comparison: ComparisonView | null;
+  comparison: ComparedRuns | null;
   changes: ChangesView | null;
 }
 
@@ -448,66 +448,16 @@ export interface StreamView {
   packed: string;
 }
 
-export interface ComparisonView {
-  baseline: string | null;
+export interface ComparedRuns {
   labels: Array<string>;
-  steps: Array<number | null>;
-  instants: Array<InstantView>;
-  waterfall: Array<WaterfallView>;
-  peak_difference: Array<number | null>;
-  peak_reserved: Array<number | null>;
-  step_time: Array<StepTimeView | null>;
-  losses: Array<LossView>;
-  loss_difference: Array<number | null>;
-  loss_difference_texts: Array<string>;
-  activation_ratio: Array<number | null>;
-  activation_ratio_texts: Array<string>;
+  steps: Array<Step | null>;
+  baseline: number | null;
+  waterfalls: Array<[number, string]>;
+  figures: Array<Array<string>>;
+  losses: Array<Array<string>>;
+  loss_differences: Array<string>;
   remarks: Array<string>;
-  failures: Array<FailureView>;
-}
-
-export interface InstantView {
-  name: string;
-  rows: Array<CellRow>;
-  totals: Array<number | null>;
-}
-
-export interface CellRow {
-  key: string;
-  cells: Array<number | null>;
-}
-
-export interface WaterfallView {
-  from: string;
-  to: string;
-  instant: string;
-  start: number;
-  end: number;
-  terms: Array<SizeRow>;
-}
-
-export interface SizeRow {
-  key: string;
-  bytes: number;
-}
-
-export interface StepTimeView {
-  median_ns: number;
-  min_ns: number;
-  max_ns: number;
-  text: string;
-  ratio_text: string;
-}
-
-export interface LossView {
-  step: number;
-  values: Array<number | null>;
-  texts: Array<string>;
-}
-
-export interface FailureView {
-  label: string;
-  failure: string;
+  failures: Array<string>;
 }
 
 export interface ChangesView {
