@@ -275,7 +275,8 @@ def _alike_in_words(alike: Alike) -> str:
 class JobView:
     """The section of a job.
 
-    ``shown`` is the run that the page opens on; ``pages`` says whose pages are in the file, ``command`` makes another.
+    ``shown`` is the run that the page opens on, empty without any; ``pages`` says whose pages are in the file,
+    ``command`` makes another.
     """
 
     title: str
@@ -290,7 +291,7 @@ class JobView:
 def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: str) -> JobView:
     """The section of ``jobs``, one for each precision, on a page that opens on the run ``opens``.
 
-    ``pages`` has for each job, by rank, the label of its run.
+    ``pages`` has for each job, by rank, the label of its run; nothing if the jobs were given as JSON.
     """
     first = jobs[0].job
     several = len(jobs) > 1
@@ -323,6 +324,9 @@ def _problems(ranks: Ranks) -> Iterable[str]:
 
 
 def _pages(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
+    if not any(pages):
+        beside = ", and the precisions side by side," if len(jobs) > 1 else ""
+        return f"This page was made from JSON: the pages of single ranks{beside} need the recordings."
     if all(len(shown) == len(ranks.ranks) for ranks, shown in zip(jobs, pages, strict=True)):
         return (
             "Every rank's page is in this file: its number in the table above leads there, or the chooser at the top."
@@ -334,7 +338,7 @@ def _pages(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
 
 
 def _command(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
-    for ranks, shown in zip(jobs, pages, strict=True):
+    for ranks, shown in zip(jobs, pages, strict=True) if any(pages) else ():
         for rank in ranks.ranks:
             if rank.rank not in shown:
                 return visible(f"ampmem report {shlex.quote(rank.file)}")
