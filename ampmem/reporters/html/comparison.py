@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ampmem.analysis.answer import verdict_of
 from ampmem.analysis.comparison import Compared, Comparison, StepTime, step_in_words
-from ampmem.analysis.difference.changes import Fold, WhichRun, folded
+from ampmem.analysis.difference.changes import Fold, GroupChange, folded
 from ampmem.analysis.difference.difference import Difference
 from ampmem.analysis.summary import Step
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
@@ -128,22 +128,20 @@ _BEFORE, _AFTER = "before", "after"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeView:
-    """One change, or several alike in several layers; ``line_before`` says that the line is the run before's."""
+    """One change, or several alike in several layers: ``largest`` is the largest of them, as the JSON has it.
 
+    ``before`` and ``after`` are the bytes of all ``changes``, ``module`` and ``name`` those of all layers.
+    """
+
+    largest: GroupChange
     kind: str
-    category: str
     what: str
     module: str
     name: str
-    op: str
-    source_line: str
-    line_before: bool
-    stack: tuple[str, ...]
     tensors: str
     changes: int
     before: int
     after: int
-    grown: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,22 +161,16 @@ def changes_view(found: Difference) -> ChangesView:
 
 
 def _change_row(fold: Fold) -> ChangeView:
-    change = fold.largest
     return ChangeView(
-        kind=change.kind,
-        category=change.category,
+        largest=fold.largest,
+        kind=fold.largest.kind,
         what=what(fold),
         module=fold.module or "",
         name=fold.name or "",
-        op=change.op or "",
-        source_line=change.source_line or "",
-        line_before=change.lines_of is WhichRun.BEFORE,
-        stack=change.stack,
-        tensors=tensor_in_words(change),
+        tensors=tensor_in_words(fold.largest),
         changes=len(fold.changes),
         before=fold.before,
         after=fold.after,
-        grown=fold.grown,
     )
 
 
