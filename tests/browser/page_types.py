@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ampmem.analysis.difference.difference import difference_schema
+from ampmem.analysis.fit import fit_schema
 from ampmem.analysis.jsonable import json_fields
 from ampmem.analysis.summary import summary_schema
 from ampmem.reporters.html.advise_page import AdviceView
@@ -44,7 +45,8 @@ def page_types() -> str:
 def _described() -> Mapping[str, Any]:
     """The schemas of all that the commands print as JSON."""
     found: dict[str, Any] = {}
-    for name, schema in (("Summary", summary_schema()), ("Difference", difference_schema())):
+    roots = (("Summary", summary_schema()), ("Difference", difference_schema()), ("FitResult", fit_schema()))
+    for name, schema in roots:
         found |= {name: schema, **schema["$defs"]}  # type: ignore[dict-item]
     return found
 

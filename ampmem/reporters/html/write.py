@@ -13,6 +13,8 @@ from ampmem.analysis.comparison import Comparison, Entry, compare, distinct
 from ampmem.analysis.difference.difference import SCHEMA as DIFFERENCE
 from ampmem.analysis.difference.difference import Difference
 from ampmem.analysis.difference.sides import PRINTED_SUMMARY, Printed, Side, is_json, printed_in
+from ampmem.analysis.fit import SCHEMA as FIT
+from ampmem.analysis.fit import FitResult
 from ampmem.analysis.ranks.jobs import RankRun, are_ranks, read_runs
 from ampmem.analysis.ranks.merge import Jobs, merge_all
 from ampmem.analysis.ranks.ranks import SCHEMA as RANKS
@@ -28,6 +30,7 @@ from ampmem.reporters.html.comparison import (
     difference_headline,
     difference_verdict,
 )
+from ampmem.reporters.html.fit_page import render_fit
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render
 from ampmem.reporters.html.progress import PageProgress
 from ampmem.reporters.html.ranks import job_view, ranks_verdict_view
@@ -141,7 +144,7 @@ STREAMS_LIMIT = 24_000_000
 
 
 def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advised: Advised | None = None) -> None:
-    """Write the page of ``recordings``, or of the JSON of their summaries, to ``output``.
+    """Write the page of ``recordings``, or of JSON that ampmem printed, to ``output``.
 
     Several recordings are compared, and ranks of one job merged. Findings that ``advised`` disproves are left out.
 
@@ -159,7 +162,7 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advi
     with PageProgress() as progress:
         view = _view(recordings, STREAMS_LIMIT, progress, advised)
         progress.say(f"writing {output.name}")
-        page = render(view)
+        page = _rendered(view)
         with open_output(output, force=force) as stream:
             stream.write(page)
 
@@ -185,18 +188,25 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
     Raises what :func:`write` raises about recordings.
     """
     with PageProgress() as progress:
-        return render(_view(recordings, room, progress))
+        return _rendered(_view(recordings, room, progress))
+
+
+def _rendered(view: PageView | FitResult) -> str:
+    return render_fit(view) if isinstance(view, FitResult) else render(view)
 
 
 _PRINTED = (
     PRINTED_SUMMARY,
     Printed(schema=RANKS, of=Ranks, what="a merged view of ranks", command="ampmem show --ranks --json"),
     Printed(schema=DIFFERENCE, of=Difference, what="a difference", command="ampmem diff --json"),
+    Printed(schema=FIT, of=FitResult, what="a fit", command="ampmem fit --json"),
 )
 """The JSON that a page can be made from."""
 
 
-def _view(recordings: Sequence[Path], room: int, progress: PageProgress, advised: Advised | None = None) -> PageView:
+def _view(
+    recordings: Sequence[Path], room: int, progress: PageProgress, advised: Advised | None = None
+) -> PageView | FitResult:
     limit = partial(_limit, room)
     printed = {path: printed_in(path, _PRINTED) for path in recordings if is_json(path)}
     found = [each for those in printed.values() for each in those]
@@ -208,6 +218,8 @@ def _view(recordings: Sequence[Path], room: int, progress: PageProgress, advised
         return ranks_page(found)
     if len(recordings) == len(found) == 1 and isinstance(found[0], Difference):
         return difference_page(found[0], {}, room, progress)
+    if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult):
+        return found[0]
     path = next(path for path, those in printed.items() if not all(isinstance(each, Summary) for each in those))
     raise UsageError(f"{path} cannot be laid beside other runs: report on it alone")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ from command_line import ampmem_here, refused
 from jobs import rank_recording, runs_of
 from page_reader import page_data
 
+from ampmem.analysis.fit import Memory, Vary, fit_result
 from ampmem.analysis.ranks.merge import merge
 from ampmem.cli.report import page_beside
 from ampmem.events import ArmRecord
 from ampmem.recording import rank_file
+from ampmem.reporters.html.fit_page import write_fit
 from ampmem.units import format_bytes
+from ampmem.vocabulary import Arm
 
 
 @pytest.mark.parametrize(
@@ -144,6 +148,25 @@ def test_the_json_of_a_difference_has_its_page_without_the_runs(tmp_path: Path) 
     assert (data["runs"], [run["label"] for run in whole["runs"]]) == ([], ["before", "after"])
 
 
+def test_the_json_of_a_fit_has_its_page(tmp_path: Path) -> None:
+    fitting = Memory(allocated=9000, reserved=20_000, used=20_512, highest=30_512, outside_at_most=10_512)
+    found = fit_result(
+        {Arm.FP32: {1: fitting, 2: None}, Arm.AMP: {1: fitting, 2: replace(fitting, surely=False)}},
+        script="train.py",
+        steps=2,
+        vary=Vary(name="--batch-size", separator=" ", low=1, high=None),
+        gpu="a GPU",
+        total=40_000,
+        notes=("a note",),
+    )
+    write_fit(found, tmp_path / "whole.html")
+    (tmp_path / "fit.json").write_text(found.to_json())
+    assert ampmem_here(tmp_path, "report", "fit.json")[0] == 0
+    page = (tmp_path / "fit.html").read_text(encoding="utf-8")
+    assert page == (tmp_path / "whole.html").read_text(encoding="utf-8")
+    assert page_data(page)["fit"] == json.loads(found.to_json())
+
+
 def _not_of_this_version(what: str, why: str, command: str) -> str:
     return f"is not {what} of this version of ampmem ({why}); make one anew with {command}"
 
@@ -151,7 +174,7 @@ def _not_of_this_version(what: str, why: str, command: str) -> str:
 def test_json_without_a_page_is_refused_in_one_line(tmp_path: Path) -> None:
     write(tmp_path / "gpt.ampmem", small_run().recording())
     (tmp_path / "ranks.json").write_text(merge(runs_of(2)).to_json())
-    commands = "ampmem show --json, ampmem show --ranks --json, ampmem diff --json"
+    commands = "ampmem show --json, ampmem show --ranks --json, ampmem diff --json, ampmem fit --json"
     not_json = "it is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
     for text, said in (
         ('{"schema": "ampmem.check/1"}', f"is JSON, but of none of these commands: {commands}"),

@@ -24,7 +24,7 @@ function showTexts(data) {
   listed("break-even", data.break_even);
   byId("notes").hidden = data.remarks.length === 0;
   listed("remarks", data.remarks);
-  const columns = [data.argument, ...data.columns].map((head) => ({ head, number: true }));
+  const columns = [data.fit.vary.argument, ...data.columns].map((head) => ({ head, number: true }));
   fill(byId("runs"), tableOf({ caption: "Peak reserved of each run, and peak allocated", columns, rows: data.table }));
   const above = data.capacity !== null && !capacityShown(data);
   byId("capacity").textContent = above
@@ -37,7 +37,7 @@ function showTexts(data) {
 await drawChartPage({
   show: showTexts,
   section: "curves",
-  isEmpty: (/** @type {FitView} */ data) => data.curves.every((curve) => curve.values.length === 0),
+  isEmpty: (/** @type {FitView} */ data) => data.fit.arms.every(({ points }) => !points.some((point) => point.may_fit)),
   figure: fitFigure,
   height: HEIGHT,
 });

@@ -623,8 +623,8 @@ export interface Tensor {
 export interface FitView {
   ampmem: string;
   config: Record<string, boolean | string>;
+  fit: FitResult;
   title: string;
-  argument: string;
   facts: Array<[string, string]>;
   fitting: Array<string>;
   break_even: Array<string>;
@@ -634,30 +634,79 @@ export interface FitView {
   capacity_text: string;
   may_text: string;
   room: string;
-  columns: Array<string>;
   curves: Array<CurveView>;
-  crossings: Array<CrossingView>;
+  columns: Array<string>;
   table: Array<Array<string>>;
 }
 
+export interface FitResult {
+  schema: "ampmem.fit/1";
+  ampmem: string;
+  script: string;
+  steps: number;
+  runs: number;
+  vary: Vary;
+  gpu: SimulatedGpu;
+  arms: Array<ArmFit>;
+  break_even: Array<BreakEven>;
+  notes: Array<string>;
+}
+
+export interface Vary {
+  argument: string;
+  low: number;
+  high: number | null;
+  separator: string;
+}
+
+export interface SimulatedGpu {
+  name: string;
+  total_bytes: number;
+  outside_bytes: number | null;
+  outside_at_most_bytes: number | null;
+  allowed_bytes: number | null;
+}
+
+export interface ArmFit {
+  arm: "as-is" | "fp32" | "amp" | "amp-nocache";
+  largest_fitting: number | null;
+  smallest_not_fitting: number | null;
+  largest_that_may_fit: number | null;
+  points: Array<Point>;
+}
+
+export interface Point {
+  value: number;
+  fits: boolean;
+  may_fit: boolean;
+  allocated_bytes: number | null;
+  reserved_bytes: number | null;
+  device_used_bytes: number | null;
+  highest_device_used_bytes: number | null;
+  outside_at_most_bytes: number;
+  allowed_bytes: number | null;
+}
+
+export interface BreakEven {
+  arm: "as-is" | "fp32" | "amp" | "amp-nocache";
+  against: "as-is" | "fp32" | "amp" | "amp-nocache";
+  verdict: "crosses" | "always" | "never" | "reversed" | "unknown";
+  costs_at: number | null;
+  saves_at: number | null;
+  differences: Array<PeakDifference>;
+}
+
+export interface PeakDifference {
+  value: number;
+  bytes: number;
+}
+
 export interface CurveView {
-  arm: string;
   label: string;
   light: string;
   dark: string;
   symbol: string;
-  values: Array<number>;
-  reserved: Array<number>;
-  allocated: Array<number>;
   texts: Array<Array<string>>;
-  surely: Array<boolean>;
-  failing: Array<number>;
-}
-
-export interface CrossingView {
-  arm: string;
-  costs_at: number;
-  saves_at: number;
 }
 
 export interface WatchedView {
