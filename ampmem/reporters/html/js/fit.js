@@ -1,7 +1,7 @@
 /** Puts the page of a fit together. */
 import { byId, fill, make, tableOf } from "./common/dom.js";
 import { formatBytes } from "./common/format.js";
-import { capacityShown, fitFigure } from "./figures/fitfigure.js";
+import { capacityShown, drawnFrom, fitFigure } from "./figures/fitfigure.js";
 import { drawChartPage } from "./sections/chartpage.js";
 /** @import { FitView } from "./common/page.js" */
 
@@ -26,7 +26,7 @@ function showTexts(data) {
   listed("remarks", data.remarks);
   const columns = [data.fit.vary.argument, ...data.columns].map((head) => ({ head, number: true }));
   fill(byId("runs"), tableOf({ caption: "Peak reserved of each run, and peak allocated", columns, rows: data.table }));
-  const above = data.capacity !== null && !capacityShown(data);
+  const above = data.capacity !== null && !capacityShown(drawnFrom(data));
   byId("capacity").textContent = above
     ? `The ${formatBytes(data.capacity)} that the allocator can take are above the picture.`
     : "";

@@ -38,17 +38,6 @@ import { bytesOfBase64, inflated } from "./decode.js";
 
 /** @typedef {{key: string, name: string, rows: CellRow[], totals: Array<number|null>}} Instant runs at one mark */
 
-/**
- * The way from one run's bytes to another's: `start` plus all terms is exactly `end`.
- * @typedef {object} Fall
- * @property {string} from
- * @property {string} to
- * @property {string} instant
- * @property {number} start
- * @property {number} end
- * @property {Array<{key: string, bytes: number}>} terms
- */
-
 /** @typedef {{name: string, rows: StaticComponent[]}} MarkRows the static model at one mark */
 
 /**
@@ -127,24 +116,18 @@ export function comparedAt(steps, marks, categories) {
 }
 
 /**
- * The way from the run at `from` to the one at `to`, both of which have that instant.
+ * The way from the run at `from` to the one at `to`, which both have that instant: `start` plus all terms is `end`.
  * @param {Instant} instant
  * @param {string[]} labels
  * @param {number} from
  * @param {number} to
- * @returns {Fall}
  */
 export function waterfallOf({ name, rows, totals }, labels, from, to) {
-  const terms = rows.map(({ key, cells }) => ({ key, bytes: (cells[to] ?? 0) - (cells[from] ?? 0) }));
-  return {
-    from: labels[from],
-    to: labels[to],
-    instant: name,
-    start: totals[from] ?? 0,
-    end: totals[to] ?? 0,
-    terms: terms.filter(({ bytes }) => bytes),
-  };
+  const terms = rows.map(({ key, cells }) => ({ key, bytes: (cells[to] ?? 0) - (cells[from] ?? 0) })).filter(({ bytes }) => bytes);
+  return { from: labels[from], to: labels[to], instant: name, start: totals[from] ?? 0, end: totals[to] ?? 0, terms };
 }
+
+/** @typedef {ReturnType<typeof waterfallOf>} Fall */
 
 /**
  * Live bytes at the marks of the last step that ended and at its peak: the rows of `ampmem show --each`.

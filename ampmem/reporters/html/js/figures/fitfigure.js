@@ -3,7 +3,7 @@ import { formatCount, plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
 import { chartLayout } from "./layout.js";
 import { byteTicks } from "./ticks.js";
-/** @import { CurveView, FitResult, FitView } from "../common/page.js" */
+/** @import { FitResult, FitView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
 
@@ -24,16 +24,7 @@ const ROW = 0.04;
 
 /**
  * The runs of one arm: the peaks of those that fit or may fit, by value, and the values of those that do not.
- * @typedef {{
- *   arm: string, values: number[], reserved: number[], allocated: number[], surely: boolean[], failing: number[]
- * }} Runs
- */
-/** @typedef {CurveView & Runs} Curve */
-/** @typedef {Omit<FitView, "curves"> & {curves: Curve[]}} Drawn */
-
-/**
  * @param {FitResult["arms"][number]} arm
- * @returns {Runs}
  */
 function runsOf({ arm, points }) {
   const fitting = points.filter((point) => point.may_fit);
@@ -50,11 +41,13 @@ function runsOf({ arm, points }) {
 /**
  * The page's data with the runs of each curve.
  * @param {FitView} view
- * @returns {Drawn}
  */
-function drawn(view) {
+export function drawnFrom(view) {
   return { ...view, curves: view.curves.map((curve, i) => ({ ...curve, ...runsOf(view.fit.arms[i]) })) };
 }
+
+/** @typedef {ReturnType<typeof drawnFrom>} Drawn */
+/** @typedef {Drawn["curves"][number]} Curve */
 
 /** @param {Drawn} data */
 function largest(data) {
@@ -68,17 +61,10 @@ function smallest(data) {
 
 /**
  * Whether the line of the capacity is in the picture: from far away it would press the curves flat.
- * @param {FitView} view
- */
-export function capacityShown(view) {
-  return capacityIn(drawn(view));
-}
-
-/**
  * @param {Drawn} data
  * @returns {data is Drawn & {capacity: number}}
  */
-function capacityIn(data) {
+export function capacityShown(data) {
   return data.capacity !== null && data.capacity <= FAR * largest(data);
 }
 
@@ -185,7 +171,7 @@ function failingOf(curve, argument, theme, height) {
  * @param {Theme} theme
  */
 function capacityOf(data, theme) {
-  if (!capacityIn(data)) return { shapes: [], annotations: [] };
+  if (!capacityShown(data)) return { shapes: [], annotations: [] };
   const ink = INKS[theme];
   const line = { color: ink.ink, width: 1.5, dash: "dash" };
   const across = { xref: "paper", x0: 0, x1: 1 };
@@ -226,7 +212,7 @@ function capacityOf(data, theme) {
  */
 function topOf(data) {
   const most = largest(data);
-  if (!capacityIn(data)) return most;
+  if (!capacityShown(data)) return most;
   const high = Math.max(most, data.capacity);
   return data.may !== null && data.may <= FAR * most ? Math.max(high, data.may) : high;
 }
@@ -280,7 +266,7 @@ function crossingsOf(data, theme) {
  * @returns {Figure}
  */
 export function fitFigure(view, theme, width, height) {
-  const data = drawn(view);
+  const data = drawnFrom(view);
   const { argument } = data.fit.vary;
   const line = topOf(data);
   const floor = smallest(data);
