@@ -14,10 +14,9 @@ from ampmem.analysis.difference.changes import Fold, GroupChange, folded
 from ampmem.analysis.difference.difference import Difference
 from ampmem.analysis.summary import Step
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
-from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.run import Headline
 from ampmem.reporters.html.safety import MAX_PROSE, visible
-from ampmem.reporters.html.verdict import Bar, End, VerdictView, Waterfall, falls, paint, stacked, unchanged
+from ampmem.reporters.html.verdict import Bar, End, VerdictView, Waterfall, falls, legend_of, stacked, unchanged
 from ampmem.reporters.text.difference import foot, headline, remarks, tensor_in_words, what
 from ampmem.reporters.text.plain_text import ABSENT, percent, short, signed, times
 from ampmem.units import format_apart, format_bytes, format_duration
@@ -178,14 +177,13 @@ def difference_verdict(found: Difference) -> VerdictView:
     """The verdict at the top of the page of a difference."""
     before, after = found.categories_before, found.categories_after
     whole = max(sum(before.values()), sum(after.values()), 1)
-    shown = [category for category in CATEGORIES if before[category] or after[category]]
     return VerdictView(
         headline=visible(headline(found), MAX_PROSE),
         why=visible(" ".join(remarks(found)), MAX_PROSE),
         more=visible(" ".join(f"Warning: {doubt}." for doubt in found.doubts), MAX_PROSE),
         when="of each, on one scale",
         bars=(_difference_bar(_BEFORE, before, after, whole), _difference_bar(_AFTER, after, before, whole)),
-        legend=tuple(Bar(label=label(category), paint=paint(category)) for category in shown),
+        legend=legend_of((before, after)),
         waterfall=_difference_waterfall(before, after) if before != after else None,
     )
 

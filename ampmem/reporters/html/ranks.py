@@ -9,7 +9,6 @@ from itertools import groupby
 from urllib.parse import urlencode
 
 from ampmem.analysis.ranks.ranks import (
-    SAME,
     Absence,
     Alike,
     Excess,
@@ -20,7 +19,7 @@ from ampmem.analysis.ranks.ranks import (
     Ranks,
     Spread,
 )
-from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.verdict import (
@@ -32,6 +31,7 @@ from ampmem.reporters.html.verdict import (
     VerdictView,
     Waterfall,
     falls,
+    legend_of,
     paint,
     stacked,
     unchanged,
@@ -52,9 +52,6 @@ from ampmem.units import format_bytes, format_count, format_peak, peaks_apart
 
 MAX_ROWS = 64
 """The most groups of equal ranks that have a row each: those with the largest peaks."""
-
-_NOTABLE = 0.01
-"""A column's largest value is marked if the ranks differ by at least this share of it."""
 
 _ABSENT = {
     Absence.NO_FILE: "no file",
@@ -243,7 +240,7 @@ class _Table:
             text=format_peak(size) if size else "0",
             title=f"{format_count(size)} bytes" + (f", {format_count(above)} above the least" if above else ""),
             shade=min(100.0, 100 * above / self._scale) if self._scale else 0.0,
-            most=size == spread.max and spread.spread >= _NOTABLE * spread.max and spread.spread > SAME,
+            most=spread.marks(size),
         )
 
     def _largest(self, alike: Alike) -> Rank:
@@ -355,7 +352,7 @@ def ranks_verdict_view(ranks: Ranks) -> VerdictView:
         more=visible(" ".join(words.more), MAX_PROSE),
         when=visible(_step(ranks)),
         bars=tuple(_bars(ranks, shown)),
-        legend=tuple(_legend([peak for _, _, peak in shown])),
+        legend=legend_of(peak.categories for _, _, peak in shown),
         waterfall=_waterfall(ranks),
     )
 
@@ -388,12 +385,6 @@ def _bars(ranks: Ranks, shown: Sequence[tuple[str, Rank, RankPeak]]) -> Iterable
             change=signed(difference) if difference else "",
             pieces=stacked(peak.categories, most),
         )
-
-
-def _legend(peaks: Sequence[RankPeak]) -> Iterable[Bar]:
-    for category in CATEGORIES:
-        if any(peak.categories[category] for peak in peaks):
-            yield Bar(label=label(category), paint=paint(category))
 
 
 def _waterfall(ranks: Ranks) -> Waterfall | None:
