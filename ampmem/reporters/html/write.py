@@ -217,7 +217,9 @@ def _view(
     if len(printed) == len(recordings) and all(isinstance(each, Ranks) for each in found):
         return ranks_page(found)
     if len(recordings) == len(found) == 1 and isinstance(found[0], Difference):
-        return difference_page(found[0], {}, room, progress)
+        page = difference_page(found[0], {}, room, progress)
+        more = " ".join(filter(None, (page.verdict.more, "This page was made from JSON, without the runs' own pages.")))
+        return replace(page, verdict=replace(page.verdict, more=more))
     if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult):
         return found[0]
     path = next(path for path, those in printed.items() if not all(isinstance(each, Summary) for each in those))
