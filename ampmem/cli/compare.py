@@ -46,7 +46,10 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write an HTML report of all recordings here.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print what ampmem show --json prints of the recordings, not the tables."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the recordings' summaries as JSON, as ampmem show --json does, instead of the tables.",
 )
 @shared_options
 def compare(

@@ -40,10 +40,10 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
 
     The page of a watched run has the whole run as a line; each of its full recordings has a page of its own beside it.
 
-    A FILE may also be JSON that ampmem printed, on this machine or another. The page of what show --json and compare
-    --json print is the same, without what needs the events, such as the timeline, and without the script's name and its
-    failure, which the JSON does not have. The page of what show --ranks --json prints has no pages of single ranks,
-    that of diff --json no pages of the two runs; that of fit --json is the same. Each of these three is a page alone.
+    A FILE may also be JSON that ampmem printed, on any machine. The page of show --json and of compare --json is the
+    same, but without the timeline and other parts that need the events, and without the script's name and its failure,
+    which the JSON does not have. The page of show --ranks --json has no pages of single ranks, the page of diff --json
+    no pages of the two runs; the page of fit --json is complete. These three cannot be combined with other files.
     """
     # Imports plotly, which a shell's completion must not wait for.
     from ampmem.reporters.html import write

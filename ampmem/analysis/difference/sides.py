@@ -324,7 +324,7 @@ def printed_in(path: Path, kinds: Sequence[Printed]) -> list[Any]:
             named = [kind for kind in kinds if kind.schema == schema]
             if not named and len(kinds) > 1:
                 commands = ", ".join(kind.command for kind in kinds)
-                raise RecordingError(f"{path} is JSON, but of none of these commands: {commands}")
+                raise RecordingError(f"{path} is JSON, but not from one of these commands: {commands}")
             shown = (named or kinds)[0]
             found.append(from_json(shown.of, each))
         if not found:
@@ -332,7 +332,7 @@ def printed_in(path: Path, kinds: Sequence[Printed]) -> list[Any]:
     except ValueError as error:
         raise RecordingError(
             f"{path} is not {shown.what} of this version of ampmem ({_in_short(error)}); "
-            f"make one anew with {shown.command}"
+            f"write it again with {shown.command}"
         ) from None
     except OSError as error:
         raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
@@ -343,7 +343,7 @@ def _summed_up(path: Path) -> Side:
     """The side of a summary's JSON. Raises :class:`RecordingError` for other JSON."""
     found = printed_in(path, [PRINTED_SUMMARY])
     if len(found) != 1:
-        raise UsageError(f"{path} has {len(found)} summaries, and a side is one; write each to a file of its own")
+        raise UsageError(f"{path} has {len(found)} summaries, but only one can be compared; write each to its own file")
     return Side(label=str(path), summary=found[0], groups=None)
 
 

@@ -223,7 +223,7 @@ def _view(
     if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult):
         return found[0]
     path = next(path for path, those in printed.items() if not all(isinstance(each, Summary) for each in those))
-    raise UsageError(f"{path} cannot be laid beside other runs: report on it alone")
+    raise UsageError(f"{path} cannot be compared with other files: report on it alone")
 
 
 def _limit(room: int, runs: int) -> int:

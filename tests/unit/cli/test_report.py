@@ -170,7 +170,7 @@ def test_the_json_of_a_fit_has_its_page(tmp_path: Path) -> None:
 
 
 def _not_of_this_version(what: str, why: str, command: str) -> str:
-    return f"is not {what} of this version of ampmem ({why}); make one anew with {command}"
+    return f"is not {what} of this version of ampmem ({why}); write it again with {command}"
 
 
 def test_json_without_a_page_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_json_without_a_page_is_refused_in_one_line(tmp_path: Path) -> None:
     commands = "ampmem show --json, ampmem show --ranks --json, ampmem diff --json, ampmem fit --json"
     not_json = "it is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
     for text, said in (
-        ('{"schema": "ampmem.check/1"}', f"is JSON, but of none of these commands: {commands}"),
+        ('{"schema": "ampmem.check/1"}', f"is JSON, but not from one of these commands: {commands}"),
         ("[]", _not_of_this_version("a summary", "it is an empty array", "ampmem show --json")),
         ("{", _not_of_this_version("a summary", not_json, "ampmem show --json")),
         (
@@ -191,7 +191,7 @@ def test_json_without_a_page_is_refused_in_one_line(tmp_path: Path) -> None:
         assert ampmem_here(tmp_path, "report", "odd.json") == (1, "", f"ampmem: odd.json {said}\n")
     for files in (["ranks.json", "gpt.ampmem"], ["gpt.ampmem", "ranks.json"]):
         assert refused(tmp_path, "report", *files) == (
-            "ampmem: ranks.json cannot be laid beside other runs: report on it alone\n"
+            "ampmem: ranks.json cannot be compared with other files: report on it alone\n"
         )
     assert not [*tmp_path.glob("*.html")]
 
