@@ -20,6 +20,7 @@ import argparse
 import functools
 import gc
 import json
+import os
 import platform
 import sys
 from collections import Counter
@@ -44,6 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ampmem
 from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
+from ampmem.recorder.sources import extension
 from ampmem.workloads import gpt, resnet
 
 SMALL_GPT = gpt.Config(vocabulary=512, context=64, layers=2, heads=4, width=96, batch_size=4)
@@ -155,8 +157,11 @@ def mem_tracker(training: Training) -> Iterator[None]:
         handle.remove()
 
 
-def ampmem_profile(training: Training, *, stacks: bool = True) -> AbstractContextManager[object]:
-    """A recording of the block, on disk."""
+def ampmem_profile(
+    training: Training, *, stacks: bool = True, observed: bool = False
+) -> AbstractContextManager[object]:
+    """A recording of the block, on disk; ``observed`` by the compiled extension instead of torch.profiler."""
+    os.environ[extension.VARIABLE] = "on" if observed else "off"
     return ampmem.profile(training.model, training.optimizer, device=training.device, stacks=stacks)
 
 
@@ -180,12 +185,14 @@ ARMS: dict[str, Arm] = {
     "torch.profiler, stacks": functools.partial(torch_profiler, with_stack=True),
     "MemTracker": mem_tracker,
     "ampmem": ampmem_profile,
+    "ampmem, extension": functools.partial(ampmem_profile, observed=True),
     "ampmem, no stacks": functools.partial(ampmem_profile, stacks=False),
     "ampmem, no sync": ampmem_without_sync,
 }
+PROFILERS = ("torch.profiler", "torch.profiler, stacks")
 ON: dict[str, tuple[str, ...]] = {
-    "cpu": ("plain", "torch.profiler", "torch.profiler, stacks", "MemTracker", "ampmem"),
-    "emulated": ("plain", "memory history", "torch.profiler", "torch.profiler, stacks", "ampmem"),
+    "cpu": ("plain", *PROFILERS, "MemTracker", "ampmem", "ampmem, extension"),
+    "emulated": ("plain", "memory history", *PROFILERS, "ampmem", "ampmem, extension"),
     "gpu": tuple(ARMS),
 }
 """The arms on each device, in the order of a round."""
@@ -193,9 +200,10 @@ MOST_STEPS = {"MemTracker": 5}
 """An arm that takes no part in longer turns: it would take most of the time, and costs the same in each step."""
 
 
-def arms_of(device: str, steps: int) -> list[str]:
+def arms_of(device: str, steps: int, *, observed: bool) -> list[str]:
     """The arms that take turns of so many steps on the device, in the order of a round."""
-    return [arm for arm in ON[device] if steps <= MOST_STEPS.get(arm, steps)]
+    arms = [arm for arm in ON[device] if steps <= MOST_STEPS.get(arm, steps)]
+    return arms if observed else [arm for arm in arms if arm != "ampmem, extension"]
 
 
 def turn(arm: str, training: Training, steps: int, clock: Callable[[], float]) -> tuple[float, float]:
@@ -210,14 +218,21 @@ def turn(arm: str, training: Training, steps: int, clock: Callable[[], float]) -
     return ended - began, clock() - begins
 
 
-def measure(device: str, program: str, steps: Sequence[int], rounds: int) -> Iterator[dict[str, Any]]:
-    """The turns of each number of steps, by arm, and what they ran on. On a GPU the time is the wall's."""
+def measure(
+    device: str, program: str, steps: Sequence[int], rounds: int, *, observed: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The turns of each number of steps, by arm, and what they ran on. On a GPU the time is the wall's.
+
+    ``observed`` if there is a compiled extension, whose arm takes part then.
+    """
     training = Training(program, device)
     clock = perf_counter if device == "gpu" else process_time
-    for arm in arms_of(device, min(steps)):  # what happens only once in a process is nobody's overhead
+    for arm in arms_of(
+        device, min(steps), observed=observed
+    ):  # what happens only once in a process is nobody's overhead
         turn(arm, training, min(steps), clock)
     for count in steps:
-        turns: dict[str, list[tuple[float, float]]] = {arm: [] for arm in arms_of(device, count)}
+        turns: dict[str, list[tuple[float, float]]] = {arm: [] for arm in arms_of(device, count, observed=observed)}
         for _ in range(rounds):
             for arm, taken in turns.items():
                 taken.append(turn(arm, training, count, clock))
@@ -444,6 +459,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"{options.device} needs a CUDA device")
+    extension.build()
     steps: dict[str, list[int]] = {}
     for run in options.runs:
         program, _, count = run.partition("/")
@@ -456,7 +472,7 @@ def main() -> None:
             for count in counts:
                 print_parts(options.device, program, count, options.rounds)
             continue
-        for row in measure(options.device, program, counts, options.rounds):
+        for row in measure(options.device, program, counts, options.rounds, observed=True):
             print(json.dumps(row), flush=True)
 
 
