@@ -44,7 +44,7 @@ class FullPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class HeldBefore:
     """The bytes of one category or line when memory ran out, and at the peak of the last full recording.
 
     ``count`` is the number of blocks; 0 if unknown.
@@ -74,7 +74,7 @@ class Shortage:
     batch: str
     usual_batch: str
     usual_peak: int | None
-    held: tuple[Compared, ...]
+    held: tuple[HeldBefore, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +284,7 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
     if inside is not None:
         full, ending = full[:-1], _as_ending(ending, inside)
     held = tuple(
-        Compared(
+        HeldBefore(
             what=each.what,
             then=each.bytes,
             before=_before(each, full[-1] if full else None),

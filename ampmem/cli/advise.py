@@ -75,7 +75,7 @@ from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, rank_file, read
-from ampmem.reporters.text.advise import best_change, render
+from ampmem.reporters.text.advise import best_change, render_advice
 from ampmem.reporters.text.layout import layout_for
 from ampmem.results import results_difference
 from ampmem.units import format_bytes, parse_bytes
@@ -227,7 +227,7 @@ def advise(
         finally:
             if NOTHING_FORCED in search.trials:
                 found = document()
-                click.echo(found.to_json() if as_json else render(found, layout_for(sys.stdout)))
+                click.echo(found.to_json() if as_json else render_advice(found, layout_for(sys.stdout)))
         if html is not None:
             _write_page(document(), search, limit, html, force=options.force)
     if not any(meets(trial, limit) for trial in search.trials.values()):

@@ -23,8 +23,7 @@ from ampmem.analysis.budgets.budget import (
     parse_allowance,
     parse_budget,
 )
-from ampmem.analysis.budgets.check import CheckResult, check_schema, not_judged
-from ampmem.analysis.budgets.check import check as judge
+from ampmem.analysis.budgets.check import CheckResult, check_run, check_schema, not_judged
 from ampmem.analysis.budgets.run import (
     OF_SUMMARY,
     JudgedRun,
@@ -488,7 +487,7 @@ def _result(asked: _Asked, subject: Subject, subjects: Sequence[Subject]) -> Che
     if asked.baseline is not None and not asked.update:
         baseline = read_baseline(baseline_of(asked.baseline, subject, subjects))
     mistaken = asked.mistaken(subject.script)
-    return judge(subject.run, asked.of(subject.script), baseline, asked.allow, mistaken=mistaken)
+    return check_run(subject.run, asked.of(subject.script), baseline, asked.allow, mistaken=mistaken)
 
 
 def _update(baseline: Path, subject: Subject, result: CheckResult, subjects: Sequence[Subject]) -> None:

@@ -51,7 +51,7 @@ from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.names import warning
 from ampmem.output import check_output, say_written
 from ampmem.recording import SUFFIX, read
-from ampmem.reporters.text.fit import render, what_follows
+from ampmem.reporters.text.fit import render_fit, what_follows
 from ampmem.reporters.text.layout import layout_for
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
@@ -365,7 +365,7 @@ def fit(
     runs = RunPlan(script=script, varied=varied, seed=seed, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found, interrupted = _search(runs, chosen, gpu, curve=points)
     if found.runs:
-        click.echo(document(found).to_json() if as_json else render(found, layout_for(sys.stdout)))
+        click.echo(document(found).to_json() if as_json else render_fit(found, layout_for(sys.stdout)))
     if interrupted:
         raise KeyboardInterrupt
     if html is not None:

@@ -31,8 +31,7 @@ from ampmem.reporters.text.layout import Layout, layout_for
 from ampmem.reporters.text.memory import render_what_if
 from ampmem.reporters.text.ranks import render_jobs
 from ampmem.reporters.text.table import TableReporter, separator
-from ampmem.reporters.text.watched import render as render_watched
-from ampmem.reporters.text.watched import render_watched_ranks
+from ampmem.reporters.text.watched import render_watched, render_watched_ranks
 from ampmem.vocabulary import SourceKind
 
 _OF_EACH = frozenset({Detail.ACTIVATIONS, Detail.CASTS, Detail.MODULES, Detail.LARGEST})

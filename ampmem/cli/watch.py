@@ -117,6 +117,6 @@ def _tell(file: Path, named: Path, rows: int, audience: Audience, *, quiet: bool
     if not quiet:
         from ampmem.analysis.watched import watched_run
         from ampmem.reporters.text.layout import layout_for
-        from ampmem.reporters.text.watched import render
+        from ampmem.reporters.text.watched import render_watched
 
-        audience.show(render(watched_run(read_watched(file), named), layout_for(audience.screen)))
+        audience.show(render_watched(watched_run(read_watched(file), named), layout_for(audience.screen)))

@@ -17,6 +17,7 @@ from torch.torch_version import TorchVersion
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.simulator.scratch import reductions
+from ampmem.simulator.scratch.scratch import is_mask
 from ampmem.simulator.where import stop
 
 aten = torch.ops.aten
@@ -546,10 +547,10 @@ def _sort(found: Found, tensor: Tensor, *, stable: bool | None = None, dim: int 
 
 
 def _nonzero(found: Found, tensor: Tensor) -> Tensor:
-    return places(tensor, lambda: found("nonzero", tensor, tensor.numel()), found.gpu)
+    return nonzero_places(tensor, lambda: found("nonzero", tensor, tensor.numel()), found.gpu)
 
 
-def places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
+def nonzero_places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
     """The indices of nonzero elements: ``nonzero_cuda_out_impl`` (``cuda/Nonzero.cu``).
 
     The result is column by column, as on the CPU. ``find`` returns how many elements there are, once they are counted.
@@ -576,19 +577,15 @@ def _masked_select(found: Found, tensor: Tensor, mask: Tensor) -> Tensor:
 
 def _index(found: Found, tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
     """``index``: masks become indices, which live as long as the op (``expandTensors``)."""
-    if not _has_mask(indices):
+    if not any(map(is_mask, indices)):
         return NotImplemented
     return aten.index.Tensor(tensor, _expanded(indices))
-
-
-def _has_mask(indices: Sequence[Tensor | None]) -> bool:
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _expanded(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     expanded: list[Tensor | None] = []
     for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
+        if index is not None and is_mask(index):
             expanded += index.nonzero().unbind(1)
         else:
             expanded.append(index)
@@ -599,7 +596,7 @@ def _accumulating(op: Any) -> OpAnswer:
     """``index_put`` with accumulation: the gradient of an index by a mask searches the mask once more."""
 
     def index_put(found: Found, tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, *how: bool) -> Any:
-        if not (any(how[:1]) and _has_mask(indices)):
+        if not (any(how[:1]) and any(map(is_mask, indices))):
             return NotImplemented
         return op(tensor, _expanded(indices), values, *how)
 

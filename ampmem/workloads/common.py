@@ -15,15 +15,15 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.utils.data import DataLoader, TensorDataset
 
 __all__ = [
-    "Options",
     "UsageError",
+    "WorkloadOptions",
     "batches",
     "choice",
     "count",
     "data_loader",
     "flag",
     "make_optimizer",
-    "report",
+    "report_step",
     "run_command",
 ]
 
@@ -46,7 +46,7 @@ LEARNING_RATES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class WorkloadOptions:
     """The values of the command line; ``None`` means the workload's own default."""
 
     preset: str = "small"
@@ -117,7 +117,7 @@ def batches(loader: DataLoader[tuple[Tensor, ...]], steps: int) -> Iterator[tupl
             step += 1
 
 
-def report(step: int, loss: float) -> None:
+def report_step(step: int, loss: float) -> None:
     """Print one line for a finished step."""
     print(f"step {step} loss {loss:.6f}", flush=True)
 
@@ -165,7 +165,7 @@ def run_command(
     optimizer: str,
     extra: Sequence[click.Option] = (),
 ) -> None:
-    """Parse ``argv`` (``None``: the process's own) and call ``train(Options(...), **extra options)``.
+    """Parse ``argv`` (``None``: the process's own) and call ``train(WorkloadOptions(...), **extra options)``.
 
     Returns when training is done or help was shown. Invalid arguments give one line on stderr and ``SystemExit(2)``;
     errors of the training itself pass through.
@@ -173,7 +173,7 @@ def run_command(
 
     def callback(*, device: str, dtype: str, **rest: Any) -> None:
         common = {key: rest.pop(key) for key in ("preset", "precision", "optimizer", "batch_size", "steps", "seed")}
-        train(Options(device=_find_device(device), dtype=DTYPES[dtype], **common), **rest)
+        train(WorkloadOptions(device=_find_device(device), dtype=DTYPES[dtype], **common), **rest)
 
     command = click.Command(name, callback=callback, params=[*extra, *_common_options(optimizer)], help=train.__doc__)
     arguments = None if argv is None else list(argv)

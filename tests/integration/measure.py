@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampmem
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Recording
-from ampmem.workloads.common import Options
+from ampmem.workloads.common import WorkloadOptions
 
 WORKLOADS = ("gpt", "bert", "resnet", "reuse", "gan", "accumulate", "checkpointed")
 PRECISIONS = ("fp32", "amp", "amp-nocache")
@@ -108,8 +108,8 @@ def workload(name: str) -> ModuleType:
     return importlib.import_module(f"ampmem.workloads.{name}")
 
 
-def options(precision: str, **rest: Any) -> Options:
-    return Options(preset="tiny", precision=precision, **({"steps": 2} | rest))
+def options(precision: str, **rest: Any) -> WorkloadOptions:
+    return WorkloadOptions(preset="tiny", precision=precision, **({"steps": 2} | rest))
 
 
 @contextmanager

@@ -378,7 +378,7 @@ def check_schema() -> dict[str, Json]:
     )
 
 
-def check(
+def check_run(
     run: JudgedRun,
     budgets: Sequence[Budget],
     baseline: Side | None = None,

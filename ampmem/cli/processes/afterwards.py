@@ -243,11 +243,11 @@ def _instead(session: Session) -> str:
 def predicted(simulation: Simulation, *, failed: bool) -> str:
     """The memory that the run would have needed, in one line; a run that failed otherwise has no verdict."""
     from ampmem.analysis.estimate import STOPPED, prediction_of
-    from ampmem.reporters.text.estimate import headline
+    from ampmem.reporters.text.estimate import prediction_headline
 
     record, failure = simulation.end()
     prediction = prediction_of(record, stopped=STOPPED if failed else "")
-    return headline(prediction, simulation.device.gpu.name, failure=failure)
+    return prediction_headline(prediction, simulation.device.gpu.name, failure=failure)
 
 
 def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -> bool:

@@ -31,7 +31,7 @@ root, safe = sys.argv.pop(1), sys.flags.safe_path
 sys.path[: not safe] = [root] if root not in sys.path else [{os.devnull!r}] * (not safe)
 """
 _START = f"{_PATH}from ampmem.cli.main import main\nmain()\n"
-_SERVE = f"{_PATH}from ampmem.cli.warmed import serve\nserve()\n"
+_SERVE = f"{_PATH}from ampmem.cli.warmed import serve_runs\nserve_runs()\n"
 
 
 class Running(Protocol):

@@ -27,7 +27,7 @@ from ampmem.events import Fact
 from ampmem.names import StateName
 from ampmem.own_code import OWN_FOLDERS, RECORDING_CODE, RUNNER, is_torch
 from ampmem.recorder.facts.addresses import PLAIN, AliveBlocks, parts_of
-from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor, states_of
+from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_nn_parameter, is_tensor, states_of
 from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.live import collection_paused, live_modules, live_tensors
 from ampmem.recorder.models.models import ROOT, Models
@@ -125,7 +125,7 @@ class HolderLog:
 
     def _left_behind(self) -> list[Tensor]:
         """One tensor of each of the largest storages, without parameters."""
-        return _largest(self._by_address(tensor for tensor in live_tensors() if not is_parameter(tensor)))
+        return _largest(self._by_address(tensor for tensor in live_tensors() if not is_nn_parameter(tensor)))
 
     def _unknown(self, models: Models, known: set[int]) -> list[Tensor]:
         """One tensor of each of the largest unknown storages; none if they add up to little."""
@@ -414,7 +414,7 @@ def _tensors_in_space(space: Any) -> list[tuple[str, str, torch.Tensor]]:
             found.append((name, name, value))
         elif not issubclass(kind, _NO_HOLDERS_EITHER):
             found += ((f"{name}{part}", name, item) for part, item in _tensors_in_value(value))
-    return [each for each in found if not is_parameter(each[2])]
+    return [each for each in found if not is_nn_parameter(each[2])]
 
 
 def _tensors_in_value(value: Any) -> Iterator[tuple[str, torch.Tensor]]:

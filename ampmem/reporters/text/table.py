@@ -10,7 +10,7 @@ from ampmem.analysis.summary import PeakPlace, Step, Summary
 from ampmem.names import RAN_ON_PREDICTED
 from ampmem.reporters.base import EVERYTHING, NOTHING, Detail, Report
 from ampmem.reporters.text.answer import place_of, verdict_lines, why_it_does_not_fit
-from ampmem.reporters.text.estimate import headline, other_notes, render_prediction
+from ampmem.reporters.text.estimate import other_notes, prediction_headline, render_prediction
 from ampmem.reporters.text.layout import PLAIN, Layout
 from ampmem.reporters.text.memory import (
     render_activations,
@@ -107,7 +107,7 @@ def _answer(summary: Summary, layout: Layout) -> str:
     if summary.prediction is not None:
         failure = "" if ended is None else why_it_does_not_fit(ended)
         place = "" if ended is not None else place_of(summary.whole)
-        said = headline(summary.prediction, summary.device.name, failure=failure, place=place)
+        said = prediction_headline(summary.prediction, summary.device.name, failure=failure, place=place)
         whole = "The whole run: " if RAN_ON_PREDICTED in summary.notes else ""
         lines += wrapped(f"{whole}{said}", layout.width, indent="")
     return "\n".join(lines)

@@ -28,7 +28,7 @@ from ampmem.reporters.base import EVERYTHING
 from ampmem.reporters.text.check import render_check, render_checks
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.difference import render_difference
-from ampmem.reporters.text.fit import render as render_fit
+from ampmem.reporters.text.fit import render_fit
 from ampmem.reporters.text.layout import NARROWEST, WIDEST, Layout, number, table, table_lines, words
 from ampmem.reporters.text.model import render_recipe, render_recipes
 from ampmem.reporters.text.plain_text import columns, shorten, wrapped
