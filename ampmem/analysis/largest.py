@@ -41,7 +41,7 @@ class LargeAllocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HolderMemory:
+class Held:
     """Allocations of which only the ``holder`` is known: the class of an object, or a variable of a script.
 
     ``holder`` is ``None`` if unknown too, as for memory that only a local variable holds.
@@ -52,7 +52,7 @@ class HolderMemory:
     tensors: int
 
 
-def held(history: MemoryHistory, position: int) -> tuple[HolderMemory, ...]:
+def held(history: MemoryHistory, position: int) -> tuple[Held, ...]:
     """The allocations in ``other`` alive at ``position``, by holder, the one with the most bytes first."""
     lifetimes, classes, texts = history.lifetimes, history.classes, history.recording.texts
     mine = lifetimes.alive_at(position) & classes.of(Category.OTHER) & (lifetimes.address != OTHER_THREADS)
@@ -60,7 +60,7 @@ def held(history: MemoryHistory, position: int) -> tuple[HolderMemory, ...]:
     for index in np.flatnonzero(mine).tolist():
         holder = re.split(r"[.\[]", texts[classes.name[index]], maxsplit=1)[0]
         sizes.setdefault(holder, []).append(int(lifetimes.bytes[index]))
-    found = [HolderMemory(holder=name or None, bytes=sum(each), tensors=len(each)) for name, each in sizes.items()]
+    found = [Held(holder=name or None, bytes=sum(each), tensors=len(each)) for name, each in sizes.items()]
     return tuple(sorted(found, key=lambda entry: -entry.bytes))
 
 

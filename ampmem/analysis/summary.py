@@ -30,7 +30,7 @@ from ampmem.analysis.jsonable import (
     schema_of,
     text_of,
 )
-from ampmem.analysis.largest import HolderMemory, LargeAllocation, held, largest
+from ampmem.analysis.largest import Held, LargeAllocation, held, largest
 from ampmem.analysis.layers import outside_in, process_outside_in
 from ampmem.analysis.modules import ModuleMemory, modules
 from ampmem.analysis.out_of_memory import FailedRequest
@@ -263,7 +263,7 @@ class Summary(Shown):
     """The memory of each module, in the model's order."""
     top: tuple[LargeAllocation, ...]
     """The largest allocations at the peak."""
-    held: tuple[HolderMemory, ...]
+    held: tuple[Held, ...]
     """The memory in ``other`` at the end of the last step, such as a key-value cache, by holder."""
     findings: tuple[Finding, ...]
     """The findings: warnings, then advice by bytes saved, then information."""

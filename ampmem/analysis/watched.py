@@ -19,7 +19,7 @@ from ampmem.errors import AmpmemError, UsageError
 from ampmem.growth import Growth, growth_of
 from ampmem.output import being_written
 from ampmem.recording import read
-from ampmem.recording.watched import Ending, Full, Grown, Held, Row, WatchedHeader, WatchedRun, Why, extract
+from ampmem.recording.watched import Ending, Full, Grown, HeldMemory, Row, WatchedHeader, WatchedRun, Why, extract
 
 FORMAT = "ampmem.watch/1"
 _USUAL = 200
@@ -256,14 +256,14 @@ def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
         phase=failed.phase,
         line=_line_of("\n".join(failed.stack)),
         held=tuple(
-            Held(what=category.replace("_", " "), bytes=size, count=0)
+            HeldMemory(what=category.replace("_", " "), bytes=size, count=0)
             for category, size in failed.alive.items()
             if size
         ),
     )
 
 
-def _before(held: Held, full: FullPart | None) -> int | None:
+def _before(held: HeldMemory, full: FullPart | None) -> int | None:
     """The bytes of ``held`` at the peak of the last full recording; ``None`` if that does not tell."""
     if full is None or not full.categories:
         return None

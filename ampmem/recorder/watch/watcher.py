@@ -41,7 +41,7 @@ from ampmem.recorder.sources.cuda.oom import is_out_of_memory
 from ampmem.recorder.sources.simulated import SimulatedSource
 from ampmem.recorder.torch_private.general import in_backward, on_step_before, tree_leaves
 from ampmem.recorder.watch.gauges import CpuGauge, CudaGauge, Gauge, SimulatedGauge, UnservedRequest
-from ampmem.recording.watched import Ending, Grown, Held, Row, WatchedFile, WatchedHeader, Why
+from ampmem.recording.watched import Ending, Grown, HeldMemory, Row, WatchedFile, WatchedHeader, Why
 from ampmem.signals import SIGNALS
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.version import __version__
@@ -223,7 +223,7 @@ class GrowthLook:
             line = line_of(tensor.untyped_storage().data_ptr() if tensor.device.type == "cuda" else 0)
             by_holder.setdefault(_called(name, line), []).append(tensor.nbytes)
         ordered = sorted(by_holder.items(), key=lambda each: -sum(each[1]))[:_LINES]
-        held = [Held(what=what, bytes=sum(sizes), count=len(sizes)) for what, sizes in ordered if what]
+        held = [HeldMemory(what=what, bytes=sum(sizes), count=len(sizes)) for what, sizes in ordered if what]
         steps = step - self.step
         often = [each for each in held if 2 * each.count >= steps]  # a batch is alive after each step without growing
         return Grown(step=step, steps=steps, held=tuple(often or held))
@@ -579,23 +579,23 @@ class Watcher:
                 held=self._held(shortage.blocks, shortage.lines),
             )
 
-    def _held(self, blocks: Mapping[int, int], lines: Mapping[int, str]) -> tuple[Held, ...]:
+    def _held(self, blocks: Mapping[int, int], lines: Mapping[int, str]) -> tuple[HeldMemory, ...]:
         """What the ``blocks`` are: known tensors first, the rest by the line that allocated them."""
         left, found = dict(blocks), []
         for what, tensors in self._known():
             addresses = {address for each in tensors if (address := self._light.log.storage_address(each))}
             sizes = [left.pop(address) for address in addresses if address in left]
             if sizes:
-                found.append(Held(what=what, bytes=sum(sizes), count=len(sizes)))
+                found.append(HeldMemory(what=what, bytes=sum(sizes), count=len(sizes)))
         by_line: dict[str, list[int]] = {}
         for address, size in left.items():
             by_line.setdefault(lines.get(address, ""), []).append(size)
         ordered = sorted(by_line.items(), key=lambda each: -sum(each[1]))
         named = [(line, sizes) for line, sizes in ordered if line][:_LINES]
         rest = [size for line, sizes in ordered if (line, sizes) not in named for size in sizes]
-        found += [Held(what=line, bytes=sum(sizes), count=len(sizes), line=True) for line, sizes in named]
+        found += [HeldMemory(what=line, bytes=sum(sizes), count=len(sizes), line=True) for line, sizes in named]
         if rest:
-            found.append(Held(what="everything else", bytes=sum(rest), count=len(rest)))
+            found.append(HeldMemory(what="everything else", bytes=sum(rest), count=len(rest)))
         return tuple(found)
 
     def _known(self) -> list[tuple[str, list[torch.Tensor]]]:
