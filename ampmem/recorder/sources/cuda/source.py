@@ -34,7 +34,7 @@ from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.live import collection_paused
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, joined
-from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
+from ampmem.recorder.sources.cuda.device import Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import History, Level, Settled
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
@@ -51,7 +51,7 @@ class TracePeaks:
     ``torch.cuda.reset_peak_memory_stats`` resets the allocator's own peak; the trace still shows it.
     """
 
-    def __init__(self, api: CudaApi, settings: Settings) -> None:
+    def __init__(self, api: TorchCuda, settings: Settings) -> None:
         self._api = api
         self._settings = settings
         self._known: dict[int, int] = {}
@@ -121,8 +121,8 @@ class CudaSource:
     uses_profiler = uses_history = True
     see = None
 
-    def __init__(self, *, stacks: bool = True, synchronize: bool = True, api: CudaApi | None = None) -> None:
-        self._api: CudaApi = TorchCuda() if api is None else api
+    def __init__(self, *, stacks: bool = True, synchronize: bool = True, api: TorchCuda | None = None) -> None:
+        self._api = TorchCuda() if api is None else api
         self._stacks = stacks
         self._synchronize = synchronize
         self._on = False
