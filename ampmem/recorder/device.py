@@ -8,7 +8,7 @@ from time import time_ns
 from typing import TypeAlias
 
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord, ParameterRecord, Phase, PredictionRecord
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import current_stack
 from ampmem.recorder.running import RunningUpdate
@@ -24,18 +24,15 @@ class DeviceWatch:
     For any other ``source`` it only checks, at each mark, whether the models are on the source's device.
     """
 
-    def __init__(
-        self, source: Source, log: Log, texts: Texts, update: RunningUpdate, placement: Placement, *, stacks: bool
-    ) -> None:
+    def __init__(self, source: Source, log: Log, update: RunningUpdate, placement: Placement, *, stacks: bool) -> None:
         self._source = source if isinstance(source, DeviceSource) else None
         self._placement = placement
         self._log = log
-        self._texts = texts
         self._update = update
         self._stacks = stacks
         self._thread = threading.get_ident()
         if self._source is not None:
-            self._source.attach(self._locate, log, texts)
+            self._source.attach(self._locate, log)
 
     def begin(self) -> None:
         """Start to tag allocations with the phase."""
@@ -96,10 +93,10 @@ class DeviceWatch:
         return Place(
             step=self._log.step,
             op=self._running_op() or (self._update.name if self._log.phase == Phase.OPTIMIZER else ""),
-            module=self._texts.value(self._log.module),
+            module=self._log.texts.value(self._log.module),
             stack=current_stack() if self._stacks else "",
         )
 
     def _running_op(self) -> str:
         """The op that the calling thread is running in forward; empty if there is none."""
-        return self._texts.value(self._log.running_op) if threading.get_ident() == self._thread else ""
+        return self._log.texts.value(self._log.running_op) if threading.get_ident() == self._thread else ""

@@ -22,7 +22,7 @@ from ampmem.failure import FailureRecord
 from ampmem.names import warning
 from ampmem.patching import Undo
 from ampmem.recorder.device import DeviceWatch, Taken
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks import boundaries, children
 from ampmem.recorder.hooks.backward import GradientHooks
 from ampmem.recorder.hooks.casts import CastHooks
@@ -107,30 +107,30 @@ class Session:
         self.forked = forked_since()
         self._storages = Storages()
         self._source = choose_source(options, self._storages) if source is None else source
-        texts, stacks = Texts(), Stacks(options.stacks)
-        self.log = Log(self._source.addresses, texts, self._source.see)
+        stacks = Stacks(options.stacks)
+        self.log = Log(self._source.addresses, self._source.see)
         self.log.misses.note = self._notes.add
-        self.models = Models(texts, self.log)
+        self.models = Models(self.log)
         self._arm_seen = ArmSeen(device_type=self._source.device_type)
         self._steering: Steering | None = None
         if options.arm != Arm.AS_IS:
             self._steering = Steering(options.arm, options.dtype, self._source.device_type, self._notes.add)
         self._changes = ForcedChanges(options.forced, self._notes.add)
-        self._update = RunningUpdate(self.log, stacks, texts)
+        self._update = RunningUpdate(self.log, stacks)
         placement = Placement(self.models, self.log, self._source.kind, self._source.device_type)
-        self._device = DeviceWatch(self._source, self.log, texts, self._update, placement, stacks=options.stacks)
-        self._make_hooks(texts, stacks)
-        self._open_file = partial(self._open, texts, stacks)
+        self._device = DeviceWatch(self._source, self.log, self._update, placement, stacks=options.stacks)
+        self._make_hooks(stacks)
+        self._open_file = partial(self._open, stacks)
         self.writer: StepWriter | None = None
 
-    def _make_hooks(self, texts: Texts, stacks: Stacks) -> None:
+    def _make_hooks(self, stacks: Stacks) -> None:
         log, models = self.log, self.models
         self._casts = CastHooks(log, models)
-        self._holders = HolderLog(log, texts)
-        self._variables = Variables(log, texts)
-        mode = ForwardMode(log, self._casts, stacks, texts, self._notes.add)
+        self._holders = HolderLog(log)
+        self._variables = Variables(log)
+        mode = ForwardMode(log, self._casts, stacks, self._notes.add)
         self._forward = ForwardObserver(log, mode, SavedTensors(log), self._source.owns_mode, self._notes.add)
-        self._gradients = GradientHooks(log, models, texts)
+        self._gradients = GradientHooks(log, models)
         self._does: dict[Do, Callable[[], None]] = {
             Do.PAUSE: self._device.pause,
             Do.BEGIN_STEP: self._begin_step,
@@ -150,7 +150,7 @@ class Session:
             Do.END_UPDATE: self._update.end,
         }
         held = (mode.saved.let_go, self._casts.let_go)
-        known = (self, self._source, log, models, texts, self._update, self._arm_seen, self.options)
+        known = (self, self._source, log, models, self._update, self._arm_seen, self.options)
         self._hooks = Hooks(*known, hold_tensors=held)
         self.forked_child = partial(children.forked, self)
         self._unskim: Undo | None = None
@@ -164,7 +164,7 @@ class Session:
             *self._hooks.others,
         ]
 
-    def _open(self, texts: Texts, stacks: Stacks) -> StepWriter:
+    def _open(self, stacks: Stacks) -> StepWriter:
         """Create the recording."""
         options = self.options
         describer = Describer(
@@ -180,7 +180,7 @@ class Session:
             places=self._hooks.places,
         )
         file = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
-        return StepWriter(file, Joiner(self.log, stacks, texts), texts, describer)
+        return StepWriter(file, Joiner(self.log, stacks), self.log.texts, describer)
 
     @let_in  # a delayed signal handler raises here, when everything is undone
     def start(self) -> None:

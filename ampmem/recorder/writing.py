@@ -158,10 +158,9 @@ class Joined(TypedDict):
 class Joiner:
     """Joins events, facts and phases window after window; the last phase of one continues in the next."""
 
-    def __init__(self, log: Log, stacks: Stacks, texts: Texts) -> None:
+    def __init__(self, log: Log, stacks: Stacks) -> None:
         self._log = log
         self._stacks = stacks
-        self._texts = texts
         self._last_phase = np.zeros((1, 3), dtype=np.int64)
         self._count = 0
 
@@ -176,12 +175,12 @@ class Joiner:
         origin_ns = np.where(recomputed, raw.time_ns, _origins(raw, ops))
         inside_op = origin_ns <= _at(origin_ns, ops.start_ns, ops.end_ns)
         own_op = inside_op & (origin_ns == raw.time_ns)
-        nodes = np.array([self._texts.id(name) for name in raw.ops], dtype=np.int64)
-        stacks = np.array(self._stacks.text_ids(self._texts), dtype=np.int64)
+        nodes = np.array([self._log.texts.id(name) for name in raw.ops], dtype=np.int64)
+        stacks = np.array(self._stacks.text_ids(self._log.texts), dtype=np.int64)
         born = (raw.action == Action.ALLOC).astype(np.int64)
         stack = _at(origin_ns, ops.start_ns, stacks[ops.stack]) * inside_op
         if raw.stack is not None:
-            taken = np.array([self._texts.id(text) for text in raw.stacks], dtype=np.int64)
+            taken = np.array([self._log.texts.id(text) for text in raw.stacks], dtype=np.int64)
             stack = np.where(stack == 0, taken[raw.stack], stack)
         events = EventColumns(
             time_ns=raw.time_ns,

@@ -20,7 +20,7 @@ from ampmem.events import Fact
 from ampmem.patching import Undo, added, patch
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.process import forked_since
@@ -60,10 +60,9 @@ class SavedByNodes:
     script, such as checkpoint's: they decide what is kept.
     """
 
-    def __init__(self, log: Log, texts: Texts) -> None:
+    def __init__(self, log: Log) -> None:
         self._readable: Callable[[], bool] = lambda: False
         self._log = log
-        self._texts = texts
         self._names: dict[type, tuple[str, ...]] = {}
         """Names of the saved tensors' attributes (``_saved_*``), by class of node."""
         self._op = self._number = 0
@@ -122,7 +121,7 @@ class SavedByNodes:
             if to_save(context) is not None:  # its forward still runs
                 running.append(reference)
                 continue
-            name = self._texts.id(type(context).__name__.removesuffix("Backward"))
+            name = self._log.texts.id(type(context).__name__.removesuffix("Backward"))
             for tensor in _unpacked(saved_by, context):
                 if tensor is not None:
                     self._log.about(Fact.SAVED, tensor, name)
@@ -189,13 +188,12 @@ class ForwardMode(TorchDispatchMode):
     # Without it torch raises at each higher-order op under the mode, such as flex attention.
     supports_higher_order_operators = True
 
-    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, texts: Texts, note: Callable[[str], None]) -> None:
+    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, note: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
         self._casts = casts
         self._stacks = stacks
-        self._texts = texts
-        self.saved = SavedByNodes(log, texts)
+        self.saved = SavedByNodes(log)
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
         self._may_copy: dict[Any, bool] = {}
         """The ops of :data:`_MAY_COPY` seen so far, and whether each may cast."""
@@ -297,13 +295,13 @@ class ForwardMode(TorchDispatchMode):
         """Text id of the op's name; whether it returns new storages; whether it is not a view op."""
         schema = schema_of(func)
         if schema is None:  # a higher-order operator
-            return self._texts.id(str(func)), False, False
+            return self._log.texts.id(str(func)), False, False
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
         view = any(not alias.is_write for alias in aliases)
         if view and schema.name in _MAY_COPY:
             self._may_copy[func] = schema.name == _TO
-            return self._texts.id(str(schema.name)), False, True
-        return self._texts.id(str(schema.name)), not aliases, not view
+            return self._log.texts.id(str(schema.name)), False, True
+        return self._log.texts.id(str(schema.name)), not aliases, not view
 
     def _note(self, name: int, results: Sequence[Any]) -> None:
         log = self._log

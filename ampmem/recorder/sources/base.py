@@ -18,7 +18,7 @@ from ampmem.events import (
     SegmentColumns,
 )
 from ampmem.recorder.facts.addresses import Addresses, AliveBlocks
-from ampmem.recorder.facts.log import Log, See, Texts
+from ampmem.recorder.facts.log import Log, See
 from ampmem.vocabulary import Mark, SourceKind
 
 
@@ -157,7 +157,7 @@ class DeviceSource(Source, Protocol):
     stamp: Callable[[int], None] | None
     """Tags the calling thread's allocations from a time (ns) on; ``None`` if not needed."""
 
-    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
+    def attach(self, locate: Callable[[], Place], log: Log) -> None:
         """Set ``locate``, which returns the calling thread's place, and ``log`` for facts that no hook can see."""
 
     def mark(self, step: int, mark: Mark) -> None:

@@ -24,7 +24,7 @@ from ampmem.events import (
     SegmentColumns,
 )
 from ampmem.names import not_modelled
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.sources.base import Place, RawEvents
 from ampmem.simulator.device import DeviceEvent, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
@@ -61,7 +61,6 @@ class SimulatedSource:
         self.device_name = device.gpu.name
         self._locate: Callable[[], Place] | None = None
         self._log: Log | None = None
-        self._texts = Texts()
         self._events: list[DeviceEvent] = []
         self._segments = SegmentLog()
         self._first_step = True
@@ -73,11 +72,10 @@ class SimulatedSource:
         self._at_end: Mapping[int, object] = {}
         """The live storages when the recording ended, by address."""
 
-    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
+    def attach(self, locate: Callable[[], Place], log: Log) -> None:
         """Set ``log``, for facts that no hook can see."""
         self._locate = locate
         self._log = log
-        self._texts = texts
 
     def install(self) -> Callable[[], None]:
         """Do nothing: the device was installed before the script started."""
@@ -231,7 +229,7 @@ class SimulatedSource:
 
     def _log_fact(self, fact: Fact, address: int, name: str) -> None:
         if self._log is not None:
-            self._log.fact(fact, address, self._texts.id(name))
+            self._log.fact(fact, address, self._log.texts.id(name))
 
     def _failed(self, error: OutOfMemory) -> None:
         self._device.retract(_ONE_STEP)  # a second step ran, and did not fit

@@ -21,7 +21,7 @@ from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, SegmentAction
 from ampmem.names import is_warning
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import ELSEWHERE, Log, Texts
+from ampmem.recorder.facts.log import ELSEWHERE, Log
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
 from ampmem.recorder.sources.cuda import nodes as cuda_nodes
@@ -998,9 +998,9 @@ def test_a_node_that_the_engines_thread_made_is_not_taken_for_one_of_the_recorde
 
 
 def test_what_the_engines_thread_computes_again_is_named_after_its_own_op() -> None:
-    texts = Texts()
-    log = Log(RealAddresses(), texts)
-    joiner = Joiner(log, Stacks(enabled=False), texts)
+    log = Log(RealAddresses())
+    texts = log.texts
+    joiner = Joiner(log, Stacks(enabled=False))
     linear, dropout = texts.id("linear"), texts.id("dropout")
     log.enter_module(linear)
     torch.ones(1, requires_grad=True).exp()

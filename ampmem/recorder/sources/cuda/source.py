@@ -31,7 +31,7 @@ from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.live import collection_paused
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, joined
 from ampmem.recorder.sources.cuda.device import Snapshot, TorchCuda, forget_observer
@@ -173,7 +173,7 @@ class CudaSource:
         """``False``: a GPU has no dispatch mode."""
         return False
 
-    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
+    def attach(self, locate: Callable[[], Place], log: Log) -> None:
         """Set ``locate``, which says where memory ran out; everything else is in the trace."""
         self._oom.locate = locate
 
