@@ -6,7 +6,6 @@ of a change on a simulated GPU and its code are derived from other records of th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -18,7 +17,7 @@ from ampmem.analysis.blocks import Blocks, blocks_of
 from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import gradients_through_forward
 from ampmem.analysis.fit import Memory
-from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
+from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, schema_of, text_of
 from ampmem.analysis.layers import outside_in, process_outside_in
 from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.analysis.summary import summary_of
@@ -759,7 +758,7 @@ class AdviceDocument:
 
     def to_json(self) -> str:
         """The document as JSON text, as :func:`advise_schema` describes it."""
-        return json.dumps(plain(self), indent=2)
+        return text_of(self)
 
 
 def advise_schema() -> dict[str, Json]:

@@ -5,7 +5,6 @@ Every statement is about runs that were made: a point is one run of the script i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +13,7 @@ from math import isqrt
 from typing import Annotated, TypeAlias
 
 from ampmem.analysis.estimate import Fit, prediction_of
-from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, like, plain, schema_of
+from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, like, schema_of, text_of
 from ampmem.errors import RecordingError
 from ampmem.events import Recording
 from ampmem.version import __version__
@@ -577,7 +576,7 @@ class FitDocument:
 
     def to_json(self) -> str:
         """The document as JSON text, as :func:`fit_schema` describes it."""
-        return json.dumps(plain(self), indent=2)
+        return text_of(self)
 
 
 def fit_schema() -> dict[str, Json]:

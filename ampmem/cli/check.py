@@ -52,6 +52,7 @@ from ampmem.errors import AmpmemError, UsageError
 from ampmem.failure import FailureKind
 from ampmem.output import Terminal, check_output, open_output, replaced_file, sized
 from ampmem.recording import SUFFIX, rank_file, read, taken_for_script, without_journals
+from ampmem.reporters.base import object_or_array
 from ampmem.reporters.export.github import commands, harmless, markdown
 from ampmem.reporters.text.check import render_checks
 from ampmem.reporters.text.layout import layout_for
@@ -468,8 +469,7 @@ def _judge(asked: _Asked, subjects: Sequence[Subject], *, as_json: bool) -> bool
     if asked.update and not any(result.judged or result.problems for result in results):
         pass  # the line about the written baseline says it all
     elif as_json:
-        texts = [result.to_json() for result in results]
-        click.echo(texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]")
+        click.echo(object_or_array([result.to_json() for result in results]))
     else:
         text = render_checks(results, layout_for(sys.stdout))
         click.echo(harmless(text) if on_github() else text)

@@ -25,7 +25,7 @@ from ampmem.cli.options import advised_option, schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
 from ampmem.recording.watched import is_watched, read_watched
-from ampmem.reporters.base import EVERYTHING, WHAT, Detail, JsonReporter, Report
+from ampmem.reporters.base import EVERYTHING, WHAT, Detail, JsonReporter, Report, object_or_array
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import Layout, layout_for
 from ampmem.reporters.text.memory import render_what_if
@@ -173,7 +173,7 @@ def _show_watched(files: Sequence[Path], watched: Sequence[Path], *, as_json: bo
         raise UsageError(f"{watched[0]} is a watched run and {others[0]} is not: show them in two commands")
     found = [watched_run(read_watched(path)) for path in watched]
     if as_json:
-        click.echo(_one_or_several([each.to_json() for each in found]))
+        click.echo(object_or_array([each.to_json() for each in found]))
         return
     parts = [render_watched(each, layout) for each in found]
     if len(found) > 1:
@@ -212,12 +212,7 @@ def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
 
 def _ranks_as_json(runs: Sequence[RankRun]) -> str:
     """The merged view of one job as a JSON object, of a job in several precisions as an array of objects."""
-    return _one_or_several([job.to_json() for job in merge_all(_of_jobs(runs)).jobs])
-
-
-def _one_or_several(texts: Sequence[str]) -> str:
-    """One JSON object, or an array of them."""
-    return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
+    return object_or_array([job.to_json() for job in merge_all(_of_jobs(runs)).jobs])
 
 
 def _worst(jobs: Jobs) -> set[Path]:

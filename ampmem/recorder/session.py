@@ -366,7 +366,7 @@ class Session:
         if self.options.skip:
             self._begin_step()
 
-    # Called by the hooks.
+    # Called by the hooks: what each call reports is said in `Listener` and `Skimmer`.
 
     @property
     def recording(self) -> bool:
@@ -387,7 +387,6 @@ class Session:
         return threading.get_ident() == self._thread
 
     def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
-        """An outermost ``module`` is about to run; ``recomputing`` if backward recomputes a forward."""
         grad, observed = torch.is_grad_enabled(), self._forward.active
         held = None if recomputing else self._held_by(module)
         self._act(self._machine.forward_started(held, grad=grad, observed=observed, recomputing=recomputing))
@@ -398,28 +397,23 @@ class Session:
         return self.optimizers.holding(module) if takes_part else None
 
     def forward_elsewhere(self, model: str) -> None:
-        """A model of this class runs forward on a thread that is not recorded."""
         self.outcome.other_thread = model
         self._notes.add(warning(_RAN_ELSEWHERE.format(model=model)))
 
     def compiled_in_place(self, model: str) -> None:
-        """A model of this class, compiled by ``model.compile()``, runs: no hook sees its forward."""
         if self.outcome.in_place is None:
             self.outcome.in_place = model
             self._notes.add(warning(IN_PLACE.format(model=model)))
 
     def batch_seen(self, size: int) -> None:
-        """The outermost module gets tensors whose first dimension is ``size``."""
         if self._machine.phase is Phase.FORWARD:
             self._open_step.batch_size = size
             self._open_step.batch_loaded = size == self._loaded
 
     def input_seen(self, tensor: torch.Tensor) -> None:
-        """The outermost module gets ``tensor``, a leaf that requires a gradient."""
         self._gradients.add_input(tensor)
 
     def forward_ended(self, *, raised: bool) -> None:
-        """The outermost module has returned, or ``raised``."""
         depth.take_room()
         stepping = bool(self._update.stepping)
         self._act(self._machine.forward_ended(raised=raised, grad=torch.is_grad_enabled(), stepping=stepping))
@@ -429,11 +423,9 @@ class Session:
         self._act(self._machine.skimmed(self._held_by(module)))
 
     def skimmed_over(self) -> None:
-        """The outermost module has returned."""
         self._act(self._machine.skimmed_over())
 
     def backward_started(self, loss: float | LateNumber | None) -> None:
-        """The autograd engine is about to run; ``loss`` is its root if that is a single number."""
         if self.recording:
             self.outcome.backwards += 1
             step = self._open_step
@@ -443,7 +435,6 @@ class Session:
         self._act(self._machine.backward_started(in_forward=in_forward))
 
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        """The autograd engine has returned, or ``raised``; ``differentiable`` if it made a graph (``create_graph``)."""
         ended = self._machine.backward_ended(
             time_ns(),
             raised=raised,
@@ -455,7 +446,6 @@ class Session:
         self._act(ended)
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        """``optimizer`` was made, or found."""
         self.outcome.optimizer = True
         self.optimizers.add(optimizer)
         self._machine.rounds.made(id(optimizer), type(optimizer).__name__)
@@ -466,60 +456,46 @@ class Session:
         self._machine.rounds.died(optimizer)
 
     def optimizer_inside(self, optimizer: int) -> None:
-        """The optimizer with this ``id`` has stepped inside another optimizer's step."""
         self._machine.rounds.step_inside(optimizer)
 
     def optimizer_started(self, optimizer: str) -> None:
-        """An optimizer of this class, or a GradScaler for it, is about to update."""
         self._act(self._machine.update_started())
         if self.recording:
             self._update.begin(optimizer)
 
     def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
-        """The outermost ``step`` of the optimizer with this ``id`` has returned.
-
-        ``skipped`` is a number other than 0 if a GradScaler skipped the update.
-        """
         self._open_step.skips.append(skipped)
         self._act(self._machine.updated(optimizer, time_ns(), in_backward=in_backward()))
 
     def scaled(self, scale: float | LateNumber | None) -> None:
-        """A GradScaler is about to step with ``scale``."""
         self._arm_seen.scaler = True
         self._open_step.loss_scale = scale
 
     def data_started(self) -> Phase:
-        """A DataLoader is about to make a batch; returns the phase to go back to."""
         before = self._machine.phase
         self._act(self._machine.data_started())
         return before
 
     def batch_loaded(self, samples: int | None) -> None:
-        """A DataLoader has made a batch; ``samples`` is the common first dimension of its tensors, if there is one."""
         self._loaded = samples
 
     def transform_started(self) -> Phase:
-        """A module that is not part of a model is about to run; returns the phase to go back to."""
         before = self._machine.phase
         self._act(self._machine.transform_started())
         return before
 
     def data_ended(self, before: Phase) -> None:
-        """The batch is made or transformed, or the DataLoader is exhausted; go back to phase ``before``."""
         self._act(self._machine.data_ended(before))
 
     def function_returned(self) -> None:
-        """The function named by ``--step-on`` has returned."""
         self.outcome.returned = True
         self._act(self._machine.function_returned())
 
     def process_started(self) -> None:
-        """The script has started a child process."""
         self.outcome.children += 1
         self._notes.add("the script started child processes: what happens there is not recorded")
 
     def remark(self, message: str) -> None:
-        """Put ``message`` into the recording's notes."""
         self._notes.add(message)
 
     def stop_recording(self, why: str) -> None:

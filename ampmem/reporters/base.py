@@ -52,5 +52,9 @@ class JsonReporter:
 
     def render(self, reports: Sequence[Report]) -> str:
         """The JSON text of the summaries with warnings and notes (:func:`~ampmem.analysis.summary.summary_schema`)."""
-        texts = [report.summary.to_json() for report in reports]
-        return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
+        return object_or_array([report.summary.to_json() for report in reports])
+
+
+def object_or_array(texts: Sequence[str]) -> str:
+    """One JSON object, or an array of them."""
+    return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
