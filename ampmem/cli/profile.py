@@ -394,7 +394,7 @@ class _StepWork:
 def _withdraw(session: Session) -> None:
     """Remove the recording's name while the script only spawns processes: if it is killed, no file must be left."""
     if session.writer is not None:
-        session.writer.withdraw()
+        session.writer.file.withdraw()
 
 
 def _stop(stopper: Stopper, together: Together, *, simulated: bool) -> None:

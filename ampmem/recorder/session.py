@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampmem.errors import ChangeNotForced, RecordingError, UsageError
-from ampmem.events import NO_STEP, Fact, OomRecord, Phase, StepRecord
+from ampmem.events import NO_STEP, Fact, Phase, StepRecord
 from ampmem.failure import FailureRecord
 from ampmem.names import warning
 from ampmem.patching import Undo
@@ -106,19 +106,19 @@ class Session:
         self._undo.callback(release, self)
         self.forked = forked_since()
         self._storages = Storages()
-        self._source = choose_source(options, self._storages) if source is None else source
+        self.source = choose_source(options, self._storages) if source is None else source
         stacks = Stacks(options.stacks)
-        self.log = Log(self._source.addresses, self._source.see)
+        self.log = Log(self.source.addresses, self.source.see)
         self.log.misses.note = self._notes.add
         self.models = Models(self.log)
-        self._arm_seen = ArmSeen(device_type=self._source.device_type)
+        self._arm_seen = ArmSeen(device_type=self.source.device_type)
         self._steering: Steering | None = None
         if options.arm != Arm.AS_IS:
-            self._steering = Steering(options.arm, options.dtype, self._source.device_type, self._notes.add)
+            self._steering = Steering(options.arm, options.dtype, self.source.device_type, self._notes.add)
         self._changes = ForcedChanges(options.forced, self._notes.add)
         self._update = RunningUpdate(self.log, stacks)
-        placement = Placement(self.models, self.log, self._source.kind, self._source.device_type)
-        self._device = DeviceWatch(self._source, self.log, self._update, placement, stacks=options.stacks)
+        self._placement = Placement(self.models, self.log, self.source.kind, self.source.device_type)
+        self._device = DeviceWatch(self.source, self.log, self._update, self._placement, stacks=options.stacks)
         self._make_hooks(stacks)
         self._open_file = partial(self._open, stacks)
         self.writer: StepWriter | None = None
@@ -129,10 +129,10 @@ class Session:
         self._holders = HolderLog(log)
         self._variables = Variables(log)
         mode = ForwardMode(log, self._casts, stacks, self._notes.add)
-        self._forward = ForwardObserver(log, mode, SavedTensors(log), self._source.owns_mode, self._notes.add)
+        self._forward = ForwardObserver(log, mode, SavedTensors(log), self.source.owns_mode, self._notes.add)
         self._gradients = GradientHooks(log, models)
         self._does: dict[Do, Callable[[], None]] = {
-            Do.PAUSE: self._device.pause,
+            Do.PAUSE: self.source.pause,
             Do.BEGIN_STEP: self._begin_step,
             Do.SEE_MODEL: self._see_model,
             Do.COUNT_EVALUATION: self.outcome.count_evaluation,
@@ -150,14 +150,14 @@ class Session:
             Do.END_UPDATE: self._update.end,
         }
         held = (mode.saved.let_go, self._casts.let_go)
-        known = (self, self._source, log, models, self._update, self._arm_seen, self.options)
+        known = (self, self.source, log, models, self._update, self._arm_seen, self.options)
         self._hooks = Hooks(*known, hold_tensors=held)
         self.forked_child = partial(children.forked, self)
         self._unskim: Undo | None = None
         self._look: Callable[[], object] | None = None
         """Called after each module while the script is not recorded."""
         self._recording_hooks: list[Callable[[], Undo]] = [
-            self._source.install,
+            self.source.install,
             self._hooks.modules.install,
             self._forward.install,
             self._casts.install,
@@ -169,8 +169,8 @@ class Session:
         options = self.options
         describer = Describer(
             forced=options.arm,
-            source=self._source,
-            device=self._device,
+            source=self.source,
+            placement=self._placement,
             models=self.models,
             optimizers=self._hooks.optimizers,
             arm_seen=self._arm_seen,
@@ -179,7 +179,7 @@ class Session:
             outcome=self.outcome,
             places=self._hooks.places,
         )
-        file = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
+        file = RecordingWriter(options.path, run_record(options, self.source), force=options.force)
         return StepWriter(file, Joiner(self.log, stacks), self.log.texts, describer)
 
     @let_in  # a delayed signal handler raises here, when everything is undone
@@ -254,7 +254,7 @@ class Session:
             self._undo.close()
             if self.writer is not None:
                 try:
-                    self.writer.close()
+                    self.writer.file.close()
                 except RecordingError as error:
                     self.outcome.stopped_by = str(error)
 
@@ -269,7 +269,7 @@ class Session:
             self._machine.forget()
             self._thread = None
             if recording:
-                self._source.abandon()
+                self.source.abandon()
         with suppress(Exception):
             self._undo.close()
 
@@ -283,7 +283,7 @@ class Session:
             return
         if self._hooks.calls is not None:
             self.outcome.elsewhere = self._hooks.calls.elsewhere
-        self.outcome.check(self._device.elsewhere(), self.log.misses.why(), self.nothing())
+        self.outcome.check(self._placement.missing(), self.log.misses.why(), self.source.nothing())
 
     def check_forced(self) -> None:
         """Raise :class:`ChangeNotForced` if a change to force was not made, or not everywhere."""
@@ -294,36 +294,15 @@ class Session:
     def _other_settings(self) -> list[str]:
         """A message if the script has set other allocator settings than the forced ones."""
         wanted = self.options.forced.allocator
-        found = self._device.allocator() if wanted else None
+        found = self.source.allocator() if wanted else None
         if found is None or wanted in found.settings:
             return []
         return [f"--force-allocator {wanted}: the script has set the allocator to {found.settings or 'its defaults'}"]
-
-    def nothing(self) -> str | None:
-        """Why no memory of the device was recorded; ``None`` if some was."""
-        return self._device.nothing()
-
-    @property
-    def device_type(self) -> str:
-        """The type of the torch device whose memory is recorded."""
-        return self._source.device_type
 
     def failed(self, failure: FailureRecord) -> None:
         """Note ``failure``, with which the script failed, for the recording."""
         self.outcome.failure = failure
         self._notes.add(failure.note)
-
-    def notes(self) -> list[str]:
-        """Notes of the source so far; there may be new ones after the recording."""
-        return self._source.notes()
-
-    def late_ooms(self) -> list[OomRecord]:
-        """Out-of-memory errors after the recording ended, as far as the source saw them."""
-        return self._device.take_late()
-
-    def add_model(self, model: torch.nn.Module) -> None:
-        """Add ``model``, which the user named."""
-        self.models.add(model)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Add ``optimizer``, which the user named or which existed before the recording."""
@@ -348,9 +327,9 @@ class Session:
         self._hooks.compiled.show()
         if self._unskim is not None:
             self._unskim()
-        self._source.check()
+        self.source.check()
         if self.options.baseline or self.options.skip:
-            optimizers, tensors = live_at_start(tensors=self._source.see is not None)
+            optimizers, tensors = live_at_start(tensors=self.source.see is not None)
             self._storages.add(tensors, self._holders.state_of(optimizers))
             for optimizer in optimizers:
                 self.add_optimizer(optimizer)
@@ -360,13 +339,13 @@ class Session:
             self._undo.callback(install())
         self._undo.callback(self._hooks.compiled.show)
         self._undo.callback(self._device.end)
-        self._source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
+        self.source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
         self._device.begin()
         self._machine.recording = True
         if self.options.skip:
             self._begin_step()
 
-    # Called by the hooks: what each call reports is said in `Listener` and `Skimmer`.
+    # Called by the hooks: what each call reports is said in `Listener`.
 
     @property
     def recording(self) -> bool:
@@ -597,7 +576,7 @@ class Session:
 
     def _append_step(self) -> None:
         try:
-            raw, taken = self._source.drain(), self._device.take()
+            raw, taken = self.source.drain(), self._device.take()
             self._write(raw, taken, self._open_step.record(self.outcome.number))
         except RecordingError as error:
             self._give_up(str(error))
@@ -631,19 +610,19 @@ class Session:
         if self.recording:
             self._leave_forward()
             self._machine.recording = False
-            self._source.stop()
+            self.source.stop()
         self.stop_recording(why)
 
     def _end_recording(self, failure: BaseException | None) -> None:
         self._leave_forward()
         self._machine.recording = False
-        raw, taken, step = self._source.stop(), self._device.take(), None
+        raw, taken, step = self.source.stop(), self._device.take(), None
         if ended_with(failure, taken[1], self._forward_ns):
             step = self._unfinished_step()
         self.models.note()  # as at the start of every forward
         if failure is None:
             states = self._hooks.optimizers.note_idle(self.optimizers)
-            self._holders.note_rest(self.models, states, self._source.blocks())
+            self._holders.note_rest(self.models, states, self.source.blocks())
         try:
             self._write(raw, taken, step)
         except RecordingError as error:  # as in _give_up: the script goes on

@@ -21,16 +21,16 @@ from ampmem.events import (
     Phase,
     PhaseColumns,
     PlaceRecord,
-    PredictionRecord,
     RunRecord,
     SegmentColumns,
     StepRecord,
 )
-from ampmem.recorder.device import DeviceWatch, Taken
+from ampmem.recorder.device import Taken
 from ampmem.recorder.facts.log import ELSEWHERE, Log, OpColumns, Texts
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
@@ -96,7 +96,7 @@ class Describer:
         *,
         forced: Arm,
         source: Source,
-        device: DeviceWatch,
+        placement: Placement,
         models: Models,
         optimizers: OptimizerHooks,
         arm_seen: ArmSeen,
@@ -107,7 +107,7 @@ class Describer:
     ) -> None:
         self._forced = forced
         self._source = source
-        self._device = device
+        self._placement = placement
         self._models = models
         self._optimizers = optimizers
         self._arm_seen = arm_seen
@@ -128,7 +128,7 @@ class Describer:
     def description(self) -> Description:
         """The current description. Goes through all parameters."""
         known = [*self._models.records(), *self._optimizers.own_parameters.values()]
-        parameters = tuple(self._device.of_the_run(map(self._optimizers.assign, known)))
+        parameters = tuple(self._placement.of_the_run(map(self._optimizers.assign, known)))
         wrapped = self._steering is not None and self._steering.wrapped
         return Description(
             arm=arm_record(self._arm_seen, parameters, forced=self._forced, wrapped=wrapped),
@@ -136,14 +136,14 @@ class Describer:
             optimizers=tuple(self._optimizers.records()),
             notes=self._all_notes(),
             device_name=self._source.device_name,
-            prediction=self._device.prediction(),
-            allocator=self._device.allocator(),
+            prediction=self._source.prediction(),
+            allocator=self._source.allocator(),
             failure=self._outcome.failure,
             place=self._places.now(),
         )
 
     def _all_notes(self) -> tuple[str, ...]:
-        return self._notes.beside([*self._source.notes(), *self._device.notes()])
+        return self._notes.beside([*self._source.notes(), *self._placement.notes()])
 
 
 class Joined(TypedDict):
@@ -237,7 +237,7 @@ class StepWriter:
     """Writes one recording."""
 
     def __init__(self, file: RecordingWriter, joiner: Joiner, texts: Texts, describer: Describer) -> None:
-        self._file = file
+        self.file = file
         self._joiner = joiner
         self._texts = texts
         self._describer = describer
@@ -253,30 +253,9 @@ class StepWriter:
         batch = Batch(**joined, texts=self._texts.take_new(), step=step, layers=layers, ooms=ooms)
         # Going through all parameters in every step would cost.
         description = self._describer.description() if self._describer.changed() or last else None
-        self._file.append(batch, description)
-
-    @property
-    def prediction(self) -> PredictionRecord | None:
-        """The last prediction written for a simulated device, if any."""
-        return self._file.prediction
-
-    def withdraw(self) -> None:
-        """Remove the file until there is a step to write."""
-        self._file.withdraw()
-
-    def discard(self) -> None:
-        """Delete a recording without content."""
-        self._file.discard()
-
-    def close(self) -> None:
-        """Complete the recording.
-
-        Raises:
-            RecordingError: steps that were held back by a reader's lock cannot be written.
-        """
-        self._file.close()
+        self.file.append(batch, description)
 
     def forget(self) -> None:
         """Leave the recording to the parent, in a forked child."""
-        leave_to_parent(self._file, self._file.path)
+        leave_to_parent(self.file, self.file.path)
         written_here.clear()

@@ -136,13 +136,13 @@ def check_recorded(session: Session, target: Target) -> None:
         session.check()
     except ModelElsewhere as error:
         discard(session)
-        if session.device_type != "cuda":
+        if session.source.device_type != "cuda":
             raise
         remedy = how_to_use_the_gpu(target.file, session.options.arguments)
         raise ModelElsewhere(f"{error}; {remedy}") from None
     except NothingRecorded:
         # Steps without any memory events are worth nothing.
-        if session.outcome.recorded == 0 or session.nothing() is not None:
+        if session.outcome.recorded == 0 or session.source.nothing() is not None:
             discard(session)
         raise
 
@@ -150,7 +150,7 @@ def check_recorded(session: Session, target: Target) -> None:
 def discard(session: Session) -> None:
     """Delete an empty recording."""
     if session.writer is not None:
-        session.writer.discard()
+        session.writer.file.discard()
 
 
 _CATCHES = "as an except without a class does"
@@ -265,10 +265,10 @@ def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -
             add_ending(path, [RAN_ON])
         return False
     record, _ = simulation.end()
-    ooms, failure = session.late_ooms(), outcome.failure
-    if record != writer.prediction or ooms or failure is not None:
+    ooms, failure = session.source.take_ooms(), outcome.failure
+    if record != writer.file.prediction or ooms or failure is not None:
         said = [RAN_ON_PREDICTED] if failure is None else [failure.note, RAN_ON_FAILED]
-        add_ending(path, [*session.notes(), *said], prediction=record, failure=failure, ooms=ooms)
+        add_ending(path, [*session.source.notes(), *said], prediction=record, failure=failure, ooms=ooms)
     return bool(ooms)
 
 

@@ -232,17 +232,13 @@ class Log:
                 if self._see is not None and fact in _TOLD:
                     self._see(part, kept=fact in _KEPT)
         except Exception as error:  # of a subclass that does not let it be asked
-            self.missed(error)
+            self.misses.add(error)
 
     def follow(self, tensor: torch.Tensor) -> None:
         """Make the source see when ``tensor``'s storage is freed, on whichever thread."""
         if self._see is not None:
             for part in parts_of(tensor):
                 self._see(part, kept=False)
-
-    def missed(self, error: Exception) -> None:
-        """Note that an object of the script could not be looked at and is left out."""
-        self.misses.add(error)
 
     def enter_phase(self, phase: Phase, *, step: int | None = None) -> None:
         """Log that the script enters ``phase``, and ``step`` if that is given."""

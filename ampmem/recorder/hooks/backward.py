@@ -54,7 +54,7 @@ class GradientHooks:
                 try:
                     undo = hook(parameter.register_post_accumulate_grad_hook, note)
                 except Exception as error:  # a subclass may not allow hooks
-                    self._log.missed(error)
+                    self._log.misses.add(error)
                     undo = _nothing
                 self._watched[id(parameter)] = undo
 

@@ -129,7 +129,7 @@ class Allocations(TorchDispatchMode):
             with without_functions():
                 self._note(func, result)
         except Exception as error:
-            self._log.missed(error)
+            self._log.misses.add(error)
         return result
 
     def _note(self, func: Any, result: Any) -> None:

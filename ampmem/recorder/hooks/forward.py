@@ -235,7 +235,7 @@ class ForwardMode(TorchDispatchMode):
                 with without_functions():
                     self._after(func, name, args, result, makes_storage)
             except Exception as error:
-                log.missed(error)
+                log.misses.add(error)
         return result
 
     def _chosen(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -245,7 +245,7 @@ class ForwardMode(TorchDispatchMode):
                 plain = all(type(each) in PLAIN for each in args)  # a simulated device chooses by itself
                 return self._additions.choose(func, args, kwargs) if plain else func
         except Exception as error:
-            self._log.missed(error)
+            self._log.misses.add(error)
             return func
 
     def _before(self, func: Any, args: Any) -> tuple[int, bool, bool]:
@@ -259,7 +259,7 @@ class ForwardMode(TorchDispatchMode):
                     self._casts.used(args, op[0])
                 return op
         except Exception as error:
-            self._log.missed(error)
+            self._log.misses.add(error)
             return 0, False, False
 
     def _after(self, func: Any, name: int, args: Any, result: Any, makes_storage: bool) -> None:
@@ -289,7 +289,7 @@ class ForwardMode(TorchDispatchMode):
             with without_functions():
                 self.saved.read()
         except Exception as error:
-            self._log.missed(error)
+            self._log.misses.add(error)
 
     def _new_op(self, func: Any) -> tuple[int, bool, bool]:
         """Text id of the op's name; whether it returns new storages; whether it is not a view op."""
@@ -335,7 +335,7 @@ class SavedTensors:
                     if not self._log.observed:  # else it is read from the node, which has the op's name
                         self._log.about(Fact.SAVED, tensor)
                 except Exception as error:
-                    self._log.missed(error)
+                    self._log.misses.add(error)
             return tensor if tensor.is_leaf else unseen_detach(tensor), version_of(tensor)
 
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:

@@ -19,8 +19,7 @@ import torch
 from ampmem.events import Column
 from ampmem.patching import Undo, added
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
-from ampmem.recorder.facts.log import See
-from ampmem.recorder.sources.base import RawEvents
+from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.ledger import NOTHING, Ledger, Profiled
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recorder.sources.torch_flags import counting_begins, torch_flag
@@ -73,7 +72,7 @@ def _nothing() -> None:
     """An undo that does nothing."""
 
 
-class ProfilerSource:
+class ProfilerSource(Source):
     """The CPU allocator's events of the calling thread, and other threads' memory from the process's total."""
 
     kind = SourceKind.CPU
@@ -81,13 +80,12 @@ class ProfilerSource:
     device_name = platform.processor() or platform.machine()
     addresses = RealAddresses()
     uses_profiler = True
-    uses_history = False
 
     def __init__(self, storages: Storages) -> None:
         self._ledger = Ledger(storages)
         self._window = Window(memory=True)
         self._notes: list[str] = []
-        self.see: See | None = storages.see
+        self.see = storages.see
 
     def check(self) -> None:
         """Raise :class:`~ampmem.errors.UsageError` if another profiler is running: a second would replace it."""
@@ -114,10 +112,6 @@ class ProfilerSource:
     def abandon(self) -> None:
         """Switch the profiler off in a forked child."""
         self._window.abandon()
-
-    def owns_mode(self, mode: object) -> bool:
-        """``False``: a CPU has no dispatch mode."""
-        return False
 
     def install(self) -> Callable[[], None]:
         """Count all threads, and keep the script's ``record_function`` scopes out; returns the undo."""

@@ -25,7 +25,7 @@ from ampmem.events import (
 )
 from ampmem.names import not_modelled
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.sources.base import Place, RawEvents
+from ampmem.recorder.sources.base import Place, RawEvents, Source
 from ampmem.simulator.device import DeviceEvent, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.general import running_node
@@ -46,13 +46,10 @@ _LATER = 8
 _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
 
 
-class SimulatedSource:
+class SimulatedSource(Source):
     """The events of the device that this process simulates."""
 
     kind = SourceKind.SIMULATED
-    uses_profiler = uses_history = False
-    see = None
-    stamp: Callable[[int], None] | None = None
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
@@ -76,10 +73,6 @@ class SimulatedSource:
         """Set ``log``, for facts that no hook can see."""
         self._locate = locate
         self._log = log
-
-    def install(self) -> Callable[[], None]:
-        """Do nothing: the device was installed before the script started."""
-        return lambda: None
 
     def owns_mode(self, mode: object) -> bool:
         """Whether ``mode`` is the one that runs the simulated device's ops."""
@@ -136,9 +129,6 @@ class SimulatedSource:
         events, self._events = self._events, []
         return _raw(events, self._segments.take())
 
-    def blocks(self) -> None:
-        """``None``: the live blocks are not kept."""
-
     def stop(self) -> RawEvents:
         """The last events; later out-of-memory errors are kept for :meth:`take_ooms`."""
         self._device.recorder = self._device.on_workspace = self._device.on_scratch = None
@@ -185,13 +175,6 @@ class SimulatedSource:
         device = self._device
         assumed = (_NO_GPU, _context(device.gpu), *device.assumptions)
         return [*device.warnings, *assumed, *map(not_modelled, device.unmodelled)]
-
-    def pause(self) -> None:
-        """Do nothing: the events are few."""
-
-    def nothing(self) -> str | None:
-        """``None``: a simulated device records all that the script allocates on it."""
-        return None
 
     def prediction(self) -> PredictionRecord:
         """The predicted memory of the run on the simulated GPU so far."""

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import time_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -51,30 +51,17 @@ _SHAPES = 3
 """Maximum number of a batch's tensors that are named."""
 
 
-class Passing(Protocol):
-    """Receives the script's phases, batches and steps."""
-
-    def entered(self, phase: Phase) -> None:
-        """The script enters ``phase``."""
-
-    def fed(self, module: nn.Module, batch: str, size: int) -> None:
-        """An outermost ``module`` gets ``batch`` (shapes and dtypes as text), of ``size`` elements."""
-
-    def step_ended(self, number: int) -> None:
-        """The step ``number`` has ended."""
-
-
 class LightSession(Session):
-    """A session that only times steps, and reports them to ``passing``.
+    """A session that only times steps, and reports them to ``watcher``, with the phases and batches.
 
     ``look`` is called after each module's forward, for gauges whose peak is only sampled.
     """
 
     def __init__(
-        self, options: Options, passing: Passing, *, source: Source | None, look: Callable[[], object] | None
+        self, options: Options, watcher: Watcher, *, source: Source | None, look: Callable[[], object] | None
     ) -> None:
         super().__init__(replace(options, timed=True, skip=0, steps=None), source=source)
-        self._passing = passing
+        self._watcher = watcher
         self._look = look
 
     def _install(self) -> None:
@@ -87,35 +74,35 @@ class LightSession(Session):
 
     def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not in_backward():  # else it is recomputed
-            self._passing.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
-            self._passing.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
+            self._watcher.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
+            self._watcher.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
         super().skimmed(module, args)
 
     def skimmed_over(self) -> None:
         if not in_backward():
-            self._passing.entered(Phase.BETWEEN)
+            self._watcher.entered(Phase.BETWEEN)
         super().skimmed_over()
 
     def backward_started(self, loss: float | LateNumber | None) -> None:
-        self._passing.entered(Phase.BACKWARD)
+        self._watcher.entered(Phase.BACKWARD)
         super().backward_started(loss)
 
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        self._passing.entered(Phase.BETWEEN)
+        self._watcher.entered(Phase.BETWEEN)
         super().backward_ended(raised=raised, differentiable=differentiable)
 
     def _update_begins(self, optimizer: Optimizer, *_: object) -> None:
         if self.on_thread() and not in_backward():
-            self._passing.entered(Phase.OPTIMIZER)
+            self._watcher.entered(Phase.OPTIMIZER)
 
     def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
         super().updated(optimizer, skipped=skipped)  # the step may end with it, in this phase
         if not in_backward():
-            self._passing.entered(Phase.BETWEEN)
+            self._watcher.entered(Phase.BETWEEN)
 
     def _end_step(self, ended_ns: int | None) -> None:
         self.outcome.steps += 1
-        self._passing.step_ended(self.outcome.number - 1)
+        self._watcher.step_ended(self.outcome.number - 1)
 
 
 def _batch(args: tuple[Any, ...], kwargs: Any) -> tuple[str, int]:

@@ -23,7 +23,7 @@ from ampmem.names import is_warning
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import ELSEWHERE, Log
 from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
+from ampmem.recorder.sources.base import NO_EVENTS
 from ampmem.recorder.sources.cuda import nodes as cuda_nodes
 from ampmem.recorder.sources.cuda import source as cuda
 from ampmem.recorder.sources.cuda.device import TorchCuda
@@ -62,10 +62,6 @@ def source(gpu: ModelCuda) -> Iterator[CudaSource]:
     source = CudaSource(api=gpu)
     yield source
     source._nodes.take(go_on=False)
-
-
-def test_it_is_a_device_source(source: CudaSource) -> None:
-    assert isinstance(source, DeviceSource)
 
 
 def test_what_was_alive_before_is_the_baseline_with_its_true_sizes(gpu: ModelCuda, source: CudaSource) -> None:

@@ -33,7 +33,7 @@ from ampmem.names import warning
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.live import collection_paused
-from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, joined
+from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, Source, joined
 from ampmem.recorder.sources.cuda.device import Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import History, Level, Settled
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
@@ -112,14 +112,13 @@ _NOTHING = (
 _BY_CALL = "torch.cuda.memory._set_allocator_settings"
 
 
-class CudaSource:
+class CudaSource(Source):
     """The events of one CUDA device; ``synchronize`` waits for the device at each step's end."""
 
     kind = SourceKind.CUDA
     device_type = "cuda"
     addresses = RealAddresses()
     uses_profiler = uses_history = True
-    see = None
 
     def __init__(self, *, stacks: bool = True, synchronize: bool = True, api: TorchCuda | None = None) -> None:
         self._api = TorchCuda() if api is None else api
@@ -154,7 +153,7 @@ class CudaSource:
         self._streams: set[int] = set()
         self._pools: set[tuple[int, int]] = set()
         self.device_name = "a CUDA device"
-        self.stamp: Callable[[int], None] | None = self._stamp
+        self.stamp = self._stamp
 
     def check(self) -> None:
         """Raise :class:`UsageError` if nothing can be recorded, or memory history is being recorded already."""
@@ -168,10 +167,6 @@ class CudaSource:
                 "PyTorch keeps only one; leave that call out, or start ampmem before it"
             )
         check_free()
-
-    def owns_mode(self, mode: object) -> bool:
-        """``False``: a GPU has no dispatch mode."""
-        return False
 
     def attach(self, locate: Callable[[], Place], log: Log) -> None:
         """Set ``locate``, which says where memory ran out; everything else is in the trace."""
@@ -237,9 +232,6 @@ class CudaSource:
         """The events since the last call."""
         return self._take(go_on=True)
 
-    def blocks(self) -> None:
-        """``None``: the live blocks are not kept."""
-
     def stop(self) -> RawEvents:
         """The last events; switches off what :meth:`start` switched on."""
         events = self._take(go_on=False)
@@ -285,9 +277,6 @@ class CudaSource:
     def nothing(self) -> str | None:
         """Why nothing of the device was recorded; ``None`` if something was."""
         return None if self._device is not None else self._refused or _NOTHING
-
-    def prediction(self) -> None:
-        """``None``: a real device is measured."""
 
     def notes(self) -> list[str]:
         """Notes for the reader of the recording."""
