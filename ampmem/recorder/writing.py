@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import numpy as np
@@ -88,62 +88,49 @@ class Notes:
         return tuple(self._messages | dict.fromkeys(others))
 
 
+@dataclass(kw_only=True)
 class Describer:
     """Describes a run, and knows whether the description has changed."""
 
-    def __init__(
-        self,
-        *,
-        forced: Arm,
-        source: Source,
-        placement: Placement,
-        models: Models,
-        optimizers: OptimizerHooks,
-        arm_seen: ArmSeen,
-        steering: Steering | None,
-        notes: Notes,
-        outcome: Outcome,
-        places: Places,
-    ) -> None:
-        self._forced = forced
-        self._source = source
-        self._placement = placement
-        self._models = models
-        self._optimizers = optimizers
-        self._arm_seen = arm_seen
-        self._steering = steering
-        self._notes = notes
-        self._outcome = outcome
-        self._places = places
-        self._described: tuple[object, ...] = ()
+    forced: Arm
+    source: Source
+    placement: Placement
+    models: Models
+    optimizers: OptimizerHooks
+    arm_seen: ArmSeen
+    steering: Steering | None
+    notes: Notes
+    outcome: Outcome
+    places: Places
+    _described: tuple[object, ...] = field(default=(), init=False)
 
     def changed(self) -> bool:
         """Whether a new description would differ from the last."""
         notes = self._all_notes()
-        place = self._places.now()
-        known = (self._models.generation, self._optimizers.generation, self._arm_seen.copy(), notes, place)
+        place = self.places.now()
+        known = (self.models.generation, self.optimizers.generation, self.arm_seen.copy(), notes, place)
         changed, self._described = known != self._described, known
         return changed
 
     def description(self) -> Description:
         """The current description. Goes through all parameters."""
-        known = [*self._models.records(), *self._optimizers.own_parameters.values()]
-        parameters = tuple(self._placement.of_the_run(map(self._optimizers.assign, known)))
-        wrapped = self._steering is not None and self._steering.wrapped
+        known = [*self.models.records(), *self.optimizers.own_parameters.values()]
+        parameters = tuple(self.placement.of_the_run(map(self.optimizers.assign, known)))
+        wrapped = self.steering is not None and self.steering.wrapped
         return Description(
-            arm=arm_record(self._arm_seen, parameters, forced=self._forced, wrapped=wrapped),
+            arm=arm_record(self.arm_seen, parameters, forced=self.forced, wrapped=wrapped),
             parameters=parameters,
-            optimizers=tuple(self._optimizers.records()),
+            optimizers=tuple(self.optimizers.records()),
             notes=self._all_notes(),
-            device_name=self._source.device_name,
-            prediction=self._source.prediction(),
-            allocator=self._source.allocator(),
-            failure=self._outcome.failure,
-            place=self._places.now(),
+            device_name=self.source.device_name,
+            prediction=self.source.prediction(),
+            allocator=self.source.allocator(),
+            failure=self.outcome.failure,
+            place=self.places.now(),
         )
 
     def _all_notes(self) -> tuple[str, ...]:
-        return self._notes.beside([*self._source.notes(), *self._placement.notes()])
+        return self.notes.beside([*self.source.notes(), *self.placement.notes()])
 
 
 class Joined(TypedDict):

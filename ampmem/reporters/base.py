@@ -1,4 +1,4 @@
-"""Reports, the details that can be asked for, and the reporter for JSON."""
+"""Reports, the details that can be asked for, and several documents as JSON."""
 
 from __future__ import annotations
 
@@ -45,14 +45,6 @@ class Report:
     summary: Summary
     notes: tuple[str, ...]
     file: str = ""
-
-
-class JsonReporter:
-    """Renders one report as a JSON object, several as an array."""
-
-    def render(self, reports: Sequence[Report]) -> str:
-        """The JSON text of the summaries with warnings and notes (:func:`~ampmem.analysis.summary.summary_schema`)."""
-        return object_or_array([report.summary.to_json() for report in reports])
 
 
 def object_or_array(texts: Sequence[str]) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -82,22 +83,18 @@ def make_optimizer(
 ) -> Optimizer:
     """The optimizer called ``name``; with ``foreach=None`` torch chooses the implementation."""
     rate = LEARNING_RATES[name] if lr is None else lr
-    match name:
-        case "adamw":
-            return AdamW(parameters, lr=rate, foreach=foreach)
-        case "adam":
-            return Adam(parameters, lr=rate, foreach=foreach)
-        case "sgd":
-            return SGD(parameters, lr=rate, foreach=foreach)
-        case "sgd-momentum":
-            return SGD(parameters, lr=rate, momentum=0.9, foreach=foreach)
-        case "rmsprop":
-            return RMSprop(parameters, lr=rate, foreach=foreach)
-        case "adagrad":
-            return Adagrad(parameters, lr=rate, foreach=foreach)
-        case "adafactor":
-            return Adafactor(parameters, lr=rate, foreach=foreach)
-    raise ValueError(f"unknown optimizer: {name}")
+    return _OPTIMIZERS[name](parameters, lr=rate, foreach=foreach)
+
+
+_OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
+    "adamw": AdamW,
+    "adam": Adam,
+    "sgd": SGD,
+    "sgd-momentum": partial(SGD, momentum=0.9),
+    "rmsprop": RMSprop,
+    "adagrad": Adagrad,
+    "adafactor": Adafactor,
+}
 
 
 def data_loader(*tensors: Tensor, batch_size: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:

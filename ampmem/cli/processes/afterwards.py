@@ -276,10 +276,10 @@ def show_tables(recording: Path, named: Path, audience: Audience) -> None:
     """Show the tables of ``recording``, whose name on the command line is ``named``."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.layout import layout_for
-    from ampmem.reporters.text.table import TableReporter
+    from ampmem.reporters.text.table import render_reports
 
     report = replace(report_of(recording), file=str(named))
-    audience.show(TableReporter(layout=layout_for(audience.screen)).render([report]))
+    audience.show(render_reports([report], layout=layout_for(audience.screen)))
 
 
 def show_shortage(recording: Path, audience: Audience) -> None:

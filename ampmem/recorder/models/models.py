@@ -473,12 +473,10 @@ def parameter_record(
 
 
 def _is_computed(parameter: torch.Tensor) -> bool:
-    """Whether ``parameter`` was computed from others: a fast weight, in place of the module's own.
+    """Whether ``parameter``, not a leaf, was computed from others: a fast weight, in place of the module's own.
 
     A view of a leaf is not one: it shares the parameter's own memory.
     """
-    if parameter.is_leaf:
-        return False
     base = base_of(parameter)
     return base is None or not base.is_leaf
 
