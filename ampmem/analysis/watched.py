@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.jsonable import Json, schema_of, text_of
+from ampmem.analysis.jsonable import Json, like, schema_of, text_of
 from ampmem.analysis.out_of_memory import FailedRequest, batch_varied, gpu_called
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import Category
@@ -293,19 +293,8 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
         )
         for each in ending.held
     )
-    return Shortage(
-        step=ending.step,
-        phase=ending.phase,
-        asked=ending.asked,
-        free=ending.free,
-        total=ending.total,
-        reserved=ending.reserved,
-        line=ending.line,
-        batch=ending.batch,
-        usual_batch=usual,
-        usual_peak=peaks[len(peaks) // 2] if peaks else None,
-        held=held,
-    )
+    usual_peak = peaks[len(peaks) // 2] if peaks else None
+    return like(Shortage, ending, usual_batch=usual, usual_peak=usual_peak, held=held)
 
 
 def _commands(run: WatchedRun, file: Path, shortage: Shortage | None) -> tuple[str, ...]:

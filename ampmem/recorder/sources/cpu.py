@@ -83,7 +83,7 @@ class ProfilerSource(Source):
 
     def __init__(self, storages: Storages) -> None:
         self._ledger = Ledger(storages)
-        self._window = Window(memory=True)
+        self._window = Window()
         self._notes: list[str] = []
         self.see = storages.see
 
