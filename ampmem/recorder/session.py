@@ -21,7 +21,7 @@ from ampmem.events import NO_STEP, Fact, Phase, StepRecord
 from ampmem.failure import FailureRecord
 from ampmem.names import warning
 from ampmem.patching import Undo
-from ampmem.recorder.device import DeviceWatch, Taken
+from ampmem.recorder.device import DeviceWatch, Placement, Taken
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks import boundaries, children
 from ampmem.recorder.hooks.backward import GradientHooks
@@ -32,7 +32,6 @@ from ampmem.recorder.models.holders import HolderLog, Variables
 from ampmem.recorder.models.live import collection_paused, live_at_start
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.optimizers import Optimizers
-from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import IN_PLACE, Outcome

@@ -25,12 +25,11 @@ from ampmem.events import (
     SegmentColumns,
     StepRecord,
 )
-from ampmem.recorder.device import Taken
+from ampmem.recorder.device import Placement, Taken
 from ampmem.recorder.facts.log import ELSEWHERE, Log, OpColumns, Texts
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
-from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import Outcome
