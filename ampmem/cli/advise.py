@@ -60,9 +60,12 @@ from ampmem.cli.options import (
     shared_options_but,
 )
 from ampmem.cli.processes.children import (
+    JOBS,
     KILLED,
+    STEPS,
     ChildEnd,
     Children,
+    CountedRuns,
     ProgressLine,
     misplaced,
     profile_arguments,
@@ -83,12 +86,6 @@ from ampmem.results import results_difference
 from ampmem.units import format_bytes, parse_bytes
 from ampmem.version import __version__
 from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
-
-STEPS = 2
-"""The number of recorded steps: the optimizer state is complete after the first."""
-
-JOBS = 8
-"""The default limit of simultaneous runs, each of which takes some hundred MiB."""
 
 _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 
@@ -491,20 +488,14 @@ def _of_worst(ended: Sequence[EndedRun]) -> EndedRun:
     return replace(found, script=script)
 
 
-class _Progress(ProgressLine):
+class _Progress(CountedRuns):
     """Counts the runs as they end; ``most_left`` gives the most that are left."""
 
     def __init__(self, most_left: Callable[[], int]) -> None:
         super().__init__()
         self._most_left = most_left
-        self._count = self._made = 0
+        self._made = 0
         self._begun = time.monotonic()
-        self._rest = ""
-
-    def doing(self, what: str) -> None:
-        """Show how far a run has got."""
-        counted = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
-        self.now(f"{counted}{what}{self._rest}")
 
     def ended(self, name: str, said: str, *, made: bool = True) -> None:
         """One line for a run that ended, or that was not ``made``."""

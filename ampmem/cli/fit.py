@@ -37,9 +37,11 @@ from ampmem.cli.options import (
     shared_options_but,
 )
 from ampmem.cli.processes.children import (
+    JOBS,
+    STEPS,
     ChildEnd,
     Children,
-    ProgressLine,
+    CountedRuns,
     chosen_arms,
     misplaced,
     profile_arguments,
@@ -51,7 +53,7 @@ from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.names import warning
 from ampmem.output import check_output, say_written
 from ampmem.recording import SUFFIX, read
-from ampmem.reporters.text.fit import render_fit, what_follows
+from ampmem.reporters.text.fit import render_fit_result, what_follows
 from ampmem.reporters.text.layout import layout_for
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
@@ -198,20 +200,13 @@ def run_points(
         return points, tuple(notes), False
 
 
-class _Counted(ProgressLine):
+class _Counted(CountedRuns):
     """Counts the runs as they end; their total is not known before."""
 
     def __init__(self, script: ScriptOptions, left: Callable[[Found], str]) -> None:
         super().__init__()
         self._script = script
         self._left = left
-        self._count = 0
-        self._rest = ""
-
-    def doing(self, what: str) -> None:
-        """Show how far a run has got."""
-        made = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
-        self.now(f"{made}{what}{self._rest}")
 
     def ended(self, name: str, outcome: _Point, found: Found) -> None:
         """One line for a run that ended. Raises :class:`RunFailed` if it failed."""
@@ -268,13 +263,6 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
         except RecordingError as error:
             failure = failure or str(error)
     return _Point(memory=memory, notes=notes, failure=failure, ended=ended)
-
-
-STEPS = 2
-"""The number of recorded steps: the optimizer state is complete after the first."""
-
-JOBS = 8
-"""The default limit of simultaneous runs, each of which takes some hundred MiB."""
 
 
 @click.command(
@@ -353,7 +341,7 @@ def fit(
     runs = RunPlan(script=script, varied=varied, seed=seed, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found, interrupted = _search(runs, chosen, gpu, curve=points)
     if found.runs:
-        click.echo(document(found).to_json() if as_json else render_fit(found, layout_for(sys.stdout)))
+        click.echo(document(found).to_json() if as_json else render_fit_result(found, layout_for(sys.stdout)))
     if interrupted:
         raise KeyboardInterrupt
     if html is not None:

@@ -30,6 +30,12 @@ from ampmem.recorder.script import STDIN, standard_input
 from ampmem.reporters.text.plain_text import shorten
 from ampmem.vocabulary import Arm
 
+STEPS = 2
+"""The number of steps to record where only the peak matters: the optimizer state is complete after the first."""
+
+JOBS = 8
+"""The default limit of simultaneous runs, each of which takes some hundred MiB."""
+
 _Run = TypeVar("_Run")
 _Made = TypeVar("_Made")
 
@@ -70,6 +76,21 @@ class ProgressLine:
         with self._lock:
             self._terminal.replace("")
             self._terminal.show("\n".join(lines))
+
+
+class CountedRuns(ProgressLine):
+    """The progress of runs that are counted as they end; their total is not known before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+        self._rest = ""
+        """The work left, in words."""
+
+    def doing(self, what: str) -> None:
+        """Show how far a run has got."""
+        made = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
+        self.now(f"{made}{what}{self._rest}")
 
 
 class TimeLeft:

@@ -53,7 +53,7 @@ from ampmem.recorder.torch_private.distributed import (
     whole_of,
 )
 from ampmem.recorder.torch_private.entries import Place, Use, probe
-from ampmem.recorder.torch_private.general import TorchDispatchMode, schema_of, tree_leaves, without_functions
+from ampmem.recorder.torch_private.general import TorchDispatchMode, op_schema, tree_leaves, without_functions
 from ampmem.vocabulary import Communication
 
 
@@ -133,7 +133,7 @@ class Allocations(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, result: Any) -> None:
-        schema = schema_of(func)
+        schema = op_schema(func)
         if schema is None or any(value.alias_info is not None for value in schema.returns):
             return  # a view, or an argument itself (in place, out=)
         now = time_ns()

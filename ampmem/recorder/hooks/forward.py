@@ -39,12 +39,12 @@ from ampmem.recorder.torch_private.general import (
     is_view,
     next_node,
     node_number,
+    op_schema,
     pop_saved_hooks,
     push_saved_hooks,
     saved_by,
     saved_hooks_refused,
     saved_names,
-    schema_of,
     to_save,
     top_saved_hooks,
     version_of,
@@ -293,7 +293,7 @@ class ForwardMode(TorchDispatchMode):
 
     def _new_op(self, func: Any) -> tuple[int, bool, bool]:
         """Text id of the op's name; whether it returns new storages; whether it is not a view op."""
-        schema = schema_of(func)
+        schema = op_schema(func)
         if schema is None:  # a higher-order operator
             return self._log.texts.id(str(func)), False, False
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch
-from ampmem.recorder.steering.parallel import Change, parallel_changes
+from ampmem.recorder.steering.parallel import ForcedChange, parallel_changes
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import (
     FUSED_INITS,
@@ -52,7 +52,7 @@ class ForcedChanges:
     """
 
     def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
-        self._parts: list[Change] = []
+        self._parts: list[ForcedChange] = []
         if forced.checkpoint:
             self._parts.append(_Checkpoints(forced.checkpoint, note))
         if forced.offload:
@@ -81,7 +81,7 @@ class ForcedChanges:
         return [reason for part in self._parts for reason in part.unmet()]
 
 
-class _Forwards(Change):
+class _Forwards(ForcedChange):
     """Runs the forward of chosen modules in another way.
 
     A module's name is its name in ``named_modules()`` of the outermost module that runs. The forwards of the modules'
@@ -291,7 +291,7 @@ def _counted(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} modules, {names[0]} to {names[-1]}"
 
 
-class _Implementation(Change):
+class _Implementation(ForcedChange):
     """Makes each optimizer update ``foreach`` or ``fused``, where the script leaves the choice to torch."""
 
     def __init__(self, argument: str, value: bool, note: Callable[[str], None]) -> None:
@@ -388,7 +388,7 @@ def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
     return None
 
 
-class _ChunkedLoss(Change):
+class _ChunkedLoss(ForcedChange):
     """Computes ``F.cross_entropy`` in ``count`` chunks of rows, each under ``torch.utils.checkpoint``.
 
     Backward then makes the log-softmax and its temporaries in the logits' dtype for one chunk at a time. Only sums are
@@ -485,7 +485,7 @@ def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
     return None
 
 
-class _FreedGradients(Change):
+class _FreedGradients(ForcedChange):
     """Sets gradients to ``None`` right after the optimizer's update, as ``zero_grad()`` there would.
 
     Refused in a script that never zeroes gradients: it may accumulate them over several updates.
@@ -529,7 +529,7 @@ class _FreedGradients(Change):
         return zeroed
 
 
-class _BatchSize(Change):
+class _BatchSize(ForcedChange):
     """Makes each DataLoader with larger batches use ``size`` samples."""
 
     def __init__(self, size: int, note: Callable[[str], None]) -> None:

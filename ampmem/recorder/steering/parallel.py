@@ -99,7 +99,7 @@ def _backward_prefetch() -> Iterator[_Argument]:
     )
 
 
-class Change:
+class ForcedChange:
     """A forced change; ``option`` is its command-line option."""
 
     def __init__(self, option: str, note: Callable[[str], None]) -> None:
@@ -128,7 +128,7 @@ class Change:
             self._note(f"not forced: {reason}")
 
 
-class _ArgumentChange(Change):
+class _ArgumentChange(ForcedChange):
     """Replaces an argument in calls of torch's functions."""
 
     def __init__(
@@ -231,9 +231,9 @@ _PASSES = ("forward", "backward")
 _SHARDED = "fully_shard and no FullyShardedDataParallel"
 
 
-def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[Change]:
+def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[ForcedChange]:
     """The changes in ``forced`` that concern training on several ranks."""
-    found: list[Change] = []
+    found: list[ForcedChange] = []
     if forced.bucket_view:
         found.append(_ArgumentChange("--force-bucket-view", "DistributedDataParallel", _bucket_view, note))
     if forced.reshard:

@@ -12,7 +12,7 @@ from torch.torch_version import TorchVersion
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import round_up
-from ampmem.simulator.private.general import in_backward, schema_of
+from ampmem.simulator.private.general import in_backward, op_schema
 from ampmem.simulator.scratch import reductions
 from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, power_of_2, scratch
 
@@ -89,7 +89,7 @@ ASSUMED = dict.fromkeys(
 @functools.cache
 def unmodelled(func: Any) -> str | None:
     """The memory of ``func`` on a GPU for which there is no formula here; ``None`` if there is none."""
-    library, _, name = schema_of(func).name.partition("::")
+    library, _, name = op_schema(func).name.partition("::")
     if library.lstrip("_") not in _TORCHS:
         return _OF_LIBRARIES.format(library=library)
     text = _UNKNOWN.get(name)
