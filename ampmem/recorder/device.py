@@ -52,16 +52,13 @@ class DeviceWatch:
         return self._source.take_layers(), self._source.take_ooms()
 
     def _locate(self) -> Place:
+        running = self._log.texts.value(self._log.running_op) if threading.get_ident() == self._thread else ""
         return Place(
             step=self._log.step,
-            op=self._running_op() or (self._update.name if self._log.phase == Phase.OPTIMIZER else ""),
+            op=running or (self._update.name if self._log.phase == Phase.OPTIMIZER else ""),
             module=self._log.texts.value(self._log.module),
             stack=current_stack() if self._stacks else "",
         )
-
-    def _running_op(self) -> str:
-        """The op that the calling thread is running in forward; empty if there is none."""
-        return self._log.texts.value(self._log.running_op) if threading.get_ident() == self._thread else ""
 
 
 class Placement:

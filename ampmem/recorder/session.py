@@ -94,7 +94,7 @@ class Session:
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
         self._thread: int | None = threading.get_ident()
         """The recorded thread; ``None`` in a forked child."""
-        self.optimizers = Optimizers(self._optimizer_died)
+        self.optimizers = Optimizers(lambda optimizer: self._machine.rounds.died(optimizer))
         self._machine = StepMachine(options.step_on, self.optimizers)
         self._open_step = OpenStep()
         self._loaded: int | None = None
@@ -429,9 +429,6 @@ class Session:
         self._machine.rounds.made(id(optimizer), type(optimizer).__name__)
         if self._machine.rounds.several and not self.recording:
             self.skim()  # the models that run between updates show whose step it is
-
-    def _optimizer_died(self, optimizer: int) -> None:
-        self._machine.rounds.died(optimizer)
 
     def optimizer_inside(self, optimizer: int) -> None:
         self._machine.rounds.step_inside(optimizer)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ def _multi_margin(
     return loss
 
 
-def _multi_margin_backward(found: Any, grad: Tensor, source: Tensor, *_: Any, **__: Any) -> Tensor:
+def _margin_backward(found: Any, grad: Tensor, source: Tensor, *_: Any, **__: Any) -> Tensor:
     return source.new_empty(source.shape)
 
 
@@ -116,10 +116,6 @@ def _multilabel_margin(found: Any, source: Tensor, target: Tensor, reduction: in
     loss = source.new_empty(())
     torch.sum(each, 0, out=loss)
     return loss, is_target
-
-
-def _multilabel_margin_backward(found: Any, grad: Tensor, source: Tensor, *_: Any, **__: Any) -> Tensor:
-    return source.new_empty(source.shape)
 
 
 def _logsumexp(found: Any, source: Tensor, dim: Sequence[int] | int, keepdim: bool = False) -> Any:
@@ -449,9 +445,9 @@ COMPOSITES: dict[Any, Any] = {
     aten.soft_margin_loss.default: _soft_margin,
     aten.soft_margin_loss_backward.default: _soft_margin_backward,
     aten.multi_margin_loss.default: _multi_margin,
-    aten.multi_margin_loss_backward.default: _multi_margin_backward,
+    aten.multi_margin_loss_backward.default: _margin_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin,
-    aten.multilabel_margin_loss_backward.default: _multilabel_margin_backward,
+    aten.multilabel_margin_loss_backward.default: _margin_backward,
     aten.logsumexp.default: _logsumexp,
     aten.dist.default: _dist,
     aten.isinf.default: _isinf,
@@ -488,10 +484,8 @@ class Found:
         return self.count(op, tensor, elements)
 
 
-class OpAnswer(Protocol):
-    """A replacement of an op; returns ``NotImplemented`` if torch can run the op itself."""
-
-    def __call__(self, found: Found, *args: Any, **kwargs: Any) -> Any: ...
+OpAnswer: TypeAlias = Callable[..., Any]
+"""A replacement of an op; it gets :class:`Found` first. It returns ``NotImplemented`` if torch can run the op."""
 
 
 def _nothing(found: Found, *_: Any, **__: Any) -> None:

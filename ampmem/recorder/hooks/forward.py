@@ -431,7 +431,7 @@ class ForwardObserver:
         self._take_hooks_out()  # the engine restores the hooks of its start at each node
 
     def _enter_hooks(self) -> None:
-        if self._in_backward and self._pop_hooks is None and _top_hooks() is None and _hooks_allowed():
+        if self._in_backward and self._pop_hooks is None and _top_hooks() is None and saved_hooks_refused() is None:
             push_saved_hooks(*self._hooks)
             self._pop_hooks = added("saved-tensor hooks", "SavedTensors", self._take_hooks_out)
 
@@ -501,7 +501,3 @@ def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
 def _top_hooks() -> tuple[Any, Any] | None:
     """The saved-tensor hooks on top of the stack, or ``None``."""
     return top_saved_hooks(True)
-
-
-def _hooks_allowed() -> bool:
-    return saved_hooks_refused() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from time import time_ns
 
 import numpy as np
@@ -94,11 +95,11 @@ class SimulatedSource(Source):
         self._segments.begin(now, extents_of(self._device.segments()))
         self._device.allocator.driver.observer = self._reserve
         self._device.recorder = self._record
-        self._device.on_workspace = self._workspace
-        self._device.on_scratch = self._scratch
+        self._device.on_workspace = partial(self._log_fact, Fact.WORKSPACE)
+        self._device.on_scratch = partial(self._log_fact, Fact.SCRATCH)
         self._device.on_out_of_memory = self._failed
         for address, library in self._device.workspaces.items():
-            self._workspace(address, library)
+            self._log_fact(Fact.WORKSPACE, address, library)
 
     def drain(self) -> RawEvents:
         """The events since the last call; called when a step has ended."""
@@ -203,12 +204,6 @@ class SimulatedSource(Source):
             reserved=counters.reserved,
             device_used=counters.reserved + self._device.outside,
         )
-
-    def _workspace(self, address: int, library: str) -> None:
-        self._log_fact(Fact.WORKSPACE, address, library)
-
-    def _scratch(self, address: int, op: str) -> None:
-        self._log_fact(Fact.SCRATCH, address, op)
 
     def _log_fact(self, fact: Fact, address: int, name: str) -> None:
         if self._log is not None:
