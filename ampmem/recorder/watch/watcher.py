@@ -420,7 +420,8 @@ class Watcher:
         if not self._named and self._gauge.device()[0]:
             self._named = True
             self._write(lambda file: file.header(self._header()))
-        careful = self.rows < _FIRST or self._grew or _near(row.reserved, self._limit)
+        near = self._limit is not None and row.reserved > _NEAR * self._limit
+        careful = self.rows < _FIRST or self._grew or near
         if careful != self._careful:
             self._careful = careful
             self._gauge.keep_lines(wanted=careful)
@@ -630,10 +631,6 @@ def _kind_of(options: Options, simulated: SimulatedDevice | None) -> str:
     if simulated is not None:
         return SourceKind.SIMULATED.value
     return SourceKind.CUDA.value if records_cuda(options) else SourceKind.CPU.value
-
-
-def _near(reserved: int, limit: int | None) -> bool:
-    return limit is not None and reserved > _NEAR * limit
 
 
 _PAGE = resource.getpagesize()
