@@ -116,7 +116,7 @@ def options(precision: str, **rest: Any) -> WorkloadOptions:
 def watched(module: ModuleType, *, keep: bool = True) -> Iterator[Run]:
     """A workload's losses while its ``train`` runs here; and, to ``keep``, what it builds."""
     run = Run()
-    build, report = module.build, module.report
+    build, report = module.build, module.report_step
 
     def watch_build(*args: Any, **kwargs: Any) -> Any:
         built = build(*args, **kwargs)
@@ -126,11 +126,11 @@ def watched(module: ModuleType, *, keep: bool = True) -> Iterator[Run]:
                 optimizer.register_step_pre_hook(lambda *_: run.gradients.append(gradients(*run.models)))
         return built
 
-    module.build, module.report = watch_build, lambda step, loss: run.losses.append(loss)
+    module.build, module.report_step = watch_build, lambda step, loss: run.losses.append(loss)
     try:
         yield run
     finally:
-        module.build, module.report = build, report
+        module.build, module.report_step = build, report
 
 
 def train(name: str, precision: str, **rest: Any) -> Run:
