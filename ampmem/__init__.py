@@ -68,12 +68,12 @@ def __getattr__(name: str) -> object:
 
 def load_ipython_extension(shell: object) -> None:
     """Add the magics ``%%ampmem`` and ``%ampmem`` to the shell (``%load_ext ampmem``)."""
-    import_module("ampmem.integrations.notebook.extension").load(shell)
+    import_module("ampmem.integrations.notebook.extension").load_extension(shell)
 
 
 def unload_ipython_extension(shell: object) -> None:
     """Remove the magics from the shell (``%unload_ext ampmem``)."""
-    import_module("ampmem.integrations.notebook.extension").unload(shell)
+    import_module("ampmem.integrations.notebook.extension").unload_extension(shell)
 
 
 def __dir__() -> list[str]:

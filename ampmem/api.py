@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ampmem.analysis.budgets.budget import budgets_of, parse_allowance
-from ampmem.analysis.budgets.check import CheckResult
-from ampmem.analysis.budgets.check import check as check_run
+from ampmem.analysis.budgets.check import CheckResult, check_run
 from ampmem.analysis.budgets.run import run_given
 from ampmem.analysis.comparison import Comparison, distinct
 from ampmem.analysis.comparison import compare as compare_entries

@@ -305,7 +305,7 @@ class Profile(Shown):
     def _start(self, session: Session) -> None:
         try:
             if self._model is not None:
-                session.add_model(self._model)
+                session.models.add(self._model)
             if self._optimizer is not None:
                 session.add_optimizer(self._optimizer)
             self._model = self._optimizer = None  # the recording must not keep them alive

@@ -63,7 +63,7 @@ def results_difference(first: Path, second: Path) -> Deviation:
             break
         kind = ours[0].split()[0]
         counts[kind] += 1
-        largest[kind] = max(largest[kind], float(np.abs(_finite(ours[1])).max(initial=0)))
+        largest[kind] = max(largest[kind], float(np.abs(ours[1][np.isfinite(ours[1])]).max(initial=0)))
         if ours[1].tobytes() != others[1].tobytes():
             equal = False
             furthest[kind] = max(furthest[kind], _furthest(ours[1], others[1]))
@@ -91,10 +91,6 @@ def _results(path: Path) -> Iterator[tuple[str, Values]]:
 
 def _kind(result: tuple[str, Values]) -> tuple[str, tuple[int, ...]]:
     return result[0], result[1].shape
-
-
-def _finite(values: Values) -> Values:
-    return values[np.isfinite(values)]
 
 
 def _furthest(first: Values, second: Values) -> float:

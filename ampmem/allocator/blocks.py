@@ -216,6 +216,7 @@ class Statistics:
         return found
 
 
+@dataclass(slots=True, eq=False)
 class Counters:
     """The counters behind :class:`Statistics`.
 
@@ -223,74 +224,37 @@ class Counters:
     allocated bytes only while blocks are awaiting.
     """
 
-    __slots__ = (
-        "active_bytes_peak",
-        "active_peak",
-        "allocated",
-        "allocated_peak",
-        "allocations",
-        "allocations_peak",
-        "awaiting",
-        "awaiting_bytes",
-        "awaiting_bytes_peak",
-        "awaiting_requested",
-        "inactive_split",
-        "inactive_split_bytes",
-        "inactive_split_bytes_peak",
-        "inactive_split_peak",
-        "num_alloc_retries",
-        "num_device_alloc",
-        "num_device_free",
-        "num_ooms",
-        "num_sync_all_streams",
-        "oversize_allocations",
-        "oversize_allocations_peak",
-        "oversize_segments",
-        "oversize_segments_peak",
-        "requested",
-        "requested_peak",
-        "reserved",
-        "reserved_peak",
-        "segments",
-        "segments_peak",
-        "window_most",
-    )
-
-    def __init__(self) -> None:
-        for name in self.__slots__:
-            setattr(self, name, 0)
-
-    allocations: int
-    allocations_peak: int
-    allocated: int
-    allocated_peak: int
-    window_most: int
+    allocations: int = 0
+    allocations_peak: int = 0
+    allocated: int = 0
+    allocated_peak: int = 0
+    window_most: int = 0
     """Peak of allocated bytes since the reader of a part of the run last reset it."""
-    requested: int
-    requested_peak: int
-    awaiting: int
-    awaiting_bytes: int
-    awaiting_bytes_peak: int
-    awaiting_requested: int
-    active_peak: int
-    active_bytes_peak: int
-    inactive_split: int
-    inactive_split_peak: int
-    inactive_split_bytes: int
-    inactive_split_bytes_peak: int
-    reserved: int
-    reserved_peak: int
-    segments: int
-    segments_peak: int
-    oversize_allocations: int
-    oversize_allocations_peak: int
-    oversize_segments: int
-    oversize_segments_peak: int
-    num_alloc_retries: int
-    num_ooms: int
-    num_sync_all_streams: int
-    num_device_alloc: int
-    num_device_free: int
+    requested: int = 0
+    requested_peak: int = 0
+    awaiting: int = 0
+    awaiting_bytes: int = 0
+    awaiting_bytes_peak: int = 0
+    awaiting_requested: int = 0
+    active_peak: int = 0
+    active_bytes_peak: int = 0
+    inactive_split: int = 0
+    inactive_split_peak: int = 0
+    inactive_split_bytes: int = 0
+    inactive_split_bytes_peak: int = 0
+    reserved: int = 0
+    reserved_peak: int = 0
+    segments: int = 0
+    segments_peak: int = 0
+    oversize_allocations: int = 0
+    oversize_allocations_peak: int = 0
+    oversize_segments: int = 0
+    oversize_segments_peak: int = 0
+    num_alloc_retries: int = 0
+    num_ooms: int = 0
+    num_sync_all_streams: int = 0
+    num_device_alloc: int = 0
+    num_device_free: int = 0
 
     def note_active(self) -> None:
         """Update the peaks of ``active``; called after an allocation while blocks are awaiting events."""

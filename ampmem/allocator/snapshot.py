@@ -524,13 +524,12 @@ class InitialSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InitialState:
-    """The state at the start; ``ambiguous`` has the addresses of blocks of undetermined size.
+    """The state at the start.
 
-    They are assumed to be as large as their rounded request; each may be up to 1 MiB larger.
+    A block of undetermined size is assumed to be as large as its rounded request; it may be up to 1 MiB larger.
     """
 
     segments: tuple[InitialSegment, ...]
-    ambiguous: tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -692,10 +691,7 @@ class _Walk:
                     blocks=tuple(self._initial(address) for address in self._blocks[first:last]),
                 )
             )
-        return InitialState(
-            segments=tuple(segments),
-            ambiguous=tuple(address for address in self._blocks if not self._live[address].certain),
-        )
+        return InitialState(segments=tuple(segments))
 
     def _initial(self, address: int) -> InitialBlock:
         live = self._live[address]

@@ -6,8 +6,7 @@ of a change on a simulated GPU and its code are derived from other records of th
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -18,12 +17,12 @@ from ampmem.analysis.blocks import Blocks, blocks_of
 from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import gradients_through_forward
 from ampmem.analysis.fit import Memory
-from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, plain, schema_of
+from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, schema_of, text_of
 from ampmem.analysis.layers import outside_in, process_outside_in
 from ampmem.analysis.suggested import Suggestion, suggestions
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import Category
-from ampmem.events import OptimizerRecord, Recording
+from ampmem.events import Recording
 from ampmem.results import Deviation
 from ampmem.units import format_bytes, format_duration
 from ampmem.version import __version__
@@ -128,7 +127,7 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
     sharded = any(parameter.global_elements is not None for parameter in recording.parameters)
     return Script(
         blocks=blocks_of(analysis, module_flops),
-        optimizers=tuple(dict.fromkeys(_class_names(recording.optimizers))),
+        optimizers=tuple(dict.fromkeys(optimizer.class_name for optimizer in recording.optimizers)),
         updated=sum(parameter.trainable for parameter in recording.parameters),
         trained_bytes=sum(parameter.bytes for parameter in recording.parameters if parameter.trainable),
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
@@ -239,10 +238,6 @@ def why_not_run(forced: Forced, script: Script) -> str | None:
     if forced.batch_size is not None and script.batch == 1:
         return "a batch has one sample"
     return None
-
-
-def _class_names(optimizers: Sequence[OptimizerRecord]) -> Iterator[str]:
-    return (optimizer.class_name for optimizer in optimizers)
 
 
 def meets(trial: Trial, budget: int | None) -> bool:
@@ -759,7 +754,7 @@ class AdviceDocument:
 
     def to_json(self) -> str:
         """The document as JSON text, as :func:`advise_schema` describes it."""
-        return json.dumps(plain(self), indent=2)
+        return text_of(self)
 
 
 def advise_schema() -> dict[str, Json]:

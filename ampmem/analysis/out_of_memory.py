@@ -211,7 +211,8 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
     # A snapshot does not say whose each gradient is, so the missing ones are unknown.
     coming = _to_come(history, position, phase) if during and total is not None else None
     there = _parameters_there(history, position) if during else None
-    updating = phase is Phase.OPTIMIZER and (temporaries["optimizer"] > 0 or _has_all_state(coming))
+    has_all_state = coming is not None and coming.optimizer_state == 0
+    updating = phase is Phase.OPTIMIZER and (temporaries["optimizer"] > 0 or has_all_state)
     options = (
         *_against(reason, expandable=expandable),
         *_against_the_largest(recording, alive, phase, updating=updating),
@@ -290,10 +291,6 @@ def _parameters_there(history: MemoryHistory, position: int) -> int:
 
 def _all_other(size: int) -> Breakdown:
     return {category: size if category is Category.OTHER else 0 for category in CATEGORIES}
-
-
-def _has_all_state(coming: ToCome | None) -> bool:
-    return coming is not None and coming.optimizer_state == 0
 
 
 def _to_come(history: MemoryHistory, position: int, phase: Phase) -> ToCome | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.jsonable import Json, schema_of, text_of
+from ampmem.analysis.jsonable import Json, like, schema_of, text_of
 from ampmem.analysis.out_of_memory import FailedRequest, batch_varied, gpu_called
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import Category
@@ -19,7 +19,7 @@ from ampmem.errors import AmpmemError, UsageError
 from ampmem.growth import Growth, growth_of
 from ampmem.output import being_written
 from ampmem.recording import read
-from ampmem.recording.watched import Ending, Full, Grown, Held, Row, WatchedHeader, WatchedRun, Why, extract
+from ampmem.recording.watched import Ending, Full, Grown, HeldMemory, Row, WatchedHeader, WatchedRun, Why, extract
 
 FORMAT = "ampmem.watch/1"
 _USUAL = 200
@@ -44,7 +44,7 @@ class FullPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class HeldBefore:
     """The bytes of one category or line when memory ran out, and at the peak of the last full recording.
 
     ``count`` is the number of blocks; 0 if unknown.
@@ -74,7 +74,7 @@ class Shortage:
     batch: str
     usual_batch: str
     usual_peak: int | None
-    held: tuple[Compared, ...]
+    held: tuple[HeldBefore, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,14 +256,14 @@ def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
         phase=failed.phase,
         line=_line_of("\n".join(failed.stack)),
         held=tuple(
-            Held(what=category.replace("_", " "), bytes=size, count=0)
+            HeldMemory(what=category.replace("_", " "), bytes=size, count=0)
             for category, size in failed.alive.items()
             if size
         ),
     )
 
 
-def _before(held: Held, full: FullPart | None) -> int | None:
+def _before(held: HeldMemory, full: FullPart | None) -> int | None:
     """The bytes of ``held`` at the peak of the last full recording; ``None`` if that does not tell."""
     if full is None or not full.categories:
         return None
@@ -284,7 +284,7 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
     if inside is not None:
         full, ending = full[:-1], _as_ending(ending, inside)
     held = tuple(
-        Compared(
+        HeldBefore(
             what=each.what,
             then=each.bytes,
             before=_before(each, full[-1] if full else None),
@@ -293,19 +293,8 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
         )
         for each in ending.held
     )
-    return Shortage(
-        step=ending.step,
-        phase=ending.phase,
-        asked=ending.asked,
-        free=ending.free,
-        total=ending.total,
-        reserved=ending.reserved,
-        line=ending.line,
-        batch=ending.batch,
-        usual_batch=usual,
-        usual_peak=peaks[len(peaks) // 2] if peaks else None,
-        held=held,
-    )
+    usual_peak = peaks[len(peaks) // 2] if peaks else None
+    return like(Shortage, ending, usual_batch=usual, usual_peak=usual_peak, held=held)
 
 
 def _commands(run: WatchedRun, file: Path, shortage: Shortage | None) -> tuple[str, ...]:

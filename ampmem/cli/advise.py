@@ -8,12 +8,13 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
 import click
 
@@ -56,15 +57,19 @@ from ampmem.cli.options import (
     schema_option,
     seed_of_runs,
     settled,
-    shared_options,
+    shared_options_but,
 )
 from ampmem.cli.processes.children import (
+    JOBS,
     KILLED,
+    STEPS,
     ChildEnd,
     Children,
+    CountedRuns,
     ProgressLine,
     misplaced,
     profile_arguments,
+    run_at_once,
     run_child,
 )
 from ampmem.cli.processes.launcher import check_processes
@@ -75,21 +80,12 @@ from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, rank_file, read
-from ampmem.reporters.text.advise import best_change, render
+from ampmem.reporters.text.advise import best_change, render_advice
 from ampmem.reporters.text.layout import layout_for
 from ampmem.results import results_difference
 from ampmem.units import format_bytes, parse_bytes
 from ampmem.version import __version__
 from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
-
-STEPS = 2
-"""The number of recorded steps: the optimizer state is complete after the first."""
-
-JOBS = 8
-"""The default limit of simultaneous runs, each of which takes some hundred MiB."""
-
-_NOT_HERE = ("device", "synchronize", "stacks")
-"""Shared options without effect here, as the runs' recordings are deleted."""
 
 _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 
@@ -154,7 +150,7 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     help="What to run on: sim simulates the GPU that --gpu names. On a real GPU or CPU memory is measured, and a "
     "second run with each change times its steps.",
 )
-@shared_options
+@shared_options_but("device", "synchronize", "stacks")  # those have no effect here
 def advise(
     budget: str | None,
     changes: str,
@@ -227,7 +223,7 @@ def advise(
         finally:
             if NOTHING_FORCED in search.trials:
                 found = document()
-                click.echo(found.to_json() if as_json else render(found, layout_for(sys.stdout)))
+                click.echo(found.to_json() if as_json else render_advice(found, layout_for(sys.stdout)))
         if html is not None:
             _write_page(document(), search, limit, html, force=options.force)
     if not any(meets(trial, limit) for trial in search.trials.values()):
@@ -242,9 +238,6 @@ def _write_page(found: AdviceDocument, search: _Search, budget: int | None, html
     after = None if best_change(found) is None else search.recordings[best]
     for path in write_advice(found, html, before=search.recordings[NOTHING_FORCED], after=after, force=force):
         say_written(path)
-
-
-advise.params = [param for param in advise.params if param.name not in _NOT_HERE]
 
 
 def _allowed(text: str) -> frozenset[AllowedChange]:
@@ -267,6 +260,10 @@ def _every_rank(script: ScriptOptions) -> tuple[int, ...]:
     return () if script.rank is not None or (script.world_size or 1) == 1 else tuple(range(script.world_size or 1))
 
 
+_Part: TypeAlias = tuple[Forced, int | None]
+"""A process of a run: its changes, and the simulated rank if there are several."""
+
+
 class _Search:
     """The runs of the search, ``jobs`` at once; changes are not run twice, nor if ``kept`` has their run.
 
@@ -281,7 +278,7 @@ class _Search:
         self._kept = kept
         self._folder = folder
         self._numbers = count()
-        self._of_ranks: dict[tuple[Forced, int | None], EndedRun] = {}
+        self._of_ranks: dict[_Part, EndedRun] = {}
         """The ranks that have ended, for runs whose other ranks have not."""
         self.recordings: dict[Forced, Path] = {}
         """The recordings of the unchanged script and of the best run, if :meth:`run` was told to keep them."""
@@ -298,29 +295,21 @@ class _Search:
         with (
             _Progress(lambda: most_left(self.trials, self.found, allowed, budget)) as progress,
             warmed(self._script.device) as forking,
-            ThreadPoolExecutor(self._jobs) as pool,
         ):
-            children = Children()
-            running: dict[Future[EndedRun], tuple[Forced, int | None]] = {}
-            try:
-                while True:
-                    due_now = self._due(allowed, budget, progress)
-                    for part in self._parts(due_now or (self._unrecorded(budget) if keep else ())):
-                        if len(running) < self._jobs and part not in running.values() and part not in self._of_ranks:
-                            path = self._folder / f"run{next(self._numbers)}{SUFFIX}"
-                            running[pool.submit(self._make, *part, path, progress, children, forking)] = part
-                    if not running:
-                        return
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        part = running.pop(future)
-                        self._of_ranks[part] = future.result()
-                        self._gather(part[0], progress)
-                    self._forget({NOTHING_FORCED, ranked(self.trials, budget)[0]} if keep else set())
-            except BaseException:
-                children.end(running)
-                raise
 
-    def _parts(self, wanted: Iterable[Forced]) -> list[tuple[Forced, int | None]]:
+            def parts() -> list[_Part]:
+                due_now = self._due(allowed, budget, progress) or (self._unrecorded(budget) if keep else ())
+                return [part for part in self._parts(due_now) if part not in self._of_ranks]
+
+            def take(part: _Part, ended: EndedRun) -> None:
+                self._of_ranks[part] = ended
+                self._gather(part[0], progress)
+                if NOTHING_FORCED in self.trials:
+                    self._forget({NOTHING_FORCED, ranked(self.trials, budget)[0]} if keep else set())
+
+            run_at_once(self._jobs, parts, partial(self._make, progress, forking), take)
+
+    def _parts(self, wanted: Iterable[Forced]) -> list[_Part]:
         """The processes that these runs consist of, each with its simulated rank if there are several."""
         every = _every_rank(self._script)
         some = self.found.ranks if every else ()
@@ -394,14 +383,14 @@ class _Search:
 
     def _make(
         self,
-        forced: Forced,
-        rank: int | None,
-        path: Path,
         progress: _Progress,
-        children: Children,
         forking: Warmed | None,
+        part: _Part,
+        children: Children,
     ) -> EndedRun:
         """Make one run, or one rank of it, in a thread."""
+        forced, rank = part
+        path = self._folder / f"run{next(self._numbers)}{SUFFIX}"
         name = name_of(forced, self.found)
         name += "" if rank is None else f": rank {rank} of {self._script.world_size}"
         progress.doing(f"{name}: starting")
@@ -499,20 +488,14 @@ def _of_worst(ended: Sequence[EndedRun]) -> EndedRun:
     return replace(found, script=script)
 
 
-class _Progress(ProgressLine):
+class _Progress(CountedRuns):
     """Counts the runs as they end; ``most_left`` gives the most that are left."""
 
     def __init__(self, most_left: Callable[[], int]) -> None:
         super().__init__()
         self._most_left = most_left
-        self._count = self._made = 0
+        self._made = 0
         self._begun = time.monotonic()
-        self._rest = ""
-
-    def doing(self, what: str) -> None:
-        """Show how far a run has got."""
-        counted = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
-        self.now(f"{counted}{what}{self._rest}")
 
     def ended(self, name: str, said: str, *, made: bool = True) -> None:
         """One line for a run that ended, or that was not ``made``."""

@@ -23,8 +23,7 @@ from ampmem.analysis.budgets.budget import (
     parse_allowance,
     parse_budget,
 )
-from ampmem.analysis.budgets.check import CheckResult, check_schema, not_judged
-from ampmem.analysis.budgets.check import check as judge
+from ampmem.analysis.budgets.check import CheckResult, check_run, check_schema, not_judged
 from ampmem.analysis.budgets.run import (
     OF_SUMMARY,
     JudgedRun,
@@ -53,6 +52,7 @@ from ampmem.errors import AmpmemError, UsageError
 from ampmem.failure import FailureKind
 from ampmem.output import Terminal, check_output, open_output, replaced_file, sized
 from ampmem.recording import SUFFIX, rank_file, read, taken_for_script, without_journals
+from ampmem.reporters.base import object_or_array
 from ampmem.reporters.export.github import commands, harmless, markdown
 from ampmem.reporters.text.check import render_checks
 from ampmem.reporters.text.layout import layout_for
@@ -469,8 +469,7 @@ def _judge(asked: _Asked, subjects: Sequence[Subject], *, as_json: bool) -> bool
     if asked.update and not any(result.judged or result.problems for result in results):
         pass  # the line about the written baseline says it all
     elif as_json:
-        texts = [result.to_json() for result in results]
-        click.echo(texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]")
+        click.echo(object_or_array([result.to_json() for result in results]))
     else:
         text = render_checks(results, layout_for(sys.stdout))
         click.echo(harmless(text) if on_github() else text)
@@ -488,7 +487,7 @@ def _result(asked: _Asked, subject: Subject, subjects: Sequence[Subject]) -> Che
     if asked.baseline is not None and not asked.update:
         baseline = read_baseline(baseline_of(asked.baseline, subject, subjects))
     mistaken = asked.mistaken(subject.script)
-    return judge(subject.run, asked.of(subject.script), baseline, asked.allow, mistaken=mistaken)
+    return check_run(subject.run, asked.of(subject.script), baseline, asked.allow, mistaken=mistaken)
 
 
 def _update(baseline: Path, subject: Subject, result: CheckResult, subjects: Sequence[Subject]) -> None:

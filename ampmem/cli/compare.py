@@ -22,7 +22,7 @@ from ampmem.cli.show import report_of
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.output import Terminal, check_output, claim, remove, remove_empty, say_written, sized
 from ampmem.recording import SUFFIX, rank_file, read
-from ampmem.reporters.base import JsonReporter
+from ampmem.reporters.base import object_or_array
 from ampmem.reporters.text.compare import render
 from ampmem.reporters.text.layout import layout_for
 from ampmem.reporters.text.ranks import render_jobs
@@ -84,7 +84,7 @@ def compare(
     if not as_json:
         click.echo(_rendered(outcomes, recorded, ranks=(options.nproc_per_node or 1) > 1))
     elif recorded:
-        click.echo(JsonReporter().render(list(map(report_of, recorded))))
+        click.echo(object_or_array([report_of(path).summary.to_json() for path in recorded]))
     _write_html(named, recorded)
     if not all(outcome.worked for outcome in outcomes):
         raise click.exceptions.Exit(1)

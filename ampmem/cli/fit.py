@@ -6,7 +6,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,15 +32,18 @@ from ampmem.cli.options import (
     schema_option,
     seed_of_runs,
     settled,
-    shared_options,
+    shared_options_but,
 )
 from ampmem.cli.processes.children import (
+    JOBS,
+    STEPS,
     ChildEnd,
     Children,
-    ProgressLine,
+    CountedRuns,
     chosen_arms,
     misplaced,
     profile_arguments,
+    run_at_once,
     run_child,
 )
 from ampmem.cli.processes.starting import Warmed, warmed
@@ -49,7 +51,7 @@ from ampmem.errors import AmpmemError, RecordingError, UsageError
 from ampmem.names import warning
 from ampmem.output import check_output, say_written
 from ampmem.recording import SUFFIX, read
-from ampmem.reporters.text.fit import render, what_follows
+from ampmem.reporters.text.fit import render_fit_result, what_follows
 from ampmem.reporters.text.layout import layout_for
 from ampmem.units import format_bytes
 from ampmem.vocabulary import FORCED_ARMS, Arm, Device
@@ -181,44 +183,28 @@ def run_points(
         TemporaryDirectory(prefix="ampmem-fit-") as folder,
         _Counted(plan.script, left) as progress,
         warmed(Device.SIMULATED) as forking,
-        ThreadPoolExecutor(plan.jobs) as pool,
     ):
-        children = Children()
-        running: dict[Future[_Point], Run] = {}
+
+        def take(run: Run, outcome: _Point) -> None:
+            points[run[0]][run[1]] = outcome.memory
+            progress.ended(plan.name(run), outcome, points)
+            notes.update(dict.fromkeys(outcome.notes))
+
+        make = partial(_make, plan, Path(folder), progress, forking)
         try:
-            while True:
-                for run in wanted(points):
-                    if len(running) < plan.jobs and run not in running.values():
-                        running[pool.submit(_make, plan, Path(folder), children, progress, forking, run)] = run
-                if not running:
-                    return points, tuple(notes), False
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    run, outcome = running.pop(future), future.result()
-                    points[run[0]][run[1]] = outcome.memory
-                    progress.ended(plan.name(run), outcome, points)
-                    notes |= dict.fromkeys(outcome.notes)
+            run_at_once(plan.jobs, lambda: wanted(points), make, take)
         except KeyboardInterrupt:
-            children.end(running)
             return points, tuple(notes), True
-        except BaseException:
-            children.end(running)
-            raise
+        return points, tuple(notes), False
 
 
-class _Counted(ProgressLine):
+class _Counted(CountedRuns):
     """Counts the runs as they end; their total is not known before."""
 
     def __init__(self, script: ScriptOptions, left: Callable[[Found], str]) -> None:
         super().__init__()
         self._script = script
         self._left = left
-        self._count = 0
-        self._rest = ""
-
-    def doing(self, what: str) -> None:
-        """Show how far a run has got."""
-        made = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
-        self.now(f"{made}{what}{self._rest}")
 
     def ended(self, name: str, outcome: _Point, found: Found) -> None:
         """One line for a run that ended. Raises :class:`RunFailed` if it failed."""
@@ -239,7 +225,7 @@ def _said(memory: Memory | None) -> str:
 
 
 def _make(
-    plan: RunPlan, folder: Path, children: Children, progress: _Counted, forking: Warmed | None, run: Run
+    plan: RunPlan, folder: Path, progress: _Counted, forking: Warmed | None, run: Run, children: Children
 ) -> _Point:
     """Make one run, in a thread."""
     name = plan.name(run)
@@ -277,16 +263,6 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
     return _Point(memory=memory, notes=notes, failure=failure, ended=ended)
 
 
-STEPS = 2
-"""The number of recorded steps: the optimizer state is complete after the first."""
-
-JOBS = 8
-"""The default limit of simultaneous runs, each of which takes some hundred MiB."""
-
-_NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
-"""Shared options without effect on a simulated run that only has to fit."""
-
-
 @click.command(
     "fit", cls=ScriptCommand, context_settings={"allow_interspersed_args": False, "default_map": {"steps": STEPS}}
 )
@@ -318,7 +294,7 @@ _NOT_HERE = ("device", "synchronize", "stacks", "nproc_per_node")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, schema ampmem.fit/1.")
 @schema_option(fit_schema)
 @click.option("--device", "device_option", default=Device.SIMULATED.value, hidden=True)
-@shared_options
+@shared_options_but("device", "synchronize", "stacks", "nproc_per_node")  # those have no effect here
 def fit(
     specs: tuple[str, ...],
     arms: str,
@@ -363,7 +339,7 @@ def fit(
     runs = RunPlan(script=script, varied=varied, seed=seed, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found, interrupted = _search(runs, chosen, gpu, curve=points)
     if found.runs:
-        click.echo(found.to_json() if as_json else render(found, layout_for(sys.stdout)))
+        click.echo(found.to_json() if as_json else render_fit_result(found, layout_for(sys.stdout)))
     if interrupted:
         raise KeyboardInterrupt
     if html is not None:
@@ -371,9 +347,6 @@ def fit(
 
         write_fit(found, html, force=options.force)
         say_written(html)
-
-
-fit.params = [param for param in fit.params if param.name not in _NOT_HERE]
 
 
 def _search(runs: RunPlan, arms: Sequence[Arm], gpu: GpuSpec, *, curve: int) -> tuple[FitResult, bool]:

@@ -346,6 +346,11 @@ def shared_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _with(command, _SHARED)
 
 
+def shared_options_but(*names: str) -> Decorator:
+    """Like :func:`shared_options`, without the named options."""
+    return lambda command: _with(command, [each for each in _SHARED if _name_of(each) not in names])
+
+
 def script_options(*names: str) -> Decorator:
     """Like :func:`shared_options`, with only the named options, the script and its arguments."""
     wanted = {*names, "script_or_module", "arguments"}

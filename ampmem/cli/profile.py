@@ -23,7 +23,7 @@ from ampmem.cli.processes.plan import Plan, beside, ranks_left, tell_name
 from ampmem.cli.processes.spawned import Spawner, may_spawn
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.failure import FailureKind, FailureRecord
-from ampmem.output import check_output, remove_empty, sized
+from ampmem.output import remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read, remove_claim
@@ -279,15 +279,7 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
     check_ranks(plan)
     if launches(script):
         launch_ranks(plan)
-    try:
-        target = script.find()
-        if plan.times_into is None:
-            check_output(plan.path(target.title), force=script.force or plan.numbered or plan.launched is not None)
-            for output in (plan.html, plan.snapshot):
-                if output is not None:
-                    check_output(output, force=script.force)
-    except FileNotFoundError as error:
-        raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
+    target, _ = plan.find()
     if plan.seed is not None:
         from ampmem.recorder.comparable import seed_everything
 
@@ -394,7 +386,7 @@ class _StepWork:
 def _withdraw(session: Session) -> None:
     """Remove the recording's name while the script only spawns processes: if it is killed, no file must be left."""
     if session.writer is not None:
-        session.writer.withdraw()
+        session.writer.file.withdraw()
 
 
 def _stop(stopper: Stopper, together: Together, *, simulated: bool) -> None:

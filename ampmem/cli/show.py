@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,14 +26,13 @@ from ampmem.cli.options import advised_option, schema_option
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.recording import rank_of, rank_pattern, read, without_journals
 from ampmem.recording.watched import is_watched, read_watched
-from ampmem.reporters.base import EVERYTHING, WHAT, Detail, JsonReporter, Report
+from ampmem.reporters.base import EVERYTHING, WHAT, Detail, Report, object_or_array
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import Layout, layout_for
 from ampmem.reporters.text.memory import render_what_if
 from ampmem.reporters.text.ranks import render_jobs
-from ampmem.reporters.text.table import TableReporter, separator
-from ampmem.reporters.text.watched import render as render_watched
-from ampmem.reporters.text.watched import render_watched_ranks
+from ampmem.reporters.text.table import render_reports, separator
+from ampmem.reporters.text.watched import render_watched, render_watched_ranks
 from ampmem.vocabulary import SourceKind
 
 _OF_EACH = frozenset({Detail.ACTIVATIONS, Detail.CASTS, Detail.MODULES, Detail.LARGEST})
@@ -144,18 +144,19 @@ def show(
     if advised is not None:
         runs = list(map(read_advised(advised).left_out, runs))
     if as_json:
-        click.echo(_ranks_as_json(runs) if as_ranks else JsonReporter().render(list(map(_report, runs))))
+        shown = merge_all(_of_jobs(runs)).jobs if as_ranks else [_report(run).summary for run in runs]
+        click.echo(object_or_array([each.to_json() for each in shown]))
         return
-    reporter = TableReporter(details=details, all_steps=all_steps, layout=layout)
+    tables = partial(render_reports, details=details, all_steps=all_steps, layout=layout)
     if len(runs) == 1 and not as_ranks:
-        click.echo(reporter.render([_report(runs[0], alone=True)]))
+        click.echo(tables([_report(runs[0], alone=True)]))
         return
     jobs = merge_all(_of_jobs(runs)) if as_ranks or are_ranks(runs) else None
     click.echo(_together(runs, jobs, details, layout))
     after = [] if as_ranks else runs if each or all_steps else _with_tables(runs, jobs, details)
     if after:
         click.echo(f"\n{separator(layout)}\n")
-        click.echo(reporter.render(list(map(_report, after))))
+        click.echo(tables(list(map(_report, after))))
 
 
 def _taken_out(files: Sequence[Path], number: int, folder: Path) -> Path:
@@ -174,7 +175,7 @@ def _show_watched(files: Sequence[Path], watched: Sequence[Path], *, as_json: bo
         raise UsageError(f"{watched[0]} is a watched run and {others[0]} is not: show them in two commands")
     found = [watched_run(read_watched(path)) for path in watched]
     if as_json:
-        click.echo(_one_or_several([each.to_json() for each in found]))
+        click.echo(object_or_array([each.to_json() for each in found]))
         return
     parts = [render_watched(each, layout) for each in found]
     if len(found) > 1:
@@ -209,16 +210,6 @@ def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
                 f"{run.path} is of a process that ran alone, not of one rank of several; show it by itself"
             )
     return runs
-
-
-def _ranks_as_json(runs: Sequence[RankRun]) -> str:
-    """The merged view of one job as a JSON object, of a job in several precisions as an array of objects."""
-    return _one_or_several([job.to_json() for job in merge_all(_of_jobs(runs)).jobs])
-
-
-def _one_or_several(texts: Sequence[str]) -> str:
-    """One JSON object, or an array of them."""
-    return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
 
 
 def _worst(jobs: Jobs) -> set[Path]:

@@ -17,7 +17,7 @@ from ampmem.cli.main import main
 from ampmem.cli.processes.guest import leave
 
 
-def serve() -> None:
+def serve_runs() -> None:
     """Fork a process for each request, which carries it out and does not return; runs in the warmed process."""
     connection = socket.socket(fileno=int(sys.argv.pop(1)))
     _warm_up()

@@ -11,8 +11,8 @@ from ampmem.cli.options import ScriptCommand, ScriptOptions, script_options, set
 from ampmem.cli.processes.guest import end_as, failure_in_words, run_script
 from ampmem.cli.processes.messages import Audience, OfRank, Person, exit_of_rank
 from ampmem.cli.processes.plan import Plan
-from ampmem.errors import AmpmemError, UsageError
-from ampmem.output import check_output, remove_empty, sized
+from ampmem.errors import AmpmemError
+from ampmem.output import remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recording import remove_claim
 from ampmem.recording.watched import read_watched
@@ -72,12 +72,7 @@ def watch(every: int, keep: int, output: Path | None, quiet: bool, options: Scri
 
 def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
     plan = replace(plan, script=settled(plan.script))
-    try:
-        target = plan.script.find()
-        title = f"{target.title}-watch"
-        check_output(plan.path(title), force=plan.script.force or plan.numbered or plan.launched is not None)
-    except FileNotFoundError as error:
-        raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
+    target, title = plan.find("-watch")
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.recorder.watch.watcher import Watcher
 
@@ -117,6 +112,6 @@ def _tell(file: Path, named: Path, rows: int, audience: Audience, *, quiet: bool
     if not quiet:
         from ampmem.analysis.watched import watched_run
         from ampmem.reporters.text.layout import layout_for
-        from ampmem.reporters.text.watched import render
+        from ampmem.reporters.text.watched import render_watched
 
-        audience.show(render(watched_run(read_watched(file), named), layout_for(audience.screen)))
+        audience.show(render_watched(watched_run(read_watched(file), named), layout_for(audience.screen)))

@@ -58,7 +58,7 @@ _MOST_STATES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class Inferred:
     """Allocations of parameters, largest first, and of optimizer states from before the first update."""
 
     parameters: tuple[Parameter, ...]
@@ -81,7 +81,7 @@ class _Candidates:
     trained: int | None
 
 
-def inferred_parameters(trace: BlockTrace, gradients: Sequence[int], casts: Sequence[int], known: Set[int]) -> Found:
+def inferred_parameters(trace: BlockTrace, gradients: Sequence[int], casts: Sequence[int], known: Set[int]) -> Inferred:
     """As many blocks of each size as gradients of it are alive at once; without gradients, those of a cast's size.
 
     Blocks ``known`` to be something else, such as workspaces, are left out.
@@ -113,7 +113,7 @@ def inferred_parameters(trace: BlockTrace, gradients: Sequence[int], casts: Sequ
         states += {*kept, *(index for index in rest if trace.replaced(trace.allocations[index]))}
     taken = {*chain.from_iterable(parameter.blocks for parameter in parameters), *states}
     notes = [*([_which_is_which(copies)] if unclear else []), *_left_over(trace, standing, taken)]
-    return Found(parameters=tuple(parameters), states=tuple(sorted(states)), notes=tuple(notes))
+    return Inferred(parameters=tuple(parameters), states=tuple(sorted(states)), notes=tuple(notes))
 
 
 def _candidates(
@@ -198,19 +198,19 @@ def _copies_of_each(trace: BlockTrace, candidates: Sequence[_Candidates]) -> int
     return votes.most_common(1)[0][0]
 
 
-def _without_evidence(trace: BlockTrace, standing: Mapping[int, Sequence[int]]) -> Found:
+def _without_evidence(trace: BlockTrace, standing: Mapping[int, Sequence[int]]) -> Inferred:
     """All blocks that are always there, if there is a forward but neither backward nor cast."""
     phases = set(trace.course.phase)
     if Phase.FORWARD not in phases or Phase.BACKWARD in phases or not any(standing.values()):
         note = "nothing in the trace tells the parameters from other blocks: those alive throughout are in other"
-        return Found(parameters=(), states=(), notes=(note,))
+        return Inferred(parameters=(), states=(), notes=(note,))
     parameters = tuple(
         Parameter((index,), _name(size, number), size, True)
         for size in sorted(standing, reverse=True)
         for number, index in enumerate(standing[size], start=1)
     )
     note = f"the trace has neither gradients nor casts: all {len(parameters)} blocks {TAKEN_FOR_PARAMETERS}"
-    return Found(parameters=parameters, states=(), notes=(note,))
+    return Inferred(parameters=parameters, states=(), notes=(note,))
 
 
 def _which_is_which(copies: int) -> str:

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ampmem.analysis.static_model.verdict import TOTAL
 from ampmem.analysis.summary import Step, Summary
@@ -108,14 +108,19 @@ STEP = "ampmem/step"
 """The key of a row's step, for a logger that counts steps by itself."""
 
 
-class Logger(Protocol):
-    """A receiver of values."""
+class Logger:
+    """Hands values on to a ``writer``."""
+
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
         """Log each row at its step."""
+        raise NotImplementedError
 
     def keep(self, file: Path) -> None:
-        """Store ``file`` with the run, if the logger has a place for files."""
+        """Store ``file`` with the run, if the writer has a place for files."""
+        _log_artifact(self._writer, file)
 
 
 def logger_of(writer: Any) -> Logger:
@@ -150,11 +155,8 @@ def loggers_of(writers: Any) -> list[Logger]:
     return [logger_of(writer) for writer in (writers if isinstance(writers, tuple | list) else (writers,))]
 
 
-class _Scalars:
+class _Scalars(Logger):
     """TensorBoard's ``SummaryWriter``, and objects with the same method. It stores numbers in single precision."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
         for row in rows:
@@ -167,37 +169,28 @@ class _Scalars:
         """Nothing: TensorBoard has no place for files."""
 
 
-class _Wandb:
+class _Wandb(Logger):
     """A run of wandb, or the module.
 
     A run counts its own steps and takes no values for a step that is over. The count is left to the script: only the
     row of the largest peak is logged, with what the script logs next.
     """
 
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
     def log(self, rows: Sequence[LoggedRow]) -> None:
         if rows:
             row = largest_row(rows)
-            self._run.log({**row.values, STEP: row.step}, commit=False)
+            self._writer.log({**row.values, STEP: row.step}, commit=False)
 
     def keep(self, file: Path) -> None:
-        keep_in_wandb(self._run, file)
+        keep_in_wandb(self._writer, file)
 
 
-class _Metrics:
+class _Metrics(Logger):
     """Loggers that take several metrics and their step at once."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
         for row in rows:
             self._writer.log_metrics(dict(row.values), step=row.step)
-
-    def keep(self, file: Path) -> None:
-        _log_artifact(self._writer, file)
 
 
 class _Mlflow(_Metrics):
@@ -212,26 +205,20 @@ class _Mlflow(_Metrics):
         super().log(rows)
 
 
-class _SingleMetrics:
+class _SingleMetrics(Logger):
     """Loggers that take one metric at a time."""
-
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
         for row in rows:
             for name, value in row.values.items():
                 self._writer.log_metric(name, value, step=row.step)
 
-    def keep(self, file: Path) -> None:
-        _log_artifact(self._writer, file)
 
-
-class _Values:
+class _Values(Logger):
     """Loggers whose ``log`` takes several values, and their step if it has a parameter for it."""
 
     def __init__(self, writer: Any) -> None:
-        self._writer = writer
+        super().__init__(writer)
         self._takes_step = "step" in _parameters(writer.log)
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
@@ -240,9 +227,6 @@ class _Values:
                 self._writer.log(dict(row.values), step=row.step)
             else:
                 self._writer.log({**row.values, STEP: row.step})
-
-    def keep(self, file: Path) -> None:
-        _log_artifact(self._writer, file)
 
 
 def keep_in_wandb(run: Any, file: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from ampmem.analysis.summary import PLACES, PeakPlace, Summary, summarize
 from ampmem.api import Profile
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
-from ampmem.events import Recording
+from ampmem.events import PlaceRecord, Recording
 from ampmem.integrations.loggers import LoggedRow, Logger, logger_of, loggers_of, rows, seen_row
 from ampmem.output import Terminal, sized
 from ampmem.recording import SUFFIX, rank_file, rank_of
@@ -64,19 +64,6 @@ class Recorded:
     rows: tuple[LoggedRow, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRank:
-    """The place of this process in a job."""
-
-    rank: int = 0
-    world_size: int = 1
-
-    @property
-    def speaks(self) -> bool:
-        """Whether this process is the one that logs."""
-        return self.rank == 0
-
-
 class WholeRun:
     """A training watched from its first step to its end; a replacement of :class:`FewSteps` with the same methods.
 
@@ -115,7 +102,7 @@ class WholeRun:
                 finish_watch(watch, error, self._wanted, self._keep)
 
     def _seen(self, row: Row) -> None:
-        if rank().speaks:
+        if job_place().rank == 0:
             with going_on():
                 self._log([seen_row(row)])
 
@@ -147,7 +134,7 @@ def finish_watch(watch: Watch, error: BaseException | None, wanted: Wanted, keep
     """End the watching, report the result, and give ``keep`` the page."""
     watch.__exit__(None if error is None else type(error), error, None)
     found = watch.summary()
-    if not rank().speaks:
+    if job_place().rank != 0:
         return
     steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
     peak = f", {format_peak(found.highest.peak)} at the highest peak" if found.highest is not None else ""
@@ -249,7 +236,7 @@ def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = Fals
 def _file_in(folder: Path, name: str) -> Path:
     """The path of the file ``name`` in ``folder``, which is created now; a rank's has its number."""
     folder.mkdir(parents=True, exist_ok=True)
-    place, file = rank(), folder / f"{name}{SUFFIX}"
+    place, file = job_place(), folder / f"{name}{SUFFIX}"
     return rank_file(file, place.rank, place.world_size) if place.world_size > 1 else file
 
 
@@ -266,7 +253,7 @@ def finish(
         recorder.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
     try:
         recording = recorder.recording()
-        if not rank().speaks:
+        if job_place().rank != 0:
             return
         summary = summarize(recording)
     except NothingRecorded as nothing:
@@ -282,14 +269,16 @@ def finish(
     publish(Recorded(file=recorder.path, page=page, summary=summary, rows=found))
 
 
-def rank() -> JobRank:
-    """The place of this process in a job, from torch.distributed or else the launcher."""
+def job_place() -> PlaceRecord:
+    """The place of this process in a job, from torch.distributed or else the launcher; rank 0 is the one that logs."""
     from ampmem.recorder.ranks.environment import launched
     from ampmem.recorder.ranks.places import Places
 
     known = launched()
-    place = Places(None if known is None else known.place).now()
-    return JobRank() if place is None else JobRank(rank=place.rank, world_size=place.world_size)
+    return Places(None if known is None else known.place).now() or _ALONE
+
+
+_ALONE = PlaceRecord(rank=0, world_size=1)
 
 
 @contextmanager
@@ -305,10 +294,10 @@ def going_on() -> Iterator[None]:
 
 def say(message: str) -> None:
     """Print a line on stderr; a rank that does not log adds its number."""
-    place = JobRank()
+    place = _ALONE
     with suppress(Exception):  # the line must not fail
-        place = rank()
-    lead = "" if place.speaks else f"rank {place.rank}: "
+        place = job_place()
+    lead = "" if place.rank == 0 else f"rank {place.rank}: "
     # There is no command line here: its options are arguments.
     message = re.sub(r"--device (\w+)(?: \(device='\w+' in Python\))?", r"device='\1'", message).replace(
         "--skip", "skip"

@@ -1,4 +1,4 @@
-"""What a session does on a CUDA or simulated device besides reading its allocator: marks, phases, failures."""
+"""What a session does on a device besides reading its allocator: marks, phases, failures, and where the models are."""
 
 from __future__ import annotations
 
@@ -7,42 +7,34 @@ from collections.abc import Iterable, Iterator
 from time import time_ns
 from typing import TypeAlias
 
-from ampmem.events import AllocatorRecord, LayersRecord, OomRecord, ParameterRecord, Phase, PredictionRecord
-from ampmem.recorder.facts.log import Log, Texts
-from ampmem.recorder.models.placement import Placement
+from ampmem.events import LayersRecord, OomRecord, ParameterRecord, Phase
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import current_stack
 from ampmem.recorder.running import RunningUpdate
-from ampmem.recorder.sources.base import DeviceSource, Place, Source
-from ampmem.vocabulary import Mark
+from ampmem.recorder.sources.base import Place, Source
+from ampmem.vocabulary import Mark, SourceKind
 
 Taken: TypeAlias = tuple[list[LayersRecord], list[OomRecord]]
 
 
 class DeviceWatch:
-    """Takes marks, tags phases and locates failures for a source that watches a device's allocator.
+    """Takes marks, tags phases and locates failures for ``source``; checks at each mark where the models are."""
 
-    For any other ``source`` it only checks, at each mark, whether the models are on the source's device.
-    """
-
-    def __init__(
-        self, source: Source, log: Log, texts: Texts, update: RunningUpdate, placement: Placement, *, stacks: bool
-    ) -> None:
-        self._source = source if isinstance(source, DeviceSource) else None
+    def __init__(self, source: Source, log: Log, update: RunningUpdate, placement: Placement, *, stacks: bool) -> None:
+        self._source = source
         self._placement = placement
         self._log = log
-        self._texts = texts
         self._update = update
         self._stacks = stacks
         self._thread = threading.get_ident()
-        if self._source is not None:
-            self._source.attach(self._locate, log, texts)
+        source.attach(self._locate, log)
 
     def begin(self) -> None:
         """Start to tag allocations with the phase."""
-        if self._source is not None:
-            self._log.stamp = self._source.stamp
-            if self._log.stamp is not None:
-                self._log.stamp(time_ns())
+        self._log.stamp = self._source.stamp
+        if self._log.stamp is not None:
+            self._log.stamp(time_ns())
 
     def end(self) -> None:
         """Stop tagging allocations."""
@@ -51,55 +43,88 @@ class DeviceWatch:
     def mark(self, mark: Mark) -> None:
         """Take ``mark`` of the running step."""
         self._placement.note()
-        if self._source is not None and self._log.step >= 0:
+        if self._log.step >= 0:
             self._source.mark(self._log.step, mark)
-
-    def pause(self) -> None:
-        """Note that the script is between two phases of the running step."""
-        if self._source is not None:
-            self._source.pause()
 
     def take(self) -> Taken:
         """The events that the source has settled since the last call; called when a step has ended."""
         self._placement.note()
-        return ([], []) if self._source is None else (self._source.take_layers(), self._source.take_ooms())
-
-    def take_late(self) -> list[OomRecord]:
-        """Out-of-memory errors after the recording ended, as far as the source saw them."""
-        return [] if self._source is None else self._source.take_ooms()
-
-    def notes(self) -> list[str]:
-        """Notes for the reader on where the models were."""
-        return self._placement.notes()
-
-    def of_the_run(self, parameters: Iterable[ParameterRecord]) -> Iterator[ParameterRecord]:
-        """Leave out the ``parameters`` that have nothing to do with what was recorded."""
-        return self._placement.of_the_run(parameters)
-
-    def elsewhere(self) -> str | None:
-        """Why the recording says nothing about the model; ``None`` when it does."""
-        return self._placement.missing()
-
-    def nothing(self) -> str | None:
-        """Why nothing of the device was recorded; ``None`` if something was, or if the source is not a device's."""
-        return None if self._source is None else self._source.nothing()
-
-    def allocator(self) -> AllocatorRecord | None:
-        """The settings and statistics of the caching allocator so far."""
-        return None if self._source is None else self._source.allocator()
-
-    def prediction(self) -> PredictionRecord | None:
-        """The predicted memory of the run so far; ``None`` where memory is measured."""
-        return None if self._source is None else self._source.prediction()
+        return self._source.take_layers(), self._source.take_ooms()
 
     def _locate(self) -> Place:
+        running = self._log.texts.value(self._log.running_op) if threading.get_ident() == self._thread else ""
         return Place(
             step=self._log.step,
-            op=self._running_op() or (self._update.name if self._log.phase == Phase.OPTIMIZER else ""),
-            module=self._texts.value(self._log.module),
+            op=running or (self._update.name if self._log.phase == Phase.OPTIMIZER else ""),
+            module=self._log.texts.value(self._log.module),
             stack=current_stack() if self._stacks else "",
         )
 
-    def _running_op(self) -> str:
-        """The op that the calling thread is running in forward; empty if there is none."""
-        return self._texts.value(self._log.running_op) if threading.get_ident() == self._thread else ""
+
+class Placement:
+    """Checks the models' device at every mark, so a model moved to the device only for its forward counts, too."""
+
+    def __init__(self, models: Models, log: Log, kind: SourceKind, device_type: str) -> None:
+        self._models = models
+        self._log = log
+        self._simulated = kind is SourceKind.SIMULATED
+        self._device_type = device_type
+        self._here: set[str] = set()
+        """Names of the parameters that were on the device at a mark."""
+        self._all_here_in: int | None = None
+        """The generation of names all of which were on the device."""
+        self._elsewhere: dict[str, str] = {}
+        """The device of each parameter that was never on the recorded one."""
+        self._offloaded: set[str] = set()
+        """Names of the parameters that FSDP2 brings to the device only while their modules run."""
+        self._above: dict[str, tuple[int, ...]] = {}
+        """The module of each offloaded parameter, and the modules above it."""
+
+    def note(self) -> None:
+        """Check the device of each parameter that was not on the recorded one so far."""
+        if self._all_here_in == self._models.generation:
+            return
+        if self._here.issuperset(self._models.parameter_names()):
+            self._all_here_in = self._models.generation
+            return
+        for slot, parameter in self._models.parameters():
+            if slot.name in self._here:
+                continue
+            if parameter.device.type == self._device_type:
+                self._here.add(slot.name)
+                self._elsewhere.pop(slot.name, None)
+            else:
+                self._elsewhere[slot.name] = parameter.device.type
+                if self._models.sharded.offloaded(parameter):
+                    self._offloaded.add(slot.name)
+                self._above[slot.name] = slot.above
+
+    def of_the_run(self, parameters: Iterable[ParameterRecord]) -> Iterator[ParameterRecord]:
+        """``parameters`` without those that only exist on another device, such as the layers of other ranks' stages.
+
+        Offloaded parameters stay if an optimizer has them, or their module or one above it runs.
+        """
+        for record in parameters:
+            idle = record.name in self._elsewhere and self._log.entered.isdisjoint(self._above[record.name])
+            if not idle or record.optimizer is not None or not self._here:
+                yield record
+
+    def missing(self) -> str | None:
+        """Why the recording says nothing about the model; ``None`` when it does."""
+        if self._here or self._offloaded or not self._elsewhere:
+            return None
+        places = " and ".join(sorted(set(self._elsewhere.values())))
+        where = "the simulated GPU" if self._simulated else f"{self._device_type}, whose memory was recorded"
+        return f"the model is on {places}: none of its {len(self._elsewhere)} parameters was on {where}"
+
+    def notes(self) -> list[str]:
+        """Notes on the parameters that none of the numbers include."""
+        if not ((self._here or self._offloaded) and self._elsewhere):
+            return []
+        name, place = next(iter(self._elsewhere.items()))
+        count, all_of_them = len(self._elsewhere), len(self._elsewhere) + len(self._here)
+        were, their = ("was", "its") if count == 1 else ("were", "their")
+        return [
+            f"{count} of {all_of_them} parameters {were} never on {self._device_type} (such as {name}, on {place}): "
+            f"{their} memory was not recorded"
+        ]

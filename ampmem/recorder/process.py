@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ampmem.errors import UsageError
+from ampmem.recording.database import identity_of
 from ampmem.signals import SIGNALS
 
 
@@ -111,20 +112,12 @@ def leave_to_parent(writer: object, path: Path) -> None:
     object is kept forever. Its descriptors are closed: the child may outlive the parent.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer))
-    files = [found for name in (path, path.with_name(f"{path.name}-journal")) if (found := _identity(name))]
+    files = [found for name in (path, path.with_name(f"{path.name}-journal")) if (found := identity_of(name))]
     for descriptor in _descriptors():
         with suppress(OSError):  # the descriptor that listed the others is closed already
             status = os.fstat(descriptor)
             if (status.st_dev, status.st_ino) in files:
                 os.close(descriptor)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _descriptors() -> list[int]:

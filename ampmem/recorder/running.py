@@ -10,7 +10,7 @@ import torch
 
 from ampmem.events import StepRecord
 from ampmem.patching import hook
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.cuda.late import LateNumber, settled_number
 from ampmem.recorder.torch_private.general import on_module_before
@@ -59,10 +59,9 @@ class RunningUpdate:
     It runs from :meth:`begin` to :meth:`end`; afterwards it is the last update.
     """
 
-    def __init__(self, log: Log, stacks: Stacks, texts: Texts) -> None:
+    def __init__(self, log: Log, stacks: Stacks) -> None:
         self._log = log
         self.stacks = stacks
-        self._texts = texts
         self._began = (0, 0, 0)
         """Its start, and the ids of its name and of its caller's stack."""
         self.stepping: list[int] = []
@@ -73,7 +72,7 @@ class RunningUpdate:
     def begin(self, optimizer: str) -> None:
         """Note that the ``step`` of an optimizer of this class begins."""
         self.name = f"{optimizer}.step"
-        self._began = (time_ns(), self._texts.id(self.name), self.stacks.capture())
+        self._began = (time_ns(), self._log.texts.id(self.name), self.stacks.capture())
 
     def end(self) -> None:
         """Note that the update has ended, or memory ran out in it."""

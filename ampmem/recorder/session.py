@@ -17,12 +17,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampmem.errors import ChangeNotForced, RecordingError, UsageError
-from ampmem.events import NO_STEP, Fact, OomRecord, Phase, StepRecord
+from ampmem.events import NO_STEP, Fact, Phase, StepRecord
 from ampmem.failure import FailureRecord
 from ampmem.names import warning
 from ampmem.patching import Undo
-from ampmem.recorder.device import DeviceWatch, Taken
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.device import DeviceWatch, Placement, Taken
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks import boundaries, children
 from ampmem.recorder.hooks.backward import GradientHooks
 from ampmem.recorder.hooks.casts import CastHooks
@@ -32,7 +32,6 @@ from ampmem.recorder.models.holders import HolderLog, Variables
 from ampmem.recorder.models.live import collection_paused, live_at_start
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.optimizers import Optimizers
-from ampmem.recorder.models.placement import Placement
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import IN_PLACE, Outcome
@@ -95,7 +94,7 @@ class Session:
         self.stopwatch = Stopwatch(synchronize=options.synchronize)
         self._thread: int | None = threading.get_ident()
         """The recorded thread; ``None`` in a forked child."""
-        self.optimizers = Optimizers(self._optimizer_died)
+        self.optimizers = Optimizers(lambda optimizer: self._machine.rounds.died(optimizer))
         self._machine = StepMachine(options.step_on, self.optimizers)
         self._open_step = OpenStep()
         self._loaded: int | None = None
@@ -106,33 +105,33 @@ class Session:
         self._undo.callback(release, self)
         self.forked = forked_since()
         self._storages = Storages()
-        self._source = choose_source(options, self._storages) if source is None else source
-        texts, stacks = Texts(), Stacks(options.stacks)
-        self.log = Log(self._source.addresses, texts, self._source.see)
+        self.source = choose_source(options, self._storages) if source is None else source
+        stacks = Stacks(options.stacks)
+        self.log = Log(self.source.addresses, self.source.see)
         self.log.misses.note = self._notes.add
-        self.models = Models(texts, self.log)
-        self._arm_seen = ArmSeen(device_type=self._source.device_type)
+        self.models = Models(self.log)
+        self._arm_seen = ArmSeen(device_type=self.source.device_type)
         self._steering: Steering | None = None
         if options.arm != Arm.AS_IS:
-            self._steering = Steering(options.arm, options.dtype, self._source.device_type, self._notes.add)
+            self._steering = Steering(options.arm, options.dtype, self.source.device_type, self._notes.add)
         self._changes = ForcedChanges(options.forced, self._notes.add)
-        self._update = RunningUpdate(self.log, stacks, texts)
-        placement = Placement(self.models, self.log, self._source.kind, self._source.device_type)
-        self._device = DeviceWatch(self._source, self.log, texts, self._update, placement, stacks=options.stacks)
-        self._make_hooks(texts, stacks)
-        self._open_file = partial(self._open, texts, stacks)
+        self._update = RunningUpdate(self.log, stacks)
+        self._placement = Placement(self.models, self.log, self.source.kind, self.source.device_type)
+        self._device = DeviceWatch(self.source, self.log, self._update, self._placement, stacks=options.stacks)
+        self._make_hooks(stacks)
+        self._open_file = partial(self._open, stacks)
         self.writer: StepWriter | None = None
 
-    def _make_hooks(self, texts: Texts, stacks: Stacks) -> None:
+    def _make_hooks(self, stacks: Stacks) -> None:
         log, models = self.log, self.models
         self._casts = CastHooks(log, models)
-        self._holders = HolderLog(log, texts)
-        self._variables = Variables(log, texts)
-        mode = ForwardMode(log, self._casts, stacks, texts, self._notes.add)
-        self._forward = ForwardObserver(log, mode, SavedTensors(log), self._source.owns_mode, self._notes.add)
-        self._gradients = GradientHooks(log, models, texts)
+        self._holders = HolderLog(log)
+        self._variables = Variables(log)
+        mode = ForwardMode(log, self._casts, stacks, self._notes.add)
+        self._forward = ForwardObserver(log, mode, SavedTensors(log), self.source.owns_mode, self._notes.add)
+        self._gradients = GradientHooks(log, models)
         self._does: dict[Do, Callable[[], None]] = {
-            Do.PAUSE: self._device.pause,
+            Do.PAUSE: self.source.pause,
             Do.BEGIN_STEP: self._begin_step,
             Do.SEE_MODEL: self._see_model,
             Do.COUNT_EVALUATION: self.outcome.count_evaluation,
@@ -150,27 +149,27 @@ class Session:
             Do.END_UPDATE: self._update.end,
         }
         held = (mode.saved.let_go, self._casts.let_go)
-        known = (self, self._source, log, models, texts, self._update, self._arm_seen, self.options)
+        known = (self, self.source, log, models, self._update, self._arm_seen, self.options)
         self._hooks = Hooks(*known, hold_tensors=held)
         self.forked_child = partial(children.forked, self)
         self._unskim: Undo | None = None
         self._look: Callable[[], object] | None = None
         """Called after each module while the script is not recorded."""
         self._recording_hooks: list[Callable[[], Undo]] = [
-            self._source.install,
+            self.source.install,
             self._hooks.modules.install,
             self._forward.install,
             self._casts.install,
             *self._hooks.others,
         ]
 
-    def _open(self, texts: Texts, stacks: Stacks) -> StepWriter:
+    def _open(self, stacks: Stacks) -> StepWriter:
         """Create the recording."""
         options = self.options
         describer = Describer(
             forced=options.arm,
-            source=self._source,
-            device=self._device,
+            source=self.source,
+            placement=self._placement,
             models=self.models,
             optimizers=self._hooks.optimizers,
             arm_seen=self._arm_seen,
@@ -179,8 +178,8 @@ class Session:
             outcome=self.outcome,
             places=self._hooks.places,
         )
-        file = RecordingWriter(options.path, run_record(options, self._source), force=options.force)
-        return StepWriter(file, Joiner(self.log, stacks, texts), texts, describer)
+        file = RecordingWriter(options.path, run_record(options, self.source), force=options.force)
+        return StepWriter(file, Joiner(self.log, stacks), self.log.texts, describer)
 
     @let_in  # a delayed signal handler raises here, when everything is undone
     def start(self) -> None:
@@ -254,7 +253,7 @@ class Session:
             self._undo.close()
             if self.writer is not None:
                 try:
-                    self.writer.close()
+                    self.writer.file.close()
                 except RecordingError as error:
                     self.outcome.stopped_by = str(error)
 
@@ -269,7 +268,7 @@ class Session:
             self._machine.forget()
             self._thread = None
             if recording:
-                self._source.abandon()
+                self.source.abandon()
         with suppress(Exception):
             self._undo.close()
 
@@ -283,7 +282,7 @@ class Session:
             return
         if self._hooks.calls is not None:
             self.outcome.elsewhere = self._hooks.calls.elsewhere
-        self.outcome.check(self._device.elsewhere(), self.log.misses.why(), self.nothing())
+        self.outcome.check(self._placement.missing(), self.log.misses.why(), self.source.nothing())
 
     def check_forced(self) -> None:
         """Raise :class:`ChangeNotForced` if a change to force was not made, or not everywhere."""
@@ -294,36 +293,15 @@ class Session:
     def _other_settings(self) -> list[str]:
         """A message if the script has set other allocator settings than the forced ones."""
         wanted = self.options.forced.allocator
-        found = self._device.allocator() if wanted else None
+        found = self.source.allocator() if wanted else None
         if found is None or wanted in found.settings:
             return []
         return [f"--force-allocator {wanted}: the script has set the allocator to {found.settings or 'its defaults'}"]
-
-    def nothing(self) -> str | None:
-        """Why no memory of the device was recorded; ``None`` if some was."""
-        return self._device.nothing()
-
-    @property
-    def device_type(self) -> str:
-        """The type of the torch device whose memory is recorded."""
-        return self._source.device_type
 
     def failed(self, failure: FailureRecord) -> None:
         """Note ``failure``, with which the script failed, for the recording."""
         self.outcome.failure = failure
         self._notes.add(failure.note)
-
-    def notes(self) -> list[str]:
-        """Notes of the source so far; there may be new ones after the recording."""
-        return self._source.notes()
-
-    def late_ooms(self) -> list[OomRecord]:
-        """Out-of-memory errors after the recording ended, as far as the source saw them."""
-        return self._device.take_late()
-
-    def add_model(self, model: torch.nn.Module) -> None:
-        """Add ``model``, which the user named."""
-        self.models.add(model)
 
     def add_optimizer(self, optimizer: Optimizer) -> None:
         """Add ``optimizer``, which the user named or which existed before the recording."""
@@ -348,9 +326,9 @@ class Session:
         self._hooks.compiled.show()
         if self._unskim is not None:
             self._unskim()
-        self._source.check()
+        self.source.check()
         if self.options.baseline or self.options.skip:
-            optimizers, tensors = live_at_start(tensors=self._source.see is not None)
+            optimizers, tensors = live_at_start(tensors=self.source.see is not None)
             self._storages.add(tensors, self._holders.state_of(optimizers))
             for optimizer in optimizers:
                 self.add_optimizer(optimizer)
@@ -360,13 +338,13 @@ class Session:
             self._undo.callback(install())
         self._undo.callback(self._hooks.compiled.show)
         self._undo.callback(self._device.end)
-        self._source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
+        self.source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
         self._device.begin()
         self._machine.recording = True
         if self.options.skip:
             self._begin_step()
 
-    # Called by the hooks.
+    # Called by the hooks: what each call reports is said in `Listener`.
 
     @property
     def recording(self) -> bool:
@@ -387,7 +365,6 @@ class Session:
         return threading.get_ident() == self._thread
 
     def forward_started(self, module: nn.Module, *, recomputing: bool) -> None:
-        """An outermost ``module`` is about to run; ``recomputing`` if backward recomputes a forward."""
         grad, observed = torch.is_grad_enabled(), self._forward.active
         held = None if recomputing else self._held_by(module)
         self._act(self._machine.forward_started(held, grad=grad, observed=observed, recomputing=recomputing))
@@ -398,28 +375,23 @@ class Session:
         return self.optimizers.holding(module) if takes_part else None
 
     def forward_elsewhere(self, model: str) -> None:
-        """A model of this class runs forward on a thread that is not recorded."""
         self.outcome.other_thread = model
         self._notes.add(warning(_RAN_ELSEWHERE.format(model=model)))
 
     def compiled_in_place(self, model: str) -> None:
-        """A model of this class, compiled by ``model.compile()``, runs: no hook sees its forward."""
         if self.outcome.in_place is None:
             self.outcome.in_place = model
             self._notes.add(warning(IN_PLACE.format(model=model)))
 
     def batch_seen(self, size: int) -> None:
-        """The outermost module gets tensors whose first dimension is ``size``."""
         if self._machine.phase is Phase.FORWARD:
             self._open_step.batch_size = size
             self._open_step.batch_loaded = size == self._loaded
 
     def input_seen(self, tensor: torch.Tensor) -> None:
-        """The outermost module gets ``tensor``, a leaf that requires a gradient."""
         self._gradients.add_input(tensor)
 
     def forward_ended(self, *, raised: bool) -> None:
-        """The outermost module has returned, or ``raised``."""
         depth.take_room()
         stepping = bool(self._update.stepping)
         self._act(self._machine.forward_ended(raised=raised, grad=torch.is_grad_enabled(), stepping=stepping))
@@ -429,11 +401,9 @@ class Session:
         self._act(self._machine.skimmed(self._held_by(module)))
 
     def skimmed_over(self) -> None:
-        """The outermost module has returned."""
         self._act(self._machine.skimmed_over())
 
     def backward_started(self, loss: float | LateNumber | None) -> None:
-        """The autograd engine is about to run; ``loss`` is its root if that is a single number."""
         if self.recording:
             self.outcome.backwards += 1
             step = self._open_step
@@ -443,7 +413,6 @@ class Session:
         self._act(self._machine.backward_started(in_forward=in_forward))
 
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        """The autograd engine has returned, or ``raised``; ``differentiable`` if it made a graph (``create_graph``)."""
         ended = self._machine.backward_ended(
             time_ns(),
             raised=raised,
@@ -455,71 +424,53 @@ class Session:
         self._act(ended)
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
-        """``optimizer`` was made, or found."""
         self.outcome.optimizer = True
         self.optimizers.add(optimizer)
         self._machine.rounds.made(id(optimizer), type(optimizer).__name__)
         if self._machine.rounds.several and not self.recording:
             self.skim()  # the models that run between updates show whose step it is
 
-    def _optimizer_died(self, optimizer: int) -> None:
-        self._machine.rounds.died(optimizer)
-
     def optimizer_inside(self, optimizer: int) -> None:
-        """The optimizer with this ``id`` has stepped inside another optimizer's step."""
         self._machine.rounds.step_inside(optimizer)
 
     def optimizer_started(self, optimizer: str) -> None:
-        """An optimizer of this class, or a GradScaler for it, is about to update."""
         self._act(self._machine.update_started())
         if self.recording:
             self._update.begin(optimizer)
 
     def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
-        """The outermost ``step`` of the optimizer with this ``id`` has returned.
-
-        ``skipped`` is a number other than 0 if a GradScaler skipped the update.
-        """
         self._open_step.skips.append(skipped)
         self._act(self._machine.updated(optimizer, time_ns(), in_backward=in_backward()))
 
     def scaled(self, scale: float | LateNumber | None) -> None:
-        """A GradScaler is about to step with ``scale``."""
         self._arm_seen.scaler = True
         self._open_step.loss_scale = scale
 
     def data_started(self) -> Phase:
-        """A DataLoader is about to make a batch; returns the phase to go back to."""
         before = self._machine.phase
         self._act(self._machine.data_started())
         return before
 
     def batch_loaded(self, samples: int | None) -> None:
-        """A DataLoader has made a batch; ``samples`` is the common first dimension of its tensors, if there is one."""
         self._loaded = samples
 
     def transform_started(self) -> Phase:
-        """A module that is not part of a model is about to run; returns the phase to go back to."""
         before = self._machine.phase
         self._act(self._machine.transform_started())
         return before
 
     def data_ended(self, before: Phase) -> None:
-        """The batch is made or transformed, or the DataLoader is exhausted; go back to phase ``before``."""
         self._act(self._machine.data_ended(before))
 
     def function_returned(self) -> None:
-        """The function named by ``--step-on`` has returned."""
         self.outcome.returned = True
         self._act(self._machine.function_returned())
 
     def process_started(self) -> None:
-        """The script has started a child process."""
         self.outcome.children += 1
         self._notes.add("the script started child processes: what happens there is not recorded")
 
     def remark(self, message: str) -> None:
-        """Put ``message`` into the recording's notes."""
         self._notes.add(message)
 
     def stop_recording(self, why: str) -> None:
@@ -621,7 +572,7 @@ class Session:
 
     def _append_step(self) -> None:
         try:
-            raw, taken = self._source.drain(), self._device.take()
+            raw, taken = self.source.drain(), self._device.take()
             self._write(raw, taken, self._open_step.record(self.outcome.number))
         except RecordingError as error:
             self._give_up(str(error))
@@ -655,19 +606,19 @@ class Session:
         if self.recording:
             self._leave_forward()
             self._machine.recording = False
-            self._source.stop()
+            self.source.stop()
         self.stop_recording(why)
 
     def _end_recording(self, failure: BaseException | None) -> None:
         self._leave_forward()
         self._machine.recording = False
-        raw, taken, step = self._source.stop(), self._device.take(), None
+        raw, taken, step = self.source.stop(), self._device.take(), None
         if ended_with(failure, taken[1], self._forward_ns):
             step = self._unfinished_step()
         self.models.note()  # as at the start of every forward
         if failure is None:
             states = self._hooks.optimizers.note_idle(self.optimizers)
-            self._holders.note_rest(self.models, states, self._source.blocks())
+            self._holders.note_rest(self.models, states, self.source.blocks())
         try:
             self._write(raw, taken, step)
         except RecordingError as error:  # as in _give_up: the script goes on

@@ -223,9 +223,9 @@ class Rounds:
     def _is_due(self, optimizer: int) -> bool:
         if optimizer in self._idle or any(optimizer in each and each & self.updates.keys() for each in self._ran):
             return False
-        return optimizer not in self._ever or any(self._take_turns(optimizer, other) for other in self.updates)
+        return optimizer not in self._ever or any(self._update_together(optimizer, other) for other in self.updates)
 
-    def _take_turns(self, one: int, other: int) -> bool:
+    def _update_together(self, one: int, other: int) -> bool:
         in_rows = self._rows.get(one, 0) > 1 and self._rows.get(other, 0) > 1
         return frozenset((one, other)) in self._together and not in_rows
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 import numpy as np
@@ -21,12 +21,11 @@ from ampmem.events import (
     Phase,
     PhaseColumns,
     PlaceRecord,
-    PredictionRecord,
     RunRecord,
     SegmentColumns,
     StepRecord,
 )
-from ampmem.recorder.device import DeviceWatch, Taken
+from ampmem.recorder.device import Placement, Taken
 from ampmem.recorder.facts.log import ELSEWHERE, Log, OpColumns, Texts
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
@@ -88,62 +87,49 @@ class Notes:
         return tuple(self._messages | dict.fromkeys(others))
 
 
+@dataclass(kw_only=True)
 class Describer:
     """Describes a run, and knows whether the description has changed."""
 
-    def __init__(
-        self,
-        *,
-        forced: Arm,
-        source: Source,
-        device: DeviceWatch,
-        models: Models,
-        optimizers: OptimizerHooks,
-        arm_seen: ArmSeen,
-        steering: Steering | None,
-        notes: Notes,
-        outcome: Outcome,
-        places: Places,
-    ) -> None:
-        self._forced = forced
-        self._source = source
-        self._device = device
-        self._models = models
-        self._optimizers = optimizers
-        self._arm_seen = arm_seen
-        self._steering = steering
-        self._notes = notes
-        self._outcome = outcome
-        self._places = places
-        self._described: tuple[object, ...] = ()
+    forced: Arm
+    source: Source
+    placement: Placement
+    models: Models
+    optimizers: OptimizerHooks
+    arm_seen: ArmSeen
+    steering: Steering | None
+    notes: Notes
+    outcome: Outcome
+    places: Places
+    _described: tuple[object, ...] = field(default=(), init=False)
 
     def changed(self) -> bool:
         """Whether a new description would differ from the last."""
         notes = self._all_notes()
-        place = self._places.now()
-        known = (self._models.generation, self._optimizers.generation, self._arm_seen.copy(), notes, place)
+        place = self.places.now()
+        known = (self.models.generation, self.optimizers.generation, self.arm_seen.copy(), notes, place)
         changed, self._described = known != self._described, known
         return changed
 
     def description(self) -> Description:
         """The current description. Goes through all parameters."""
-        known = [*self._models.records(), *self._optimizers.own_parameters.values()]
-        parameters = tuple(self._device.of_the_run(map(self._optimizers.assign, known)))
-        wrapped = self._steering is not None and self._steering.wrapped
+        known = [*self.models.records(), *self.optimizers.own_parameters.values()]
+        parameters = tuple(self.placement.of_the_run(map(self.optimizers.assign, known)))
+        wrapped = self.steering is not None and self.steering.wrapped
         return Description(
-            arm=arm_record(self._arm_seen, parameters, forced=self._forced, wrapped=wrapped),
+            arm=arm_record(self.arm_seen, parameters, forced=self.forced, wrapped=wrapped),
             parameters=parameters,
-            optimizers=tuple(self._optimizers.records()),
+            optimizers=tuple(self.optimizers.records()),
             notes=self._all_notes(),
-            device_name=self._source.device_name,
-            prediction=self._device.prediction(),
-            allocator=self._device.allocator(),
-            failure=self._outcome.failure,
-            place=self._places.now(),
+            device_name=self.source.device_name,
+            prediction=self.source.prediction(),
+            allocator=self.source.allocator(),
+            failure=self.outcome.failure,
+            place=self.places.now(),
         )
 
     def _all_notes(self) -> tuple[str, ...]:
-        return self._notes.beside([*self._source.notes(), *self._device.notes()])
+        return self.notes.beside([*self.source.notes(), *self.placement.notes()])
 
 
 class Joined(TypedDict):
@@ -158,10 +144,9 @@ class Joined(TypedDict):
 class Joiner:
     """Joins events, facts and phases window after window; the last phase of one continues in the next."""
 
-    def __init__(self, log: Log, stacks: Stacks, texts: Texts) -> None:
+    def __init__(self, log: Log, stacks: Stacks) -> None:
         self._log = log
         self._stacks = stacks
-        self._texts = texts
         self._last_phase = np.zeros((1, 3), dtype=np.int64)
         self._count = 0
 
@@ -176,12 +161,12 @@ class Joiner:
         origin_ns = np.where(recomputed, raw.time_ns, _origins(raw, ops))
         inside_op = origin_ns <= _at(origin_ns, ops.start_ns, ops.end_ns)
         own_op = inside_op & (origin_ns == raw.time_ns)
-        nodes = np.array([self._texts.id(name) for name in raw.ops], dtype=np.int64)
-        stacks = np.array(self._stacks.text_ids(self._texts), dtype=np.int64)
+        nodes = np.array([self._log.texts.id(name) for name in raw.ops], dtype=np.int64)
+        stacks = np.array(self._stacks.text_ids(self._log.texts), dtype=np.int64)
         born = (raw.action == Action.ALLOC).astype(np.int64)
         stack = _at(origin_ns, ops.start_ns, stacks[ops.stack]) * inside_op
         if raw.stack is not None:
-            taken = np.array([self._texts.id(text) for text in raw.stacks], dtype=np.int64)
+            taken = np.array([self._log.texts.id(text) for text in raw.stacks], dtype=np.int64)
             stack = np.where(stack == 0, taken[raw.stack], stack)
         events = EventColumns(
             time_ns=raw.time_ns,
@@ -238,7 +223,7 @@ class StepWriter:
     """Writes one recording."""
 
     def __init__(self, file: RecordingWriter, joiner: Joiner, texts: Texts, describer: Describer) -> None:
-        self._file = file
+        self.file = file
         self._joiner = joiner
         self._texts = texts
         self._describer = describer
@@ -254,30 +239,9 @@ class StepWriter:
         batch = Batch(**joined, texts=self._texts.take_new(), step=step, layers=layers, ooms=ooms)
         # Going through all parameters in every step would cost.
         description = self._describer.description() if self._describer.changed() or last else None
-        self._file.append(batch, description)
-
-    @property
-    def prediction(self) -> PredictionRecord | None:
-        """The last prediction written for a simulated device, if any."""
-        return self._file.prediction
-
-    def withdraw(self) -> None:
-        """Remove the file until there is a step to write."""
-        self._file.withdraw()
-
-    def discard(self) -> None:
-        """Delete a recording without content."""
-        self._file.discard()
-
-    def close(self) -> None:
-        """Complete the recording.
-
-        Raises:
-            RecordingError: steps that were held back by a reader's lock cannot be written.
-        """
-        self._file.close()
+        self.file.append(batch, description)
 
     def forget(self) -> None:
         """Leave the recording to the parent, in a forked child."""
-        leave_to_parent(self._file, self._file.path)
+        leave_to_parent(self.file, self.file.path)
         written_here.clear()

@@ -122,7 +122,7 @@ class Full:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldMemory:
     """Memory allocated in one category, by one line of the script, or held by one holder."""
 
     what: str
@@ -137,7 +137,7 @@ class Grown:
 
     step: int
     steps: int
-    held: tuple[Held, ...]
+    held: tuple[HeldMemory, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class Ending:
     phase: str = ""
     batch: str = ""
     line: str = ""
-    held: tuple[Held, ...] = ()
+    held: tuple[HeldMemory, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -382,7 +382,7 @@ def _ending(found: dict[str, Any]) -> Ending:
 
 
 def _with_held(kind: type[Any], found: dict[str, Any]) -> Any:
-    return _record(kind, found | {"held": tuple(_record(Held, each) for each in found["held"])})
+    return _record(kind, found | {"held": tuple(_record(HeldMemory, each) for each in found["held"])})
 
 
 _ROW = fields(Row)

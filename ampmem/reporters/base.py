@@ -1,4 +1,4 @@
-"""Reports, the details that can be asked for, and the reporter for JSON."""
+"""Reports, the details that can be asked for, and several documents as JSON."""
 
 from __future__ import annotations
 
@@ -47,10 +47,6 @@ class Report:
     file: str = ""
 
 
-class JsonReporter:
-    """Renders one report as a JSON object, several as an array."""
-
-    def render(self, reports: Sequence[Report]) -> str:
-        """The JSON text of the summaries with warnings and notes (:func:`~ampmem.analysis.summary.summary_schema`)."""
-        texts = [report.summary.to_json() for report in reports]
-        return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"
+def object_or_array(texts: Sequence[str]) -> str:
+    """One JSON object, or an array of them."""
+    return texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]"

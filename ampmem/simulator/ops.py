@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.torch_version import TorchVersion
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.simulator.scratch import reductions
+from ampmem.simulator.scratch.scratch import is_mask
 from ampmem.simulator.where import stop
 
 aten = torch.ops.aten
@@ -101,7 +102,7 @@ def _multi_margin(
     return loss
 
 
-def _multi_margin_backward(found: Any, grad: Tensor, source: Tensor, *_: Any, **__: Any) -> Tensor:
+def _margin_backward(found: Any, grad: Tensor, source: Tensor, *_: Any, **__: Any) -> Tensor:
     return source.new_empty(source.shape)
 
 
@@ -115,10 +116,6 @@ def _multilabel_margin(found: Any, source: Tensor, target: Tensor, reduction: in
     loss = source.new_empty(())
     torch.sum(each, 0, out=loss)
     return loss, is_target
-
-
-def _multilabel_margin_backward(found: Any, grad: Tensor, source: Tensor, *_: Any, **__: Any) -> Tensor:
-    return source.new_empty(source.shape)
 
 
 def _logsumexp(found: Any, source: Tensor, dim: Sequence[int] | int, keepdim: bool = False) -> Any:
@@ -448,9 +445,9 @@ COMPOSITES: dict[Any, Any] = {
     aten.soft_margin_loss.default: _soft_margin,
     aten.soft_margin_loss_backward.default: _soft_margin_backward,
     aten.multi_margin_loss.default: _multi_margin,
-    aten.multi_margin_loss_backward.default: _multi_margin_backward,
+    aten.multi_margin_loss_backward.default: _margin_backward,
     aten.multilabel_margin_loss_forward.default: _multilabel_margin,
-    aten.multilabel_margin_loss_backward.default: _multilabel_margin_backward,
+    aten.multilabel_margin_loss_backward.default: _margin_backward,
     aten.logsumexp.default: _logsumexp,
     aten.dist.default: _dist,
     aten.isinf.default: _isinf,
@@ -487,10 +484,8 @@ class Found:
         return self.count(op, tensor, elements)
 
 
-class OpAnswer(Protocol):
-    """A replacement of an op; returns ``NotImplemented`` if torch can run the op itself."""
-
-    def __call__(self, found: Found, *args: Any, **kwargs: Any) -> Any: ...
+OpAnswer: TypeAlias = Callable[..., Any]
+"""A replacement of an op; it gets :class:`Found` first. It returns ``NotImplemented`` if torch can run the op."""
 
 
 def _nothing(found: Found, *_: Any, **__: Any) -> None:
@@ -546,10 +541,10 @@ def _sort(found: Found, tensor: Tensor, *, stable: bool | None = None, dim: int 
 
 
 def _nonzero(found: Found, tensor: Tensor) -> Tensor:
-    return places(tensor, lambda: found("nonzero", tensor, tensor.numel()), found.gpu)
+    return nonzero_places(tensor, lambda: found("nonzero", tensor, tensor.numel()), found.gpu)
 
 
-def places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
+def nonzero_places(tensor: Tensor, find: Callable[[], int], gpu: GpuSpec) -> Tensor:
     """The indices of nonzero elements: ``nonzero_cuda_out_impl`` (``cuda/Nonzero.cu``).
 
     The result is column by column, as on the CPU. ``find`` returns how many elements there are, once they are counted.
@@ -576,19 +571,15 @@ def _masked_select(found: Found, tensor: Tensor, mask: Tensor) -> Tensor:
 
 def _index(found: Found, tensor: Tensor, indices: Sequence[Tensor | None]) -> Any:
     """``index``: masks become indices, which live as long as the op (``expandTensors``)."""
-    if not _has_mask(indices):
+    if not any(map(is_mask, indices)):
         return NotImplemented
     return aten.index.Tensor(tensor, _expanded(indices))
-
-
-def _has_mask(indices: Sequence[Tensor | None]) -> bool:
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def _expanded(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     expanded: list[Tensor | None] = []
     for index in indices:
-        if index is not None and index.dtype in (torch.bool, torch.uint8):
+        if index is not None and is_mask(index):
             expanded += index.nonzero().unbind(1)
         else:
             expanded.append(index)
@@ -599,7 +590,7 @@ def _accumulating(op: Any) -> OpAnswer:
     """``index_put`` with accumulation: the gradient of an index by a mask searches the mask once more."""
 
     def index_put(found: Found, tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, *how: bool) -> Any:
-        if not (any(how[:1]) and _has_mask(indices)):
+        if not (any(how[:1]) and any(map(is_mask, indices))):
             return NotImplemented
         return op(tensor, _expanded(indices), values, *how)
 

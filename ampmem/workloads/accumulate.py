@@ -10,7 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampmem.workloads.common import Options, UsageError, choice, count, flag, make_optimizer, report, run_command
+from ampmem.workloads.common import (
+    UsageError,
+    WorkloadOptions,
+    choice,
+    count,
+    flag,
+    make_optimizer,
+    report_step,
+    run_command,
+)
 
 ACCUMULATION = 4
 MAX_NORM = 1.0
@@ -64,7 +73,7 @@ class Regressor(nn.Module):
 
 
 def build(
-    options: Options, *, accumulation: int = ACCUMULATION
+    options: WorkloadOptions, *, accumulation: int = ACCUMULATION
 ) -> tuple[Regressor, Optimizer, list[tuple[Tensor, Tensor]]]:
     """The model, its optimizer, and ``accumulation`` micro-batches: inputs and targets, both ``(batch, width)``."""
     torch.manual_seed(options.seed)
@@ -76,14 +85,14 @@ def build(
     return model, optimizer, [(inputs, targets) for inputs, targets in data]
 
 
-def build_scaler(options: Options, scaler: str = "auto") -> torch.amp.GradScaler:
+def build_scaler(options: WorkloadOptions, scaler: str = "auto") -> torch.amp.GradScaler:
     """The scaler: ``on`` scales in every precision, ``off`` in none, ``auto`` when autocast casts to fp16."""
     enabled = options.needs_scaler if scaler == "auto" else scaler == "on"
     return torch.amp.GradScaler(options.device.type, enabled=enabled)
 
 
 def update(
-    options: Options,
+    options: WorkloadOptions,
     model: Regressor,
     optimizer: Optimizer,
     scaler: torch.amp.GradScaler,
@@ -112,7 +121,7 @@ def update(
 
 
 def train(
-    options: Options, *, accumulation: int = ACCUMULATION, scaler: str = "auto", skip_first: bool = False
+    options: WorkloadOptions, *, accumulation: int = ACCUMULATION, scaler: str = "auto", skip_first: bool = False
 ) -> None:
     """Train with gradient accumulation, loss scaling and gradient clipping; a step is one update."""
     grad_scaler = build_scaler(options, scaler)
@@ -125,7 +134,7 @@ def train(
     for step in range(options.steps):
         overflow = skip_first and step == 0
         loss = update(options, model, optimizer, grad_scaler, micro_batches, overflow=overflow)
-        report(step, loss)
+        report_step(step, loss)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

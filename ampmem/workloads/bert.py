@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ampmem.workloads.common import Options, batches, data_loader, make_optimizer, report, run_command
+from ampmem.workloads.common import WorkloadOptions, batches, data_loader, make_optimizer, report_step, run_command
 
 CLASSES = 4
 PAD = 0
@@ -123,7 +123,7 @@ def make_data(samples: int, config: Config) -> tuple[Tensor, Tensor, Tensor]:
     return tokens, mask, torch.randint(CLASSES, (samples,))
 
 
-def build(options: Options) -> tuple[BertClassifier, Optimizer, DataLoader[tuple[Tensor, ...]]]:
+def build(options: WorkloadOptions) -> tuple[BertClassifier, Optimizer, DataLoader[tuple[Tensor, ...]]]:
     """The model, its optimizer, and a loader of token ids, masks and labels as :func:`make_data` gives them."""
     torch.manual_seed(options.seed)
     config = PRESETS[options.preset]
@@ -133,7 +133,7 @@ def build(options: Options) -> tuple[BertClassifier, Optimizer, DataLoader[tuple
     return model, optimizer, data_loader(*make_data(2 * batch_size, config), batch_size=batch_size, seed=options.seed)
 
 
-def train(options: Options) -> None:
+def train(options: WorkloadOptions) -> None:
     """Train an encoder to classify padded sequences of random tokens."""
     model, optimizer, loader = build(options)
     scaler = options.grad_scaler()
@@ -146,7 +146,7 @@ def train(options: Options) -> None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        report(step, loss.item())
+        report_step(step, loss.item())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

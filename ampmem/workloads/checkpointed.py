@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from ampmem.workloads.common import Options, flag, make_optimizer, report, run_command
+from ampmem.workloads.common import WorkloadOptions, flag, make_optimizer, report_step, run_command
 
 FEATURES = 16
 DROPOUT = 0.1
@@ -84,7 +84,7 @@ class CheckpointedEncoder(nn.Module):
 
 
 def build(
-    options: Options, *, use_reentrant: bool = False
+    options: WorkloadOptions, *, use_reentrant: bool = False
 ) -> tuple[CheckpointedEncoder, Optimizer, tuple[Tensor, Tensor]]:
     """The model, its optimizer, and the one batch: inputs and targets, both ``(batch, time, FEATURES)``."""
     torch.manual_seed(options.seed)
@@ -95,7 +95,7 @@ def build(
     return model, optimizer, (inputs.to(options.device), targets.to(options.device))
 
 
-def train(options: Options, *, use_reentrant: bool = False) -> None:
+def train(options: WorkloadOptions, *, use_reentrant: bool = False) -> None:
     """Train transformer blocks under activation checkpointing on random sequences."""
     model, optimizer, (inputs, targets) = build(options, use_reentrant=use_reentrant)
     scaler = options.grad_scaler()
@@ -107,7 +107,7 @@ def train(options: Options, *, use_reentrant: bool = False) -> None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        report(step, loss.item())
+        report_step(step, loss.item())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

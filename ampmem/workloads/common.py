@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import click
@@ -15,15 +16,15 @@ from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer, RMSprop
 from torch.utils.data import DataLoader, TensorDataset
 
 __all__ = [
-    "Options",
     "UsageError",
+    "WorkloadOptions",
     "batches",
     "choice",
     "count",
     "data_loader",
     "flag",
     "make_optimizer",
-    "report",
+    "report_step",
     "run_command",
 ]
 
@@ -46,7 +47,7 @@ LEARNING_RATES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class WorkloadOptions:
     """The values of the command line; ``None`` means the workload's own default."""
 
     preset: str = "small"
@@ -82,22 +83,18 @@ def make_optimizer(
 ) -> Optimizer:
     """The optimizer called ``name``; with ``foreach=None`` torch chooses the implementation."""
     rate = LEARNING_RATES[name] if lr is None else lr
-    match name:
-        case "adamw":
-            return AdamW(parameters, lr=rate, foreach=foreach)
-        case "adam":
-            return Adam(parameters, lr=rate, foreach=foreach)
-        case "sgd":
-            return SGD(parameters, lr=rate, foreach=foreach)
-        case "sgd-momentum":
-            return SGD(parameters, lr=rate, momentum=0.9, foreach=foreach)
-        case "rmsprop":
-            return RMSprop(parameters, lr=rate, foreach=foreach)
-        case "adagrad":
-            return Adagrad(parameters, lr=rate, foreach=foreach)
-        case "adafactor":
-            return Adafactor(parameters, lr=rate, foreach=foreach)
-    raise ValueError(f"unknown optimizer: {name}")
+    return _OPTIMIZERS[name](parameters, lr=rate, foreach=foreach)
+
+
+_OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
+    "adamw": AdamW,
+    "adam": Adam,
+    "sgd": SGD,
+    "sgd-momentum": partial(SGD, momentum=0.9),
+    "rmsprop": RMSprop,
+    "adagrad": Adagrad,
+    "adafactor": Adafactor,
+}
 
 
 def data_loader(*tensors: Tensor, batch_size: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:
@@ -117,7 +114,7 @@ def batches(loader: DataLoader[tuple[Tensor, ...]], steps: int) -> Iterator[tupl
             step += 1
 
 
-def report(step: int, loss: float) -> None:
+def report_step(step: int, loss: float) -> None:
     """Print one line for a finished step."""
     print(f"step {step} loss {loss:.6f}", flush=True)
 
@@ -165,7 +162,7 @@ def run_command(
     optimizer: str,
     extra: Sequence[click.Option] = (),
 ) -> None:
-    """Parse ``argv`` (``None``: the process's own) and call ``train(Options(...), **extra options)``.
+    """Parse ``argv`` (``None``: the process's own) and call ``train(WorkloadOptions(...), **extra options)``.
 
     Returns when training is done or help was shown. Invalid arguments give one line on stderr and ``SystemExit(2)``;
     errors of the training itself pass through.
@@ -173,7 +170,7 @@ def run_command(
 
     def callback(*, device: str, dtype: str, **rest: Any) -> None:
         common = {key: rest.pop(key) for key in ("preset", "precision", "optimizer", "batch_size", "steps", "seed")}
-        train(Options(device=_find_device(device), dtype=DTYPES[dtype], **common), **rest)
+        train(WorkloadOptions(device=_find_device(device), dtype=DTYPES[dtype], **common), **rest)
 
     command = click.Command(name, callback=callback, params=[*extra, *_common_options(optimizer)], help=train.__doc__)
     arguments = None if argv is None else list(argv)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampmem.workloads.common import Options, make_optimizer, report, run_command
+from ampmem.workloads.common import WorkloadOptions, make_optimizer, report_step, run_command
 
 LEARNING_RATE = 2e-4
 
@@ -79,7 +79,7 @@ class Discriminator(nn.Module):
         return logits.flatten()
 
 
-def build(options: Options) -> tuple[tuple[Generator, Discriminator], tuple[Optimizer, Optimizer], Tensor]:
+def build(options: WorkloadOptions) -> tuple[tuple[Generator, Discriminator], tuple[Optimizer, Optimizer], Tensor]:
     """Generator and discriminator, their optimizers in that order, and real images ``(batch, 3, 32, 32)``."""
     torch.manual_seed(options.seed)
     config = PRESETS[options.preset]
@@ -108,7 +108,7 @@ def generator_loss(discriminator: Discriminator, fake: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(on_fake, torch.ones_like(on_fake))
 
 
-def train(options: Options) -> None:
+def train(options: WorkloadOptions) -> None:
     """Train a generator and a discriminator on random images."""
     (generator, discriminator), (generator_optimizer, discriminator_optimizer), real = build(options)
     latent = PRESETS[options.preset].latent
@@ -128,7 +128,7 @@ def train(options: Options) -> None:
         scaler.scale(g_loss).backward()
         scaler.step(generator_optimizer)
         scaler.update()
-        report(step, d_loss.item() + g_loss.item())
+        report_step(step, d_loss.item() + g_loss.item())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ampmem.workloads.common import Options, batches, data_loader, flag, make_optimizer, report, run_command
+from ampmem.workloads.common import (
+    WorkloadOptions,
+    batches,
+    data_loader,
+    flag,
+    make_optimizer,
+    report_step,
+    run_command,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +122,7 @@ def _initialise(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def build(options: Options, *, tied: bool = False) -> tuple[GPT, Optimizer, DataLoader[tuple[Tensor, ...]]]:
+def build(options: WorkloadOptions, *, tied: bool = False) -> tuple[GPT, Optimizer, DataLoader[tuple[Tensor, ...]]]:
     """The model, its optimizer, and a loader of one tensor per batch: token ids ``(batch, context + 1)``."""
     torch.manual_seed(options.seed)
     config = PRESETS[options.preset]
@@ -125,7 +133,7 @@ def build(options: Options, *, tied: bool = False) -> tuple[GPT, Optimizer, Data
     return model, optimizer, data_loader(text, batch_size=batch_size, seed=options.seed)
 
 
-def train(options: Options, *, tied: bool = False) -> None:
+def train(options: WorkloadOptions, *, tied: bool = False) -> None:
     """Train a decoder-only language model on random tokens."""
     model, optimizer, loader = build(options, tied=tied)
     scaler = options.grad_scaler()
@@ -140,7 +148,7 @@ def train(options: Options, *, tied: bool = False) -> None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        report(step, loss.item())
+        report_step(step, loss.item())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampmem.workloads.common import Options, UsageError, count, flag, make_optimizer, report, run_command
+from ampmem.workloads.common import UsageError, WorkloadOptions, count, flag, make_optimizer, report_step, run_command
 
 ROPE_BASE = 10_000.0
 
@@ -237,7 +237,7 @@ class AdamW(Optimizer):
         return loss
 
 
-def build(options: Options, **sizes: int | None) -> tuple[LM, Optimizer, tuple[Tensor, Tensor]]:
+def build(options: WorkloadOptions, **sizes: int | None) -> tuple[LM, Optimizer, tuple[Tensor, Tensor]]:
     """The model, its optimizer, and the one batch: inputs and targets, both ``(batch, context)``.
 
     ``sizes`` are fields of :class:`Config`; ``None`` keeps the preset's value.
@@ -253,7 +253,7 @@ def build(options: Options, **sizes: int | None) -> tuple[LM, Optimizer, tuple[T
     return model, optimizer, (inputs.to(options.device), targets.to(options.device))
 
 
-def train(options: Options, *, inference: bool = False, **sizes: int | None) -> None:
+def train(options: WorkloadOptions, *, inference: bool = False, **sizes: int | None) -> None:
     """Train a language model that is written from first principles on random tokens."""
     model, optimizer, (inputs, targets) = build(options, **sizes)
     if inference:
@@ -269,11 +269,11 @@ def train(options: Options, *, inference: bool = False, **sizes: int | None) -> 
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        report(step, loss.item())
+        report_step(step, loss.item())
 
 
 @torch.inference_mode()
-def infer(options: Options, model: LM, inputs: Tensor) -> None:
+def infer(options: WorkloadOptions, model: LM, inputs: Tensor) -> None:
     """Predict the tokens after ``inputs``, once per step."""
     model.eval()
     for step in range(options.steps):

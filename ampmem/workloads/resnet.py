@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ampmem.workloads.common import Options, batches, data_loader, make_optimizer, report, run_command
+from ampmem.workloads.common import WorkloadOptions, batches, data_loader, make_optimizer, report_step, run_command
 
 EXPANSION = 4
 
@@ -95,7 +95,7 @@ def _stage(channels: int, width: int, blocks: int, *, stride: int) -> nn.Sequent
     return nn.Sequential(first, *(Bottleneck(EXPANSION * width, width, 1) for _ in range(blocks - 1)))
 
 
-def build(options: Options) -> tuple[ResNet, Optimizer, DataLoader[tuple[Tensor, ...]]]:
+def build(options: WorkloadOptions) -> tuple[ResNet, Optimizer, DataLoader[tuple[Tensor, ...]]]:
     """The model, its optimizer, and a loader of images ``(batch, 3, image, image)`` and labels ``(batch,)``."""
     torch.manual_seed(options.seed)
     config = PRESETS[options.preset]
@@ -107,7 +107,7 @@ def build(options: Options) -> tuple[ResNet, Optimizer, DataLoader[tuple[Tensor,
     return model, optimizer, data_loader(images, labels, batch_size=batch_size, seed=options.seed)
 
 
-def train(options: Options) -> None:
+def train(options: WorkloadOptions) -> None:
     """Train ResNet-50 on random images."""
     model, optimizer, loader = build(options)
     scaler = options.grad_scaler()
@@ -120,7 +120,7 @@ def train(options: Options) -> None:
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        report(step, loss.item())
+        report_step(step, loss.item())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

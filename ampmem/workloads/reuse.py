@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampmem.workloads.common import Options, count, make_optimizer, report, run_command
+from ampmem.workloads.common import WorkloadOptions, count, make_optimizer, report_step, run_command
 
 LAYERS = 4
 WIDTH = 1024
@@ -36,7 +36,7 @@ class Reuse(nn.Module):
 
 
 def build(
-    options: Options, *, layers: int = LAYERS, width: int = WIDTH
+    options: WorkloadOptions, *, layers: int = LAYERS, width: int = WIDTH
 ) -> tuple[Reuse, Optimizer, tuple[Tensor, Tensor]]:
     """The model, its optimizer, and the one batch: inputs and targets, both ``(batch, width)``."""
     torch.manual_seed(options.seed)
@@ -46,7 +46,7 @@ def build(
     return model, optimizer, (inputs.to(options.device), targets.to(options.device))
 
 
-def train(options: Options, *, layers: int = LAYERS, width: int = WIDTH) -> None:
+def train(options: WorkloadOptions, *, layers: int = LAYERS, width: int = WIDTH) -> None:
     """Train a few wide layers that each forward uses twice; the same sizes in every preset."""
     model, optimizer, (inputs, targets) = build(options, layers=layers, width=width)
     scaler = options.grad_scaler()
@@ -58,7 +58,7 @@ def train(options: Options, *, layers: int = LAYERS, width: int = WIDTH) -> None
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        report(step, loss.item())
+        report_step(step, loss.item())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

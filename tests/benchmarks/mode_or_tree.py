@@ -29,7 +29,7 @@ from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.forward import ForwardMode
 from ampmem.recorder.models.models import Models
@@ -62,9 +62,8 @@ def forward() -> None:
 
 def recorded() -> Callable[[], None]:
     """Forward under ampmem's mode, with stacks."""
-    texts = Texts()
-    log = Log(RealAddresses(), texts)
-    mode = ForwardMode(log, CastHooks(log, Models(texts, log)), Stacks(enabled=True), texts, print)
+    log = Log(RealAddresses())
+    mode = ForwardMode(log, CastHooks(log, Models(log)), Stacks(enabled=True), print)
     mode.saved._readable = lambda: True
 
     def run() -> None:

@@ -172,7 +172,7 @@ def simulate(gpu: str, before: int, until: str, arguments: list[str]) -> NoRetur
         return built
 
     lm.build = build_and_begin
-    lm.report = lambda step, loss: end()
+    lm.report_step = lambda step, loss: end()
     if until == FORWARD:
         register_module_forward_hook(lambda module, inputs, output: end() if isinstance(module, lm.LM) else None)
     lm.main(arguments)

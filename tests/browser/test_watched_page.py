@@ -12,7 +12,7 @@ from pages import Open, Written
 from ampmem.analysis.summary import summarize
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.recording import read
-from ampmem.recording.watched import Ending, Held, Row, WatchedFile, WatchedHeader, Why
+from ampmem.recording.watched import Ending, HeldMemory, Row, WatchedFile, WatchedHeader, Why
 from ampmem.reporters.html.watched_page import drawn, write_watched
 
 pytestmark = pytest.mark.browser
@@ -60,8 +60,8 @@ def written(folder: Path, *, script: str = "train.py", failed: bool = False, ful
                 batch="8x4000 int64",
                 line=f"{script}:8",
                 held=(
-                    Held(what="parameters", bytes=MIB, count=2),
-                    Held(what=f"{script}:8", bytes=9 * MIB, count=1, line=True),
+                    HeldMemory(what="parameters", bytes=MIB, count=2),
+                    HeldMemory(what=f"{script}:8", bytes=9 * MIB, count=1, line=True),
                 ),
             )
         )

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from ampmem.workloads import bert, checkpointed, gan, gpt, resnet
-from ampmem.workloads.common import Options
+from ampmem.workloads.common import WorkloadOptions
 
 PRECISIONS = ("fp32", "amp", "amp-nocache", "bf16")
 STEPS = 3
@@ -26,13 +26,13 @@ RANKS = 8
 WIDTH, HEADS, LAYERS, TOKENS, BATCH, WORDS = 256, 8, 4, 128, 4, 3000
 
 
-def workload(train: Callable[[Options], None], **options: Any) -> Callable[[str], None]:
+def workload(train: Callable[[WorkloadOptions], None], **options: Any) -> Callable[[str], None]:
     """A program of :mod:`ampmem.workloads`."""
 
     def run(precision: str) -> None:
         autocast = precision if precision != "bf16" else "fp32"
         cuda = torch.device("cuda")
-        train(Options(device=cuda, precision=autocast, dtype=torch.float16, steps=STEPS, **options))
+        train(WorkloadOptions(device=cuda, precision=autocast, dtype=torch.float16, steps=STEPS, **options))
 
     return run
 

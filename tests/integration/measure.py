@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ampmem
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Recording
-from ampmem.workloads.common import Options
+from ampmem.workloads.common import WorkloadOptions
 
 WORKLOADS = ("gpt", "bert", "resnet", "reuse", "gan", "accumulate", "checkpointed")
 PRECISIONS = ("fp32", "amp", "amp-nocache")
@@ -108,15 +108,15 @@ def workload(name: str) -> ModuleType:
     return importlib.import_module(f"ampmem.workloads.{name}")
 
 
-def options(precision: str, **rest: Any) -> Options:
-    return Options(preset="tiny", precision=precision, **({"steps": 2} | rest))
+def options(precision: str, **rest: Any) -> WorkloadOptions:
+    return WorkloadOptions(preset="tiny", precision=precision, **({"steps": 2} | rest))
 
 
 @contextmanager
 def watched(module: ModuleType, *, keep: bool = True) -> Iterator[Run]:
     """A workload's losses while its ``train`` runs here; and, to ``keep``, what it builds."""
     run = Run()
-    build, report = module.build, module.report
+    build, report = module.build, module.report_step
 
     def watch_build(*args: Any, **kwargs: Any) -> Any:
         built = build(*args, **kwargs)
@@ -126,11 +126,11 @@ def watched(module: ModuleType, *, keep: bool = True) -> Iterator[Run]:
                 optimizer.register_step_pre_hook(lambda *_: run.gradients.append(gradients(*run.models)))
         return built
 
-    module.build, module.report = watch_build, lambda step, loss: run.losses.append(loss)
+    module.build, module.report_step = watch_build, lambda step, loss: run.losses.append(loss)
     try:
         yield run
     finally:
-        module.build, module.report = build, report
+        module.build, module.report_step = build, report
 
 
 def train(name: str, precision: str, **rest: Any) -> Run:

@@ -31,7 +31,7 @@ from ampmem.recorder.session import Session
 from ampmem.recorder.sources.simulated import SimulatedSource
 from ampmem.simulator.start import Simulation
 from ampmem.workloads.common import DTYPES
-from ampmem.workloads.common import Options as Workload
+from ampmem.workloads.common import WorkloadOptions as Workload
 
 EXTRA: dict[str, dict[str, int]] = {"reuse": {"width": 128}}
 STEPS = 2

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ampmem.workloads import accumulate, bert, checkpointed, gan, gpt, resnet, reuse
-from ampmem.workloads.common import LEARNING_RATES, Options, batches, data_loader, make_optimizer
+from ampmem.workloads.common import LEARNING_RATES, WorkloadOptions, batches, data_loader, make_optimizer
 
 pytestmark = pytest.mark.slow
 
 NAMES = ("gpt", "bert", "resnet", "reuse", "gan", "accumulate", "checkpointed")
-TINY = Options(preset="tiny")
+TINY = WorkloadOptions(preset="tiny")
 
 Losses = Callable[..., list[str]]
 
@@ -155,7 +155,7 @@ def test_reuse_calls_each_layer_twice(losses: Losses, forwards: list[Any]) -> No
 
 def test_reuse_is_the_same_in_every_preset_and_loops_over_parameters() -> None:
     for preset in ("tiny", "small", "full"):
-        model, optimizer, (inputs, _) = reuse.build(Options(preset=preset))
+        model, optimizer, (inputs, _) = reuse.build(WorkloadOptions(preset=preset))
         assert [tuple(p.shape) for p in model.parameters()] == [(1024, 1024)] * 4
         assert inputs.shape == (8, 1024)
         assert type(optimizer) is torch.optim.Adam
@@ -195,7 +195,7 @@ def test_gradients_are_unscaled_before_they_are_clipped(scaler: str) -> None:
 
 
 def test_accumulate_skips_only_the_overflowing_update() -> None:
-    options = Options(preset="tiny", precision="amp", dtype=torch.float16)
+    options = WorkloadOptions(preset="tiny", precision="amp", dtype=torch.float16)
     model, optimizer, micro = accumulate.build(options)
     scaler = accumulate.build_scaler(options)
     before = [p.detach().clone() for p in model.parameters()]
@@ -222,14 +222,14 @@ def test_skip_first_trains_one_step_late(losses: Losses, arguments: list[str]) -
 @pytest.mark.parametrize(
     ("scaler", "options", "enabled"),
     [
-        ("auto", Options(dtype=torch.float16), False),
-        ("auto", Options(precision="amp"), False),
-        ("auto", Options(precision="amp", dtype=torch.float16), True),
-        ("on", Options(), True),
-        ("off", Options(precision="amp", dtype=torch.float16), False),
+        ("auto", WorkloadOptions(dtype=torch.float16), False),
+        ("auto", WorkloadOptions(precision="amp"), False),
+        ("auto", WorkloadOptions(precision="amp", dtype=torch.float16), True),
+        ("on", WorkloadOptions(), True),
+        ("off", WorkloadOptions(precision="amp", dtype=torch.float16), False),
     ],
 )
-def test_the_scaler_is_on_where_it_should_be(scaler: str, options: Options, enabled: bool) -> None:
+def test_the_scaler_is_on_where_it_should_be(scaler: str, options: WorkloadOptions, enabled: bool) -> None:
     assert accumulate.build_scaler(options, scaler).is_enabled() is enabled
 
 

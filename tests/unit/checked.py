@@ -7,7 +7,7 @@ from dataclasses import replace
 from build import Story
 
 from ampmem.analysis.budgets.budget import budgets_of
-from ampmem.analysis.budgets.check import CheckResult, check
+from ampmem.analysis.budgets.check import CheckResult, check_run
 from ampmem.analysis.budgets.run import run_of
 from ampmem.analysis.difference.sides import side_of
 from ampmem.events import Fact, Phase, Recording
@@ -49,4 +49,4 @@ def result(
     side = None if before is None else side_of(before, "main.ampmem")
     if side is not None and summary:
         side = replace(side, groups=None)
-    return check(run_of(after, label), budgets_of(limits), side)
+    return check_run(run_of(after, label), budgets_of(limits), side)

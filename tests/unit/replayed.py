@@ -33,9 +33,7 @@ class Replay:
     """A snapshot's trace, recorded and modelled.
 
     ``moved`` counts the allocations that got another address than the recorded one, ``first_moved`` is the
-    first one's event; ``resized`` counts the blocks that have another size at the end. ``ambiguous`` has the
-    blocks whose initial size is not known (:class:`~ampmem.allocator.snapshot.InitialState`): where there are
-    any, a difference may be theirs and not the model's.
+    first one's event; ``resized`` counts the blocks that have another size at the end.
     """
 
     events: int
@@ -47,7 +45,6 @@ class Replay:
     modelled_calls: tuple[DriverCall, ...]
     recorded_peak_reserved: int
     modelled_peak_reserved: int
-    ambiguous: tuple[int, ...]
     statistics: Statistics
 
 
@@ -76,7 +73,6 @@ def replay(snapshot: DeviceSnapshot, settings: Settings | None = None) -> Replay
         modelled_calls=tuple(allocator.driver.calls),
         recorded_peak_reserved=_peak(sum(segment.size for segment in initial.segments), recorded),
         modelled_peak_reserved=allocator.counters.reserved_peak,
-        ambiguous=initial.ambiguous,
         statistics=allocator.statistics(),
     )
 

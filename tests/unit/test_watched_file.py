@@ -20,7 +20,7 @@ from ampmem.recording.watched import (
     MAGIC,
     Ending,
     Grown,
-    Held,
+    HeldMemory,
     Row,
     WatchedFile,
     WatchedHeader,
@@ -82,8 +82,8 @@ ENDING = Ending(
     batch="8x4000 int64",
     line="train.py:8",
     held=(
-        Held(what="parameters", bytes=30, count=2),
-        Held(what="train.py:8", bytes=40, count=3, line=True),
+        HeldMemory(what="parameters", bytes=30, count=2),
+        HeldMemory(what="train.py:8", bytes=40, count=3, line=True),
     ),
 )
 
@@ -124,7 +124,7 @@ def test_all_that_a_run_can_have(tmp_path: Path) -> None:
     file.drop(first)
     file.header(HEADER)
     file.note("a note")
-    grown = Grown(step=40, steps=10, held=(Held(what="kept[*]", bytes=10240, count=10),))
+    grown = Grown(step=40, steps=10, held=(HeldMemory(what="kept[*]", bytes=10240, count=10),))
     file.grown(grown)
     file.end(ENDING)
     file.close()

@@ -46,7 +46,7 @@ from ampmem.analysis.difference.difference import (
 )
 from ampmem.analysis.difference.matching import Renamed, RenamedNames, match
 from ampmem.analysis.difference.sides import Group, Moment, Side, groups_in_module
-from ampmem.analysis.jsonable import Json, Name, OneOf, Signed, schema_of, text_of
+from ampmem.analysis.jsonable import Json, Name, OneOf, Signed, like, schema_of, text_of
 from ampmem.analysis.modules import ROOT
 from ampmem.analysis.summary import PLACES, PeakPlace
 from ampmem.analysis.timeline.categories import CATEGORIES, PRECISION_COPIES, Category
@@ -378,7 +378,7 @@ def check_schema() -> dict[str, Json]:
     )
 
 
-def check(
+def check_run(
     run: JudgedRun,
     budgets: Sequence[Budget],
     baseline: Side | None = None,
@@ -485,14 +485,9 @@ def _order(broken: Broken) -> tuple[bool, int]:
 
 
 def _broken(judged: Judged, found: GrownGroups) -> Broken:
-    assert judged.after is not None
-    return Broken(
-        key=judged.key,
-        limit_of=judged.limit_of,
-        limit=judged.limit,
-        before=judged.before,
-        after=judged.after,
-        least=judged.least,
+    return like(
+        Broken,
+        judged,
         instant=found.instant,
         moment_before=None if found.moments is None else found.moments[0],
         moment_after=None if found.moments is None else found.moments[1],

@@ -180,34 +180,22 @@ def gradients_through_forward(run: TrainingRun) -> Finding | None:
             kept = idle[again]
     if len(late) == 0 and len(kept) == 0:
         return None
-    return _late(run, gradients, late) if sizes[late].sum() >= sizes[kept].sum() else _kept(run, gradients, kept)
+    if sizes[late].sum() >= sizes[kept].sum():
+        how = "that the optimizer has used already are alive when forward starts and are freed only later."
+        return _held(run, gradients, late, how, _DROP + _after_the_update(run, late))
+    how = "stay alive from step to step, through forward: they are zeroed in place, or not at all."
+    return _held(run, gradients, kept, how, f"{_whose(run, kept)}.zero_grad(set_to_none=True) before forward")
 
 
-def _late(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
+def _held(run: TrainingRun, gradients: _Gradients, mine: Column, how: str, change: str) -> Finding:
     size = int(run.analysis.lifetimes.bytes[mine].sum())
     return Finding(
         code="gradients-through-forward",
         severity="advice",
         section=Section.TIMELINE,
-        message=f"{format_bytes(size)} of gradients that the optimizer has used already are alive when forward starts "
-        "and are freed only later.",
+        message=f"{format_bytes(size)} of gradients {how}",
         bytes=size,
-        change=_DROP + _after_the_update(run, mine),
-        evidence=_names(run, mine),
-        off_peak=run.off_peak_of_spans(*_spans(run, gradients)),
-    )
-
-
-def _kept(run: TrainingRun, gradients: _Gradients, mine: Column) -> Finding:
-    size = int(run.analysis.lifetimes.bytes[mine].sum())
-    return Finding(
-        code="gradients-through-forward",
-        severity="advice",
-        section=Section.TIMELINE,
-        message=f"{format_bytes(size)} of gradients stay alive from step to step, through forward: they are zeroed in "
-        "place, or not at all.",
-        bytes=size,
-        change=f"{_whose(run, mine)}.zero_grad(set_to_none=True) before forward",
+        change=change,
         evidence=_names(run, mine),
         off_peak=run.off_peak_of_spans(*_spans(run, gradients)),
     )

@@ -217,8 +217,8 @@ _ROOT = str(Path(__file__).absolute().parents[3])
 _START = """
 import sys
 sys.path[: not sys.flags.safe_path] = [sys.argv.pop(1)]
-from ampmem.analysis.ranks.jobs import serve
-serve()
+from ampmem.analysis.ranks.jobs import serve_reading
+serve_reading()
 """
 
 
@@ -286,7 +286,7 @@ def ranks_beside(runs: Sequence[RankRun]) -> dict[int, Path]:
     return found
 
 
-def serve() -> None:
+def serve_reading() -> None:
     """Read the files named on stdin and write their summaries to stdout; runs in a child process."""
     paths = [Path(os.fsdecode(bytes.fromhex(name))) for name in json.load(sys.stdin)]
     try:

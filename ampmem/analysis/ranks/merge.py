@@ -206,6 +206,7 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
     """
     runs = sorted(runs, key=lambda run: run.rank)
     read = [(run, run.entry, run.entry.summary) for run in runs if run.entry is not None and run.entry.summary]
+    _, entry, first = read[0]
     at = compared_step([summary for _, _, summary in read], step)
     ranks = tuple(_rank(*of_rank, here) for of_rank, here in zip(read, at.steps, strict=True))
     peaks = [(rank, rank.peak) for rank in ranks if rank.peak is not None]
@@ -213,7 +214,7 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
     spread = spread_of({rank.rank: peak.said for rank, peak in peaks}) if peaks else None
     return Ranks(
         schema=SCHEMA,
-        job=_job(*read[0][1:]),
+        job=like(Job, first, script=entry.script),
         step=at.index,
         later_steps=at.later,
         ranks=ranks,
@@ -230,10 +231,6 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
         not_ended=tuple(run.rank for run in runs if run.ended is False),
         remarks=_remarks(read, at),
     )
-
-
-def _job(entry: Entry, summary: Summary) -> Job:
-    return like(Job, summary, script=entry.script)
 
 
 def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Rank:

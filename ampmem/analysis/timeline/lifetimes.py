@@ -20,12 +20,11 @@ def in_order(recording: Recording) -> Recording:
     Rows that are in order stay as they are. Events have a clock of their own, which never goes back.
     """
     phases = recording.phases
-    times = {**{name: getattr(phases, name) for name in phases.names()}, "time_ns": _growing(phases.time_ns)}
+    times = {
+        **{name: getattr(phases, name) for name in phases.names()},
+        "time_ns": np.maximum.accumulate(phases.time_ns),
+    }
     return replace(recording, phases=PhaseColumns(**times), steps=_apart(recording.steps))
-
-
-def _growing(times: Column) -> Column:
-    return np.maximum.accumulate(times)
 
 
 def _apart(steps: tuple[StepRecord, ...]) -> tuple[StepRecord, ...]:

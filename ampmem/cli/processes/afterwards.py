@@ -136,13 +136,13 @@ def check_recorded(session: Session, target: Target) -> None:
         session.check()
     except ModelElsewhere as error:
         discard(session)
-        if session.device_type != "cuda":
+        if session.source.device_type != "cuda":
             raise
         remedy = how_to_use_the_gpu(target.file, session.options.arguments)
         raise ModelElsewhere(f"{error}; {remedy}") from None
     except NothingRecorded:
         # Steps without any memory events are worth nothing.
-        if session.outcome.recorded == 0 or session.nothing() is not None:
+        if session.outcome.recorded == 0 or session.source.nothing() is not None:
             discard(session)
         raise
 
@@ -150,7 +150,7 @@ def check_recorded(session: Session, target: Target) -> None:
 def discard(session: Session) -> None:
     """Delete an empty recording."""
     if session.writer is not None:
-        session.writer.discard()
+        session.writer.file.discard()
 
 
 _CATCHES = "as an except without a class does"
@@ -243,11 +243,11 @@ def _instead(session: Session) -> str:
 def predicted(simulation: Simulation, *, failed: bool) -> str:
     """The memory that the run would have needed, in one line; a run that failed otherwise has no verdict."""
     from ampmem.analysis.estimate import STOPPED, prediction_of
-    from ampmem.reporters.text.estimate import headline
+    from ampmem.reporters.text.estimate import prediction_headline
 
     record, failure = simulation.end()
     prediction = prediction_of(record, stopped=STOPPED if failed else "")
-    return headline(prediction, simulation.device.gpu.name, failure=failure)
+    return prediction_headline(prediction, simulation.device.gpu.name, failure=failure)
 
 
 def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -> bool:
@@ -265,10 +265,10 @@ def complete(session: Session, simulation: Simulation | None, *, ran_on: bool) -
             add_ending(path, [RAN_ON])
         return False
     record, _ = simulation.end()
-    ooms, failure = session.late_ooms(), outcome.failure
-    if record != writer.prediction or ooms or failure is not None:
+    ooms, failure = session.source.take_ooms(), outcome.failure
+    if record != writer.file.prediction or ooms or failure is not None:
         said = [RAN_ON_PREDICTED] if failure is None else [failure.note, RAN_ON_FAILED]
-        add_ending(path, [*session.notes(), *said], prediction=record, failure=failure, ooms=ooms)
+        add_ending(path, [*session.source.notes(), *said], prediction=record, failure=failure, ooms=ooms)
     return bool(ooms)
 
 
@@ -276,10 +276,10 @@ def show_tables(recording: Path, named: Path, audience: Audience) -> None:
     """Show the tables of ``recording``, whose name on the command line is ``named``."""
     from ampmem.cli.show import report_of
     from ampmem.reporters.text.layout import layout_for
-    from ampmem.reporters.text.table import TableReporter
+    from ampmem.reporters.text.table import render_reports
 
     report = replace(report_of(recording), file=str(named))
-    audience.show(TableReporter(layout=layout_for(audience.screen)).render([report]))
+    audience.show(render_reports([report], layout=layout_for(audience.screen)))
 
 
 def show_shortage(recording: Path, audience: Audience) -> None:

@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from threading import Lock
 from types import MappingProxyType, TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 import click
 
@@ -29,6 +29,15 @@ from ampmem.output import Terminal, printable
 from ampmem.recorder.script import STDIN, standard_input
 from ampmem.reporters.text.plain_text import shorten
 from ampmem.vocabulary import Arm
+
+STEPS = 2
+"""The number of steps to record where only the peak matters: the optimizer state is complete after the first."""
+
+JOBS = 8
+"""The default limit of simultaneous runs, each of which takes some hundred MiB."""
+
+_Run = TypeVar("_Run")
+_Made = TypeVar("_Made")
 
 
 class ProgressLine:
@@ -67,6 +76,21 @@ class ProgressLine:
         with self._lock:
             self._terminal.replace("")
             self._terminal.show("\n".join(lines))
+
+
+class CountedRuns(ProgressLine):
+    """The progress of runs that are counted as they end; their total is not known before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+        self._rest = ""
+        """The work left, in words."""
+
+    def doing(self, what: str) -> None:
+        """Show how far a run has got."""
+        made = f"{self._count} run{'' if self._count == 1 else 's'} made; " if self._count else ""
+        self.now(f"{made}{what}{self._rest}")
 
 
 class TimeLeft:
@@ -176,6 +200,33 @@ LAST_WORDS_S = 5.0
 """The seconds that interrupted children have to end by themselves."""
 
 
+def run_at_once(
+    jobs: int,
+    due: Callable[[], Iterable[_Run]],
+    make: Callable[[_Run, Children], _Made],
+    take: Callable[[_Run, _Made], None],
+) -> None:
+    """Make the runs that are ``due``, ``jobs`` at once, until there are none; ``take`` gets the result of each.
+
+    ``due`` may name runs that are being made. No process is left behind.
+    """
+    children, running = Children(), dict[Future[_Made], _Run]()
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            while True:
+                for run in due():
+                    if len(running) < jobs and run not in running.values():
+                        running[pool.submit(make, run, children)] = run
+                if not running:
+                    return
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    run = running.pop(future)
+                    take(run, future.result())
+        except BaseException:
+            children.end(running)
+            raise
+
+
 class Children:
     """The child processes of several threads, which can be ended early."""
 
@@ -265,27 +316,24 @@ def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
 
 def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *options: str) -> list[str]:
     """The arguments of ``ampmem profile`` that run ``script`` in ``arm``; ``options`` are further ones."""
-    arguments = [*options, "--precision", arm, "--steps", str(script.steps), "--skip", str(script.skip)]
-    if seed is not None:
-        arguments += ["--seed", str(seed)]
-    if script.nproc_per_node is not None:
-        arguments += ["--nproc-per-node", str(script.nproc_per_node)]
-    arguments += ["--device", script.device, "--sync" if script.synchronize else "--no-sync"]
-    arguments.append("--stacks" if script.stacks else "--no-stacks")
-    if script.step_on is not None:
-        arguments += ["--step-on", script.step_on]
-    if script.named is not None:
-        arguments += ["--named", script.named]
-    if script.gpu is not None:
-        arguments += ["--gpu", script.gpu]
-    if script.world_size is not None:
-        arguments += ["--world-size", str(script.world_size)]
-    if script.rank is not None:
-        arguments += ["--rank", str(script.rank)]
+    given = {
+        "--precision": arm,
+        "--steps": script.steps,
+        "--skip": script.skip,
+        "--seed": seed,
+        "--nproc-per-node": script.nproc_per_node,
+        "--device": script.device,
+        "--step-on": script.step_on,
+        "--named": script.named,
+        "--gpu": script.gpu,
+        "--world-size": script.world_size,
+        "--rank": script.rank,
+        "--dtype": script.dtype if arm.autocast else None,
+    }
+    arguments = [*options, *(word for name, value in given.items() if value is not None for word in (name, str(value)))]
+    arguments += ["--sync" if script.synchronize else "--no-sync", "--stacks" if script.stacks else "--no-stacks"]
     for assumption in script.assume:
         arguments += ["--assume", assumption]
-    if script.dtype is not None and arm.autocast:
-        arguments += ["--dtype", script.dtype]
     arguments += script.forced.options()
     if script.force:
         arguments.append("--force")

@@ -11,34 +11,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MethodType
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 from ampmem.cli.processes.children import USAGE
 from ampmem.cli.processes.messages import Audience
 from ampmem.errors import AmpmemError
-from ampmem.failure import FailureRecord, failure_of
+from ampmem.failure import failure_of
 from ampmem.recorder import script
 from ampmem.recorder.script import Target
 from ampmem.recorder.steering import depth
 
 if TYPE_CHECKING:
+    from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
-
-
-class Followed(Protocol):
-    """The object that accompanies the script: a session, or a watching one."""
-
-    def start(self) -> None:
-        """Begin."""
-
-    def failed(self, failure: FailureRecord) -> None:
-        """Note that the script has failed."""
-
-    def forked(self) -> bool:
-        """Whether this process is a child that the script forked."""
-
-    def close(self, failure: BaseException | None = None) -> None:
-        """End; ``failure`` is what the script ended with."""
+    from ampmem.recorder.watch.watcher import Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +42,7 @@ class ScriptEnd:
 def run_script(
     target: Target,
     arguments: tuple[str, ...],
-    session: Followed,
+    session: Session | Watcher,
     stopper: Stopper,
     audience: Audience,
     greeting: str,

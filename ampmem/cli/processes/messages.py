@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Self, TextIO
 
 import click
 
@@ -40,12 +40,13 @@ class StepEnded:
     module_flops: Mapping[str, int] = field(default_factory=dict)
 
 
-class Audience(Protocol):
-    """The audience of ``ampmem profile``."""
+class Audience:
+    """The audience of ``ampmem profile``; what is not for it is dropped."""
 
     @property
     def screen(self) -> TextIO | None:
         """The stream on which tables are read, for their width and colours; ``None`` if there is none."""
+        return None
 
     def say(self, message: str) -> None:
         """A message for people only, in one line."""
@@ -58,12 +59,13 @@ class Audience(Protocol):
 
     def step(self, ended: StepEnded) -> None:
         """Report a step, to show how far the script has got."""
+        raise NotImplementedError
 
     def failed(self, failure: FailureRecord) -> None:
-        """Report what ended the script, or why it cannot be recorded."""
+        """Report what ended the script, or why it cannot be recorded; a person has the traceback or the complaint."""
 
 
-class Person:
+class Person(Audience):
     """A person reading stderr; steps are shown on a terminal only, in one changing line."""
 
     def __init__(self) -> None:
@@ -92,29 +94,12 @@ class Person:
         last = ended.done == ended.wanted
         self._terminal.step(f"step {ended.done} of {ended.wanted}", last=last)
 
-    def failed(self, failure: FailureRecord) -> None:
-        """Print nothing: a person has the traceback, or sees ampmem's own message when the command ends."""
 
-
-class Parent:
+class Parent(Audience):
     """The parent process, an ampmem that reads ``file`` and has its own words for people."""
 
     def __init__(self, file: Path) -> None:
         self._file = file.absolute()  # the script may change the directory
-
-    @property
-    def screen(self) -> TextIO | None:
-        """None: the parent reads no tables."""
-        return None
-
-    def say(self, message: str) -> None:
-        """Print nothing: the parent has its own words."""
-
-    def complain(self, message: str) -> None:
-        """Print nothing: the parent has its own words."""
-
-    def show(self, text: str) -> None:
-        """Print nothing: the parent has its own tables."""
 
     def step(self, ended: StepEnded) -> None:
         """Append the step as a line of JSON."""
@@ -182,9 +167,6 @@ class OfRank(Person):
 
     def show(self, text: str) -> None:
         """Print nothing: the tables of several ranks would mix."""
-
-    def failed(self, failure: FailureRecord) -> None:
-        """Print nothing: a person has the traceback, or the complaint."""
 
     def refused(self, error: AmpmemError) -> None:
         """Report why this rank is not recorded; an error of all ranks is reported by each machine's first rank."""

@@ -206,6 +206,19 @@ class Plan:
             return path
         return rank_file(path, self.script.rank or 0, size)
 
+    def find(self, suffix: str = "") -> tuple[Target, str]:
+        """The script, and its title with ``suffix``, which names the recording. Checks all files to write."""
+        try:
+            target = self.script.find()
+            title = f"{target.title}{suffix}"
+            if self.times_into is None:
+                check_output(self.path(title), force=self.script.force or self.numbered or self.launched is not None)
+                for output in filter(None, (self.html, self.snapshot)):
+                    check_output(output, force=self.script.force)
+        except FileNotFoundError as error:
+            raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
+        return target, title
+
     @property
     def numbered(self) -> bool:
         """Whether an existing recording makes this one take another name."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Lock
 from types import MappingProxyType, TracebackType
-from typing import IO, Protocol, Self
+from typing import IO, Self, TypeAlias
 
 from ampmem.vocabulary import Device
 
@@ -31,24 +31,7 @@ root, safe = sys.argv.pop(1), sys.flags.safe_path
 sys.path[: not safe] = [root] if root not in sys.path else [{os.devnull!r}] * (not safe)
 """
 _START = f"{_PATH}from ampmem.cli.main import main\nmain()\n"
-_SERVE = f"{_PATH}from ampmem.cli.warmed import serve\nserve()\n"
-
-
-class Running(Protocol):
-    """A started process, with the interface of :class:`subprocess.Popen`."""
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code, negative for the signal that killed it; ``None`` until :meth:`wait` has seen the end."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit code. Raises ``subprocess.TimeoutExpired`` if the process runs longer than ``timeout`` seconds."""
-
-    def send_signal(self, sig: int) -> None:
-        """Send a signal to the process."""
-
-    def kill(self) -> None:
-        """Kill the process."""
+_SERVE = f"{_PATH}from ampmem.cli.warmed import serve_runs\nserve_runs()\n"
 
 
 Streams = tuple[IO[bytes], IO[bytes], IO[bytes]]
@@ -174,3 +157,7 @@ class _Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+Running: TypeAlias = subprocess.Popen[bytes] | _Forked
+"""A started process."""

@@ -210,15 +210,11 @@ class _Reader(ast.NodeVisitor):
         self.star |= any(alias.name == "*" for alias in node.names)
         self.binds |= _imported(node)
 
-    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+    def visit_ExceptHandler(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar) -> None:
         self.binds |= {node.name} if node.name else set()
         self.generic_visit(node)
 
-    def visit_MatchAs(self, node: ast.MatchAs | ast.MatchStar) -> None:
-        self.binds |= {node.name} if node.name else set()
-        self.generic_visit(node)
-
-    visit_MatchStar = visit_MatchAs
+    visit_MatchAs = visit_MatchStar = visit_ExceptHandler
 
     def _define(self, name: str, node: ast.AST) -> None:
         read, bound = _globals(node)

@@ -143,14 +143,14 @@ _loaded: dict[int, Extension] = {}
 """The loaded extensions, by the identity of their shells."""
 
 
-def load(shell: Shell) -> None:
+def load_extension(shell: Shell) -> None:
     """Load the magics into ``shell``; a second call does nothing."""
     if id(shell) not in _loaded:
         extension = _loaded[id(shell)] = Extension(shell)
         extension.load()
 
 
-def unload(shell: Shell) -> None:
+def unload_extension(shell: Shell) -> None:
     """Unload the magics from ``shell``."""
     extension = _loaded.pop(id(shell), None)
     if extension is not None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ampmem import api
 from ampmem.analysis.budgets.budget import NONE_ALLOWED, PEAK, Allowance, parse_allowance
-from ampmem.analysis.budgets.check import CheckResult, Limit, check
+from ampmem.analysis.budgets.check import CheckResult, Limit, check_run
 from ampmem.analysis.budgets.run import JudgedRun, is_same, require_replaceable, run_of
 from ampmem.analysis.difference.sides import Side, read_side
 from ampmem.analysis.summary import Summary
@@ -281,7 +281,7 @@ def _judge_block(
     too_few = _too_few(run.summary, limits)
     allow = NONE_ALLOWED if baselines is None else baselines.allow
     try:
-        result = check(run, limits.budgets, before, allow)
+        result = check_run(run, limits.budgets, before, allow)
     except UsageError as error:  # it is from another kind of device
         return _nothing(which, limits, f"{which.label}: {error}")
     failure = "" if result.ok or not held else render_check(_of_test(result, which.file), layout)

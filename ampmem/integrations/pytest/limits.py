@@ -6,11 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ampmem.allocator.gpus import gpu_to_simulate
 from ampmem.analysis.budgets.budget import DEVICE, GROWTH, KEYS, MODULES, PEAK, Budget, budget_of, budgets_of, nearest
 from ampmem.errors import UsageError
-from ampmem.recorder.marker import step_on_of
-from ampmem.simulator.assumed import assumed_of
 from ampmem.vocabulary import Device
 
 if TYPE_CHECKING:
@@ -168,21 +165,10 @@ def _together(nearer: How, farther: How, name: str) -> How:
 
 def _checked(how: How, name: str) -> How:
     """``how`` if it is valid: a test that waits long for its turn must not fail only then."""
+    from ampmem.block import check_words
+
     try:
-        device = Device(how.device or Device.AUTO)
-    except ValueError:
-        raise UsageError(f"{name}: unknown device {how.device!r}; there are {', '.join(Device)}") from None
-    if how.gpu is not None and device not in (Device.AUTO, Device.SIMULATED):
-        raise UsageError(
-            f"{name}: gpu= simulates a GPU, and device={how.device!r} records a real device: leave one of them out"
-        )
-    if how.assume and how.gpu is None and device != Device.SIMULATED:
-        raise UsageError(f"{name}: assume= is of a simulated GPU, so it needs device='sim' or gpu=")
-    try:
-        if how.gpu is not None or device == Device.SIMULATED:
-            gpu_to_simulate(how.gpu)
-            assumed_of(how.assume)
-        step_on_of(how.step_on)
+        check_words(how.device or Device.AUTO, how.gpu, how.assume, how.step_on)
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from None
     return how

@@ -115,7 +115,6 @@ class RealAddresses:
 
     @staticmethod
     def storage_address(tensor: torch.Tensor) -> int:
-        """The address of the first byte of ``tensor``'s storage; 0 if it cannot be read."""
         try:
             storage = _storage_of(tensor)
             if type(tensor) in PLAIN:
@@ -127,7 +126,6 @@ class RealAddresses:
 
     @staticmethod
     def data_address(tensor: torch.Tensor) -> int:
-        """The address of ``tensor``'s first element; 0 if it cannot be read."""
         try:
             return _first_of(tensor) if RealAddresses.storage_address(tensor) else 0
         except (RuntimeError, NotImplementedError, ValueError):

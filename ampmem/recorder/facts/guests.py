@@ -15,7 +15,7 @@ def is_tensor(value: object) -> bool:
     return issubclass(type(value), torch.Tensor)
 
 
-def is_parameter(value: object) -> bool:
+def is_nn_parameter(value: object) -> bool:
     """Whether ``value`` is an ``nn.Parameter``, or of a subclass."""
     return nn.Parameter in type(value).__mro__
 

@@ -153,12 +153,12 @@ _TOLD = _KEPT | {Fact.INPUT, Fact.COMMUNICATION, Fact.COLLECTIVE}
 class Log:
     """Facts, phases and running modules and ops, with times in ns on the clock of ``time.time_ns``."""
 
-    def __init__(self, addresses: Addresses, texts: Texts, see: See | None = None) -> None:
+    def __init__(self, addresses: Addresses, see: See | None = None) -> None:
         self.storage_address = addresses.storage_address
         """The address of a tensor's storage: each fact is about one."""
         self.data_address = addresses.data_address
         """The address of a tensor's first element."""
-        self._texts = texts
+        self.texts = Texts()
         self._see = see
         self.misses = Misses()
         """Errors inside hooks, noted instead of raised."""
@@ -209,10 +209,10 @@ class Log:
             kind = tensor.dtype, tensor.shape
             known = self._kinds.get(kind)
         except (RuntimeError, TypeError):  # a nested tensor has no shape, and a symbolic size is not hashable
-            return self._texts.id(str(tensor.dtype).removeprefix("torch.")), 0
+            return self.texts.id(str(tensor.dtype).removeprefix("torch.")), 0
         if known is None:
             dtype, shape = kind
-            ids = self._texts.id(str(dtype).removeprefix("torch.")), self._texts.id(shape_text(shape))
+            ids = self.texts.id(str(dtype).removeprefix("torch.")), self.texts.id(shape_text(shape))
             known = self._kinds[kind] = ids
         return known
 
@@ -232,17 +232,13 @@ class Log:
                 if self._see is not None and fact in _TOLD:
                     self._see(part, kept=fact in _KEPT)
         except Exception as error:  # of a subclass that does not let it be asked
-            self.missed(error)
+            self.misses.add(error)
 
     def follow(self, tensor: torch.Tensor) -> None:
         """Make the source see when ``tensor``'s storage is freed, on whichever thread."""
         if self._see is not None:
             for part in parts_of(tensor):
                 self._see(part, kept=False)
-
-    def missed(self, error: Exception) -> None:
-        """Note that an object of the script could not be looked at and is left out."""
-        self.misses.add(error)
 
     def enter_phase(self, phase: Phase, *, step: int | None = None) -> None:
         """Log that the script enters ``phase``, and ``step`` if that is given."""
@@ -279,11 +275,11 @@ class Log:
 
     def running(self) -> str:
         """The path of the running module."""
-        return self._texts.value(self.module)
+        return self.texts.value(self.module)
 
     def ran(self) -> list[str]:
         """The paths of all modules that have run so far."""
-        return [self._texts.value(module) for module in sorted(self.entered)]
+        return [self.texts.value(module) for module in sorted(self.entered)]
 
     def op(self, start_ns: int, name: int, stack: int) -> None:
         """Log the op ``name`` that has just ended, called from ``stack``; its autograd node, if any, is the newest."""

@@ -14,7 +14,7 @@ from ampmem.events import Fact
 from ampmem.names import FUNCTIONAL, INPUT
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.facts.guests import gradient_of, is_tensor
-from ampmem.recorder.facts.log import Log, Misses, Texts
+from ampmem.recorder.facts.log import Log, Misses
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
@@ -34,10 +34,9 @@ from ampmem.recorder.torch_private.general import (
 class GradientHooks:
     """Log each gradient as soon as backward has accumulated it."""
 
-    def __init__(self, log: Log, models: Models, texts: Texts) -> None:
+    def __init__(self, log: Log, models: Models) -> None:
         self._log = log
         self._models = models
-        self._texts = texts
         self._look = log.misses.guarded(self._note)
         self._look_at_input = log.misses.guarded(self._note_input)
         self._inputs: dict[int, weakref.ref[torch.Tensor]] = {}
@@ -55,7 +54,7 @@ class GradientHooks:
                 try:
                     undo = hook(parameter.register_post_accumulate_grad_hook, note)
                 except Exception as error:  # a subclass may not allow hooks
-                    self._log.missed(error)
+                    self._log.misses.add(error)
                     undo = _nothing
                 self._watched[id(parameter)] = undo
 
@@ -73,7 +72,7 @@ class GradientHooks:
         tensor = reference()
         gradient = None if tensor is None else gradient_of(tensor)
         if gradient is not None:
-            self._log.about(Fact.GRADIENT, gradient, self._texts.id(INPUT))
+            self._log.about(Fact.GRADIENT, gradient, self._log.texts.id(INPUT))
 
     def remove(self) -> None:
         """Remove all hooks, and torch's empty hook containers: a parameter without hooks has none."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,25 +26,8 @@ from ampmem.recorder.marker import Marker
 from ampmem.recorder.torch_private.general import NEXT_BATCH, SAMPLER, on_module_after, on_module_before, tree_leaves
 
 
-class Skimmer(Protocol):
-    """Receives the outermost forwards of a script that is not recorded (yet)."""
-
-    @property
-    def recording(self) -> bool:
-        """Whether the script is recorded by now."""
-
-    def on_thread(self) -> bool:
-        """Whether the calling thread is the one whose steps count."""
-
-    def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """An outermost ``module`` is about to run with the positional arguments ``args``."""
-
-    def skimmed_over(self) -> None:
-        """The outermost module has returned."""
-
-
 def install_skimming(
-    skimmer: Skimmer,
+    listener: Listener,
     begun: Callable[[nn.Module, tuple[Any, ...]], None],
     look: Callable[[], object] | None = None,
 ) -> Undo:
@@ -55,11 +38,11 @@ def install_skimming(
     running: list[int] = []
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if torch.compiler.is_compiling() or not skimmer.on_thread():
+        if torch.compiler.is_compiling() or not listener.on_thread():
             return
         if not running:
-            skimmer.skimmed(module, args)
-            if skimmer.recording:
+            listener.skimmed(module, args)
+            if listener.recording:
                 begun(module, args)
                 return
         running.append(id(module))
@@ -72,7 +55,7 @@ def install_skimming(
         if look is not None:
             look()
         if not running:
-            skimmer.skimmed_over()
+            listener.skimmed_over()
 
     with ExitStack() as undo:
         undo.callback(hook(on_module_before, before))

@@ -21,7 +21,7 @@ from ampmem.events import Fact
 from ampmem.patching import Undo, patch
 from ampmem.recorder.facts.addresses import parts_of
 from ampmem.recorder.facts.guests import is_tensor
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.steering.arms import ArmSeen
@@ -53,17 +53,17 @@ from ampmem.recorder.torch_private.distributed import (
     whole_of,
 )
 from ampmem.recorder.torch_private.entries import Place, Use, probe
-from ampmem.recorder.torch_private.general import TorchDispatchMode, schema_of, tree_leaves, without_functions
+from ampmem.recorder.torch_private.general import TorchDispatchMode, op_schema, tree_leaves, without_functions
 from ampmem.vocabulary import Communication
 
 
 class CollectiveHooks:
     """Logs the tensors that are passed to process groups."""
 
-    def __init__(self, listener: Listener, log: Log, texts: Texts) -> None:
+    def __init__(self, listener: Listener, log: Log) -> None:
         self._listener = listener
         self._log = log
-        self._receives = texts.id(Communication.RECEIVE_BUFFERS)
+        self._receives = log.texts.id(Communication.RECEIVE_BUFFERS)
         self._look = log.misses.guarded(self._note)
 
     def install(self) -> Undo:
@@ -129,11 +129,11 @@ class Allocations(TorchDispatchMode):
             with without_functions():
                 self._note(func, result)
         except Exception as error:
-            self._log.missed(error)
+            self._log.misses.add(error)
         return result
 
     def _note(self, func: Any, result: Any) -> None:
-        schema = schema_of(func)
+        schema = op_schema(func)
         if schema is None or any(value.alias_info is not None for value in schema.returns):
             return  # a view, or an argument itself (in place, out=)
         now = time_ns()
@@ -167,10 +167,10 @@ class _Reducer:
 class DataParallelHooks:
     """Logs the memory that DDP has for communication; also follows it before a recording begins."""
 
-    def __init__(self, listener: Listener, log: Log, texts: Texts) -> None:
+    def __init__(self, listener: Listener, log: Log) -> None:
         self._listener = listener
         self._log = log
-        self._text = texts.id
+        self._text = log.texts.id
         self._reducers: weakref.WeakKeyDictionary[Any, _Reducer] = weakref.WeakKeyDictionary()
         guarded = log.misses.guarded
         self._look_at_new, self._look_at_rebuilt = guarded(self._new), guarded(self._asked_to_rebuild)
@@ -305,18 +305,10 @@ _Look = Callable[..., Any]
 class ShardingHooks:
     """Follows FSDP2's groups of parameters: gathered, resharded, reduced."""
 
-    def __init__(
-        self,
-        listener: Listener,
-        log: Log,
-        models: Models,
-        texts: Texts,
-        arm_seen: ArmSeen,
-    ) -> None:
+    def __init__(self, listener: Listener, log: Log, models: Models, arm_seen: ArmSeen) -> None:
         self._listener = listener
         self._log = log
         self._models = models
-        self._texts = texts
         self._arm_seen = arm_seen
         self._path = 0
         """Text id of the module whose group is being worked on."""
@@ -369,7 +361,7 @@ class ShardingHooks:
         return wrap
 
     def _note(self, part: Communication, tensors: Iterable[Any]) -> None:
-        name = self._texts.id(part.value)
+        name = self._log.texts.id(part.value)
         for tensor in tensors:
             if is_tensor(tensor):
                 self._log.about(Fact.COMMUNICATION, tensor, name, self._path)
@@ -444,9 +436,8 @@ def _word(dtype: torch.dtype) -> str:
 class FunctionHooks:
     """Logs the tensors of each collective that Python code starts."""
 
-    def __init__(self, listener: Listener, log: Log, texts: Texts) -> None:
+    def __init__(self, listener: Listener, log: Log) -> None:
         self._listener = listener
-        self._texts = texts
         self._log = log
 
     def install(self) -> Undo:
@@ -460,7 +451,7 @@ class FunctionHooks:
     def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[..., Any]) -> Undo:
         with ExitStack() as undo:
             for part, place in places:
-                undo.callback(patch(*place, functools.partial(self._wrapper, self._texts.id(part), filled)))
+                undo.callback(patch(*place, functools.partial(self._wrapper, self._log.texts.id(part), filled)))
             return undo.pop_all().close
 
     def _wrapper(self, part: int, filled: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -492,16 +483,9 @@ class FunctionHooks:
 class CommunicationHooks:
     """Installs each group of hooks once its module is imported; notes what this torch lacks."""
 
-    def __init__(
-        self,
-        listener: Listener,
-        log: Log,
-        models: Models,
-        texts: Texts,
-        arm_seen: ArmSeen,
-    ) -> None:
-        self._functions = FunctionHooks(listener, log, texts)
-        self._sharding = ShardingHooks(listener, log, models, texts, arm_seen)
+    def __init__(self, listener: Listener, log: Log, models: Models, arm_seen: ArmSeen) -> None:
+        self._functions = FunctionHooks(listener, log)
+        self._sharding = ShardingHooks(listener, log, models, arm_seen)
         self._misses = log.misses
         self._undo: ExitStack | None = None
         self._called = self._functional = self._sharded = False

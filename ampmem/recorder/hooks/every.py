@@ -1,18 +1,24 @@
-"""All hooks of a session except forward's: those that find the ends of steps, and those of a recording."""
+"""All hooks of a session except forward's: those that find the ends of steps, and those of a recording.
+
+Those here are for what conflicts with recording: the script's own profiler or memory history, and swapped tensors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import ExitStack
+from functools import partial, wraps
+from typing import Any, TypeAlias
+
+import torch
 
 from ampmem.names import CASTS_COMPILED
-from ampmem.patching import Undo
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.patching import Undo, patch
+from ampmem.recorder.facts.log import Log, Misses
 from ampmem.recorder.hooks import boundaries, children
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.boundaries import Calls
 from ampmem.recorder.hooks.communication import CollectiveHooks, CommunicationHooks, DataParallelHooks
-from ampmem.recorder.hooks.conflicts import LetGo, let_go_of_swapped, make_way_for_history, make_way_for_profilers
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, UnseenByCompiled, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
@@ -22,7 +28,69 @@ from ampmem.recorder.options import Options
 from ampmem.recorder.ranks.places import Places
 from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.base import Source
+from ampmem.recorder.sources.window import OTHER_PROFILER, prepared_elsewhere
 from ampmem.recorder.steering.arms import ArmSeen
+from ampmem.recorder.torch_private.cuda import HISTORY
+from ampmem.recorder.torch_private.general import PREPARE, SWAP
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+LetGo: TypeAlias = Callable[[Tensors], Undo]
+"""Drops every weak reference to these tensors; the returned undo takes the references again."""
+
+
+def make_way_for_profilers(listener: Listener) -> Undo:
+    """End the recording when the script prepares a profiler: PyTorch allows only one. Returns the undo."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def _prepare_trace(profiler: Any) -> Any:
+            if listener.on_thread():
+                listener.stop_recording(OTHER_PROFILER)
+                return original(profiler)
+            with prepared_elsewhere():
+                listener.stop_recording(OTHER_PROFILER)  # the recording stops on its own thread
+                return original(profiler)
+
+        return _prepare_trace
+
+    return patch(*PREPARE, wrap)
+
+
+def make_way_for_history(listener: Listener) -> Undo:
+    """End the recording when the script calls ``_record_memory_history``: there is one history. Returns the undo."""
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def _record_memory_history(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("record_cuda", True):  # otherwise only of pinned host memory, a separate history
+                listener.stop_recording("the script called _record_memory_history, and PyTorch keeps only one history")
+            return original(*args, **kwargs)
+
+        return _record_memory_history
+
+    return patch(*HISTORY, wrap)
+
+
+def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
+    """Make all ``holders`` drop their references while tensors are swapped, also by ``Module.to``; returns the undo.
+
+    torch refuses to swap a tensor that has weak references.
+    """
+
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def swap_tensors(t1: Any, t2: Any) -> None:
+            with ExitStack() as again:
+                for let_go in guarded:
+                    take = let_go((t1, t2))
+                    if take is not None:
+                        again.callback(misses.guarded(take))
+                original(t1, t2)
+
+        return swap_tensors
+
+    guarded = [misses.guarded(let_go) for let_go in holders]
+    return patch(*SWAP, wrap)
 
 
 class Hooks:
@@ -37,18 +105,17 @@ class Hooks:
         source: Source,
         log: Log,
         models: Models,
-        texts: Texts,
         update: RunningUpdate,
         arm_seen: ArmSeen,
         options: Options,
         *,
         hold_tensors: Sequence[LetGo],
     ) -> None:
-        self.optimizers = OptimizerHooks(listener, log, models, texts, update)
-        communication = CommunicationHooks(listener, log, models, texts, arm_seen)
+        self.optimizers = OptimizerHooks(listener, log, models, update)
+        communication = CommunicationHooks(listener, log, models, arm_seen)
         self.modules = ModuleHooks(listener, log, models, update.stacks, arm_seen, communication.follow)
         step_on = options.step_on
-        self.data_parallel = DataParallelHooks(listener, log, texts)
+        self.data_parallel = DataParallelHooks(listener, log)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
         self.places = Places(options.place)
         self.compiled = UnseenByCompiled(
@@ -65,7 +132,7 @@ class Hooks:
             quiet_compiled_modules,
             self.compiled.install,
             self.data_parallel.install,
-            CollectiveHooks(listener, log, texts).install,
+            CollectiveHooks(listener, log).install,
             partial(let_go_of_swapped, (*hold_tensors, self.optimizers.let_go), log.misses),
         ]
         """Hooks installed from the start: those that find the ends of steps, and those that see objects being made."""

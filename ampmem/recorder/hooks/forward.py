@@ -20,7 +20,7 @@ from ampmem.events import Fact
 from ampmem.patching import Undo, added, patch
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.process import forked_since
@@ -39,12 +39,12 @@ from ampmem.recorder.torch_private.general import (
     is_view,
     next_node,
     node_number,
+    op_schema,
     pop_saved_hooks,
     push_saved_hooks,
     saved_by,
     saved_hooks_refused,
     saved_names,
-    schema_of,
     to_save,
     top_saved_hooks,
     version_of,
@@ -60,10 +60,9 @@ class SavedByNodes:
     script, such as checkpoint's: they decide what is kept.
     """
 
-    def __init__(self, log: Log, texts: Texts) -> None:
+    def __init__(self, log: Log) -> None:
         self._readable: Callable[[], bool] = lambda: False
         self._log = log
-        self._texts = texts
         self._names: dict[type, tuple[str, ...]] = {}
         """Names of the saved tensors' attributes (``_saved_*``), by class of node."""
         self._op = self._number = 0
@@ -122,7 +121,7 @@ class SavedByNodes:
             if to_save(context) is not None:  # its forward still runs
                 running.append(reference)
                 continue
-            name = self._texts.id(type(context).__name__.removesuffix("Backward"))
+            name = self._log.texts.id(type(context).__name__.removesuffix("Backward"))
             for tensor in _unpacked(saved_by, context):
                 if tensor is not None:
                     self._log.about(Fact.SAVED, tensor, name)
@@ -189,13 +188,12 @@ class ForwardMode(TorchDispatchMode):
     # Without it torch raises at each higher-order op under the mode, such as flex attention.
     supports_higher_order_operators = True
 
-    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, texts: Texts, note: Callable[[str], None]) -> None:
+    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, note: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
         self._casts = casts
         self._stacks = stacks
-        self._texts = texts
-        self.saved = SavedByNodes(log, texts)
+        self.saved = SavedByNodes(log)
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
         self._may_copy: dict[Any, bool] = {}
         """The ops of :data:`_MAY_COPY` seen so far, and whether each may cast."""
@@ -237,7 +235,7 @@ class ForwardMode(TorchDispatchMode):
                 with without_functions():
                     self._after(func, name, args, result, makes_storage)
             except Exception as error:
-                log.missed(error)
+                log.misses.add(error)
         return result
 
     def _chosen(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -247,7 +245,7 @@ class ForwardMode(TorchDispatchMode):
                 plain = all(type(each) in PLAIN for each in args)  # a simulated device chooses by itself
                 return self._additions.choose(func, args, kwargs) if plain else func
         except Exception as error:
-            self._log.missed(error)
+            self._log.misses.add(error)
             return func
 
     def _before(self, func: Any, args: Any) -> tuple[int, bool, bool]:
@@ -261,7 +259,7 @@ class ForwardMode(TorchDispatchMode):
                     self._casts.used(args, op[0])
                 return op
         except Exception as error:
-            self._log.missed(error)
+            self._log.misses.add(error)
             return 0, False, False
 
     def _after(self, func: Any, name: int, args: Any, result: Any, makes_storage: bool) -> None:
@@ -291,19 +289,19 @@ class ForwardMode(TorchDispatchMode):
             with without_functions():
                 self.saved.read()
         except Exception as error:
-            self._log.missed(error)
+            self._log.misses.add(error)
 
     def _new_op(self, func: Any) -> tuple[int, bool, bool]:
         """Text id of the op's name; whether it returns new storages; whether it is not a view op."""
-        schema = schema_of(func)
+        schema = op_schema(func)
         if schema is None:  # a higher-order operator
-            return self._texts.id(str(func)), False, False
+            return self._log.texts.id(str(func)), False, False
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
         view = any(not alias.is_write for alias in aliases)
         if view and schema.name in _MAY_COPY:
             self._may_copy[func] = schema.name == _TO
-            return self._texts.id(str(schema.name)), False, True
-        return self._texts.id(str(schema.name)), not aliases, not view
+            return self._log.texts.id(str(schema.name)), False, True
+        return self._log.texts.id(str(schema.name)), not aliases, not view
 
     def _note(self, name: int, results: Sequence[Any]) -> None:
         log = self._log
@@ -337,7 +335,7 @@ class SavedTensors:
                     if not self._log.observed:  # else it is read from the node, which has the op's name
                         self._log.about(Fact.SAVED, tensor)
                 except Exception as error:
-                    self._log.missed(error)
+                    self._log.misses.add(error)
             return tensor if tensor.is_leaf else unseen_detach(tensor), version_of(tensor)
 
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
@@ -433,7 +431,7 @@ class ForwardObserver:
         self._take_hooks_out()  # the engine restores the hooks of its start at each node
 
     def _enter_hooks(self) -> None:
-        if self._in_backward and self._pop_hooks is None and _top_hooks() is None and _hooks_allowed():
+        if self._in_backward and self._pop_hooks is None and _top_hooks() is None and saved_hooks_refused() is None:
             push_saved_hooks(*self._hooks)
             self._pop_hooks = added("saved-tensor hooks", "SavedTensors", self._take_hooks_out)
 
@@ -503,7 +501,3 @@ def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
 def _top_hooks() -> tuple[Any, Any] | None:
     """The saved-tensor hooks on top of the stack, or ``None``."""
     return top_saved_hooks(True)
-
-
-def _hooks_allowed() -> bool:
-    return saved_hooks_refused() is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -39,6 +39,12 @@ class Listener(Protocol):
 
     def forward_ended(self, *, raised: bool) -> None:
         """The outermost module has returned, or ``raised``."""
+
+    def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """An outermost ``module`` is about to run with the arguments ``args`` while nothing is recorded (yet)."""
+
+    def skimmed_over(self) -> None:
+        """The outermost module has returned, while nothing is recorded."""
 
     def backward_started(self, loss: float | LateNumber | None) -> None:
         """The autograd engine is about to run; ``loss`` is its root if that is a single number."""

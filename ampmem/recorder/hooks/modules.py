@@ -20,7 +20,7 @@ from torch import nn
 from ampmem.events import Fact, Phase
 from ampmem.own_code import OWN_FOLDERS
 from ampmem.patching import Undo, added, hook, patch
-from ampmem.recorder.facts.guests import is_parameter, is_tensor
+from ampmem.recorder.facts.guests import is_nn_parameter, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.anatomy import has_parameters
@@ -191,7 +191,7 @@ class ModuleHooks:
     def _note_inputs(self, arguments: Any) -> None:
         sizes: list[int] = []
         for leaf in tree_leaves(arguments):
-            if is_tensor(leaf) and leaf.grad_fn is None and not is_parameter(leaf):
+            if is_tensor(leaf) and leaf.grad_fn is None and not is_nn_parameter(leaf):
                 self._log.about(Fact.INPUT, leaf)
                 if leaf.requires_grad:
                     self._listener.input_seen(leaf)

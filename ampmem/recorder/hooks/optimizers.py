@@ -20,7 +20,7 @@ from ampmem.names import StateName
 from ampmem.patching import Undo, added, hook, patch
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, states_of
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot, parameter_record
 from ampmem.recorder.models.optimizers import chosen_from, is_master, partition_of, twins_of
@@ -58,11 +58,10 @@ class _Own:
 class OptimizerHooks:
     """Reports updates, and logs the state and gradients of optimizers."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, texts: Texts, update: RunningUpdate) -> None:
+    def __init__(self, listener: Listener, log: Log, models: Models, update: RunningUpdate) -> None:
         self._listener = listener
         self._log = log
         self._models = models
-        self._texts = texts
         self._update = update
         self._handle: Any = None
         """Handle of the hook that is called after each step."""
@@ -231,7 +230,7 @@ class OptimizerHooks:
             self.generation += 1
             for _, _, parameter in _parameters(optimizer):
                 if id(parameter) in names:
-                    self._optimized.setdefault(self._texts.value(names[id(parameter)]), number)
+                    self._optimized.setdefault(self._log.texts.value(names[id(parameter)]), number)
 
     def note_idle(self, optimizers: Iterable[Optimizer]) -> list[Any]:
         """Log the state of optimizers that made no update, for the parameters that models have.
@@ -245,7 +244,7 @@ class OptimizerHooks:
             if idle:
                 self._note_tensors(optimizer, names, named=True)
                 theirs = (names.get(id(parameter), []) for _, _, parameter in _given(optimizer))
-                self._idle |= {self._texts.value(name) for known in theirs for name, _ in known}
+                self._idle |= {self._log.texts.value(name) for known in theirs for name, _ in known}
             states = self._states_of(optimizer) or ()
             logged += [state for parameter, state in states if not idle or id(parameter) in names]
         return logged
@@ -267,8 +266,8 @@ class OptimizerHooks:
 
     def _state_name(self, key: str, parameter: int) -> int:
         """Text id of the state tensor ``key`` of the ``parameter`` with that text id."""
-        state = StateName(state=key, parameter=self._texts.value(parameter))
-        found = self._state_names[key, parameter] = self._texts.id(str(state))
+        state = StateName(state=key, parameter=self._log.texts.value(parameter))
+        found = self._state_names[key, parameter] = self._log.texts.id(str(state))
         return found
 
     def _note_optimizer(self, optimizer: Optimizer, names: _Names) -> None:
@@ -285,7 +284,7 @@ class OptimizerHooks:
             return  # the inner optimizers know their parameters, which may be fewer in this process
         for _, _, parameter in _parameters(optimizer):
             for name, _ in names[id(parameter)]:
-                self._optimized[self._texts.value(name)] = number
+                self._optimized[self._log.texts.value(name)] = number
 
     def _names(self, optimizer: Optimizer, pairs: _Pairs | None = None, *, before: bool = False) -> _Names:
         """Text ids for each parameter of the modules and of ``optimizer``. ``pairs`` are the parameters of the models.
@@ -327,7 +326,7 @@ class OptimizerHooks:
         """A parameter that no module has, only ``optimizer``."""
         text = f"{type(optimizer).__name__}.param_groups[{group}][{index}]"
         self.own_parameters[text] = parameter_record(text, parameter)
-        return _Own(parameter=weakref.ref(parameter), fact=Fact.PARAMETER, names=[(self._texts.id(text), 0)])
+        return _Own(parameter=weakref.ref(parameter), fact=Fact.PARAMETER, names=[(self._log.texts.id(text), 0)])
 
     def _note_own_parameters(self, optimizer: Optimizer) -> None:
         """Log ``optimizer``'s parameters that no module has.

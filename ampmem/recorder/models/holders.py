@@ -27,8 +27,8 @@ from ampmem.events import Fact
 from ampmem.names import StateName
 from ampmem.own_code import OWN_FOLDERS, RECORDING_CODE, RUNNER, is_torch
 from ampmem.recorder.facts.addresses import PLAIN, AliveBlocks, parts_of
-from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor, states_of
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_nn_parameter, is_tensor, states_of
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.live import collection_paused, live_modules, live_tensors
 from ampmem.recorder.models.models import ROOT, Models
 from ampmem.recorder.torch_private.general import BUFFERS, CHILDREN, PARAMETERS
@@ -56,9 +56,8 @@ _SHARE = 100
 class HolderLog:
     """Logs who holds what a step of inference leaves behind, and what is still unknown when a recording ends."""
 
-    def __init__(self, log: Log, texts: Texts) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
-        self._texts = texts
         self._states_of = log.misses.guarded(states_of)
         self._note_module = log.misses.guarded(self._note_attributes)
 
@@ -96,8 +95,8 @@ class HolderLog:
             if key not in _PARTS:
                 for name, tensor in _inside(value, key, _DEPTH):
                     if self._log.storage_address(tensor) not in known:
-                        above = self._texts.value(path)
-                        full = self._texts.id(name if above == ROOT else f"{above}.{name}")
+                        above = self._log.texts.value(path)
+                        full = self._log.texts.id(name if above == ROOT else f"{above}.{name}")
                         self._log.fact(
                             Fact.ATTRIBUTE, self._log.storage_address(tensor), full, path, tensor=_plain(tensor)
                         )
@@ -108,7 +107,7 @@ class HolderLog:
             address = self._log.storage_address(tensor)
             if address and address not in known:
                 state = str(StateName(state=name.removesuffix("._value"), parameter=""))
-                self._log.fact(Fact.OPTIMIZER_STATE, address, self._texts.id(state), tensor=_plain(tensor))
+                self._log.fact(Fact.OPTIMIZER_STATE, address, self._log.texts.id(state), tensor=_plain(tensor))
 
     def _note_holders(self, tensors: list[Tensor]) -> list[Any]:
         """Log who holds ``tensors``; returns the holders that are optimizers, of any library.
@@ -119,13 +118,13 @@ class HolderLog:
         for tensor, name in zip(tensors, names_of_holders(tensors, optimizers), strict=True):
             if name:
                 self._log.fact(
-                    Fact.HELD, self._log.storage_address(tensor), self._texts.id(name), tensor=_plain(tensor)
+                    Fact.HELD, self._log.storage_address(tensor), self._log.texts.id(name), tensor=_plain(tensor)
                 )
         return list(optimizers.values())
 
     def _left_behind(self) -> list[Tensor]:
         """One tensor of each of the largest storages, without parameters."""
-        return _largest(self._by_address(tensor for tensor in live_tensors() if not is_parameter(tensor)))
+        return _largest(self._by_address(tensor for tensor in live_tensors() if not is_nn_parameter(tensor)))
 
     def _unknown(self, models: Models, known: set[int]) -> list[Tensor]:
         """One tensor of each of the largest unknown storages; none if they add up to little."""
@@ -143,7 +142,7 @@ class HolderLog:
             address = self._log.storage_address(parameter)
             if address not in known:
                 known.add(address)
-                self._log.fact(Fact.PARAMETER_COPY, address, self._texts.id(name), tensor=_plain(parameter))
+                self._log.fact(Fact.PARAMETER_COPY, address, self._log.texts.id(name), tensor=_plain(parameter))
 
     def _by_address(self, tensors: Iterable[Tensor]) -> dict[int, tuple[int, Tensor]]:
         """The storages of ``tensors`` by address: their bytes, and one tensor of each."""
@@ -334,9 +333,8 @@ _REFERENCES = 3
 class Variables:
     """Logs which variables of the script hold which tensors."""
 
-    def __init__(self, log: Log, texts: Texts) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
-        self._texts = texts
         self._codes: dict[int, _Code] = {}
         """Code seen so far, by ``id``: hashing a code object takes time in proportion to its size."""
         self.note = log.misses.guarded(self._note)
@@ -346,8 +344,8 @@ class Variables:
         now = time_ns()
         with collection_paused():
             for name, root, tensor, frame in islice(self._found(sys._getframe(1)), _TENSORS):
-                place = self._texts.id(self._place(root, frame))
-                self._log.about(Fact.VARIABLE, tensor, self._texts.id(name), place, at=now)
+                place = self._log.texts.id(self._place(root, frame))
+                self._log.about(Fact.VARIABLE, tensor, self._log.texts.id(name), place, at=now)
 
     def _found(self, start: FrameType | None) -> Iterator[tuple[str, str, torch.Tensor, FrameType]]:
         """(variable, its first name, its tensor, a frame that sees it) of each variable that holds a tensor."""
@@ -415,7 +413,7 @@ def _tensors_in_space(space: Any) -> list[tuple[str, str, torch.Tensor]]:
             found.append((name, name, value))
         elif not issubclass(kind, _NO_HOLDERS_EITHER):
             found += ((f"{name}{part}", name, item) for part, item in _tensors_in_value(value))
-    return [each for each in found if not is_parameter(each[2])]
+    return [each for each in found if not is_nn_parameter(each[2])]
 
 
 def _tensors_in_value(value: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -16,7 +16,7 @@ from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.addresses import PLAIN, bytes_of, dtype_of, elements_of, parts_of
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named_parameters, named_tensors, tree
 from ampmem.recorder.models.live import dictionaries_with, live_modules
 from ampmem.recorder.torch_private.distributed import (
@@ -209,8 +209,7 @@ class TensorPlaces:
 class Models:
     """Names of modules, parameters and buffers, kept up to date with the script's models."""
 
-    def __init__(self, texts: Texts, log: Log) -> None:
-        self._texts = texts
+    def __init__(self, log: Log) -> None:
         self._log = log
         self._roots: list[tuple[weakref.ref[nn.Module], str]] = []
         self._path_ids: dict[int, tuple[weakref.ref[nn.Module], int]] = {}
@@ -437,7 +436,7 @@ class Models:
         above: dict[str, tuple[int, ...]] = {}
         for path, module in tree(root, lead):
             reference = weakref.ref(module)
-            path_id = self._texts.id(path or prefix)
+            path_id = self._log.texts.id(path or prefix)
             _, known_id = self._path_ids.setdefault(id(module), (reference, path_id))
             above[path] = (*above.get(path.rpartition(".")[0], ()), known_id)
             if part_of_model:
@@ -448,7 +447,7 @@ class Models:
                         continue
                     seen.add(id(tensor))
                     name = f"{path}.{key}" if path else key
-                    name_id = self._texts.id(name)
+                    name_id = self._log.texts.id(name)
                     slot = Slot(
                         module=reference,
                         key=key,
@@ -479,12 +478,10 @@ def parameter_record(
 
 
 def _is_computed(parameter: torch.Tensor) -> bool:
-    """Whether ``parameter`` was computed from others: a fast weight, in place of the module's own.
+    """Whether ``parameter``, not a leaf, was computed from others: a fast weight, in place of the module's own.
 
     A view of a leaf is not one: it shares the parameter's own memory.
     """
-    if parameter.is_leaf:
-        return False
     base = base_of(parameter)
     return base is None or not base.is_leaf
 

@@ -55,11 +55,9 @@ class Optimizers:
         return holders
 
     def trains(self, optimizer: int) -> bool:
-        """Whether any parameter of ``optimizer`` requires a gradient now: GANs freeze one model to train the other."""
         return any(parameter.requires_grad for parameter in self._parameters(optimizer))
 
     def has_gradients(self, optimizer: int) -> bool:
-        """Whether any parameter of ``optimizer`` has a gradient now."""
         return any(parameter.grad is not None for parameter in self._parameters(optimizer))
 
     def _parameters(self, optimizer: int) -> Iterator[torch.Tensor]:

@@ -1,10 +1,9 @@
-"""The interface of a source of allocator events."""
+"""What a source of allocator events is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from ampmem.events import (
     SegmentColumns,
 )
 from ampmem.recorder.facts.addresses import Addresses, AliveBlocks
-from ampmem.recorder.facts.log import Log, See, Texts
+from ampmem.recorder.facts.log import Log, See
 from ampmem.vocabulary import Mark, SourceKind
 
 
@@ -90,56 +89,6 @@ def _column(part: RawEvents, name: str) -> Column:
     return np.zeros_like(part.time_ns) if found is None else found
 
 
-class Source(Protocol):
-    """Records allocator events between :meth:`start` and :meth:`stop`."""
-
-    kind: SourceKind
-    """The source's name in a recording."""
-    device_type: str
-    """The type of the torch device whose memory is recorded."""
-    device_name: str
-    """The name of the device."""
-    uses_profiler: bool
-    """Whether it needs torch's profiler, of which only one can run."""
-    uses_history: bool
-    """Whether it needs the memory history of torch's CUDA allocator, of which there is only one."""
-
-    @property
-    def addresses(self) -> Addresses:
-        """Addresses of tensors on the device."""
-
-    @property
-    def see(self) -> See | None:
-        """Called with each tensor that hooks find to be the script's; ``None`` if the source does not need it."""
-
-    def install(self) -> Callable[[], None]:
-        """Install the source's patches; returns the undo."""
-
-    def notes(self) -> list[str]:
-        """Notes for the reader of the recording."""
-
-    def owns_mode(self, mode: object) -> bool:
-        """Whether ``mode`` is the simulated device's, which stays on the stack whatever mode is on top."""
-
-    def check(self) -> None:
-        """Raise :class:`~ampmem.errors.UsageError` if this source cannot record now."""
-
-    def start(self, baseline: Mapping[int, int]) -> None:
-        """Start recording. ``baseline`` maps the address of each live storage to its bytes."""
-
-    def drain(self) -> RawEvents:
-        """The events since the last call, in order; recording goes on."""
-
-    def stop(self) -> RawEvents:
-        """The events since the last :meth:`drain`; stops recording."""
-
-    def abandon(self) -> None:
-        """Stop recording in this process, a forked child; the parent goes on."""
-
-    def blocks(self) -> AliveBlocks | None:
-        """The live blocks after the last event; ``None`` if unknown."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """The place of the script: in ``op`` and ``module``, called from ``stack``; empty if unknown."""
@@ -150,15 +99,69 @@ class Place:
     stack: str
 
 
-@runtime_checkable
-class DeviceSource(Source, Protocol):
-    """A source whose allocator reserves memory from a device, and can run out of it."""
+class Source:
+    """Records allocator events between :meth:`start` and :meth:`stop`.
 
-    stamp: Callable[[int], None] | None
+    What a source need not have is as here: it does nothing, and there is nothing to tell.
+    """
+
+    kind: SourceKind
+    """The source's name in a recording."""
+    device_type: str
+    """The type of the torch device whose memory is recorded."""
+    device_name: str
+    """The name of the device."""
+    addresses: Addresses
+    """Addresses of tensors on the device."""
+    uses_profiler = False
+    """Whether it needs torch's profiler, of which only one can run."""
+    uses_history = False
+    """Whether it needs the memory history of torch's CUDA allocator, of which there is only one."""
+    see: See | None = None
+    """Called with each tensor that hooks find to be the script's; ``None`` if the source does not need it."""
+    stamp: Callable[[int], None] | None = None
     """Tags the calling thread's allocations from a time (ns) on; ``None`` if not needed."""
 
-    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
+    def attach(self, locate: Callable[[], Place], log: Log) -> None:
         """Set ``locate``, which returns the calling thread's place, and ``log`` for facts that no hook can see."""
+
+    def install(self) -> Callable[[], None]:
+        """Install the source's patches; returns the undo."""
+        return lambda: None
+
+    def notes(self) -> list[str]:
+        """Notes for the reader of the recording."""
+        raise NotImplementedError
+
+    def owns_mode(self, mode: object) -> bool:
+        """Whether ``mode`` is the simulated device's, which stays on the stack whatever mode is on top."""
+        return False
+
+    def check(self) -> None:
+        """Raise :class:`~ampmem.errors.UsageError` if this source cannot record now."""
+        raise NotImplementedError
+
+    def start(self, baseline: Mapping[int, int]) -> None:
+        """Start recording. ``baseline`` maps the address of each live storage to its bytes."""
+        raise NotImplementedError
+
+    def drain(self) -> RawEvents:
+        """The events since the last call, in order; recording goes on."""
+        raise NotImplementedError
+
+    def stop(self) -> RawEvents:
+        """The events since the last :meth:`drain`; stops recording."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Stop recording in this process, a forked child; the parent goes on."""
+        raise NotImplementedError
+
+    def blocks(self) -> AliveBlocks | None:
+        """The live blocks after the last event; ``None`` if unknown."""
+        return None
+
+    # The rest is of sources whose allocator reserves memory from a device, and can run out of it.
 
     def mark(self, step: int, mark: Mark) -> None:
         """Take the allocator's statistics now; a second mark of the same kind in a step replaces the first."""
@@ -168,15 +171,20 @@ class DeviceSource(Source, Protocol):
 
     def take_layers(self) -> list[LayersRecord]:
         """The marks that the last :meth:`drain` or :meth:`stop` settled."""
+        return []
 
     def take_ooms(self) -> list[OomRecord]:
         """Out-of-memory errors since the last call."""
+        return []
 
     def allocator(self) -> AllocatorRecord | None:
         """The settings and statistics of the caching allocator so far; ``None`` if it was not used."""
+        return None
 
     def nothing(self) -> str | None:
         """Why nothing of the device was recorded, with what to do; ``None`` if something was."""
+        return None
 
     def prediction(self) -> PredictionRecord | None:
         """The predicted memory of the run so far; ``None`` where memory is measured."""
+        return None

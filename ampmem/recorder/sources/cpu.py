@@ -19,9 +19,8 @@ import torch
 from ampmem.events import Column
 from ampmem.patching import Undo, added
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
-from ampmem.recorder.facts.log import See
 from ampmem.recorder.sources import extension
-from ampmem.recorder.sources.base import RawEvents
+from ampmem.recorder.sources.base import RawEvents, Source
 from ampmem.recorder.sources.extension import Observed
 from ampmem.recorder.sources.ledger import NOTHING, Ledger, Profiled
 from ampmem.recorder.sources.storages import Storages
@@ -75,7 +74,7 @@ def _nothing() -> None:
     """An undo that does nothing."""
 
 
-class ProfilerSource:
+class ProfilerSource(Source):
     """The CPU allocator's events of the calling thread, and other threads' memory from the process's total."""
 
     kind = SourceKind.CPU
@@ -83,15 +82,14 @@ class ProfilerSource:
     device_name = platform.processor() or platform.machine()
     addresses = RealAddresses()
     uses_profiler = True
-    uses_history = False
 
     def __init__(self, storages: Storages) -> None:
         self._ledger = Ledger(storages)
         self._extension = extension.find()
-        self._window = Window(memory=True)
+        self._window = Window()
         """Used where there is no compiled extension."""
         self._notes: list[str] = []
-        self.see: See | None = storages.see
+        self.see = storages.see
 
     def check(self) -> None:
         """Raise :class:`~ampmem.errors.UsageError` if another profiler is running: a second would replace it."""
@@ -129,10 +127,6 @@ class ProfilerSource:
             self._extension.stop()
         else:
             self._window.abandon()
-
-    def owns_mode(self, mode: object) -> bool:
-        """``False``: a CPU has no dispatch mode."""
-        return False
 
     def install(self) -> Callable[[], None]:
         """Count all threads, and keep the script's ``record_function`` scopes out; returns the undo."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from time import time_ns
 
 import numpy as np
@@ -24,8 +25,8 @@ from ampmem.events import (
     SegmentColumns,
 )
 from ampmem.names import not_modelled
-from ampmem.recorder.facts.log import Log, Texts
-from ampmem.recorder.sources.base import Place, RawEvents
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.sources.base import Place, RawEvents, Source
 from ampmem.simulator.device import DeviceEvent, SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.general import running_node
@@ -46,13 +47,10 @@ _LATER = 8
 _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
 
 
-class SimulatedSource:
+class SimulatedSource(Source):
     """The events of the device that this process simulates."""
 
     kind = SourceKind.SIMULATED
-    uses_profiler = uses_history = False
-    see = None
-    stamp: Callable[[int], None] | None = None
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
@@ -61,7 +59,6 @@ class SimulatedSource:
         self.device_name = device.gpu.name
         self._locate: Callable[[], Place] | None = None
         self._log: Log | None = None
-        self._texts = Texts()
         self._events: list[DeviceEvent] = []
         self._segments = SegmentLog()
         self._first_step = True
@@ -73,15 +70,10 @@ class SimulatedSource:
         self._at_end: Mapping[int, object] = {}
         """The live storages when the recording ended, by address."""
 
-    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
+    def attach(self, locate: Callable[[], Place], log: Log) -> None:
         """Set ``log``, for facts that no hook can see."""
         self._locate = locate
         self._log = log
-        self._texts = texts
-
-    def install(self) -> Callable[[], None]:
-        """Do nothing: the device was installed before the script started."""
-        return lambda: None
 
     def owns_mode(self, mode: object) -> bool:
         """Whether ``mode`` is the one that runs the simulated device's ops."""
@@ -103,11 +95,11 @@ class SimulatedSource:
         self._segments.begin(now, extents_of(self._device.segments()))
         self._device.allocator.driver.observer = self._reserve
         self._device.recorder = self._record
-        self._device.on_workspace = self._workspace
-        self._device.on_scratch = self._scratch
+        self._device.on_workspace = partial(self._log_fact, Fact.WORKSPACE)
+        self._device.on_scratch = partial(self._log_fact, Fact.SCRATCH)
         self._device.on_out_of_memory = self._failed
         for address, library in self._device.workspaces.items():
-            self._workspace(address, library)
+            self._log_fact(Fact.WORKSPACE, address, library)
 
     def drain(self) -> RawEvents:
         """The events since the last call; called when a step has ended."""
@@ -137,9 +129,6 @@ class SimulatedSource:
         self._marks.clear()
         events, self._events = self._events, []
         return _raw(events, self._segments.take())
-
-    def blocks(self) -> None:
-        """``None``: the live blocks are not kept."""
 
     def stop(self) -> RawEvents:
         """The last events; later out-of-memory errors are kept for :meth:`take_ooms`."""
@@ -188,13 +177,6 @@ class SimulatedSource:
         assumed = (_NO_GPU, _context(device.gpu), *device.assumptions)
         return [*device.warnings, *assumed, *map(not_modelled, device.unmodelled)]
 
-    def pause(self) -> None:
-        """Do nothing: the events are few."""
-
-    def nothing(self) -> str | None:
-        """``None``: a simulated device records all that the script allocates on it."""
-        return None
-
     def prediction(self) -> PredictionRecord:
         """The predicted memory of the run on the simulated GPU so far."""
         return self._device.prediction()
@@ -223,15 +205,9 @@ class SimulatedSource:
             device_used=counters.reserved + self._device.outside,
         )
 
-    def _workspace(self, address: int, library: str) -> None:
-        self._log_fact(Fact.WORKSPACE, address, library)
-
-    def _scratch(self, address: int, op: str) -> None:
-        self._log_fact(Fact.SCRATCH, address, op)
-
     def _log_fact(self, fact: Fact, address: int, name: str) -> None:
         if self._log is not None:
-            self._log.fact(fact, address, self._texts.id(name))
+            self._log.fact(fact, address, self._log.texts.id(name))
 
     def _failed(self, error: OutOfMemory) -> None:
         self._device.retract(_ONE_STEP)  # a second step ran, and did not fit

@@ -191,10 +191,10 @@ def prepared_elsewhere() -> Iterator[None]:
 
 
 class Window:
-    """A profile of the calling thread, and of the backward passes it starts; ``memory`` adds the CPU's allocations."""
+    """A profile of the calling thread, and of the backward passes it starts."""
 
-    def __init__(self, *, memory: bool) -> None:
-        self._config = profile(profile_memory=memory).config()
+    def __init__(self) -> None:
+        self._config = profile(profile_memory=True).config()
         self._marks: list[ClockMark] = []
         self._opened = False
         self.lost = False

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch
-from ampmem.recorder.steering.parallel import ArgumentChange, parallel_changes
+from ampmem.recorder.steering.parallel import ForcedChange, parallel_changes
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import (
     FUSED_INITS,
@@ -52,13 +52,11 @@ class ForcedChanges:
     """
 
     def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
-        self._parts: list[
-            _Checkpoints | _Offload | _Implementation | _ChunkedLoss | _FreedGradients | _BatchSize | ArgumentChange
-        ] = []
+        self._parts: list[ForcedChange] = []
         if forced.checkpoint:
             self._parts.append(_Checkpoints(forced.checkpoint, note))
         if forced.offload:
-            self._parts.append(_Offload(note))
+            self._parts.append(_Offload("--force-offload", note))
         if forced.foreach is not None:
             self._parts.append(_Implementation("foreach", forced.foreach, note))
         if forced.fused:
@@ -83,21 +81,18 @@ class ForcedChanges:
         return [reason for part in self._parts for reason in part.unmet()]
 
 
-class _Forwards:
+class _Forwards(ForcedChange):
     """Runs the forward of chosen modules in another way.
 
     A module's name is its name in ``named_modules()`` of the outermost module that runs. The forwards of the modules'
     classes are replaced, not those of the modules, so a copy of a model has nothing of ampmem's.
     """
 
-    option: str
-
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self._note = note
+    def __init__(self, option: str, note: Callable[[str], None]) -> None:
+        super().__init__(option, note)
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._chosen: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._done: set[str] = set()
-        self._refused: dict[str, None] = {}
+        self._ran: set[str] = set()
         self._inside = threading.local()
         self._undo = ExitStack()
         self._owners: set[type[nn.Module]] = set()
@@ -107,8 +102,9 @@ class _Forwards:
         return self._undo.close
 
     def unmet(self) -> list[str]:
-        more = f" ({len(self._refused) - 1} more are refused)" if len(self._refused) > 1 else ""
-        return [f"{self.option}: {reason}{more}" for reason in list(self._refused)[:1]]
+        found = super().unmet()
+        more = f" ({len(found) - 1} more are refused)" if len(found) > 1 else ""
+        return [f"{reason}{more}" for reason in found[:1]]
 
     def _before(self, module: nn.Module, _: Any) -> None:
         if not torch.compiler.is_compiling() and module not in self._seen:
@@ -122,10 +118,6 @@ class _Forwards:
     def _run(self, name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the ``forward`` of ``module``, which was chosen."""
         raise NotImplementedError
-
-    def _refuse(self, reason: str) -> None:
-        self._refused[reason] = None
-        self._note(f"not forced: {reason}")
 
     def _choose(self, name: str, module: nn.Module) -> None:
         self._chosen[module] = name
@@ -141,7 +133,8 @@ class _Forwards:
             if torch.compiler.is_compiling() or not self._is_due(module):
                 return forward(module, *args, **kwargs)
             name = self._chosen[module]
-            self._done.add(name)
+            self._done = True
+            self._ran.add(name)
             return self._run(name, module, forward, args, kwargs)
 
         return run
@@ -168,18 +161,14 @@ class _Checkpoints(_Forwards):
     """Runs modules whose names match ``patterns`` under ``torch.utils.checkpoint``: backward recomputes them."""
 
     def __init__(self, patterns: tuple[str, ...], note: Callable[[str], None]) -> None:
-        super().__init__(note)
-        self.option = f"--force-checkpoint {','.join(patterns)}"
+        super().__init__(f"--force-checkpoint {','.join(patterns)}", note)
         self._patterns = patterns
         self._matched = False
 
-    def unmet(self) -> list[str]:
-        reasons = super().unmet()
+    def _why_not_done(self) -> str:
         if not self._matched:
-            reasons.append(f"{self.option}: the model that ran has no module of such a name")
-        elif not self._done and not reasons:
-            reasons.append(f"{self.option}: none of the modules ran forward with gradients on")
-        return reasons
+            return "the model that ran has no module of such a name"
+        return "none of the modules ran forward with gradients on"
 
     def _choose_of(self, root: nn.Module) -> None:
         taken: list[str] = []
@@ -216,7 +205,7 @@ class _Checkpoints(_Forwards):
         if not super()._is_due(module):
             return False
         name = self._chosen[module]
-        if name not in self._done and is_running(_CHECKPOINT_FILE):
+        if name not in self._ran and is_running(_CHECKPOINT_FILE):
             self._refuse(f"the script checkpoints {name} itself")
             del self._chosen[module]
             return False
@@ -225,8 +214,6 @@ class _Checkpoints(_Forwards):
 
 class _Offload(_Forwards):
     """Keeps saved tensors of the outermost modules in CPU memory: ``save_on_cpu`` around their forward."""
-
-    option = "--force-offload"
 
     def install(self) -> Undo:
         place: Place = (nn.Module, "__call__")  # not forward, which torch has looked up before hooks run
@@ -241,11 +228,8 @@ class _Offload(_Forwards):
 
         return __call__
 
-    def unmet(self) -> list[str]:
-        reasons = super().unmet()
-        if not self._done and not reasons:
-            reasons.append(f"{self.option}: no model ran forward with gradients on")
-        return reasons
+    def _why_not_done(self) -> str:
+        return "no model ran forward with gradients on"
 
     def _choose_of(self, root: nn.Module) -> None:
         if next(root.parameters(), None) is None:
@@ -307,21 +291,19 @@ def _counted(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} modules, {names[0]} to {names[-1]}"
 
 
-class _Implementation:
+class _Implementation(ForcedChange):
     """Makes each optimizer update ``foreach`` or ``fused``, where the script leaves the choice to torch."""
 
-    def __init__(self, option: str, value: bool, note: Callable[[str], None]) -> None:
-        self._option, self._value = option, value
-        self._note = note
+    def __init__(self, argument: str, value: bool, note: Callable[[str], None]) -> None:
+        super().__init__(f"--force-foreach {str(value).lower()}" if argument == "foreach" else "--force-fused", note)
+        self._argument, self._value = argument, value
         self._changed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._done = False
-        self._refused: dict[str, None] = {}
         self._making: set[int] = set()
         """``id`` of each optimizer inside its class's ``__init__``, which calls that of its base class."""
 
     def install(self) -> Undo:
         with ExitStack() as undo:
-            if self._option == "foreach":
+            if self._argument == "foreach":
                 undo.callback(patch(*OPTIMIZER_INIT, self._wrap_foreach))
             else:
                 undo.callback(patch(*OPTIMIZER_INIT, self._wrap_without_fused))
@@ -330,12 +312,8 @@ class _Implementation:
             undo.callback(hook(on_step_before, self._check))
             return undo.pop_all().close
 
-    def unmet(self) -> list[str]:
-        value = f" {str(self._value).lower()}" if self._option == "foreach" else ""
-        reasons = list(self._refused)
-        if not self._done and not reasons:
-            reasons.append("the script made no optimizer of torch's")
-        return [f"--force-{self._option}{value}: {reason}" for reason in reasons]
+    def _why_not_done(self) -> str:
+        return "the script made no optimizer of torch's"
 
     def _wrap_foreach(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -380,24 +358,21 @@ class _Implementation:
         return __init__
 
     def _made(self, optimizer: Optimizer, reason: str | None) -> None:
-        if reason is None and any(group.get(self._option) is not self._value for group in optimizer.param_groups):
-            reason = f"the script chose {self._option} of {type(optimizer).__name__} for a group of parameters"
+        if reason is None and any(group.get(self._argument) is not self._value for group in optimizer.param_groups):
+            reason = f"the script chose {self._argument} of {type(optimizer).__name__} for a group of parameters"
         if reason is not None:
-            self._refused[reason] = None
-            self._note(f"not forced: {reason}")
+            self._refuse(reason)
             return
         self._done = True
         self._changed.add(optimizer)
-        self._note(f"forced: {type(optimizer).__name__}({self._option}={self._value})")
+        self._note(f"forced: {type(optimizer).__name__}({self._argument}={self._value})")
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:
         if optimizer not in self._changed:
             return
-        if any(group.get(self._option) is not self._value for group in optimizer.param_groups):
+        if any(group.get(self._argument) is not self._value for group in optimizer.param_groups):
             self._changed.discard(optimizer)
-            reason = f"the script has changed {self._option} of {type(optimizer).__name__} back"
-            self._refused[reason] = None
-            self._note(f"not forced: {reason}")
+            self._refuse(f"the script has changed {self._argument} of {type(optimizer).__name__} back")
 
 
 def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
@@ -413,7 +388,7 @@ def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
     return None
 
 
-class _ChunkedLoss:
+class _ChunkedLoss(ForcedChange):
     """Computes ``F.cross_entropy`` in ``count`` chunks of rows, each under ``torch.utils.checkpoint``.
 
     Backward then makes the log-softmax and its temporaries in the logits' dtype for one chunk at a time. Only sums are
@@ -421,12 +396,11 @@ class _ChunkedLoss:
     """
 
     def __init__(self, count: int, note: Callable[[str], None]) -> None:
+        super().__init__(f"--force-chunked-loss {count}", note)
         self._count = count
-        self._note = note
-        self._installed = self._done = False
+        self._installed = False
         self._compiled = False
         """Whether it was called under torch.compile."""
-        self._refused: dict[str, None] = {}
 
     def install(self) -> Undo:
         place: Place = (functional, "cross_entropy")  # nn.CrossEntropyLoss calls it through this module, too
@@ -436,15 +410,10 @@ class _ChunkedLoss:
             self._installed = True  # code that imported the function keeps ours after the end
             return undo.pop_all().close
 
-    def unmet(self) -> list[str]:
-        reasons = list(self._refused)
-        if not self._done and not reasons and self._compiled:
-            reasons.append(
-                "the script calls F.cross_entropy in compiled code alone, which keeps what it was compiled to"
-            )
-        elif not self._done and not reasons:
-            reasons.append("the script did not call F.cross_entropy with gradients on")
-        return [f"--force-chunked-loss {self._count}: {reason}" for reason in reasons]
+    def _why_not_done(self) -> str:
+        if self._compiled:
+            return "the script calls F.cross_entropy in compiled code alone, which keeps what it was compiled to"
+        return "the script did not call F.cross_entropy with gradients on"
 
     def _wrap(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         signature = inspect.signature(original)
@@ -493,11 +462,6 @@ class _ChunkedLoss:
             self._done = True
             self._note(f"forced: cross_entropy in {self._count} chunks, each under activation checkpointing")
 
-    def _refuse(self, reason: str) -> None:
-        if reason not in self._refused:
-            self._refused[reason] = None
-            self._note(f"not forced: {reason}")
-
 
 def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
     """Why a call of ``F.cross_entropy`` with these arguments is not a sum over chunks; ``None`` if it is."""
@@ -521,16 +485,15 @@ def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
     return None
 
 
-class _FreedGradients:
+class _FreedGradients(ForcedChange):
     """Sets gradients to ``None`` right after the optimizer's update, as ``zero_grad()`` there would.
 
     Refused in a script that never zeroes gradients: it may accumulate them over several updates.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        self._note = note
+        super().__init__("--force-free-gradients", note)
         self._freed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self._done = False
         self._zeroed = False
 
     def install(self) -> Undo:
@@ -541,13 +504,12 @@ class _FreedGradients:
             return undo.pop_all().close
 
     def unmet(self) -> list[str]:
-        if not self._done:
-            return ["--force-free-gradients: no optimizer of torch's has updated"]
-        if not self._zeroed:
-            return [
-                "--force-free-gradients: the script calls no zero_grad(), so gradients may add up over several updates"
-            ]
-        return []
+        if self._done and not self._zeroed:
+            return [f"{self._option}: the script calls no zero_grad(), so gradients may add up over several updates"]
+        return super().unmet()
+
+    def _why_not_done(self) -> str:
+        return "no optimizer of torch's has updated"
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -567,14 +529,12 @@ class _FreedGradients:
         return zeroed
 
 
-class _BatchSize:
+class _BatchSize(ForcedChange):
     """Makes each DataLoader with larger batches use ``size`` samples."""
 
     def __init__(self, size: int, note: Callable[[str], None]) -> None:
+        super().__init__(f"--force-batch-size {size}", note)
         self._size = size
-        self._note = note
-        self._done = False
-        self._refused: dict[str, None] = {}
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def install(self) -> Undo:
@@ -584,11 +544,8 @@ class _BatchSize:
             undo.callback(hook(on_module_before, self._before))
             return undo.pop_all().close
 
-    def unmet(self) -> list[str]:
-        reasons = list(self._refused)
-        if not self._done and not reasons:
-            reasons.append("the script made no DataLoader of larger batches")
-        return [f"--force-batch-size {self._size}: {reason}" for reason in reasons]
+    def _why_not_done(self) -> str:
+        return "the script made no DataLoader of larger batches"
 
     def _wrap(self, original: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(original)
@@ -618,11 +575,6 @@ class _BatchSize:
         kinds = {type(each).__name__ for each in module.modules() if isinstance(each, _OF_THE_BATCH) and each.training}
         if kinds:
             self._refuse(f"the model has {', '.join(sorted(kinds))}, whose statistics are those of a batch")
-
-    def _refuse(self, reason: str) -> None:
-        if reason not in self._refused:
-            self._refused[reason] = None
-            self._note(f"not forced: {reason}")
 
 
 _OF_THE_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -1,6 +1,6 @@
-"""Changes to how a script is trained on several ranks: arguments of torch's wrappers for that.
+"""What a forced change is, and those to how a script is trained on several ranks: arguments of torch's wrappers.
 
-This module may import FSDP. Its classes have the interface of those in ``changes.py``.
+This module may import FSDP.
 """
 
 from __future__ import annotations
@@ -99,31 +99,56 @@ def _backward_prefetch() -> Iterator[_Argument]:
     )
 
 
-class ArgumentChange:
-    """Replaces an argument in calls of torch's functions; ``option`` is its command-line option."""
+class ForcedChange:
+    """A forced change; ``option`` is its command-line option."""
+
+    def __init__(self, option: str, note: Callable[[str], None]) -> None:
+        self._option, self._note = option, note
+        self._done = False
+        self._refused: dict[str, None] = {}
+
+    def install(self) -> Undo:
+        """Install the change; returns the undo."""
+        raise NotImplementedError
+
+    def unmet(self) -> list[str]:
+        """Why the change was not made, or not everywhere; empty if it was."""
+        reasons = list(self._refused)
+        if not self._done and not reasons:
+            reasons.append(self._why_not_done())
+        return [f"{self._option}: {reason}" for reason in reasons]
+
+    def _why_not_done(self) -> str:
+        """Why the change was not made, where nothing was refused."""
+        raise NotImplementedError
+
+    def _refuse(self, reason: str) -> None:
+        if reason not in self._refused:
+            self._refused[reason] = None
+            self._note(f"not forced: {reason}")
+
+
+class _ArgumentChange(ForcedChange):
+    """Replaces an argument in calls of torch's functions."""
 
     def __init__(
         self, option: str, calls: str, arguments: Callable[[], Iterator[_Argument]], note: Callable[[str], None]
     ) -> None:
-        self._option, self._calls, self._arguments = option, calls, arguments
-        self._note = note
-        self._changed = False
+        super().__init__(option, note)
+        self._calls, self._arguments = calls, arguments
         self._kept: dict[str, None] = {}
-        self._refused: dict[str, None] = {}
 
     def install(self) -> Undo:
-        """Patch the calls; returns the undo."""
         with ExitStack() as undo:
             for argument in self._arguments():
                 undo.callback(patch(*argument.place, functools.partial(self._wrap, argument)))
             return undo.pop_all().close
 
     def unmet(self) -> list[str]:
-        """Why calls were not changed that should have been."""
-        reasons = list(self._refused)
-        if not self._changed and not reasons:
-            reasons = list(self._kept) or [f"the script makes no {self._calls}"]
-        return [f"{self._option}: {reason}" for reason in reasons[:1]]
+        return super().unmet()[:1]
+
+    def _why_not_done(self) -> str:
+        return next(iter(self._kept), f"the script makes no {self._calls}")
 
     def _wrap(self, argument: _Argument, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
@@ -148,16 +173,12 @@ class ArgumentChange:
         if value == (argument.default if given is None else given):
             self._kept[f"the script has {said} already"] = None
             return given
-        self._changed = True
+        self._done = True
         self._note(f"forced: {said}, which is {given} in the script")
         return value
 
-    def _refuse(self, reason: str) -> None:
-        self._refused[reason] = None
-        self._note(f"not forced: {reason}")
 
-
-class _NoPrefetch(ArgumentChange):
+class _NoPrefetch(_ArgumentChange):
     """Disables FSDP's prefetching of parameters in backward.
 
     FSDP2 prefetches the next module unless a module names another: each is set to name itself, which is gathered
@@ -190,7 +211,7 @@ class _NoPrefetch(ArgumentChange):
                     module.set_modules_to_backward_prefetch([module])
             finally:
                 self._ours = False
-            self._changed = True
+            self._done = True
             self._note("forced: fully_shard gathers no parameters ahead in backward")
             return sharded
 
@@ -210,15 +231,15 @@ _PASSES = ("forward", "backward")
 _SHARDED = "fully_shard and no FullyShardedDataParallel"
 
 
-def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[ArgumentChange]:
+def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[ForcedChange]:
     """The changes in ``forced`` that concern training on several ranks."""
-    found = []
+    found: list[ForcedChange] = []
     if forced.bucket_view:
-        found.append(ArgumentChange("--force-bucket-view", "DistributedDataParallel", _bucket_view, note))
+        found.append(_ArgumentChange("--force-bucket-view", "DistributedDataParallel", _bucket_view, note))
     if forced.reshard:
-        found.append(ArgumentChange("--force-reshard", _SHARDED, _reshard, note))
+        found.append(_ArgumentChange("--force-reshard", _SHARDED, _reshard, note))
     if forced.policy:
-        found.append(ArgumentChange("--force-policy", _SHARDED, _bfloat_policy, note))
+        found.append(_ArgumentChange("--force-policy", _SHARDED, _bfloat_policy, note))
     if forced.no_prefetch:
         found.append(_NoPrefetch(note))
     return found

@@ -61,7 +61,7 @@ _SCHEMA = attribute(
 )
 
 
-def schema_of(op: Any) -> Any:
+def op_schema(op: Any) -> Any:
     """The schema of ``op``; ``None`` for a higher-order operator, which has none."""
     return getattr(op, _SCHEMA, None)
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import time_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,7 +41,7 @@ from ampmem.recorder.sources.cuda.oom import is_out_of_memory
 from ampmem.recorder.sources.simulated import SimulatedSource
 from ampmem.recorder.torch_private.general import in_backward, on_step_before, tree_leaves
 from ampmem.recorder.watch.gauges import CpuGauge, CudaGauge, Gauge, SimulatedGauge, UnservedRequest
-from ampmem.recording.watched import Ending, Grown, Held, Row, WatchedFile, WatchedHeader, Why
+from ampmem.recording.watched import Ending, Grown, HeldMemory, Row, WatchedFile, WatchedHeader, Why
 from ampmem.signals import SIGNALS
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.version import __version__
@@ -51,30 +51,17 @@ _SHAPES = 3
 """Maximum number of a batch's tensors that are named."""
 
 
-class Passing(Protocol):
-    """Receives the script's phases, batches and steps."""
-
-    def entered(self, phase: Phase) -> None:
-        """The script enters ``phase``."""
-
-    def fed(self, module: nn.Module, batch: str, size: int) -> None:
-        """An outermost ``module`` gets ``batch`` (shapes and dtypes as text), of ``size`` elements."""
-
-    def step_ended(self, number: int) -> None:
-        """The step ``number`` has ended."""
-
-
 class LightSession(Session):
-    """A session that only times steps, and reports them to ``passing``.
+    """A session that only times steps, and reports them to ``watcher``, with the phases and batches.
 
     ``look`` is called after each module's forward, for gauges whose peak is only sampled.
     """
 
     def __init__(
-        self, options: Options, passing: Passing, *, source: Source | None, look: Callable[[], object] | None
+        self, options: Options, watcher: Watcher, *, source: Source | None, look: Callable[[], object] | None
     ) -> None:
         super().__init__(replace(options, timed=True, skip=0, steps=None), source=source)
-        self._passing = passing
+        self._watcher = watcher
         self._look = look
 
     def _install(self) -> None:
@@ -87,35 +74,35 @@ class LightSession(Session):
 
     def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not in_backward():  # else it is recomputed
-            self._passing.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
-            self._passing.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
+            self._watcher.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
+            self._watcher.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
         super().skimmed(module, args)
 
     def skimmed_over(self) -> None:
         if not in_backward():
-            self._passing.entered(Phase.BETWEEN)
+            self._watcher.entered(Phase.BETWEEN)
         super().skimmed_over()
 
     def backward_started(self, loss: float | LateNumber | None) -> None:
-        self._passing.entered(Phase.BACKWARD)
+        self._watcher.entered(Phase.BACKWARD)
         super().backward_started(loss)
 
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        self._passing.entered(Phase.BETWEEN)
+        self._watcher.entered(Phase.BETWEEN)
         super().backward_ended(raised=raised, differentiable=differentiable)
 
     def _update_begins(self, optimizer: Optimizer, *_: object) -> None:
         if self.on_thread() and not in_backward():
-            self._passing.entered(Phase.OPTIMIZER)
+            self._watcher.entered(Phase.OPTIMIZER)
 
     def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
         super().updated(optimizer, skipped=skipped)  # the step may end with it, in this phase
         if not in_backward():
-            self._passing.entered(Phase.BETWEEN)
+            self._watcher.entered(Phase.BETWEEN)
 
     def _end_step(self, ended_ns: int | None) -> None:
         self.outcome.steps += 1
-        self._passing.step_ended(self.outcome.number - 1)
+        self._watcher.step_ended(self.outcome.number - 1)
 
 
 def _batch(args: tuple[Any, ...], kwargs: Any) -> tuple[str, int]:
@@ -223,7 +210,7 @@ class GrowthLook:
             line = line_of(tensor.untyped_storage().data_ptr() if tensor.device.type == "cuda" else 0)
             by_holder.setdefault(_called(name, line), []).append(tensor.nbytes)
         ordered = sorted(by_holder.items(), key=lambda each: -sum(each[1]))[:_LINES]
-        held = [Held(what=what, bytes=sum(sizes), count=len(sizes)) for what, sizes in ordered if what]
+        held = [HeldMemory(what=what, bytes=sum(sizes), count=len(sizes)) for what, sizes in ordered if what]
         steps = step - self.step
         often = [each for each in held if 2 * each.count >= steps]  # a batch is alive after each step without growing
         return Grown(step=step, steps=steps, held=tuple(often or held))
@@ -433,7 +420,8 @@ class Watcher:
         if not self._named and self._gauge.device()[0]:
             self._named = True
             self._write(lambda file: file.header(self._header()))
-        careful = self.rows < _FIRST or self._grew or _near(row.reserved, self._limit)
+        near = self._limit is not None and row.reserved > _NEAR * self._limit
+        careful = self.rows < _FIRST or self._grew or near
         if careful != self._careful:
             self._careful = careful
             self._gauge.keep_lines(wanted=careful)
@@ -579,23 +567,23 @@ class Watcher:
                 held=self._held(shortage.blocks, shortage.lines),
             )
 
-    def _held(self, blocks: Mapping[int, int], lines: Mapping[int, str]) -> tuple[Held, ...]:
+    def _held(self, blocks: Mapping[int, int], lines: Mapping[int, str]) -> tuple[HeldMemory, ...]:
         """What the ``blocks`` are: known tensors first, the rest by the line that allocated them."""
         left, found = dict(blocks), []
         for what, tensors in self._known():
             addresses = {address for each in tensors if (address := self._light.log.storage_address(each))}
             sizes = [left.pop(address) for address in addresses if address in left]
             if sizes:
-                found.append(Held(what=what, bytes=sum(sizes), count=len(sizes)))
+                found.append(HeldMemory(what=what, bytes=sum(sizes), count=len(sizes)))
         by_line: dict[str, list[int]] = {}
         for address, size in left.items():
             by_line.setdefault(lines.get(address, ""), []).append(size)
         ordered = sorted(by_line.items(), key=lambda each: -sum(each[1]))
         named = [(line, sizes) for line, sizes in ordered if line][:_LINES]
         rest = [size for line, sizes in ordered if (line, sizes) not in named for size in sizes]
-        found += [Held(what=line, bytes=sum(sizes), count=len(sizes), line=True) for line, sizes in named]
+        found += [HeldMemory(what=line, bytes=sum(sizes), count=len(sizes), line=True) for line, sizes in named]
         if rest:
-            found.append(Held(what="everything else", bytes=sum(rest), count=len(rest)))
+            found.append(HeldMemory(what="everything else", bytes=sum(rest), count=len(rest)))
         return tuple(found)
 
     def _known(self) -> list[tuple[str, list[torch.Tensor]]]:
@@ -643,10 +631,6 @@ def _kind_of(options: Options, simulated: SimulatedDevice | None) -> str:
     if simulated is not None:
         return SourceKind.SIMULATED.value
     return SourceKind.CUDA.value if records_cuda(options) else SourceKind.CPU.value
-
-
-def _near(reserved: int, limit: int | None) -> bool:
-    return limit is not None and reserved > _NEAR * limit
 
 
 _PAGE = resource.getpagesize()

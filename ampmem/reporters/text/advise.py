@@ -9,7 +9,7 @@ from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import Device
 
 
-def render(found: AdviceDocument, layout: Layout = PLAIN) -> str:
+def render_advice(found: AdviceDocument, layout: Layout = PLAIN) -> str:
     """The answer, a row for each run, why other changes could not be made, and the code of those that save."""
     sections = ["\n".join(layout.strong(line) for line in wrapped(headline(found), layout.width, indent=""))]
     if found.ranks:

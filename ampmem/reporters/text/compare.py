@@ -33,13 +33,11 @@ from ampmem.reporters.text.plain_text import (
 from ampmem.reporters.text.run import (
     conserved,
     describe_arm,
-    describe_parameters,
-    describe_untrained,
     keyed,
-    optimizers_or_none,
     render_labelled,
     render_next,
     render_warnings,
+    versions_and_model,
 )
 from ampmem.reporters.text.static_model import judgement, not_explained, recipe_in_words, tensors_in_words
 from ampmem.units import format_bytes, format_duration, format_peak
@@ -375,10 +373,7 @@ def _head(comparison: Comparison, layout: Layout) -> str:
 def _run(summary: Summary) -> list[tuple[str, str]]:
     return [
         ("device", f"{summary.device.name} ({summary.device.type}), events from {summary.source}"),
-        ("torch", f"{summary.torch}, ampmem {summary.ampmem}"),
-        ("parameters", describe_parameters(summary)),
-        *([("untrained", untrained)] if (untrained := describe_untrained(summary)) else []),
-        ("optimizer", optimizers_or_none(summary)),
+        *versions_and_model(summary),
     ]
 
 

@@ -26,7 +26,7 @@ _NAME = 20
 _TOTALS = {_SUMS[key] for key in ("allocated", "reserved", "total")}
 
 
-def headline(prediction: Prediction, gpu: str, *, failure: str = "", place: str = "") -> str:
+def prediction_headline(prediction: Prediction, gpu: str, *, failure: str = "", place: str = "") -> str:
     """One line: the peaks, and whether they fit.
 
     ``failure`` describes the failed request. A run that failed for another reason has no verdict. ``place`` is the part
@@ -95,7 +95,7 @@ def fit_in_short(prediction: Prediction) -> tuple[str, str]:
 
 
 def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = PLAIN, *, ran_on: bool = False) -> str:
-    """The memory of a simulated run in a table, without its :func:`headline`; empty for a measured run.
+    """The memory of a simulated run in a table, without its :func:`prediction_headline`; empty for a measured run.
 
     ``ran_on`` says that the run is longer than the recorded steps.
     """

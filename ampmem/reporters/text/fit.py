@@ -23,7 +23,7 @@ _SMALL = 0.1
 """A size below this share of a unit is written in a smaller unit."""
 
 
-def render(fit: FitResult, layout: Layout = PLAIN) -> str:
+def render_fit_result(fit: FitResult, layout: Layout = PLAIN) -> str:
     """The runs as a table, then the conclusions."""
     sections = [
         "\n".join(layout.strong(line) for line in wrapped(headline(fit), layout.width, indent="")),

@@ -211,14 +211,18 @@ def render_run(summary: Summary, title: str, layout: Layout) -> str:
     if allocator is not None:
         devices = describe_devices(allocator)
         rows += [("allocator", describe_allocator(allocator)), *([("devices", devices)] * bool(devices))]
-    rows += [
-        ("precision", describe_arm(summary)),
+    rows += [("precision", describe_arm(summary)), *versions_and_model(summary)]
+    return "\n".join([layout.strong("the run"), *keyed(rows, layout)])
+
+
+def versions_and_model(summary: Summary) -> list[tuple[str, str]]:
+    """The versions, the parameters and the optimizer, each with its key."""
+    return [
         ("torch", f"{summary.torch}, ampmem {summary.ampmem}"),
         ("parameters", describe_parameters(summary)),
         *([("untrained", untrained)] if (untrained := describe_untrained(summary)) else []),
         ("optimizer", optimizers_or_none(summary)),
     ]
-    return "\n".join([layout.strong("the run"), *keyed(rows, layout)])
 
 
 def keyed(rows: Sequence[tuple[str, str]], layout: Layout) -> list[str]:

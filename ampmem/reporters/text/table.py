@@ -10,7 +10,7 @@ from ampmem.analysis.summary import PeakPlace, Step, Summary
 from ampmem.names import RAN_ON_PREDICTED
 from ampmem.reporters.base import EVERYTHING, NOTHING, Detail, Report
 from ampmem.reporters.text.answer import place_of, verdict_lines, why_it_does_not_fit
-from ampmem.reporters.text.estimate import headline, other_notes, render_prediction
+from ampmem.reporters.text.estimate import other_notes, prediction_headline, render_prediction
 from ampmem.reporters.text.layout import PLAIN, Layout
 from ampmem.reporters.text.memory import (
     render_activations,
@@ -35,30 +35,26 @@ from ampmem.reporters.text.static_model import render_static_model
 from ampmem.vocabulary import AUTOCAST_ARMS
 
 
-class TableReporter:
-    """Renders tables for a terminal; ``all_steps`` shows the marks of every step, not only of the last."""
-
-    def __init__(
-        self, *, details: frozenset[Detail] = NOTHING, all_steps: bool = False, layout: Layout = PLAIN
-    ) -> None:
-        self._details = details
-        self._all_steps = all_steps
-        self._layout = layout
-
-    def render(self, reports: Sequence[Report]) -> str:
-        """The reports one after the other, with a line between them."""
-        return f"\n\n{separator(self._layout)}\n\n".join(map(self._render, reports))
-
-    def _render(self, report: Report) -> str:
-        return render(
-            report.summary,
-            report.notes,
-            title=report.title,
-            file=report.file,
-            details=self._details,
-            all_steps=self._all_steps,
-            layout=self._layout,
+def render_reports(
+    reports: Sequence[Report],
+    *,
+    details: frozenset[Detail] = NOTHING,
+    all_steps: bool = False,
+    layout: Layout = PLAIN,
+) -> str:
+    """The tables of each report, with a line between them; ``all_steps`` shows the marks of every step."""
+    return f"\n\n{separator(layout)}\n\n".join(
+        render(
+            each.summary,
+            each.notes,
+            title=each.title,
+            file=each.file,
+            details=details,
+            all_steps=all_steps,
+            layout=layout,
         )
+        for each in reports
+    )
 
 
 def separator(layout: Layout) -> str:
@@ -107,7 +103,7 @@ def _answer(summary: Summary, layout: Layout) -> str:
     if summary.prediction is not None:
         failure = "" if ended is None else why_it_does_not_fit(ended)
         place = "" if ended is not None else place_of(summary.whole)
-        said = headline(summary.prediction, summary.device.name, failure=failure, place=place)
+        said = prediction_headline(summary.prediction, summary.device.name, failure=failure, place=place)
         whole = "The whole run: " if RAN_ON_PREDICTED in summary.notes else ""
         lines += wrapped(f"{whole}{said}", layout.width, indent="")
     return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ampmem.analysis.watched import Compared, FullPart, Shortage, WatchedSummary
+from ampmem.analysis.watched import FullPart, HeldBefore, Shortage, WatchedSummary
 from ampmem.growth import LEAST_STEPS
 from ampmem.recording.watched import Why
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
@@ -30,7 +30,7 @@ SAMPLED = (
 )
 
 
-def render(found: WatchedSummary, layout: Layout = PLAIN) -> str:
+def render_watched(found: WatchedSummary, layout: Layout = PLAIN) -> str:
     """The whole text about the run."""
     parts = [
         layout.heading(watched_heading(found)),
@@ -147,7 +147,7 @@ def shortage_lines(found: Shortage) -> Iterator[str]:
         yield f"usual peak of the steps before: {format_peak(found.usual_peak)}"
 
 
-def _added(each: Compared) -> int:
+def _added(each: HeldBefore) -> int:
     return 0 if each.before is None else each.then - each.before
 
 
@@ -166,7 +166,7 @@ def held_rows(found: Shortage) -> list[list[str]]:
     return [*rows, ["total", format_bytes(total), _blocks(sum(each.count for each in found.held)), ABSENT]]
 
 
-def _row(each: Compared) -> list[str]:
+def _row(each: HeldBefore) -> list[str]:
     before = ABSENT if each.before is None else format_bytes(each.before)
     return [each.what, format_bytes(each.then), _blocks(each.count), before]
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from ampmem.allocator.settings import KIB, MIB, round_up
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private.communication import group_named
-from ampmem.simulator.private.general import schema_of
+from ampmem.simulator.private.general import op_schema
 from ampmem.simulator.world import GPUS_PER_NODE, here
 from ampmem.units import format_bytes
 
@@ -253,7 +253,7 @@ class Communicators:
 @functools.cache
 def _use_of(func: Any) -> tuple[Connections, int]:
     """The connections that ``func`` needs, and the position of its argument for the process group."""
-    schema = schema_of(func)
+    schema = op_schema(func)
     at = [argument.name in ("process_group", "group_name") for argument in schema.arguments].index(True)
     return _USES.get(schema.name.rpartition("::")[2], Connections.RING), at
 

@@ -472,7 +472,7 @@ def unwraps_itself(kind: type) -> bool:
     return hasattr(kind, "__tensor_flatten__")
 
 
-def schema_of(func: Any) -> Any:
+def op_schema(func: Any) -> Any:
     """The schema of an op. Since 2.11 or before."""
     return func._schema
 

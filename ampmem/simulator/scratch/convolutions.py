@@ -114,7 +114,7 @@ class Convolution:
 
     def _copy(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """Bytes of a copy of ``tensor`` if it has another memory format."""
-        return () if _is_in(tensor, self.format) else (_bytes(tensor),)
+        return () if tensor.is_contiguous(memory_format=self.format) else (_bytes(tensor),)
 
     def most(self, environment: Mapping[str, str]) -> int:
         """Maximum bytes that cuDNN is assumed to allocate at once in any pass; 0 if it is not used.
@@ -179,10 +179,6 @@ def memory_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_fo
 
 def _back(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(-size for size in sizes)
-
-
-def _is_in(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
-    return tensor.is_contiguous(memory_format=wanted)
 
 
 def _bytes(tensor: torch.Tensor) -> int:

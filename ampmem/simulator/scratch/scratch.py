@@ -12,7 +12,7 @@ from torch.torch_version import TorchVersion
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import round_up
-from ampmem.simulator.private.general import in_backward, schema_of
+from ampmem.simulator.private.general import in_backward, op_schema
 from ampmem.simulator.scratch import reductions
 from ampmem.simulator.scratch.reductions import Iteration, ReductionKernel, accumulated, iteration, power_of_2, scratch
 
@@ -89,7 +89,7 @@ ASSUMED = dict.fromkeys(
 @functools.cache
 def unmodelled(func: Any) -> str | None:
     """The memory of ``func`` on a GPU for which there is no formula here; ``None`` if there is none."""
-    library, _, name = schema_of(func).name.partition("::")
+    library, _, name = op_schema(func).name.partition("::")
     if library.lstrip("_") not in _TORCHS:
         return _OF_LIBRARIES.format(library=library)
     text = _UNKNOWN.get(name)
@@ -487,6 +487,11 @@ def _group_norm_gradient(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Cour
     return () if same else (gradient.numel() * gradient.dtype.itemsize,)
 
 
+def is_mask(index: torch.Tensor | None) -> bool:
+    """Whether ``index``, one of the indices of an op, is a mask."""
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
 def _index_put(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     """Scratch of ``index_put`` with accumulation, which sorts the indices (``index_put_with_sort_kernel``).
 
@@ -495,7 +500,7 @@ def _index_put(args: Sequence[Any], result: Any, gpu: GpuSpec) -> Sizes:
     maximum of each index are compared with the size (``wrapIndexOnce``).
     """
     target, indices = args[0], [index for index in args[1] if index is not None]
-    if len(args) < 4 or not args[3] or any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+    if len(args) < 4 or not args[3] or any(map(is_mask, indices)):
         return []
     count = math.prod(torch.broadcast_shapes(*(index.shape for index in indices)))
     if not count:

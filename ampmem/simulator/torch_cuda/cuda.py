@@ -60,7 +60,7 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
         undo.callback(replace_all((torch.cuda.nvtx,), _nvtx()))
         undo.callback(replace_all((torch.accelerator,), _accelerator(device)))
         undo.callback(_install_streams(device))
-        undo.callback(replace_all((torch.backends.cudnn,), _cudnn()))
+        undo.callback(replace_all((torch.backends.cudnn,), _CUDNN))
         undo.callback(tensors.install(mode))
         undo.callback(derivatives.install(mode))
         undo.callback(_share_with_threads(mode))
@@ -246,8 +246,7 @@ def _nvtx() -> dict[str, Any]:
     return {**marks, "range_pop": lambda: 0, "range": nothing}
 
 
-def _cudnn() -> dict[str, Any]:
-    return {"is_available": lambda: True, "is_acceptable": lambda tensor: False}
+_CUDNN = {"is_available": lambda: True, "is_acceptable": lambda tensor: False}
 
 
 class Stream:

@@ -16,7 +16,7 @@ from torch.library import Library, get_kernel
 
 from ampmem.patching import added
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.ops import affine_grid, places
+from ampmem.simulator.ops import affine_grid, nonzero_places
 from ampmem.simulator.private.general import FakeTensor, give_back, has_forward_gradients, name_nodes
 
 aten = torch.ops.aten
@@ -73,7 +73,7 @@ def _reversed_cumsum(tensor: Tensor, dim: int) -> Tensor:
 def _whole(mode: SimulatedMode) -> Callable[..., Tensor]:
     def gradient(grad: Tensor, source: Tensor, result: Tensor) -> Tensor:
         """``prod_backward`` (``FunctionsManual.cpp``), which searches the zeros."""
-        places(source == 0, lambda: 0, mode.device_model.gpu)
+        nonzero_places(source == 0, lambda: 0, mode.device_model.gpu)
         _take_for_granted(mode)
         return grad * (result / source).conj()
 

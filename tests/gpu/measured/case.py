@@ -37,7 +37,7 @@ def _workload(name: str, preset: str, **extra: Any) -> Callable[[Any], None]:
 
     def train(options: argparse.Namespace) -> None:
         common = import_module("ampmem.workloads.common")
-        chosen = common.Options(
+        chosen = common.WorkloadOptions(
             preset=preset, device=torch.device(options.device), precision=options.precision, steps=options.steps
         )
         import_module(f"ampmem.workloads.{name}").train(chosen, **extra)

@@ -19,7 +19,7 @@ import ampmem
 from ampmem.allocator.settings import Settings, round_size
 from ampmem.events import Action, Phase
 from ampmem.workloads import gpt
-from ampmem.workloads.common import Options
+from ampmem.workloads.common import WorkloadOptions
 
 _TIME = re.compile(r"\d{16,}")
 """A time in nanoseconds, as the recorder tags events."""
@@ -44,7 +44,7 @@ def clock(device: str, folder: Path) -> Row:
     memory._snapshot = listen
     try:
         with ampmem.profile(device=device, output=folder / "clock.ampmem"):
-            gpt.train(Options(preset="small", steps=30, precision="amp", device=torch.device(device)))
+            gpt.train(WorkloadOptions(preset="small", steps=30, precision="amp", device=torch.device(device)))
     finally:
         memory._snapshot = before
     return clock_verdict(entries)

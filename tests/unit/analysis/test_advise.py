@@ -39,7 +39,7 @@ from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.suggested import Suggestion
 from ampmem.events import LayersRecord
-from ampmem.reporters.text.advise import headline, proof_in_words, ranks_line, refused_lines, render
+from ampmem.reporters.text.advise import headline, proof_in_words, ranks_line, refused_lines, render_advice
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
@@ -145,7 +145,7 @@ def test_the_document_fits_its_schema_and_says_what_it_saves() -> None:
     assert rows["foreach=False"]["saved_bytes"] == 0
     assert [run["meets"] for run in document["runs"]].count(True) == 1
     assert headline(found) == "With checkpoint 12 of 12 blocks, fused=True the script fits into 84 B of h100."
-    text = render(found)
+    text = render_advice(found)
     assert "nothing" in text and "for block in model.h[:12]: block.forward = " in text
     assert "AdamW(..., fused=True)" in text
 
@@ -158,13 +158,13 @@ def test_where_nothing_is_enough_it_is_said_how_much_is_left() -> None:
     )
     nothing = advice(search(None, total=10), SCRIPT, None, title="train.py", steps=2, gpu="h100", total=10)
     assert headline(nothing) == "Nothing that was run fits into h100: memory runs out in each run."
-    assert "out of memory" in render(nothing)
-    surely = [cells for cells in render(found).splitlines() if cells.startswith("foreach=False")]
-    assert "no" in surely[0].split() and "not surely" not in render(found)
+    assert "out of memory" in render_advice(nothing)
+    surely = [cells for cells in render_advice(found).splitlines() if cells.startswith("foreach=False")]
+    assert "no" in surely[0].split() and "not surely" not in render_advice(found)
     close = {NOTHING_FORCED: Trial(memory=Memory(allocated=90, reserved=95, used=99, highest=105))}
-    assert "not surely" in render(advice(close, SCRIPT, 100, title="train.py", steps=2, gpu="h100", total=1000))
+    assert "not surely" in render_advice(advice(close, SCRIPT, 100, title="train.py", steps=2, gpu="h100", total=1000))
     refused = advice(search(84, fused="refused"), SCRIPT, 84, title="train.py", steps=2, gpu="h100", total=1000)
-    assert "fused=True: torch does not" in render(refused)
+    assert "fused=True: torch does not" in render_advice(refused)
 
 
 def test_costs_and_code_are_of_this_script() -> None:
@@ -236,7 +236,7 @@ def test_what_was_proven_is_said_and_fits_the_schema() -> None:
         "foreach=False": "other losses or gradients than foreach=True has: their numbers or shapes differ",
         "checkpoint 12 of 12 blocks": "3 losses and 9 gradients equal those of the script as it is, bit for bit",
     }
-    assert "losses and gradients of three steps on the CPU" in render(found)
+    assert "losses and gradients of three steps on the CPU" in render_advice(found)
 
 
 EVERY = frozenset(AllowedChange)
@@ -381,10 +381,10 @@ def test_unequal_blocks_are_listed_and_suggestions_are_said_to_be_computed() -> 
     found = advice(trials, script, None, title="train.py", steps=2, gpu="h100", total=1000)
     jsonschema.Draft202012Validator(advise_schema()).validate(json.loads(found.to_json()))
     assert [(block.name, block.saved_bytes) for block in found.blocks] == [("h.1", 3 << 20), ("h.0", 1 << 20)]
-    text = render(found)
+    text = render_advice(found)
     assert "    1  h.1     3.0 MiB     1e+09" in text and "del logits: 1.0 GiB computed" in text
     assert "map(model.get_submodule, ('h.1',))" in text
-    alike = render(advice(trials, SCRIPT, None, title="train.py", steps=2, gpu="h100", total=1000))
+    alike = render_advice(advice(trials, SCRIPT, None, title="train.py", steps=2, gpu="h100", total=1000))
     assert "blocks, in the order" not in alike and "computed from its recording" not in alike
 
 
@@ -454,7 +454,7 @@ def test_what_only_reserves_less_is_said_to() -> None:
     found = advice(trials, SCRIPT, 190, title="train.py", steps=2, gpu="h100", total=1000)
     run = next(run for run in found.runs if run.options)
     assert (run.saved_bytes, run.saved_reserved_bytes) == (0, 1)
-    assert "1 B reserved" in render(found)
+    assert "1 B reserved" in render_advice(found)
 
 
 def test_changes_alone_are_run_at_the_same_time() -> None:
@@ -515,7 +515,7 @@ def test_on_a_real_device_a_step_is_timed_and_nothing_is_computed() -> None:
         jsonschema.Draft202012Validator(advise_schema()).validate(json.loads(found.to_json()))
         assert found.runs[0].cost == "a step takes 2.5 ms (+25.0 %); forward of 12 of 12 blocks once more in a step"
         assert found.runs[1].cost == "a step takes 2.0 ms"
-        assert "cost (time measured)" in render(found)
+        assert "cost (time measured)" in render_advice(found)
     assert headline(on_cpu) == "With checkpoint 12 of 12 blocks the script fits into 80 B of tensors."
     assert headline(on_gpu) == "With checkpoint 12 of 12 blocks the script fits into 64 B of NVIDIA H100."
     assert (on_cpu.runs[0].reserved_bytes, on_cpu.runs[0].device_used_bytes, on_cpu.runs[0].limited_bytes) == (
@@ -594,9 +594,9 @@ def test_the_table_names_the_worst_rank_and_which_were_run() -> None:
     found = advice(trials, script, None, title="train.py", steps=2, gpu="h100", total=1000, world_size=4)
     assert [run.rank for run in found.runs] == [0, 1, 2]
     assert "as ranks 0, 1: each other rank has, as it is, the peaks and parameters of one of these" in ranks_line(found)
-    assert ranks_line(found) in " ".join(render(found).split())
+    assert ranks_line(found) in " ".join(render_advice(found).split())
     assert refused_lines(found) == ["foreach=False: rank 2: chosen"]
-    (row,) = [line for line in render(found).splitlines() if line.startswith("fused=True  ")]
+    (row,) = [line for line in render_advice(found).splitlines() if line.startswith("fused=True  ")]
     assert row.split()[:3] == ["fused=True", "0", "8"]
     alike = replace(found, ranks=(0,))
     assert "changes as rank 0: each other rank has, as it is, the peaks and parameters of this one" in ranks_line(alike)

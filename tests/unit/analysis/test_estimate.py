@@ -17,7 +17,7 @@ from ampmem.events import PredictionRecord, TermsRecord
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import CUDNN_TRIALS, warning
 from ampmem.recording import read
-from ampmem.reporters.text.estimate import fit_in_short, headline, other_notes, render_prediction, sentences
+from ampmem.reporters.text.estimate import fit_in_short, other_notes, prediction_headline, render_prediction, sentences
 from ampmem.reporters.text.run import warnings
 from ampmem.reporters.text.table import render
 
@@ -122,7 +122,7 @@ def test_the_terms_add_up() -> None:
 def test_it_fits_or_not_or_maybe(record: PredictionRecord, fit: Fit, words: str) -> None:
     prediction = prediction_of(record)
     assert prediction.fit is fit
-    assert words in headline(prediction, "a GPU", failure="1 GiB were asked for")
+    assert words in prediction_headline(prediction, "a GPU", failure="1 GiB were asked for")
 
 
 TRIED = replace(
@@ -136,7 +136,7 @@ TRIED = replace(
 
 
 def test_trials_that_take_what_is_free_are_told_apart() -> None:
-    assert headline(prediction_of(TRIED), "a GPU") == (
+    assert prediction_headline(prediction_of(TRIED), "a GPU") == (
         "a GPU (simulated): peak 3.027 GiB to 3.223 GiB allocated, 3.223 GiB to 3.418 GiB reserved of 4.0 GiB; it "
         "fits, with 84.0 MiB to 284.0 MiB to spare beside the 512.0 MiB that the CUDA context is assumed to use; "
         "cudnn.benchmark's trials may take what is free, up to 700.0 MiB, once, at each convolution's first call"
@@ -146,9 +146,9 @@ def test_trials_that_take_what_is_free_are_told_apart() -> None:
 def test_it_is_not_laid_on_workspaces_where_the_context_decides() -> None:
     """Allocated are 3100 MiB: beside 1000 MiB of the context 4 MiB are missing, whatever cuDNN takes."""
     record = replace(TRIED, outside_at_most=1000 * MIB, least_reserved=3150 * MIB, likely_reserved=3300 * MIB)
-    found = headline(prediction_of(record), "a GPU")
+    found = prediction_headline(prediction_of(record), "a GPU")
     assert "it may not fit: it lacks 4.0 MiB to 404.0 MiB beside the most of the 512.0 MiB to 1000.0 MiB" in found
-    less = headline(prediction_of(replace(record, outside_at_most=900 * MIB)), "a GPU")
+    less = prediction_headline(prediction_of(replace(record, outside_at_most=900 * MIB)), "a GPU")
     assert "it may not fit: with cuDNN's workspaces in convolutions it lacks up to 304.0 MiB beside the 512.0" in less
 
 
@@ -164,7 +164,7 @@ def test_what_the_process_may_take_is_what_is_left() -> None:
 def test_a_script_that_failed_otherwise_neither_fits_nor_not() -> None:
     prediction = prediction_of(RECORD, stopped=STOPPED)
     assert prediction.fit is Fit.NOT_KNOWN
-    assert headline(prediction, "a GPU").endswith("reserved of 4.0 GiB, up to where the script failed")
+    assert prediction_headline(prediction, "a GPU").endswith("reserved of 4.0 GiB, up to where the script failed")
     assert fit_in_short(prediction) == (
         "not known",
         "predicted: 3.7 GiB of 4.0 GiB used up to where the script failed",
@@ -214,8 +214,10 @@ def test_the_section_of_show() -> None:
 def test_the_headline_and_the_table_have_the_same_ends_of_the_range() -> None:
     """What is reserved is a range where workspaces come and go: the least of it is in the table, too."""
     prediction = prediction_of(replace(BOUNDED, least_reserved=3150 * MIB, likely_reserved=3200 * MIB))
-    assert "peak 3.027 GiB allocated, 3.076 GiB to 3.223 GiB reserved of 4.0 GiB" in headline(prediction, "a GPU")
-    assert "peak 3.027 GiB allocated in step 2, " in headline(prediction, "a GPU", place="in step 2")
+    assert "peak 3.027 GiB allocated, 3.076 GiB to 3.223 GiB reserved of 4.0 GiB" in prediction_headline(
+        prediction, "a GPU"
+    )
+    assert "peak 3.027 GiB allocated in step 2, " in prediction_headline(prediction, "a GPU", place="in step 2")
     cells = [" ".join(line.split()) for line in render_prediction(prediction, "a GPU").splitlines()]
     assert "allocated reserved at least up to" in cells
     assert "= reserved 3.125 GiB 3.223 GiB 3.076 GiB 3.223 GiB" in cells

@@ -22,7 +22,7 @@ from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recordi
 from ampmem.names import shape_text
 from ampmem.reporters.base import Detail, Report
 from ampmem.reporters.text.run import change_of
-from ampmem.reporters.text.table import TableReporter
+from ampmem.reporters.text.table import render_reports
 from ampmem.vocabulary import SourceKind
 
 MIB = 1 << 20
@@ -875,7 +875,7 @@ def test_an_activation_that_no_op_saved_is_told_with_the_variable_that_holds_it(
         (6000, "held by out.b of train.py:42 (in train)"),
         (4000, None),
     ]
-    said = TableReporter(details=frozenset({Detail.LARGEST})).render([Report(title="", summary=summary, notes=())])
+    said = render_reports([Report(title="", summary=summary, notes=())], details=frozenset({Detail.LARGEST}))
     assert "held by out.b of train.py:42 (in train)" in said and "saved for" not in said
 
 

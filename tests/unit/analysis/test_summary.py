@@ -10,7 +10,7 @@ from build import ARM, FP32, RUN, Story, small_run
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.budgets.budget import budgets_of
-from ampmem.analysis.budgets.check import Limit, check
+from ampmem.analysis.budgets.check import Limit, check_run
 from ampmem.analysis.budgets.run import run_of
 from ampmem.analysis.comparison import compare, distinct, entry_of
 from ampmem.analysis.difference.difference import difference
@@ -669,7 +669,7 @@ def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None
     # Every command that limits or compares a peak takes that number.
     run = run_of(replace(rounded(5, 1).recording(), prediction=later), "run")
     before = side_of(rounded(5, 1).recording(), "before")
-    found = check(run, budgets_of({"peak": "5.5KiB", "allocated": "5.5KiB"}), before)
+    found = check_run(run, budgets_of({"peak": "5.5KiB", "allocated": "5.5KiB"}), before)
     sizes = {(each.key, each.limit_of): (each.before, each.after, each.least, each.kept) for each in found.judged}
     assert sizes["peak", Limit.BUDGET] == (3072, 6144, 5120, False)
     assert sizes["allocated", Limit.BUDGET][1] == 6144

@@ -38,7 +38,7 @@ from ampmem.cli.fit import fit, varied_arguments
 from ampmem.cli.main import run
 from ampmem.errors import RecordingError, UsageError
 from ampmem.reporters.html.fit_page import fit_view
-from ampmem.reporters.text.fit import of_whole, render, what_follows
+from ampmem.reporters.text.fit import of_whole, render_fit_result, what_follows
 
 OUTSIDE = 512
 TOTAL = 100_000
@@ -78,7 +78,7 @@ def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into() -
     }
     assert next_to_fit({**points, 40: None}, vary(1, 40), TOTAL) == 25
     found = result({"fp32": {**points, 26: None}}, vary(1, 40))
-    text = " ".join(render(found).split())
+    text = " ".join(render_fit_result(found).split())
     assert "; the script lets this process take 48.8 KiB of it" in text
     assert "--batch-size=2 fits (the allocator takes 3.9 of 48.8 KiB that the script lets this process take)" in text
     view = fit_view(found)
@@ -234,7 +234,7 @@ def test_peaks_that_are_out_of_order_end_the_search_and_are_told() -> None:
         assert set(arm.gaps) == odd & set(arm.memory)
     (against,) = found.break_even
     assert against.verdict is SavingVerdict.REVERSED
-    assert "allocates less at --batch-size=1 (-100 B), but more at 20 (+100 B)" in render(found)
+    assert "allocates less at --batch-size=1 (-100 B), but more at 20 (+100 B)" in render_fit_result(found)
 
 
 def test_the_curve_has_as_many_values_as_asked_for() -> None:
@@ -253,7 +253,7 @@ def test_nothing_more_is_run_when_the_smallest_value_does_not_fit() -> None:
     points = searched({"fp32": lambda value: TOTAL, "amp": lambda value: 9}, vary(4, 8), curve=5)
     assert set(points["fp32"]) == {4}
     found = result(points, vary(4, 8))
-    text = render(found)
+    text = render_fit_result(found)
     assert "fp32: --batch-size=4 does not fit; nothing smaller was run" in text
     assert "amp: --batch-size=8 fits (521 B of 97.7 KiB); nothing larger was run" in text
     assert "amp: no value fits in both" in text
@@ -266,7 +266,7 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     points = searched(arms, vary(1, 64))
     points["amp"][64] = Memory(allocated=9900, reserved=9900, used=99_000, highest=TOTAL + 1024, surely=False)
     found = result(points, vary(1, 64))
-    text = render(found)
+    text = render_fit_result(found)
     assert max(map(len, text.splitlines())) <= 100
     assert "fp32: --batch-size=64 fits (63.0 of 97.7 KiB); nothing larger was run" in text
     assert "amp: --batch-size=4 fits (4.3 of 97.7 KiB), 64 may fit (96.7 to 98.7 of 97.7 KiB); nothing larger" in text
@@ -314,7 +314,7 @@ def test_the_boundary_is_of_what_surely_fits_and_what_may_fit_is_told() -> None:
     found = result(points, vary(1, 256))
     (arm,) = found.arms
     assert (arm.largest_fitting, arm.smallest_not_fitting, arm.largest_that_may_fit) == (79, 80, 90)
-    text = " ".join(render(found).split())
+    text = " ".join(render_fit_result(found).split())
     assert "amp: --batch-size=79 fits (77.6 to 97.2 of 97.7 KiB), 90 may fit (88.4 to 107.9 of 97.7 KiB), 256" in text
     document = json.loads(found.to_json())
     assert [document["arms"][0][name] for name in ("largest_fitting", "largest_that_may_fit")] == [79, 90]
@@ -323,35 +323,35 @@ def test_the_boundary_is_of_what_surely_fits_and_what_may_fit_is_told() -> None:
 
 
 def test_where_nothing_surely_fits_that_is_told() -> None:
-    text = render(result({"fp32": {4: maybe(90_000, 20_000)}}, vary(4, 8)))
+    text = render_fit_result(result({"fp32": {4: maybe(90_000, 20_000)}}, vary(4, 8)))
     assert "fp32: --batch-size=4 may fit (88.4 to 107.9 of 97.7 KiB), nothing that was run surely fits" in text
 
 
 def test_sizes_that_nearly_fill_the_gpu_are_told_apart_from_it() -> None:
     nearly = Memory(allocated=90_000, reserved=99_000, used=99_999)
     found = result({"fp32": {4: nearly, 5: None}}, vary(1, 64))
-    assert "fp32: --batch-size=4 fits (97.655 of 97.656 KiB), 5 does not" in render(found)
+    assert "fp32: --batch-size=4 fits (97.655 of 97.656 KiB), 5 does not" in render_fit_result(found)
 
 
 def test_an_arm_with_the_peaks_of_another_is_told_to_be_the_same() -> None:
     fp32, amp = {1: memory(900), 2: memory(2000)}, {1: memory(800), 2: memory(900)}
     found = result({"fp32": fp32, "amp": amp, "amp-nocache": dict(amp)}, vary(1, 2))
-    assert render(found).count("amp-nocache: the same as amp\n") == 2
+    assert render_fit_result(found).count("amp-nocache: the same as amp\n") == 2
     other = result({"fp32": fp32, "amp": amp, "amp-nocache": {**amp, 2: None}}, vary(1, 2))
-    assert "the same" not in render(other)
+    assert "the same" not in render_fit_result(other)
 
 
 def test_the_same_numbers_are_shown_once() -> None:
     """The baseline was run with further values, to find where another arm saves."""
     fp32 = {1: memory(900), 2: memory(2000), 3: memory(3000)}
     points = {"fp32": fp32, "amp": {1: memory(800), 3: memory(900)}, "as-is": {1: fp32[1], 3: fp32[3]}}
-    text = render(result(points, vary(1, 3)))
+    text = render_fit_result(result(points, vary(1, 3)))
     assert text.count("as-is: the same as fp32\n") == 2
     head = text[text.index("peak of each run") : text.index("what fits")].splitlines()
     assert head[2].split() == ["fp32,", "as-is", "amp"]
     assert head[3].split() == ["--batch-size", "allocated", "reserved", "allocated", "reserved"]
     searched_further = {**points, "as-is": {1: fp32[1]}}  # it may still come to another end
-    assert "the same" not in render(result(searched_further, vary(1, 3)))
+    assert "the same" not in render_fit_result(result(searched_further, vary(1, 3)))
 
 
 def test_what_is_in_use_and_what_there_is_have_one_unit() -> None:
@@ -359,7 +359,7 @@ def test_what_is_in_use_and_what_there_is_have_one_unit() -> None:
 
 
 def test_a_column_has_one_unit() -> None:
-    text = render(result({"amp": {1: memory(300), 2: memory(900), 8: memory(90_000)}}, vary(1, 8)))
+    text = render_fit_result(result({"amp": {1: memory(300), 2: memory(900), 8: memory(90_000)}}, vary(1, 8)))
     rows = [line.split() for line in text.splitlines() if re.match(" +[0-9]+ ", line)]
     assert rows == [
         ["1", "0.3", "KiB", "0.3", "KiB"],
@@ -370,7 +370,7 @@ def test_a_column_has_one_unit() -> None:
 
 def test_a_positional_argument_is_called_by_its_place() -> None:
     varied = varied_arguments([], ["data", "--vary", "1:64"]).vary
-    text = render(result({"amp": {8: memory(2000), 9: None}}, varied))
+    text = render_fit_result(result({"amp": {8: memory(2000), 9: None}}, varied))
     assert "varied  argument 2 from 1 to 64" in text
     assert "amp: argument 2 = 8 fits (2.5 of 97.7 KiB), 9 does not" in text
 
@@ -383,7 +383,7 @@ def test_the_scripts_own_precision_is_tried_too() -> None:
 def test_where_nothing_fits_no_peak_is_told_to_be_the_same() -> None:
     points: dict[str, dict[int, Memory | None]] = {"fp32": {1: None}, "amp": {1: None}, "amp-nocache": {1: None}}
     found = result(points, vary(1, 8))
-    text = render(found)
+    text = render_fit_result(found)
     assert "the same" not in text
     assert text.count("--batch-size=1 does not fit; nothing smaller was run") == 3
     assert text.count("no value fits in both") == 2
@@ -396,7 +396,7 @@ def test_what_allocates_less_is_not_said_to_need_less_of_the_gpu() -> None:
     fp32 = {1: Memory(allocated=9000, reserved=20_000, used=20_512)}
     amp = {1: Memory(allocated=8000, reserved=30_000, used=30_512)}
     found = result({"fp32": fp32, "amp": amp}, vary(1, 1))
-    text = render(found)
+    text = render_fit_result(found)
     assert (
         "peak allocated against fp32\namp: allocates less at every value that was run in both (-1.0 KiB at 1)" in text
     )
@@ -406,8 +406,9 @@ def test_what_allocates_less_is_not_said_to_need_less_of_the_gpu() -> None:
 
 def test_a_gpu_that_is_named_by_its_size_is_told_once() -> None:
     found = result({"fp32": {1: memory(9)}}, vary(1, 1))
-    assert "a GPU (simulated), 97.7 KiB, 512 B of it" in render(found)
-    assert "gpu     97.7 KiB (simulated), 512 B of it" in render(replace(found, gpu=replace(found.gpu, name="100kB")))
+    assert "a GPU (simulated), 97.7 KiB, 512 B of it" in render_fit_result(found)
+    smaller = replace(found, gpu=replace(found.gpu, name="100kB"))
+    assert "gpu     97.7 KiB (simulated), 512 B of it" in render_fit_result(smaller)
 
 
 def test_the_schema_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:

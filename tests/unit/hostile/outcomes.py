@@ -35,7 +35,7 @@ from ampmem.reporters.html.run import run_view
 from ampmem.reporters.html.verdict import verdict_view
 from ampmem.reporters.html.write import STREAM_LIMIT
 from ampmem.reporters.text.compare import render as render_comparison
-from ampmem.reporters.text.table import TableReporter
+from ampmem.reporters.text.table import render_reports
 
 SECONDS = 10.0
 """Of the processor, for everything that is made of one file."""
@@ -79,7 +79,7 @@ def _use(path: Path) -> str | None:
             return _unclear(str(error), None)
     faults(summary)
     report = Report(title=recording.run.script, summary=summary, notes=recording.notes)
-    TableReporter(all_steps=True, details=EVERYTHING).render([report])
+    render_reports([report], all_steps=True, details=EVERYTHING)
     entry = entry_of(recording, summary=summary)
     comparison = compare(distinct([entry, entry], [path.name] * 2))
     render_comparison(comparison, details=EVERYTHING)

@@ -137,7 +137,7 @@ def test_the_profiler_is_asked_for_no_calls_of_the_cuda_runtime(monkeypatch: pyt
         real(config, activities, *rest)
 
     monkeypatch.setattr(window, "prepare_profiler", prepare)
-    profile = window.Window(memory=False)
+    profile = window.Window()
     for filters in (True, False) if window.FILTERS else (False,):
         monkeypatch.setattr(window, "FILTERS", filters)
         profile.open()

@@ -21,9 +21,9 @@ from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, SegmentAction
 from ampmem.names import is_warning
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
-from ampmem.recorder.facts.log import ELSEWHERE, Log, Texts
+from ampmem.recorder.facts.log import ELSEWHERE, Log
 from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
+from ampmem.recorder.sources.base import NO_EVENTS
 from ampmem.recorder.sources.cuda import nodes as cuda_nodes
 from ampmem.recorder.sources.cuda import source as cuda
 from ampmem.recorder.sources.cuda.device import TorchCuda
@@ -62,10 +62,6 @@ def source(gpu: ModelCuda) -> Iterator[CudaSource]:
     source = CudaSource(api=gpu)
     yield source
     source._nodes.take(go_on=False)
-
-
-def test_it_is_a_device_source(source: CudaSource) -> None:
-    assert isinstance(source, DeviceSource)
 
 
 def test_what_was_alive_before_is_the_baseline_with_its_true_sizes(gpu: ModelCuda, source: CudaSource) -> None:
@@ -1010,9 +1006,9 @@ def test_a_node_that_the_engines_thread_made_is_not_taken_for_one_of_the_recorde
 
 
 def test_what_the_engines_thread_computes_again_is_named_after_its_own_op() -> None:
-    texts = Texts()
-    log = Log(RealAddresses(), texts)
-    joiner = Joiner(log, Stacks(enabled=False), texts)
+    log = Log(RealAddresses())
+    texts = log.texts
+    joiner = Joiner(log, Stacks(enabled=False))
     linear, dropout = texts.id("linear"), texts.id("dropout")
     log.enter_module(linear)
     torch.ones(1, requires_grad=True).exp()

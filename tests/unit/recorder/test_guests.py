@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ampmem.recorder.facts import log
-from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_parameter, is_tensor
+from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_nn_parameter, is_tensor
 from ampmem.recorder.facts.log import Misses
 from ampmem.recorder.models.anatomy import children, has_parameters, held_tensors, named_parameters, tree
 from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS
@@ -36,10 +36,10 @@ def test_an_object_is_looked_at_past_its_own_code() -> None:
     assert attributes_of(ModuleType("script"))["__name__"] == "script"
     assert attributes_of(3) == {}
     assert not is_tensor(refusing)
-    assert not is_parameter(refusing)
-    assert is_parameter(nn.Parameter(torch.ones(1)))
+    assert not is_nn_parameter(refusing)
+    assert is_nn_parameter(nn.Parameter(torch.ones(1)))
     assert is_tensor(nn.Parameter(torch.ones(1)))
-    assert not is_parameter(torch.ones(1))
+    assert not is_nn_parameter(torch.ones(1))
 
 
 @pytest.mark.filterwarnings("error")

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from ampmem.events import Phase
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks import boundaries
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.listener import Listener
@@ -87,14 +87,13 @@ class Diary:
 def test_one_step_as_the_hooks_report_it() -> None:
     diary = Diary()
     listener: Listener = diary
-    texts = Texts()
-    log = Log(RealAddresses(), texts)
-    models = Models(texts, log)
-    update = RunningUpdate(log, Stacks(enabled=False), texts)
+    log = Log(RealAddresses())
+    models = Models(log)
+    update = RunningUpdate(log, Stacks(enabled=False))
     hooks = [
         ModuleHooks(listener, log, models, update.stacks, ArmSeen(device_type="cpu"), follow=lambda: None),
         BackwardHooks(listener, log.misses),
-        OptimizerHooks(listener, log, models, texts, update),
+        OptimizerHooks(listener, log, models, update),
     ]
     undo = [*(each.install() for each in hooks), boundaries.install_data(listener, log.misses)]
     try:

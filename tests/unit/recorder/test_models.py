@@ -6,14 +6,13 @@ import pytest
 from torch import nn
 
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models import models as models_module
 from ampmem.recorder.models.models import Models
 
 
 def test_a_module_at_the_id_of_a_dead_one_is_named_by_its_root() -> None:
-    texts = Texts()
-    models = Models(texts, Log(RealAddresses(), texts))
+    models = Models(Log(RealAddresses()))
     child, dead = nn.Linear(2, 2, bias=False), nn.Sequential()
     models.registered(child)
     models.registered(dead)
@@ -30,8 +29,8 @@ def test_a_module_at_the_id_of_a_dead_one_is_named_by_its_root() -> None:
 
 
 def test_a_module_that_was_there_before_is_named_by_its_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = Texts()
-    models = Models(texts, Log(RealAddresses(), texts))
+    log = Log(RealAddresses())
+    models, texts = Models(log), log.texts
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2, bias=False)))
     assert texts.value(models.path_id(model[0][0])) == "0.0"  # type: ignore[index]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ampmem.recorder.models.placement import Placement
+from ampmem.recorder.device import Placement
 from ampmem.vocabulary import SourceKind
 
 

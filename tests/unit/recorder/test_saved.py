@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.forward import SavedByNodes
 
 
@@ -94,9 +94,9 @@ Run = Callable[[Callable[[], Any]], list[str]]
 @pytest.fixture
 def saved(x: Tensor) -> Iterator[Run]:
     """Runs something; the names of the Functions for which tensors were saved, in order."""
-    texts = Texts()
-    log = Log(RealAddresses(), texts)
-    nodes = SavedByNodes(log, texts)
+    log = Log(RealAddresses())
+    texts = log.texts
+    nodes = SavedByNodes(log)
 
     def run(something: Callable[[], Any]) -> list[str]:
         log.take_facts()

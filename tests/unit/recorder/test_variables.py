@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import RealAddresses
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.holders import Variables
 
 
@@ -23,9 +23,9 @@ class Looks:
     """Looks at the variables of the tests as a recording does."""
 
     def __init__(self) -> None:
-        self.texts = Texts()
-        self.log = Log(RealAddresses(), self.texts)
-        self.variables = Variables(self.log, self.texts)
+        self.log = Log(RealAddresses())
+        self.texts = self.log.texts
+        self.variables = Variables(self.log)
 
     def names_of(self, address: int) -> list[tuple[str, str]]:
         """Look, and say which variables hold the storage at ``address``, and where they got it."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -39,72 +39,8 @@ class Stats:
     uses: int = 0
 
 
-class CudaApi(Protocol):
-    """The calls to a CUDA build of torch that the source needs."""
-
-    def problem(self) -> str | None:
-        """Why nothing can be recorded here, with what to do; ``None`` if it can."""
-
-    def when_ready(self, action: Callable[[], None]) -> None:
-        """Call ``action`` now, or right after the script has initialized CUDA."""
-
-    def settings_in_force(self) -> str | None:
-        """The allocator's settings as text, once CUDA is initialized; ``None`` if torch does not say."""
-
-    def set_settings(self, text: str) -> None:
-        """Set the allocator's settings."""
-
-    def caches(self) -> bool:
-        """Whether PyTorch's caching allocator is in use: the history has no other allocations."""
-
-    def history_is_on(self) -> bool:
-        """Whether memory history is being recorded already."""
-
-    def history(self, *, on: bool, entries: int, stacks: bool) -> None:
-        """Switch memory history off, or on with an empty trace."""
-
-    def snapshot(self) -> Snapshot:
-        """Segments and traces of all devices."""
-
-    def stats(self, device: int) -> Stats:
-        """The allocator's statistics for ``device``."""
-
-    def changes(self, device: int) -> tuple[int, ...]:
-        """Counters that grow with each event of the device's trace: if equal twice, there was none in between."""
-
-    def memory_info(self, device: int) -> tuple[int, int]:
-        """Free and total bytes of the device."""
-
-    def process_used(self, device: int) -> int | None:
-        """Bytes of the device that the driver counts for this process; ``None`` if NVML cannot be asked."""
-
-    def current_device(self) -> int:
-        """The index of the calling thread's device."""
-
-    def device_count(self) -> int:
-        """Number of devices."""
-
-    def device_name(self, device: int) -> str:
-        """The name of ``device``."""
-
-    def synchronize(self, device: int) -> None:
-        """Wait for all work on the device."""
-
-    def follow_captures(self) -> Undo:
-        """Follow the CUDA graphs that any thread captures; returns the undo."""
-
-    def capturing(self) -> bool:
-        """Whether any thread is capturing a CUDA graph: a call that synchronizes would end the capture."""
-
-    def observe_oom(self, observer: OomObserver) -> None:
-        """Call ``observer`` whenever memory runs out, until the process ends."""
-
-    def metadata_setter(self) -> Callable[[str], None] | None:
-        """A function that tags the calling thread's events; ``None`` if torch cannot, or the script uses the tags."""
-
-
 class TorchCuda:
-    """:class:`CudaApi` with the real torch."""
+    """The calls to a CUDA build of torch that the source needs."""
 
     def __init__(self) -> None:
         self._asks_nvml = True
@@ -131,6 +67,7 @@ class TorchCuda:
         return None
 
     def when_ready(self, action: Callable[[], None]) -> None:
+        """Call ``action`` now, or right after the script has initialized CUDA."""
         # Initializing CUDA here would be before the script has set CUDA_VISIBLE_DEVICES, for one.
         if torch.cuda.is_initialized():
             action()
@@ -138,18 +75,23 @@ class TorchCuda:
             torch_private.when_cuda_is_ready(action)
 
     def settings_in_force(self) -> str | None:
+        """The allocator's settings as text, once CUDA is initialized; ``None`` if torch does not say."""
         return torch_private.settings_in_force()
 
     def set_settings(self, text: str) -> None:
+        """Set the allocator's settings."""
         torch_private.set_settings(text)
 
     def caches(self) -> bool:
+        """Whether PyTorch's caching allocator is in use: the history has no other allocations."""
         return torch_private.allocator_is_on()
 
     def history_is_on(self) -> bool:
+        """Whether memory history is being recorded already."""
         return torch.cuda.is_initialized() and torch_private.history_is_on()
 
     def history(self, *, on: bool, entries: int, stacks: bool) -> None:
+        """Switch memory history off, or on with an empty trace."""
         if not on:
             torch_private.record_history(None)
             return
@@ -158,9 +100,11 @@ class TorchCuda:
         )
 
     def snapshot(self) -> Snapshot:
+        """Segments and traces of all devices."""
         return torch_private.cuda_snapshot()  # type: ignore[no-any-return]
 
     def stats(self, device: int) -> Stats:
+        """The allocator's statistics for ``device``."""
         nested = torch.cuda.memory_stats_as_nested_dict(device)
         current = {name: int(nested[f"{name}_bytes"]["all"]["current"]) for name in _STATS}
         return Stats(
@@ -171,14 +115,17 @@ class TorchCuda:
         )
 
     def changes(self, device: int) -> tuple[int, ...]:
+        """Counters that grow with each event of the device's trace: if equal twice, there was none in between."""
         nested = torch.cuda.memory_stats_as_nested_dict(device)
         return tuple(int(nested[name]["all"][count]) for name in _CHANGES for count in ("allocated", "freed"))
 
     def memory_info(self, device: int) -> tuple[int, int]:
+        """Free and total bytes of the device."""
         free, total = torch.cuda.mem_get_info(device)
         return int(free), int(total)
 
     def process_used(self, device: int) -> int | None:
+        """Bytes of the device that the driver counts for this process; ``None`` if NVML cannot be asked."""
         if not self._asks_nvml:
             return None
         try:
@@ -189,27 +136,35 @@ class TorchCuda:
         return used
 
     def current_device(self) -> int:
+        """The index of the calling thread's device."""
         return torch.cuda.current_device()
 
     def device_count(self) -> int:
+        """Number of devices."""
         return torch.cuda.device_count()
 
     def device_name(self, device: int) -> str:
+        """The name of ``device``."""
         return torch.cuda.get_device_name(device)
 
     def synchronize(self, device: int) -> None:
+        """Wait for all work on the device."""
         torch.cuda.synchronize(device)
 
     def follow_captures(self) -> Undo:
+        """Follow the CUDA graphs that any thread captures; returns the undo."""
         return _follow_captures()
 
     def capturing(self) -> bool:
+        """Whether any thread is capturing a CUDA graph: a call that synchronizes would end the capture."""
         return bool(_captured) or torch.cuda.is_current_stream_capturing()
 
     def observe_oom(self, observer: OomObserver) -> None:
+        """Call ``observer`` whenever memory runs out, until the process ends."""
         _observe_oom(observer)
 
     def metadata_setter(self) -> Callable[[str], None] | None:
+        """A function that tags the calling thread's events; ``None`` if torch cannot, or the script uses the tags."""
         return torch_private.metadata_setter()
 
 

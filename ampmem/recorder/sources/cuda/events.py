@@ -412,7 +412,8 @@ class History:
                 writer.note_awaiting(entry.time_ns, self._awaiting_bytes)
             elif entry.action in RESERVING:
                 change = self._segments.reserve if RESERVING[entry.action] else self._segments.release
-                change(entry.time_ns, writer.count, _extent(entry))
+                extent = extent_of_call(entry.action, entry.address, entry.size, entry.stream)
+                change(entry.time_ns, writer.count, extent)
             if entry.action == ALLOC and writer.at_peak():
                 writer.note_peak(writer.level(self._awaiting_size(), self._segments.held.size))
 
@@ -452,10 +453,6 @@ def _segment_calls(trace: Trace) -> Iterator[tuple[int, str, Extent]]:
 def _before(held: list[Extent], trace: Trace) -> list[Extent]:
     """The segments before ``trace``, which led to ``held``."""
     return rewound(held, [(action, extent) for _, action, extent in _segment_calls(trace)])[0]
-
-
-def _extent(entry: TraceEntry) -> Extent:
-    return extent_of_call(entry.action, entry.address, entry.size, entry.stream)
 
 
 def _until_snapshot(traces: Sequence[Any], device: int, count: int) -> Sequence[Any] | None:

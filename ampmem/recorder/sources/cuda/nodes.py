@@ -81,7 +81,7 @@ class NodeRecorder:
     """Records the nodes from one :meth:`take` to the next."""
 
     def __init__(self) -> None:
-        self._window = Window(memory=True)
+        self._window = Window()
         self._scope: Any = None
         self.running = False
         """Whether nodes are being recorded."""

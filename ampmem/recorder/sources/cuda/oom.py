@@ -14,7 +14,7 @@ import torch
 from ampmem.allocator.oom import pack_segments
 from ampmem.events import NO_STEP, OomRecord
 from ampmem.recorder.sources.base import Place
-from ampmem.recorder.sources.cuda.device import CudaApi
+from ampmem.recorder.sources.cuda.device import TorchCuda
 from ampmem.recorder.sources.cuda.events import OOM, device_segments
 
 KEPT = 8
@@ -26,7 +26,7 @@ _NOWHERE = Place(step=NO_STEP, op="", module="", stack="")
 class OomKeeper:
     """Observes the allocator's out-of-memory errors, before the script gets them."""
 
-    def __init__(self, api: CudaApi) -> None:
+    def __init__(self, api: TorchCuda) -> None:
         self._api = api
         self._records: deque[OomRecord] = deque(maxlen=KEPT)
         self.locate: Callable[[], Place] | None = None

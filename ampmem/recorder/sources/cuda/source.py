@@ -31,10 +31,10 @@ from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
-from ampmem.recorder.facts.log import Log, Texts
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.live import collection_paused
-from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, joined
-from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
+from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, Source, joined
+from ampmem.recorder.sources.cuda.device import Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import History, Level, Settled
 from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes, ObservedNodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
@@ -52,7 +52,7 @@ class TracePeaks:
     ``torch.cuda.reset_peak_memory_stats`` resets the allocator's own peak; the trace still shows it.
     """
 
-    def __init__(self, api: CudaApi, settings: Settings) -> None:
+    def __init__(self, api: TorchCuda, settings: Settings) -> None:
         self._api = api
         self._settings = settings
         self._known: dict[int, int] = {}
@@ -113,17 +113,16 @@ _NOTHING = (
 _BY_CALL = "torch.cuda.memory._set_allocator_settings"
 
 
-class CudaSource:
+class CudaSource(Source):
     """The events of one CUDA device; ``synchronize`` waits for the device at each step's end."""
 
     kind = SourceKind.CUDA
     device_type = "cuda"
     addresses = RealAddresses()
     uses_profiler = uses_history = True
-    see = None
 
-    def __init__(self, *, stacks: bool = True, synchronize: bool = True, api: CudaApi | None = None) -> None:
-        self._api: CudaApi = TorchCuda() if api is None else api
+    def __init__(self, *, stacks: bool = True, synchronize: bool = True, api: TorchCuda | None = None) -> None:
+        self._api = TorchCuda() if api is None else api
         self._stacks = stacks
         self._synchronize = synchronize
         self._on = False
@@ -156,7 +155,7 @@ class CudaSource:
         self._streams: set[int] = set()
         self._pools: set[tuple[int, int]] = set()
         self.device_name = "a CUDA device"
-        self.stamp: Callable[[int], None] | None = self._stamp
+        self.stamp = self._stamp
 
     def check(self) -> None:
         """Raise :class:`UsageError` if nothing can be recorded, or memory history is being recorded already."""
@@ -171,11 +170,7 @@ class CudaSource:
             )
         check_free()
 
-    def owns_mode(self, mode: object) -> bool:
-        """``False``: a GPU has no dispatch mode."""
-        return False
-
-    def attach(self, locate: Callable[[], Place], log: Log, texts: Texts) -> None:
+    def attach(self, locate: Callable[[], Place], log: Log) -> None:
         """Set ``locate``, which says where memory ran out; everything else is in the trace."""
         self._oom.locate = locate
 
@@ -290,9 +285,6 @@ class CudaSource:
     def nothing(self) -> str | None:
         """Why nothing of the device was recorded; ``None`` if something was."""
         return None if self._device is not None else self._refused or _NOTHING
-
-    def prediction(self) -> None:
-        """``None``: a real device is measured."""
 
     def notes(self) -> list[str]:
         """Notes for the reader of the recording."""

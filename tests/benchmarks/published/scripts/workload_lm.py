@@ -46,7 +46,7 @@ def main() -> None:
             if forwards == before + steps:
                 sys.exit()
 
-    lm.build, lm.report = build_then_reset, reset
+    lm.build, lm.report_step = build_then_reset, reset
     if "--forward" in arguments:
         arguments.remove("--forward")
         register_module_forward_hook(leave)

@@ -10,7 +10,7 @@ import pytest
 from build import RUN, Story, gpu_run, small_run
 
 from ampmem.analysis.budgets.budget import NONE_ALLOWED, Allowance, budgets_of, parse_allowance
-from ampmem.analysis.budgets.check import TRIALS_NOT_JUDGED, Broken, CheckResult, Limit, check, check_schema
+from ampmem.analysis.budgets.check import TRIALS_NOT_JUDGED, Broken, CheckResult, Limit, check_run, check_schema
 from ampmem.analysis.budgets.run import run_of, run_of_side
 from ampmem.analysis.difference.sides import side_of
 from ampmem.errors import UsageError
@@ -63,7 +63,7 @@ def judged(
     """The result, which is what its schema says."""
     budgets = budgets_of({key.replace("__", "."): limit for key, limit in limits.items()})
     side = None if baseline is None else side_of(baseline, "main.ampmem")
-    result = check(run_of(run, "run.ampmem"), budgets, side, allow)
+    result = check_run(run_of(run, "run.ampmem"), budgets, side, allow)
     jsonschema.validate(json.loads(result.to_json()), SCHEMA)
     return result
 
@@ -345,14 +345,16 @@ def test_at_the_same_instant_nothing_has_moved() -> None:
 
 def test_of_a_summary_each_categorys_most_is_compared_and_not_two_instants() -> None:
     baseline = replace(side_of(moving(gelu=0), "main.json"), groups=None)
-    (change,) = only(check(run_of(moving(gelu=1500), "run"), (), baseline), "peak").grew
+    (change,) = only(check_run(run_of(moving(gelu=1500), "run"), (), baseline), "peak").grew
     assert (change.category, change.before, change.after) == ("activations", 1000, 2500)
 
 
 def test_of_a_summary_what_is_in_no_module_is_told_with_the_category() -> None:
     baseline = replace(side_of(moving(gelu=0), "main.json"), groups=None)
     lost = replace(baseline.summary, modules=())
-    (change,) = only(check(run_of(moving(gelu=1500), "run"), (), replace(baseline, summary=lost)), "activations").grew
+    (change,) = only(
+        check_run(run_of(moving(gelu=1500), "run"), (), replace(baseline, summary=lost)), "activations"
+    ).grew
     assert (change.module, change.before, change.after) == (None, 1000, 2500)
 
 
@@ -363,7 +365,7 @@ def test_a_module_of_the_same_last_name_may_be_meant() -> None:
 
 def test_of_a_summary_what_grew_is_told_by_module() -> None:
     baseline = replace(side_of(recording(), "main.json"), groups=None)
-    result = check(run_of(recording(saved=1300), "run"), (), baseline)
+    result = check_run(run_of(recording(saved=1300), "run"), (), baseline)
     broken = only(result, "activations")
     assert not broken.grouped and result.baseline is not None and not result.baseline.grouped
     (change,) = broken.grew
@@ -376,13 +378,13 @@ def test_of_a_summary_what_grew_is_told_by_module() -> None:
 def test_of_a_summary_what_grew_in_a_module_is_told_by_those_in_it(module: str, grew: list[str]) -> None:
     baseline = replace(side_of(recording(), "main.json"), groups=None)
     key = f"modules.{module}.activations"
-    broken = only(check(run_of(recording(saved=1300), "run"), budgets_of({key: 1}), baseline), key)
+    broken = only(check_run(run_of(recording(saved=1300), "run"), budgets_of({key: 1}), baseline), key)
     assert ([change.module for change in broken.grew], broken.grouped) == (grew, False)
 
 
 def test_a_summary_is_judged_as_far_as_it_goes() -> None:
     side = replace(side_of(recording(), "run.json"), groups=None)
-    result = check(run_of_side(side), budgets_of({"peak": 1, "growth": 1, "allocated": 1}))
+    result = check_run(run_of_side(side), budgets_of({"peak": 1, "growth": 1, "allocated": 1}))
     assert measured(result) == {"peak": 3300, "growth": None, "allocated": None}
     assert all("give the recording" in problem for problem in result.problems)
 
@@ -448,7 +450,7 @@ def test_what_is_broken_is_said_beside_what_could_not_be_judged() -> None:
 def test_lines_that_grew_from_step_to_step_are_told_though_the_baseline_is_a_summary() -> None:
     baseline = replace(side_of(recording(), "main.json"), groups=None)
     run = run_of(recording(kept=64), "run")
-    text = render_check(check(run, budgets_of({"growth": 0}), baseline, parse_allowance("1MiB")))
+    text = render_check(check_run(run, budgets_of({"growth": 0}), baseline, parse_allowance("1MiB")))
     assert "/home/me/train.py:5 main" in text and "one of the two is a summary" not in text
 
 

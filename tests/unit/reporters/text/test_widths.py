@@ -28,7 +28,7 @@ from ampmem.reporters.base import EVERYTHING
 from ampmem.reporters.text.check import render_check, render_checks
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.difference import render_difference
-from ampmem.reporters.text.fit import render as render_fit
+from ampmem.reporters.text.fit import render_fit_result
 from ampmem.reporters.text.layout import NARROWEST, WIDEST, Layout, number, table, table_lines, words
 from ampmem.reporters.text.model import render_recipe, render_recipes
 from ampmem.reporters.text.plain_text import columns, shorten, wrapped
@@ -176,7 +176,7 @@ def cases() -> Mapping[str, Rendered]:
         "compare others": lambda layout: render_comparison(alike, details=EVERYTHING, layout=layout),
         "diff": lambda layout: render_difference(difference, layout),
         "checks": lambda layout: render_checks(checks, layout),
-        "fit": lambda layout: render_fit(fitted(), layout),
+        "fit": lambda layout: render_fit_result(fitted(), layout),
         "model": lambda layout: render_recipes(recipes, 600_066, measured, layout),
     }
     found |= {f"check {one.label}": lambda layout, one=one: render_check(one, layout) for one in checks}  # type: ignore[misc]
