@@ -26,7 +26,7 @@ from ampmem.vocabulary import Arm, AutocastDtype, Device
 
 if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
-    from ampmem.recorder.on_paper import OnPaper
+    from ampmem.recorder.simulated_block import SimulatedBlock
     from ampmem.recorder.session import Session
 
 ENDS_LATER = (
@@ -256,7 +256,7 @@ class Profile(Shown):
         self.path = path_of(output, "output").absolute()
         """The path of the recording."""
         self._session: Session | None = None
-        self._paper: OnPaper | None = None
+        self._simulated: SimulatedBlock | None = None
         self._undo, self.is_open = ExitStack(), False  # open: entered and not left yet
         self._failure: NothingRecorded | None = None
 
@@ -266,7 +266,7 @@ class Profile(Shown):
             raise UsageError(f"this profile {state}: call ampmem.profile() again for another recording")
         check_output(self.path, force=self._force, option="output=")
         from ampmem.recorder.marker import step_on_of
-        from ampmem.recorder.on_paper import on_paper
+        from ampmem.recorder.simulated_block import simulated_block
         from ampmem.recorder.options import DTYPES, Options, device_named
         from ampmem.recorder.ranks.environment import launched
         from ampmem.recorder.session import Session
@@ -293,12 +293,12 @@ class Profile(Shown):
 
             seed_everything(self._seed)
         with ExitStack() as undo:
-            paper = on_paper(options.device, self._gpu, self._assume)
-            if paper is not None:
-                undo.callback(paper.end)
+            simulated = simulated_block(options.device, self._gpu, self._assume)
+            if simulated is not None:
+                undo.callback(simulated.end)
                 options = replace(options, device=Device.SIMULATED)
-            self._paper = paper
-            self._start(Session(options, source=None if paper is None else paper.source))
+            self._simulated = simulated
+            self._start(Session(options, source=None if simulated is None else simulated.source))
             self._undo, self.is_open = undo.pop_all(), True
         return self
 
@@ -322,13 +322,13 @@ class Profile(Shown):
         if not self.is_open or sys.is_finalizing():  # already left, or Python ended before the object's owner died
             return
         self.is_open = False
-        if error is not None and self._paper is not None:
+        if error is not None and self._simulated is not None:
             session.failed(failure_of(error))  # whether the run fits is unknown then
         with self._undo:
             session.close(error)
-        if self._paper is not None:
-            self._paper.tell_doubts(failed=isinstance(error, Exception))
-            self._paper = None
+        if self._simulated is not None:
+            self._simulated.tell_doubts(failed=isinstance(error, Exception))
+            self._simulated = None
         from ampmem.recorder.process import active  # late, as it imports torch
 
         if active() is session:

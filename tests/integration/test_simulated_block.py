@@ -410,8 +410,8 @@ def test_losses_that_are_kept_hold_what_they_hold_on_a_cpu(name: str) -> None:
         assert last is not None
         return last["activations"] - first["activations"]
 
-    on_paper = held("cuda", device="sim", gpu="h100")
-    assert on_paper == held("cpu", device="cpu") == 2 * 4 * (1 if name == "l1_loss" else 16 * 64)
+    simulated = held("cuda", device="sim", gpu="h100")
+    assert simulated == held("cpu", device="cpu") == 2 * 4 * (1 if name == "l1_loss" else 16 * 64)
 
 
 def test_a_linear_layer_on_an_input_that_is_not_contiguous_adds_its_bias_in_place() -> None:

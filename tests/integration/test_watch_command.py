@@ -98,7 +98,7 @@ def test_a_leak_of_one_kibibyte_a_step_is_found_and_named(tmp_path: Path) -> Non
     assert "10.0 KiB in 10 by kept[*]" in text
 
 
-def test_a_longer_batch_runs_out_of_memory_on_paper(tmp_path: Path) -> None:
+def test_a_longer_batch_runs_out_of_simulated_memory(tmp_path: Path) -> None:
     script(tmp_path, device="cuda", steps=400, rows="32 if i < 300 else 90_000_000")
     run, _, said = watched(tmp_path, "--gpu", "24GiB", code=1)
     ending = run.ending

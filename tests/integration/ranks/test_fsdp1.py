@@ -47,7 +47,7 @@ def test_where_it_runs_the_recording_is_marked() -> None:
     assert WHOLE_GRADIENTS in prof.recording().remarks
 
 
-ON_PAPER = """
+SIMULATED = """
 import sys
 import torch
 import torch.distributed as dist
@@ -68,7 +68,7 @@ WHOLE = 64 * 64 + 64 + 64 * 8 + 8
 
 @pytest.mark.parametrize(("how", "on_all_ranks"), [("flat", WHOLE), ("orig", WHOLE), ("whole", None)])
 def test_the_shards_of_a_rank_stand_beside_the_whole(tmp_path: Path, how: str, on_all_ranks: int | None) -> None:
-    (tmp_path / "train.py").write_text(ON_PAPER)
+    (tmp_path / "train.py").write_text(SIMULATED)
     options = ("--gpu", "h100", "--world-size", "4", "--quiet", "-o", "out.ampmem", "train.py", how)
     done = commands.ampmem(tmp_path, "profile", *options)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What torch.distributed offers, as one rank on paper: it runs, or stops with the script's line and what to do."""
+"""What torch.distributed offers, as one simulated rank: it runs, or stops with the script's line and what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ready_python import ready_python
 
 pytestmark = pytest.mark.slow
 
-RUNNER = Path(__file__).with_name("scripts_on_paper.py")
+RUNNER = Path(__file__).with_name("simulated_scripts.py")
 
 DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 RUNS = {
