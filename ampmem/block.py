@@ -26,8 +26,8 @@ from ampmem.vocabulary import Arm, AutocastDtype, Device
 
 if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
-    from ampmem.recorder.simulated_block import SimulatedBlock
     from ampmem.recorder.session import Session
+    from ampmem.recorder.simulated_block import SimulatedBlock
 
 ENDS_LATER = (
     "the block was left on another thread than it was entered on; the recording ends when that thread next runs a "
@@ -266,10 +266,10 @@ class Profile(Shown):
             raise UsageError(f"this profile {state}: call ampmem.profile() again for another recording")
         check_output(self.path, force=self._force, option="output=")
         from ampmem.recorder.marker import step_on_of
-        from ampmem.recorder.simulated_block import simulated_block
         from ampmem.recorder.options import DTYPES, Options, device_named
         from ampmem.recorder.ranks.environment import launched
         from ampmem.recorder.session import Session
+        from ampmem.recorder.simulated_block import simulated_block
 
         known = launched()
         script, *arguments = command_line() if self._script is None else [self._script]

@@ -114,9 +114,9 @@ class Watch:
         if self._watcher is not None:
             raise UsageError("this watch was used already: call ampmem.watch() again for another file")
         from ampmem.recorder.marker import step_on_of
-        from ampmem.recorder.simulated_block import simulated_block
         from ampmem.recorder.options import Options, device_named
         from ampmem.recorder.ranks.environment import launched
+        from ampmem.recorder.simulated_block import simulated_block
         from ampmem.recorder.watch.watcher import Watcher
 
         known = launched()

@@ -26,22 +26,22 @@ SUFFIX = ".html"
     "--output",
     metavar="OUT.html",
     type=click.Path(path_type=Path),
-    help="The page.  [default: beside the first file: of run.ampmem run.html; of run.fp32.ampmem and run.amp.ampmem, "
-    "what their names have in common, run.html; with the next number where that exists: run.2.html]",
+    help="The page to write.  [default: next to the first file: run.html for run.ampmem; also run.html, the common "
+    "part of the names, for run.fp32.ampmem and run.amp.ampmem; with the next free number if that exists: run.2.html]",
 )
-@click.option("--open", "opening", is_flag=True, help="Open the page in a browser, where there is one.")
+@click.option("--open", "opening", is_flag=True, help="Open the page in a browser, if there is one.")
 @advised_option
-@click.option("--force", is_flag=True, help="Replace the page when it exists already.")
+@click.option("--force", is_flag=True, help="Replace the page if it exists.")
 def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised: Path | None, force: bool) -> None:
-    """Write recordings to one HTML page, which needs nothing but a browser.
+    """Write recordings to one HTML page that works offline.
 
-    Several are laid side by side. Those of the ranks of one job are merged: which rank is the worst, and why; the pages
-    of single ranks are a click away.
+    Several recordings are compared side by side. The recordings of one job's ranks are merged: the page shows which
+    rank is the worst, and why; the pages of single ranks are a click away.
 
-    The page of a watched run has the whole run as a line; each of its full recordings has a page of its own beside it.
+    The page of a watched run shows the whole run as a line; each full recording has its own page next to it.
 
-    A FILE may also be what ampmem show --json printed, on this machine or another: its page is the same, but for the
-    timeline and what else needs the events, which JSON does not have.
+    A FILE may also be the output of ampmem show --json, from any machine: its page is the same, but without the
+    timeline and other parts that need the events, which the JSON does not have.
     """
     # Imports plotly, which a shell's completion must not wait for.
     from ampmem.reporters.html import write

@@ -317,7 +317,7 @@ def test_a_real_gpu_that_is_used_is_not_stood_in_for(monkeypatch: pytest.MonkeyP
         ({"device": "sim", "gpu": "10MiB"}, "gpu=10MiB leaves nothing"),
         ({"device": "sim", "assume": "nonzero=2"}, "assume=nonzero=2: it takes a fraction"),
         ({"device": "sim", "assume": ["nonzero=2"]}, "assume=nonzero=2: it takes a fraction"),
-        ({"device": "sim", "assume": ["nonzero=1", "nonzero=1"]}, "assume=: nonzero is there twice"),
+        ({"device": "sim", "assume": ["nonzero=1", "nonzero=1"]}, "assume=: nonzero is given twice"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, object], message: str) -> None:

@@ -251,7 +251,7 @@ def test_a_gpu_s_name_alone_simulates_it_where_torch_sees_none(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(
-        "ampmem: simulating a GPU (NVIDIA GeForce RTX 4090), as --gpu asks for: torch sees no GPU here\n"
+        "ampmem: simulating the GPU that --gpu names (NVIDIA GeForce RTX 4090), because torch sees no GPU\n"
         "ampmem: recording to train.ampmem\n"
         "ampmem: NVIDIA GeForce RTX 4090 (simulated): peak "
     )

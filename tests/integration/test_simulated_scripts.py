@@ -436,7 +436,7 @@ def test_a_loop_that_waits_for_a_number_is_told_of(tmp_path: Path) -> None:
 def test_an_assumption_that_cannot_be_meant_is_refused(tmp_path: Path, command: str) -> None:
     (tmp_path / "train.py").write_text(HEAD)
     for options, message in (
-        (("--assume", "nonzero=0.5"), "--assume says what a simulated device takes for granted"),
+        (("--assume", "nonzero=0.5"), "--assume is for a simulated GPU only"),
         (("--device", "sim", "--assume", "sort=0.5"), "--assume does not know 'sort'; there are nonzero, unique"),
         (("--device", "sim", "--assume", "nonzero=half"), "from 0 to 1, such as nonzero=0.5"),
     ):

@@ -256,8 +256,8 @@ def test_files_that_are_taken_for_each_other(tmp_path: Path) -> None:
     assert ampmem(tmp_path, "profile", "--quiet", "train.py").returncode == 0
     for command, why in {
         ("diff", "train.ampmem", "train-watch.ampmem"): "is a watched run",
-        ("show", "train.ampmem", "train-watch.ampmem"): "show them in two commands",
-        ("show", "train.ampmem", "--full", "0"): "--full takes a recording out of one watched run",
+        ("show", "train.ampmem", "train-watch.ampmem"): "show them separately",
+        ("show", "train.ampmem", "--full", "0"): "--full needs one watched run",
         ("top", "train.ampmem"): "is not a watched run",
         ("watch", "train-watch.ampmem"): "is a watched run, and no script",
         ("watch", "--every", "3", "train.py"): "--every",

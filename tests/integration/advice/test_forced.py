@@ -190,10 +190,10 @@ def test_workspaces_that_cannot_be_forced_are_said_before_the_script_runs(
         assert code == 2
         return text
 
-    assert "it is :KiB:COUNT, once or more, such as :4096:2:16:8" in said("16MiB")
-    assert "cuBLAS's workspaces, which the CPU does not have" in said(":16:8", "cpu")
+    assert "write :KiB:COUNT, once or several times, such as :4096:2:16:8" in said("16MiB")
+    assert "cuBLAS's workspaces, which the CPU does not use; leave it out" in said(":16:8", "cpu")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2")
-    assert "CUBLAS_WORKSPACE_CONFIG is :4096:2 already" in said(":16:8")
+    assert "CUBLAS_WORKSPACE_CONFIG is already :4096:2" in said(":16:8")
 
 
 def reserved(recording: Recording) -> list[tuple[int, int, int]]:
@@ -439,7 +439,10 @@ def test_settings_that_cannot_be_forced_are_said_before_the_script_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, said = run(tmp_path, "cpu", EXPANDABLE, device="cpu")
-    assert code == 2 and "--force-allocator sets CUDA's caching allocator, which the CPU does not have" in said
+    assert (
+        code == 2
+        and "--force-allocator sets the CUDA caching allocator, which the CPU does not use; leave it out" in said
+    )
     code, said = run(tmp_path, "unknown", "--force-allocator no_such:True")
     assert code == 2 and "--force-allocator no_such:True: unknown allocator option 'no_such'" in said
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")

@@ -63,7 +63,7 @@ def test_nothing_is_said_of_what_fits(tmp_path: Path) -> None:
     done = ampmem(tmp_path, "fit", "--gpu", "2GiB", "--arms", "fp32", WITHOUT_GPU, "--vary", "--batch-size=1:8")
     assert (done.returncode, done.stdout) == (1, "")
     assert f"{ELSEWHERE}; does the script need its option --accel?" in done.stderr
-    assert "so it cannot be said what fits" in done.stderr
+    assert "so ampmem cannot say what fits" in done.stderr
 
 
 def line_of(program: Path, code: str) -> int:

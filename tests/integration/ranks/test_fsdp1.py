@@ -32,8 +32,8 @@ def test_on_a_cpu_torch_refuses_it_and_what_works_is_named(tmp_path: Path) -> No
     assert done.returncode == 1
     said = done.stderr.splitlines()
     assert "RuntimeError: FSDP needs a non-CPU accelerator device" in said[-2]
-    assert said[-1].startswith("ampmem: the script failed before a step had ended: nothing was recorded; ")
-    assert said[-1].endswith("needs a GPU, and torch's fully_shard (FSDP2) trains on a CPU, too")
+    assert said[-1].startswith("ampmem: the script failed before a step had finished: nothing was recorded; ")
+    assert said[-1].endswith("needs a GPU; torch's fully_shard (FSDP2) also trains on a CPU")
     assert not list(tmp_path.glob("*.ampmem"))
 
 

@@ -201,7 +201,7 @@ def test_a_baseline_is_written_anew_only_where_something_changed(
     written = (tmp_path / name).read_bytes()
     assert ampmem_here(tmp_path, "check", "main.ampmem", "--baseline", name)[0] == 0
     _, _, errors = ampmem_here(tmp_path, "check", "main.ampmem", *update)
-    assert errors == f"ampmem: {name} is as it was: nothing has changed\n"
+    assert errors == f"ampmem: {name} was not rewritten: nothing has changed\n"
     assert (tmp_path / name).read_bytes() == written
     code, _, errors = ampmem_here(tmp_path, "check", "now.ampmem", *update)
     assert code == 0 and "peak 4.0 MiB, was 2.0 MiB; activations 3.0 MiB, was 1.0 MiB" in errors
@@ -253,7 +253,7 @@ def test_a_database_of_others_is_not_written_over_but_what_ampmem_wrote_or_nothi
 def test_a_baseline_that_cannot_be_compared_with_is_wrong_use(text: str, tmp_path: Path, now: Path) -> None:
     (tmp_path / "base.ampmem").write_text(text)
     said = refused(tmp_path, "check", "now.ampmem", "--baseline", "base.ampmem")
-    assert "the baseline cannot be compared with: base.ampmem is " in said
+    assert "the baseline cannot be used: base.ampmem is " in said
     (tmp_path / "train.py").write_text("raise SystemExit(9)")
     assert said == refused(tmp_path, "check", "--baseline", "base.ampmem", "train.py")
 
@@ -266,7 +266,7 @@ def test_a_broken_budget_is_no_reason_to_keep_an_old_baseline_but_a_doubt_is(tmp
         database.execute("UPDATE meta SET value = '{\"ended\": false}' WHERE key = 'ended'")
     (tmp_path / "base.json").unlink()
     code, _, errors = ampmem_here(tmp_path, "check", "now.ampmem", *update)
-    assert code == 1 and "base.json is left as it is: now.ampmem could not be judged" in errors
+    assert code == 1 and "base.json was not updated: now.ampmem could not be judged" in errors
     assert not (tmp_path / "base.json").exists()
 
 

@@ -89,7 +89,7 @@ def test_one_rank_alone_names_the_others(tmp_path: Path) -> None:
     _, said, _ = ampmem_here(tmp_path, "show", files[0])
     assert said.startswith("The peak is 1.5 MiB")
     assert (
-        "note: this is rank 0 of 3, and the file of 1 of the 2 others lies beside it: train.rank*-of-3.ampmem" in said
+        "note: this is rank 0 of 3, and the file of 1 of the 2 others is next to it: train.rank*-of-3.ampmem" in said
     )
     _, said, _ = ampmem_here(tmp_path, "show", "--ranks", files[0])
     assert said.startswith("Only rank 0 of 3 can be shown")
@@ -113,8 +113,8 @@ def test_check_has_a_line_for_each(tmp_path: Path) -> None:
 def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     files = written(tmp_path)
     write(tmp_path / "alone.ampmem", arm_run(FP32))
-    assert "alone.ampmem is of a process that ran alone" in refused(tmp_path, "show", *files, "alone.ampmem")
-    assert "ran alone" in refused(tmp_path, "show", "--ranks", "alone.ampmem")
+    assert "alone.ampmem is a recording of a single process" in refused(tmp_path, "show", *files, "alone.ampmem")
+    assert "a single process" in refused(tmp_path, "show", "--ranks", "alone.ampmem")
     again = written(tmp_path, job="again")
     assert "is there twice" in refused(tmp_path, "show", *files, again[1])
 

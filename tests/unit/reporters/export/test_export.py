@@ -362,7 +362,7 @@ def test_of_several_recordings_each_is_exported_by_itself(tmp_path: Path) -> Non
     for rank in range(2):
         write(tmp_path / f"my run.rank{rank}.ampmem", small_run().recording())
     files = ("my run.rank0.ampmem", "my run.rank1.ampmem", "my run.rank1.ampmem-journal")
-    said = "export writes one recording, and 2 are given: export each with an -o of its own, such as ampmem export "
+    said = "export takes one recording, and 2 are given: export each to its own file, such as ampmem export "
     said += "'my run.rank0.ampmem' --format csv -o 'my run.rank0.csv'"
     assert ampmem(tmp_path, "export", *files, "--format", "csv", "-o", "x") == (2, f"ampmem: {said}\n")
     assert not (tmp_path / "x").exists()
