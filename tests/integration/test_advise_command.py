@@ -304,7 +304,7 @@ def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path:
     failures = {run["change"]: run["failure"] for run in found["runs"] if run["failure"] is not None}
     assert "1 has a BatchNorm1d inside" in failures["checkpoint 4 of 4 blocks"]
     assert all(
-        "the script chose foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
+        "the script set foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
     )
     assert failures["smaller batches"] == "no DataLoader was seen to make the script's batches"
     assert failures["loss in 8 chunks"] == "no F.cross_entropy was seen"

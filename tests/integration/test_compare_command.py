@@ -174,7 +174,7 @@ def test_every_arm_may_fail(tmp_path: Path) -> None:
     done = ampmem(tmp_path, "compare", "--arms", "fp32,amp", "--html", "page.html", "train.py")
     assert done.returncode == 1
     assert done.stdout.count("failed: ModuleNotFoundError: No module named 'no_such_module'") == 2
-    assert "page.html is not written" in done.stderr
+    assert "page.html was not written" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 

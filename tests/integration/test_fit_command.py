@@ -126,7 +126,7 @@ def test_a_script_that_fails_for_another_reason_ends_the_search(
     assert said[0].startswith("run 1: as-is --size 2: fits, peak ")
     assert said[1].startswith(f"run 2: as-is --size 9: failed: {failure}")
     assert shown in done.stderr
-    assert said[-1].startswith("ampmem: as-is --size 9 failed, and not for want of memory")
+    assert said[-1].startswith("ampmem: as-is --size 9 failed, and not because memory ran out")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 

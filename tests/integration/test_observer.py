@@ -348,8 +348,8 @@ def test_a_model_that_is_compiled_in_its_place_is_said_to_be_unseen(another: boo
     """As the reason where it is the only model, and as a note where another one is seen."""
     torch._dynamo.reset()
     told = (
-        "Sequential was compiled in its place (model.compile()), and the forward of such a model is not seen; write "
-        "model = torch.compile(model)"
+        "Sequential was compiled in place (model.compile()), and ampmem does not see the forward of such a model; use "
+        "model = torch.compile(model) instead"
     )
     model = small_model()
     model.compile(backend="eager")

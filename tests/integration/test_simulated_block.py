@@ -78,7 +78,7 @@ def test_the_name_of_a_gpu_is_enough_where_torch_sees_none() -> None:
         module = model().cuda()
         train(module, torch.optim.AdamW(module.parameters()))
     assert (prof.summary().source, prof.summary().device.name) == ("simulated", "NVIDIA GeForce RTX 4090")
-    assert "(CUDA context; by readings on such GPUs)" in "\n".join(prof.recording().remarks)
+    assert "(CUDA context; measured on such GPUs)" in "\n".join(prof.recording().remarks)
     assert not torch.cuda.is_available()
 
 
@@ -87,8 +87,8 @@ def test_a_gpu_without_readings_of_its_context_says_so() -> None:
         module = model().cuda()
         train(module, torch.optim.AdamW(module.parameters()))
     assert (
-        "assumed: from 80.0 MiB to 896.0 MiB of the device is used outside of the allocator (CUDA context; of such "
-        "GPUs there are no readings: as on any)"
+        "assumed: from 80.0 MiB to 896.0 MiB of the device is used outside of the allocator (CUDA context; such GPUs "
+        "were not measured: the range of all GPUs)"
     ) in prof.recording().remarks
 
 

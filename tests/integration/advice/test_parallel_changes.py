@@ -110,7 +110,7 @@ REFUSED = {
     "a policy to another type": (
         "--force-policy",
         FSDP2.format(", mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)"),
-        "the script has a MixedPrecisionPolicy of its own, to float16",
+        "the script has its own MixedPrecisionPolicy, to float16",
     ),
     "a policy already": (
         "--force-policy",
@@ -120,14 +120,14 @@ REFUSED = {
     "a prefetch of its own": (
         "--force-no-prefetch",
         FSDP2.format("") + "\nmodel[0].set_modules_to_forward_prefetch([model[1]])",
-        "the script says itself what is gathered ahead (set_modules_to_forward_prefetch)",
+        "the script sets itself what is prefetched (set_modules_to_forward_prefetch)",
     ),
     "no prefetch already": (
         "--force-no-prefetch",
         FSDP1.format(", backward_prefetch=None"),
         "the script has FullyShardedDataParallel(backward_prefetch=None) already",
     ),
-    "no FSDP": ("--force-reshard", DDP.format(""), "the script makes no fully_shard and no FullyShardedDataParallel"),
+    "no FSDP": ("--force-reshard", DDP.format(""), "the script does not call fully_shard or FullyShardedDataParallel"),
     "resharded already": (
         "--force-reshard",
         FSDP2.format(", reshard_after_forward=True"),

@@ -67,17 +67,20 @@ def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path) -> N
         (["now.ampmem", "--budget", "paek=1"], "unknown budget 'paek'; did you mean 'peak'?"),
         (["now.ampmem", "--allow", "1%"], "ampmem: --allow needs --baseline\n"),
         (["now.ampmem", "--update-baseline"], "--update-baseline needs --baseline, the file to write"),
-        (["now.ampmem", "--baseline", "none.ampmem"], "none.ampmem does not exist; --update-baseline makes it"),
+        (["now.ampmem", "--baseline", "none.ampmem"], "none.ampmem does not exist; --update-baseline writes it"),
         (
             ["now.ampmem", "--device", "sim", "--budget", "peak=1"],
-            "--device says how to run a script, and these are files",
+            "--device is for running a script, and files are given",
         ),
         (["none.ampmem", "--budget", "peak=1"], "none.ampmem does not exist"),
         (["train.py"], "no budget and no baseline given for train.py; give --budget peak=20GiB"),
-        (["train.py", "--budget=peak=1"], "what follows it is its own: write --budget before it"),
+        (
+            ["train.py", "--budget=peak=1"],
+            "arguments after the script are the script's own: write --budget before the script",
+        ),
         (["--budget", "peak=1", "none.py"], "none.py"),
         (["now.ampmem", "--budget", "modules.encoder=1"], "modules.encoder: write what of the module is limited"),
-        (["--baseline", "none.ampmem", "train.py"], "none.ampmem does not exist; --update-baseline makes it"),
+        (["--baseline", "none.ampmem", "train.py"], "none.ampmem does not exist; --update-baseline writes it"),
     ],
 )
 def test_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path, now: Path) -> None:
@@ -339,4 +342,4 @@ def test_a_step_of_a_workflow_gets_a_table_and_annotations(
     assert text.startswith("before\n### ❌ now.ampmem") and "| 2.0 MiB | 1.0 MiB | 3.0 MiB | activations |" in text
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "none" / "summary.md"))
     code, _, errors = ampmem_here(tmp_path, "check", "now.ampmem", "--budget", "peak=1GiB")
-    assert code == 0 and errors.startswith("ampmem: cannot write the summary of the job")
+    assert code == 0 and errors.startswith("ampmem: cannot write the job summary")

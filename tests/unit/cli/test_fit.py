@@ -454,7 +454,10 @@ def test_the_argument_is_passed_on_as_it_is_written(
         (["--device", "cuda", "train.py", "--vary", "-b=1:8"], "on a simulated GPU only"),
         (["--gpu", "gtx", "train.py", "--vary", "-b=1:8"], "unknown GPU 'gtx'"),
         (["--arms", "fp32,tf32", "train.py", "--vary", "-b=1:8"], "unknown precision 'tf32'"),
-        (["--arms", "fp32", "--dtype", "bf16", "train.py", "--vary", "-b=1:8"], "--dtype is the type that autocast casts to"),
+        (
+            ["--arms", "fp32", "--dtype", "bf16", "train.py", "--vary", "-b=1:8"],
+            "--dtype is the type that autocast casts to",
+        ),
         (["--steps", "1", "train.py", "--vary", "-b=1:8"], "at least 2"),
         (["--html", "page.html", "train.py", "--vary", "-b=1:8"], "page.html exists already"),
         (["missing.py", "--vary", "-b=1:8"], "script not found: missing.py"),

@@ -88,9 +88,7 @@ def test_one_rank_alone_names_the_others(tmp_path: Path) -> None:
     (tmp_path / files[2]).unlink()
     _, said, _ = ampmem_here(tmp_path, "show", files[0])
     assert said.startswith("The peak is 1.5 MiB")
-    assert (
-        "note: this is rank 0 of 3, and the file of 1 of the 2 others is next to it: train.rank*-of-3.ampmem" in said
-    )
+    assert "note: this is rank 0 of 3, and the file of 1 of the 2 others is next to it: train.rank*-of-3.ampmem" in said
     _, said, _ = ampmem_here(tmp_path, "show", "--ranks", files[0])
     assert said.startswith("Only rank 0 of 3 can be shown")
     assert "rank 1 was not given, but lies beside: train.rank1-of-3.ampmem" in said

@@ -243,7 +243,7 @@ def test_a_cell_that_trains_on_another_thread_says_where(notebook: Notebook) -> 
         "%%ampmem", "def go():", "    model(torch.ones(1, 16)).sum().backward(); optimizer.step()", train_there
     )
     assert ran.success
-    assert "Linear ran forward on another one" in ran.stderr
+    assert "Linear ran forward on another thread" in ran.stderr
 
 
 def test_a_precision_can_be_forced_and_is_said(notebook: Notebook) -> None:
