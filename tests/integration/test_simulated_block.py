@@ -229,7 +229,7 @@ def test_a_parameter_that_is_held_elsewhere_cannot_move_and_says_what_to_do(
     assert isinstance(moved.value.__cause__, NotSimulated)
     assert str(moved.value.__cause__).endswith(
         ": a parameter cannot be moved to a simulated device while a view of it or a scripted module holds it; move "
-        "the module to the device first, and then make the view or call torch.jit.script"
+        "the module to the device first, then make the view or call torch.jit.script"
     )
 
 
@@ -315,8 +315,8 @@ def test_a_real_gpu_that_is_used_is_not_stood_in_for(monkeypatch: pytest.MonkeyP
         ({"device": "sim", "gpu": "h1000"}, "unknown GPU 'h1000'"),
         ({"device": "sim", "gpu": ""}, "gpu= is empty; give one of "),
         ({"device": "sim", "gpu": "10MiB"}, "gpu=10MiB leaves nothing"),
-        ({"device": "sim", "assume": "nonzero=2"}, "assume=nonzero=2: it takes a fraction"),
-        ({"device": "sim", "assume": ["nonzero=2"]}, "assume=nonzero=2: it takes a fraction"),
+        ({"device": "sim", "assume": "nonzero=2"}, "assume=nonzero=2: give a fraction"),
+        ({"device": "sim", "assume": ["nonzero=2"]}, "assume=nonzero=2: give a fraction"),
         ({"device": "sim", "assume": ["nonzero=1", "nonzero=1"]}, "assume=: nonzero is given twice"),
     ],
 )

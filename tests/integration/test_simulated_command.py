@@ -171,13 +171,13 @@ def test_a_file_that_is_not_written_is_told_where_the_script_gets_there(
     done = profile(tmp_path, DUMPS, "--device", "sim", *options)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if "nothing" in line or "was empty" in line]
-    why = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one of what was recorded"
+    why = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one from the recording"
     begun = (
         f"torch.cuda.memory._record_memory_history has no effect at {tmp_path / 'train.py'}:7, and _dump_snapshot "
         f"writes nothing: {why}"
     )
     dumped = f"torch.cuda.memory._dump_snapshot wrote nothing at {tmp_path / 'train.py'}:11: {why}"
-    saved = f"torch.save wrote nothing, since tensors had no values, at {tmp_path / 'train.py'}:12"
+    saved = f"torch.save wrote nothing, because tensors had no values, at {tmp_path / 'train.py'}:12"
     noted = [note for note in read(tmp_path / "train.ampmem").notes if "nothing" in note]
     assert (told.pop(0), noted.pop(0)) == (f"ampmem: {begun}", begun)
     if "--run-to-end" in options:  # the script gets there when its steps are over; the recording is still completed

@@ -258,7 +258,7 @@ def test_weights_that_are_not_one_piece_are_copied_at_every_call(gpu: None) -> N
     layer.weight_hh_l0.data = torch.ones_like(layer.weight_hh_l0)
     x = source(layer)
     before = requested()
-    with pytest.warns(UserWarning, match="not one piece of memory"):
+    with pytest.warns(UserWarning, match="not contiguous in memory"):
         y, last = layer(x)
     weights = size(*layer.parameters())
     assert requested() - before == size(y, *last) + states(layer, 4) + reserve(layer, 4) + weights

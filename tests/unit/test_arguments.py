@@ -55,7 +55,7 @@ OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         ),
         ({"assume": 3}, "assume must be a list of strings such as 'nonzero=0.5', not 3"),
         ({"assume": [3]}, "assume must be a list of strings such as 'nonzero=0.5', not list"),
-        ({"assume": ["nonzero=2"]}, "assume=nonzero=2: it takes a fraction of the elements, from 0 to 1, such as "),
+        ({"assume": ["nonzero=2"]}, "assume=nonzero=2: give a fraction of the elements, from 0 to 1, such as "),
         ({"precision": "half"}, "unknown precision 'half'; there are as-is, fp32, amp, amp-nocache"),
         ({"precision": "amp", "dtype": "fp8"}, "unknown dtype 'fp8'; there are bf16, fp16"),
         ({"dtype": "fp16"}, "dtype is what autocast casts to, so it needs precision='amp' or 'amp-nocache', not as-is"),

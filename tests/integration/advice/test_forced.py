@@ -336,7 +336,7 @@ def test_a_forced_batch_allocates_what_the_written_one_does(tmp_path: Path) -> N
     written = recorded(tmp_path, "written", "", **loader("batch_size=64"))
     assert events(forced) == events(written) != events(plain)
     assert [step.batch_size for step in forced.steps] == [64] * 3
-    assert "forced: DataLoader(batch_size=64), which is 256 in the script" in forced.remarks
+    assert "forced: DataLoader(batch_size=64) instead of 256" in forced.remarks
 
 
 GPU_OPTIMIZER = "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)"

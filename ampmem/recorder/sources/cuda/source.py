@@ -450,8 +450,8 @@ class CudaSource:
     def _note_window(self, snapshot: Snapshot, device: int) -> None:
         if len(snapshot["device_traces"][device]) >= ENTRIES:
             self._note(
-                f"a phase of a step had more allocator events than PyTorch's history keeps ({format_count(ENTRIES)}): "
-                "its first events are lost, and its peak may be too low"
+                f"a phase of a step had more than the {format_count(ENTRIES)} allocator events that are kept: its "
+                "first events are lost, and its peak may be too low"
             )
         settings: Mapping[str, object] = snapshot.get("allocator_settings", {})
         text = next((str(settings[name]) for name in VARIABLES if name in settings), "")
