@@ -74,8 +74,8 @@ def watch(
 
 def check_every(every: object, keep: object) -> None:
     """Raise :class:`UsageError` for invalid values of these arguments of :func:`watch`."""
-    check_count("every", every, LEAST_EVERY, f"from {LEAST_EVERY} on")
-    check_count("keep", keep, 1, "from 1 on")
+    check_count("every", every, LEAST_EVERY, f"of at least {LEAST_EVERY}")
+    check_count("keep", keep, 1, "of at least 1")
 
 
 class Watch:
@@ -112,7 +112,7 @@ class Watch:
 
     def __enter__(self) -> Self:
         if self._watcher is not None:
-            raise UsageError("this watch was used already: call ampmem.watch() again for another file")
+            raise UsageError("this watch has already been used: call ampmem.watch() again, with another file")
         from ampmem.recorder.marker import step_on_of
         from ampmem.recorder.options import Options, device_named
         from ampmem.recorder.ranks.environment import launched

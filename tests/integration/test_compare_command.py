@@ -203,7 +203,7 @@ def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:
         ("-o", "train", "train.py", "seen"): "train.amp.ampmem exists already",
         ("-o", "x", "--html", "page.html", "train.py", "seen"): "page.html exists already",
         ("-o", "no/x", "train.py", "seen"): "no does not exist",
-        ("--arms", "fp32,tf32", "train.py"): "unknown precision 'tf32'; there are as-is, fp32, amp, amp-nocache",
+        ("--arms", "fp32,tf32", "train.py"): "unknown precision 'tf32'; choose from as-is, fp32, amp, amp-nocache",
         ("--arms", "", "train.py"): "unknown precision ''",
         ("--arms", "fp32,fp32", "train.py"): "fp32 is given twice",
         ("--arms", "fp32", "--dtype", "bf16", "train.py"): "--dtype is the type that autocast casts to",

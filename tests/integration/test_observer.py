@@ -170,7 +170,7 @@ def test_what_torch_adds_in_place_is_added_in_place(make: Callable[[], nn.Module
         return losses
 
     without, (with_ampmem, recording) = plain(run), observed(run)
-    said = [note for note in recording.notes if "its result is there twice for a moment" in note]
+    said = [note for note in recording.notes if "its result exists twice for a moment" in note]
     assert len(said) == (make is Renamed)
     extra = Counter({batch * time * 24 * 4: steps} if make is Renamed else {})
     assert Counter(with_ampmem.allocs) - Counter(without.allocs) == extra

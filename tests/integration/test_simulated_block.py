@@ -310,7 +310,7 @@ def test_a_real_gpu_that_is_used_is_not_stood_in_for(monkeypatch: pytest.MonkeyP
         ({"gpu": "h100", "device": "cpu"}, "^gpu= simulates a GPU, and device='cpu' records a real device: leave one"),
         (
             {"assume": ["nonzero=1"], "device": "cpu"},
-            "^assume= is of a simulated GPU, so it needs device='sim' or gpu=",
+            "^assume= is for a simulated GPU only: give device='sim' or gpu=, too",
         ),
         ({"device": "sim", "gpu": "h1000"}, "unknown GPU 'h1000'"),
         ({"device": "sim", "gpu": ""}, "gpu= is empty; give one of "),

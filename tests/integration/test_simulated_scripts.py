@@ -249,7 +249,7 @@ STOPS = {
     "compiled_call": ("torch.compile(torch.relu, fullgraph=True)(x)", "--assume compile=eager runs it uncompiled"),
     "decorated": ("torch.compile(mode='max-autotune')(torch.relu)(x)", "--assume compile=eager runs it uncompiled"),
     "of_module": ("compiled = nn.Linear(4, 4).cuda(); compiled.compile(); compiled(x)", "--assume compile=eager"),
-    "aot": ("torch.compile(model, backend='aot_eager')", 'decided by the backend "aot_eager", which does not run'),
+    "aot": ("torch.compile(model, backend='aot_eager')", 'depends on the backend "aot_eager", which does not run'),
     "dynamo": ("torch._dynamo.optimize('aot_eager')(torch.nn.functional.gelu)(x)", "--assume compile=eager"),
     "flex": ("flex_attention(*[torch.ones(1, 1, 128, 16, device='cuda')] * 3)", "--assume compile=eager"),
     "cond": ("torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,))", "cond takes functions"),
@@ -438,7 +438,7 @@ def test_an_assumption_that_cannot_be_meant_is_refused(tmp_path: Path, command: 
     (tmp_path / "train.py").write_text(HEAD)
     for options, message in (
         (("--assume", "nonzero=0.5"), "--assume is for a simulated GPU only"),
-        (("--device", "sim", "--assume", "sort=0.5"), "--assume does not know 'sort'; there are nonzero, unique"),
+        (("--device", "sim", "--assume", "sort=0.5"), "--assume does not know 'sort'; give nonzero, unique"),
         (("--device", "sim", "--assume", "nonzero=half"), "from 0 to 1, such as nonzero=0.5"),
     ):
         assert message in refused(tmp_path, command, *options, "train.py")

@@ -259,7 +259,7 @@ def test_files_that_are_taken_for_each_other(tmp_path: Path) -> None:
         ("show", "train.ampmem", "train-watch.ampmem"): "show them separately",
         ("show", "train.ampmem", "--full", "0"): "--full needs one watched run",
         ("top", "train.ampmem"): "is not a watched run",
-        ("watch", "train-watch.ampmem"): "is a watched run, and no script",
+        ("watch", "train-watch.ampmem"): "is a watched run, not a script",
         ("watch", "--every", "3", "train.py"): "--every",
         ("watch", "nothing.py"): "script not found",
         ("watch", "-o", "train.ampmem", "train.py"): "exists already",

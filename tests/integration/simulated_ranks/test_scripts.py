@@ -85,7 +85,7 @@ STOPS = {
     ),
     "too many processes": (
         "torch.multiprocessing.spawn(print, nprocs=4)",
-        "train.py:1: the script starts 4 processes, but the machine of rank 0 has 2 of the 2 ranks",
+        "train.py:1: the script starts 4 processes, but the machine of rank 0 has 2 of the 2 simulated ranks",
     ),
     "compiled": (DDP + "torch.compile(DDP(model))", "train.py:2: the memory of compiled code"),
     "a checkpoint": (

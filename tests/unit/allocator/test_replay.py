@@ -283,7 +283,7 @@ def test_a_far_neighbour_does_not_tell() -> None:
 @pytest.mark.parametrize(
     ("events", "complaint"),
     [
-        ([event("alloc", 0, 4 * MIB)], "where no block is afterwards"),
+        ([event("alloc", 0, 4 * MIB)], "where there is no block afterwards"),
         (freed(40 * MIB, 4 * MIB), "in no segment"),
         (freed(0, 21 * MIB), "overlaps"),
         (freed(2 * MIB, 2 * MIB) + freed(0, 4 * MIB), "overlaps"),

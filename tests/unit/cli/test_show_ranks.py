@@ -141,8 +141,8 @@ def test_the_journal_that_a_killed_rank_left_is_none_of_the_files(tmp_path: Path
 
 
 CLAIM_LEFT = (
-    "train.rank0-of-3.ampmem has no recording, only the claim of its name: the rank was killed before it recorded "
-    "anything; remove the file, or leave that to the next run"
+    "train.rank0-of-3.ampmem is only the placeholder of a rank that was killed before it recorded anything; remove "
+    "the file, or let the next run replace it"
 )
 
 
@@ -163,7 +163,7 @@ def test_the_claim_of_a_killed_rank_is_named_and_not_called_damaged(tmp_path: Pa
     code, said, _ = ampmem_here(tmp_path, "show", "--check", *files)
     assert code == 1 and said.splitlines()[0] == CLAIM_LEFT
     code, _, _ = ampmem_here(tmp_path, "report", *files, "-o", "page.html")
-    assert code == 0 and "only the claim of its name" in (tmp_path / "page.html").read_text()
+    assert code == 0 and "only the placeholder of a rank" in (tmp_path / "page.html").read_text()
     (missing,) = ampmem.ranks(*(tmp_path / name for name in files)).missing
     assert missing.rank == 0 and missing.detail is not None and missing.detail.endswith(CLAIM_LEFT)
 

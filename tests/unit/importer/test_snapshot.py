@@ -268,7 +268,7 @@ BROKEN: dict[str, Any] = {
     ),
     "sizes beyond all sums": (
         lambda data: {**data, "device_traces": [alternating(data, 2**61)]},
-        "more bytes than can be added up",
+        "too large to add up",
     ),
     "a block twice": (
         lambda data: {**data, "segments": [data["segments"][0] | {"blocks": data["segments"][0]["blocks"] * 2}]},
@@ -282,7 +282,7 @@ BROKEN: dict[str, Any] = {
     ),
     "a time that cannot be": (
         lambda data: {**data, "device_traces": [[trace_of(data)[0] | {"time_us": 2**61}]]},
-        "no possible date",
+        "not a possible date",
     ),
 }
 

@@ -343,7 +343,7 @@ def test_a_recording_is_never_replaced_by_its_own_export(format_: str, tmp_path:
     (tmp_path / "link").symlink_to(source)
     for name in ("run.ampmem", "link"):
         said = ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", name, "--force")
-        assert said == (2, f"ampmem: cannot write {name}: it is the file to be read; give another name with -o\n")
+        assert said == (2, f"ampmem: cannot write {name}: it is also the input file; give another name with -o\n")
     assert source.read_bytes() == before
 
 
@@ -353,7 +353,7 @@ def test_a_snapshot_is_never_replaced_by_its_own_import(tmp_path: Path) -> None:
     code, said = ampmem(tmp_path, "import", "run.pickle", "-o", "run.pickle", "--force")
     assert (code, said) == (
         2,
-        "ampmem: cannot write run.pickle: it is the file to be read; give another name with -o\n",
+        "ampmem: cannot write run.pickle: it is also the input file; give another name with -o\n",
     )
     assert (tmp_path / "run.pickle").read_bytes() == before
 
