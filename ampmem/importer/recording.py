@@ -150,8 +150,8 @@ def _course(course: Course, lives: TracedBlocks, readings: Sequence[StackReading
     known = any(readings[event.stack].known for event in lives.events)
     if known and not any(stretch.phase != Phase.BETWEEN for stretch in course.stretches):
         return [
-            "no stack in the trace contains a module, a backward or an optimizer, so phases are unknown: the trace is "
-            "shown as one step, and blocks cannot be attributed"
+            "no stack in the trace contains a module, a backward or an optimizer, so phases are not known: the trace "
+            "is shown as one step, and blocks cannot be attributed"
         ]
     if not any(step.update for step in course.steps):
         return ["the trace has no optimizer update: it is shown as one step"]

@@ -146,7 +146,7 @@ def test_a_failing_script_keeps_its_exit_code_and_its_steps(
     done = ampmem(tmp_path, "profile", "train.py")
     assert plain.returncode == done.returncode == code
     assert done.stdout == plain.stdout
-    assert "2 steps that had ended are in train.ampmem" in done.stderr
+    assert "2 finished steps are in train.ampmem" in done.stderr
     assert [step.index for step in read(tmp_path / "train.ampmem").steps] == [0, 1]
     if last_line is not None:
         assert last_line in done.stderr.splitlines()

@@ -211,7 +211,7 @@ def kept_of_failed(session: Session, path: Path, stopper: Stopper, *, later: boo
             f"recorded {_steps(session)} in {there}; the script caught the stop {_times(stopper.caught)}, {_CATCHES}, "
             "went on, and then failed"
         )
-    ended = f"{_steps(session)} that had finished"
+    ended = _steps(session, "finished ")
     if session.outcome.unfinished is not None:
         rest = "what was recorded until then"
         said = f"{ended}, and {rest}, are" if session.outcome.recorded else f"{rest} is"
@@ -295,6 +295,6 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _steps(session: Session) -> str:
+def _steps(session: Session, which: str = "") -> str:
     count = session.outcome.recorded
-    return f"{count} step{'' if count == 1 else 's'}"
+    return f"{count} {which}step{'' if count == 1 else 's'}"

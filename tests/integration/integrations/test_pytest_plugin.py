@@ -415,8 +415,8 @@ class TestNearer:
     done = run(pytester, other + "def test_both(): pass\n")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert (
-        "ERROR: test_it.py::test_both: ampmem: device='cpu', and another mark says device='sim'; a test is "
-        "recorded once"
+        "ERROR: test_it.py::test_both: ampmem: device='cpu', but another mark has device='sim'; a test is "
+        "recorded only once"
     ) in done.text
 
 

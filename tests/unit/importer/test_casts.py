@@ -86,7 +86,7 @@ def test_activations_as_large_as_the_copies_of_weights_are_none(tmp_path: Path) 
     assert {(row.cache_hits, row.held_by_autograd, row.held_by_both) for row in casts.by_parameter} == {(None,) * 3}
     assert notes_on_casts(analysis) == [
         "15 casts of a pass have half the size of the 3 parameters of 16.0 MiB, so other tensors of that size were "
-        "cast , too: judged by the allocating code, 3 are of parameters"
+        "cast, too: judged by the allocating code, 3 are of parameters"
     ]
 
 
@@ -102,8 +102,8 @@ def test_what_no_code_tells_apart_is_not_counted_and_has_a_range(tmp_path: Path)
     assert summary_of(analysis).casts.copies == 0
     assert notes_on_casts(analysis) == [
         "3 casts of a pass have half the size of the 2 parameters of 16.0 MiB, so other tensors of that size were "
-        "cast , too: judged by the allocating code, none is certainly of parameters; there may be up to 2 (16.0 MiB), if each "
-        "parameter is cast once; more than these are not counted as weights' copies"
+        "cast, too: judged by the allocating code, none is certainly of parameters; there may be up to 2 (16.0 MiB), "
+        "if each parameter is cast once; more than these are not counted as weights' copies"
     ]
     verdict = summary_of(analysis).static_problem, summary_of(analysis).static_model
     assert not any("no cast was made" in term.why for part in verdict[1] for term in part.terms)

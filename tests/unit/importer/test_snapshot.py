@@ -196,8 +196,8 @@ def test_an_allocation_that_failed_on_another_device(tmp_path: Path) -> None:
     tensors = format_bytes(sum(block["requested_size"] for block in blocks))
     said = (
         "there was no memory for 2 allocations on device 2, which is not the one shown; the last of them asked for 2.0 "
-        "MiB while the device had 1.0 MiB free, at /home/train.py:40 <module>; of device 2 the allocator holds "
-        f"{held} at the end, {tensors} of that in tensors"
+        "MiB while the device had 1.0 MiB free, at /home/train.py:40 <module>; on device 2 the allocator has "
+        f"reserved {held} at the end, {tensors} of it for tensors"
     )
     recording = imported(tmp_path, data).recording
     assert recording.run.device_name == "device 0 of a snapshot"
@@ -233,8 +233,8 @@ def test_one_of_several_devices(tmp_path: Path) -> None:
 
 BROKEN: dict[str, Any] = {
     "a list of segments": (lambda data: data["segments"], "segments but no trace"),
-    "a number": (lambda _: 7, "no memory snapshot"),
-    "other data": (lambda _: {"state_dict": {}}, "no memory snapshot"),
+    "a number": (lambda _: 7, "not a memory snapshot"),
+    "other data": (lambda _: {"state_dict": {}}, "not a memory snapshot"),
     "segments that are none": (lambda data: {**data, "segments": 3}, "segments should hold a list"),
     "traces that are none": (lambda data: {**data, "device_traces": {}}, "device_traces should hold a list"),
     "no trace": (lambda data: {**data, "device_traces": [[], []]}, "_record_memory_history"),

@@ -113,7 +113,7 @@ def test_a_training_shorter_than_the_warm_up_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], steps: int, made: str
 ) -> None:
     Host(FewSteps(WANTED, pytest.fail)).train(tmp_path, steps)
-    said = f"ampmem: nothing was recorded: the training ended after {made}, and skip=2 lets 2 pass first\n"
+    said = f"ampmem: nothing was recorded: the training ended after {made}, and skip=2 skips the first 2\n"
     assert capfd.readouterr().err == said
     assert list(tmp_path.iterdir()) == []
 
