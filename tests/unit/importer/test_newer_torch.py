@@ -115,7 +115,7 @@ def test_contradictions_that_no_unknown_event_explains_are_still_refused(tmp_pat
 def test_many_kinds_with_odd_names_are_named_shortly(tmp_path: Path) -> None:
     data = story().snapshot()
     data["device_traces"][0] += [strange(f"<b>{number}\n{'x' * 500}") for number in range(9)]
-    (note,) = [note for note in imported(tmp_path, data).recording.notes if "left out, since" in note]
+    (note,) = [note for note in imported(tmp_path, data).recording.notes if "left out, because" in note]
     assert len(note) < 400
     assert "\n" not in note
     assert note.endswith(" and 4 other kinds")

@@ -242,7 +242,7 @@ BROKEN: dict[str, Any] = {
     "an event without an action": (lambda data: {**data, "device_traces": [[{}]]}, "lacks a text"),
     "an event without an address": (lambda data: {**data, "device_traces": [[{"action": "alloc"}]]}, "lacks a number"),
     "a segment that is none": (lambda data: {**data, "segments": ["x"]}, "segment 0 is not a record"),
-    "a segment twice": (lambda data: {**data, "segments": data["segments"] * 2}, "segment 1 is there twice"),
+    "a segment twice": (lambda data: {**data, "segments": data["segments"] * 2}, "segment 1 is listed twice"),
     "blocks that segments share": (
         lambda data: {
             **data,
@@ -306,7 +306,7 @@ def test_what_is_no_snapshot_is_refused(name: str, tmp_path: Path) -> None:
 def test_lists_that_hold_each_other_many_times_are_refused_soon(tmp_path: Path) -> None:
     data = small()
     many = [data["segments"][0]] * 100_000
-    assert "there twice" in refused(tmp_path, {**data, "segments": many})
+    assert "listed twice" in refused(tmp_path, {**data, "segments": many})
     blocks = data["segments"][0]["blocks"] * 100_000
     segments = [{**data["segments"][0], "address": index, "blocks": blocks} for index in range(100)]
     assert "a block twice" in refused(tmp_path, {**data, "segments": segments})

@@ -302,7 +302,7 @@ def test_unloading_in_a_recorded_cell_ends_the_recording(notebook: Notebook) -> 
 
 def test_a_comparison_of_what_no_script_can_run_is_refused(notebook: Notebook) -> None:
     for lines, said in (
-        (["await go()"], "as a script, and it is none: 'await' outside function"),
+        (["await go()"], "as a script, but the cell is not a valid script: 'await' outside function"),
         (["%time x = 1"], "where magics do not work"),
         (["for"], "and it is none: invalid syntax"),
     ):

@@ -49,7 +49,9 @@ def test_what_no_script_can_run_is_refused(tmp_path: Path) -> None:
 
 def test_steps_of_the_cells_before_are_not_taken_for_the_cells(tmp_path: Path) -> None:
     reached = tmp_path / "reached"
-    with pytest.raises(UsageError, match=r"In \[2\] and In \[5\]\): the steps .* are theirs. Train in a cell"):
+    with pytest.raises(
+        UsageError, match=r"In \[2\] and In \[5\]\): the recorded steps are theirs. Train in a separate cell"
+    ):
         _check_steps(reached, 0, [2, 5])
     reached.write_text("2", encoding="ascii")
     with pytest.raises(UsageError, match="They make 2 steps: --skip 2 skips them"):
