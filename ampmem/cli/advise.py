@@ -441,7 +441,7 @@ class _Search:
             found = replace(found, trial=like(Trial, last, **kept))
         if found.trial.failure is not None and forced == NOTHING_FORCED and not children.ended:
             progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
-            raise AmpmemError("the script as it is failed, and not because memory ran out: fix this error first")
+            raise AmpmemError("the unchanged script failed, and not because memory ran out: fix this error first")
         return found
 
     def _on_rank(self, forced: Forced, rank: int) -> Forced:

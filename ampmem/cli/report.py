@@ -61,7 +61,7 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
     finally:
         remove_empty([page] if numbered else [])
     taken = "" if page == wanted else f"; {wanted} exists already (--force replaces it)"
-    full = f", and beside it the pages of {others} full recordings" if others else ""
+    full = f", and next to it the pages of {others} full recordings" if others else ""
     Terminal(sys.stderr).say(f"wrote {sized(page)}{full}{taken}")
     if opening and not webbrowser.open(page.absolute().as_uri()):
         Terminal(sys.stderr).say(f"no browser could be started here; open {page} in one")

@@ -295,8 +295,8 @@ class Guesses:
             return
         self._warned[line] += 1
         self._device.warn(
-            f"{line}: {what}, because a simulated device has no data. If a size depends on it, this run's numbers are "
-            f"of a wrong size: give the real number with {self._advice(line)}"
+            f"{line}: {what}, because a simulated device has no data. If a size depends on it, this run has the wrong "
+            f"size: give the real number with {self._advice(line)}"
         )
         self._see_whether_it_waits(line, self._warned[line], what)
 
@@ -335,7 +335,7 @@ def _and_more(count: int) -> str:
     lines = f"{count} more line{'' if count == 1 else 's'}"
     return (
         f"and {lines} on which an integer that the script read from the device was made up, because a simulated "
-        "device has no data. If a size depends on one, this run's numbers are of a wrong size"
+        "device has no data. If a size depends on one, this run has the wrong size"
     )
 
 

@@ -457,7 +457,7 @@ def test_runs_of_something_else_are_not_taken(tmp_path: Path) -> None:
         (("--device", "cpu", "--gpu", "h100", "train.py"), 2, "leave one of them out"),
         (("--dtype", "fp16", "train.py"), 2, "--dtype is the type that autocast casts to"),
         (("nowhere.py",), 2, "nowhere.py"),
-        (("short.py",), 1, "the script as it is failed, and not because memory ran out"),
+        (("short.py",), 1, "the unchanged script failed, and not because memory ran out"),
     ],
 )
 def test_what_cannot_be_advised_is_one_line(tmp_path: Path, options: tuple[str, ...], code: int, reason: str) -> None:

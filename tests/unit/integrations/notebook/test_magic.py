@@ -304,7 +304,7 @@ def test_a_comparison_of_what_no_script_can_run_is_refused(notebook: Notebook) -
     for lines, said in (
         (["await go()"], "as a script, but the cell is not a valid script: 'await' outside function"),
         (["%time x = 1"], "where magics do not work"),
-        (["for"], "and it is none: invalid syntax"),
+        (["for"], "not a valid script: invalid syntax"),
     ):
         ran = notebook.run("%%ampmem --compare", *lines)
         assert said in ran.stderr
