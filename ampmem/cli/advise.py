@@ -130,9 +130,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help=(
-        f"How many runs to make at the same time; on a real device always one.  [default: one per CPU, at most {JOBS}]"
-    ),
+    help="How many runs to make at the same time; on a real device always one.  "
+    f"[default: one per CPU, at most {JOBS}]",
 )
 @click.option(
     "--resume",

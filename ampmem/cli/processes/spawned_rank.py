@@ -108,7 +108,7 @@ class SpawnedRank:
         if self._crew.plan.run_to_end:
             return
         waits = (
-            "" if self._crew.joining.exists() else ("the script's own process does more than wait for this one to end")
+            "" if self._crew.joining.exists() else "the script's own process does more than wait for this one to end"
         )
         self._stopper.spared = self._together.why_not(waits) or ""
         if not self._stopper.spared:

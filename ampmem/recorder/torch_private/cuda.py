@@ -39,7 +39,7 @@ for _owner, _name, _why in (
     (
         "torch.cuda.memory",
         "_record_memory_history_impl",
-        ("to switch the allocator's history on and off without ampmem's own patch"),
+        "to switch the allocator's history on and off without ampmem's own patch",
     ),
     ("torch.cuda.memory", "_snapshot", "to read the allocator's segments and trace"),
 ):

@@ -185,7 +185,7 @@ _FLAT_SIZE, _FLAT_SHAPES, _FLAT_PARAMS = (
     for name, why in (
         (
             "_unpadded_unsharded_size",
-            ("to know the number of elements of a flat parameter of FSDP1 on all ranks together"),
+            "to know the number of elements of a flat parameter of FSDP1 on all ranks together",
         ),
         ("_shapes", "to know the shapes of the parameters in a flat parameter"),
         ("_params", "to find the parameters of a flat parameter that modules keep (use_orig_params)"),

@@ -98,7 +98,7 @@ BACKWARD: tuple[Place, ...] = (
 attribute(
     "torch.Tensor",
     "register_post_accumulate_grad_hook",
-    ("to see each gradient as soon as backward has accumulated it"),
+    "to see each gradient as soon as backward has accumulated it",
 )
 _is_grad_tracking, _get_unwrapped, _is_batched = (
     optional(
