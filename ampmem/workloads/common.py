@@ -145,7 +145,7 @@ def _common_options(optimizer: str) -> list[click.Parameter]:
             "--precision",
             PRECISIONS,
             "fp32",
-            ("amp trains under autocast, amp-nocache under autocast without its weight cache."),
+            "amp trains under autocast, amp-nocache under autocast without its weight cache.",
         ),
         choice("--dtype", DTYPES, "bf16", "The type that autocast casts to."),
         choice("--optimizer", LEARNING_RATES, optimizer, "Optimizer."),
