@@ -442,7 +442,7 @@ def test_runs_of_something_else_are_not_taken(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     write(tmp_path, rows=16)
     done = ampmem(tmp_path, "advise", "--gpu", "t4", "--resume", "runs.jsonl", "train.py")
-    assert done.returncode == 2 and "its runs have another source, another GPU" in done.stderr
+    assert done.returncode == 2 and "its runs were made with another source, another GPU" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -451,7 +451,7 @@ def test_runs_of_something_else_are_not_taken(tmp_path: Path) -> None:
         (("--steps", "1", "train.py"), 2, "--steps must be at least 2"),
         (("--allow", "magic", "train.py"), 2, "--allow: unknown change 'magic'"),
         (("--budget", "much", "train.py"), 2, "--budget: 'much' is not a size"),
-        (("--gpu", "t4", "--budget", "80GiB", "train.py"), 2, "is more than Tesla T4 has"),
+        (("--gpu", "t4", "--budget", "80GiB", "train.py"), 2, "is more memory than Tesla T4 has"),
         (("--device", "auto", "train.py"), 2, "'auto' is not one of 'sim', 'cuda', 'cpu'"),
         (("--device", "cpu", "--jobs", "2", "train.py"), 2, "on a real device runs are made one by one"),
         (("--device", "cpu", "--gpu", "h100", "train.py"), 2, "leave one of them out"),

@@ -455,7 +455,7 @@ def test_settings_that_cannot_be_forced_are_said_before_the_script_runs(
     )
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
     code, said = run(tmp_path, "taken", EXPANDABLE)
-    assert code == 2 and "PYTORCH_CUDA_ALLOC_CONF has expandable_segments already" in said
+    assert code == 2 and "PYTORCH_CUDA_ALLOC_CONF already has expandable_segments" in said
 
 
 def test_what_torch_cannot_fuse_is_left_as_it_is() -> None:

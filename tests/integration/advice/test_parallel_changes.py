@@ -101,11 +101,11 @@ def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, cas
 
 
 REFUSED = {
-    "no wrapper": ("--force-bucket-view", "", "the script makes no DistributedDataParallel"),
+    "no wrapper": ("--force-bucket-view", "", "the script does not call DistributedDataParallel"),
     "views already": (
         "--force-bucket-view",
         DDP.format(", gradient_as_bucket_view=True"),
-        "the script has DistributedDataParallel(gradient_as_bucket_view=True) already",
+        "the script already has DistributedDataParallel(gradient_as_bucket_view=True)",
     ),
     "a policy to another type": (
         "--force-policy",
@@ -115,7 +115,7 @@ REFUSED = {
     "a policy already": (
         "--force-policy",
         FSDP1.format(", mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)"),
-        "the script has FullyShardedDataParallel(mixed_precision=MixedPrecision(param_dtype=torch.bfloat16",
+        "the script already has FullyShardedDataParallel(mixed_precision=MixedPrecision(param_dtype=torch.bfloat16",
     ),
     "a prefetch of its own": (
         "--force-no-prefetch",
@@ -125,18 +125,18 @@ REFUSED = {
     "no prefetch already": (
         "--force-no-prefetch",
         FSDP1.format(", backward_prefetch=None"),
-        "the script has FullyShardedDataParallel(backward_prefetch=None) already",
+        "the script already has FullyShardedDataParallel(backward_prefetch=None)",
     ),
     "no FSDP": ("--force-reshard", DDP.format(""), "the script does not call fully_shard or FullyShardedDataParallel"),
     "resharded already": (
         "--force-reshard",
         FSDP2.format(", reshard_after_forward=True"),
-        "the script has fully_shard(reshard_after_forward=True) already",
+        "the script already has fully_shard(reshard_after_forward=True)",
     ),
     "fully sharded already": (
         "--force-reshard",
         FSDP1.format(""),
-        "the script has FullyShardedDataParallel(sharding_strategy=ShardingStrategy.FULL_SHARD) already",
+        "the script already has FullyShardedDataParallel(sharding_strategy=ShardingStrategy.FULL_SHARD)",
     ),
 }
 """Options, what the script has, and why the change is not made."""
