@@ -75,8 +75,9 @@ class InPlaceAdditions:
             return aten.add_.Tensor
         if _NAMES & set(frame.f_code.co_names):
             self._remark(
-                f"linear or scaled_dot_product_attention, called by another name at {script_line()}, may add a bias or "
-                "a mask out of place while ampmem watches: its result is there twice for a moment; call it by its name"
+                f"linear or scaled_dot_product_attention, called by another name at {script_line()}, may add a bias "
+                "or a mask out of place while ampmem records: its result exists twice for a moment; call it by its "
+                "name"
             )
         return func
 

@@ -82,7 +82,7 @@ def compare(*recordings: str | Path | Recording | Profile) -> Comparison:
         NothingRecorded: one has no step, no backward or no model.
     """
     if not recordings:
-        raise UsageError("there is nothing to compare: give at least one recording")
+        raise UsageError("nothing to compare: give at least one recording")
     given = _given(recordings)
     runs = _runs(given)
     if are_ranks(runs) and (worst := merge_all(runs).comparison) is not None:
@@ -152,11 +152,13 @@ def ranks(*recordings: str | Path | Recording | Profile) -> Ranks:
         NothingRecorded: none has a step, a backward or a model.
     """
     if not recordings:
-        raise UsageError("there is nothing to merge: give at least one recording")
+        raise UsageError("nothing to merge: give at least one recording")
     jobs = merge_all(_runs(_given(recordings))).jobs
     if len(jobs) > 1:
         arms = ", ".join(job.job.arm.name for job in jobs)
-        raise UsageError(f"these are jobs in several precisions ({arms}): merge each by itself, or compare() them")
+        raise UsageError(
+            f"these jobs have several precisions ({arms}): merge each precision separately, or compare() them"
+        )
     return jobs[0]
 
 

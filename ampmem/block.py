@@ -26,12 +26,12 @@ from ampmem.vocabulary import Arm, AutocastDtype, Device
 
 if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
-    from ampmem.recorder.on_paper import OnPaper
     from ampmem.recorder.session import Session
+    from ampmem.recorder.simulated_block import SimulatedBlock
 
 ENDS_LATER = (
-    "the block was left on another thread than it was entered on; the recording ends when that thread next runs a "
-    "module, a backward or an optimizer, or is over"
+    "the block was left on a different thread than it was entered on; the recording ends when the first thread next "
+    "runs a module, a backward or an optimizer, or is over"
 )
 
 
@@ -144,11 +144,13 @@ def check_count(name: str, value: object, least: int, wanted: str) -> None:
 def _check_precision(arm: object, dtype: object, seed: object) -> None:
     """Raise :class:`UsageError` for an invalid ``precision``, ``dtype`` or ``seed`` (arguments of :func:`profile`)."""
     if arm not in tuple(Arm):
-        raise UsageError(f"unknown precision {arm!r}; there are {', '.join(Arm)}")
+        raise UsageError(f"unknown precision {arm!r}; choose from {', '.join(Arm)}")
     if dtype is not None and dtype not in tuple(AutocastDtype):
-        raise UsageError(f"unknown dtype {dtype!r}; there are {', '.join(AutocastDtype)}")
+        raise UsageError(f"unknown dtype {dtype!r}; choose from {', '.join(AutocastDtype)}")
     if dtype is not None and not Arm(str(arm)).autocast:
-        raise UsageError(f"dtype is what autocast casts to, so it needs precision='amp' or 'amp-nocache', not {arm!s}")
+        raise UsageError(
+            f"dtype is the type that autocast casts to: give precision='amp' or 'amp-nocache', not {arm!s}"
+        )
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
         raise _wrong("seed", "a whole number", seed)
 
@@ -161,7 +163,7 @@ def check_words(device: object, gpu: object, assume: object, step_on: object) ->
     if not isinstance(device, str):
         raise _wrong("device", f"one of {', '.join(Device)}", device)
     if device not in tuple(Device):
-        raise UsageError(f"unknown device {device!r}; there are {', '.join(Device)}")
+        raise UsageError(f"unknown device {device!r}; choose from {', '.join(Device)}")
     if gpu is not None and not isinstance(gpu, str):
         raise _wrong("gpu", "a string such as 'h100' or '24GiB'", gpu)
     if not isinstance(assume, Sequence) or not all(isinstance(each, str) for each in assume):
@@ -174,7 +176,7 @@ def check_words(device: object, gpu: object, assume: object, step_on: object) ->
                 f"gpu= simulates a GPU, and device={device!r} records a real device: leave one of them out"
             )
     elif assume and device != Device.SIMULATED:
-        raise UsageError("assume= is of a simulated GPU, so it needs device='sim' or gpu=")
+        raise UsageError("assume= is for a simulated GPU only: give device='sim' or gpu=, too")
     if step_on is not None and not isinstance(step_on, str):
         raise _wrong("step_on", "a string such as 'backward' or 'train.py:train_step'", step_on)
     step_on_of(step_on, option="step_on=")
@@ -230,8 +232,8 @@ class Profile(Shown):
         first step, which may be skipped.
         """
         _check_trained(model, optimizer)
-        check_count("steps", steps, 1, "from 1 on, or None for all")
-        check_count("skip", skip, 0, "from 0 on")
+        check_count("steps", steps, 1, "of at least 1, or None for all")
+        check_count("skip", skip, 0, "of at least 0")
         check_words(device, gpu, assume, step_on)
         _check_precision(arm, dtype, seed)
         self._model = model
@@ -256,20 +258,20 @@ class Profile(Shown):
         self.path = path_of(output, "output").absolute()
         """The path of the recording."""
         self._session: Session | None = None
-        self._paper: OnPaper | None = None
+        self._simulated: SimulatedBlock | None = None
         self._undo, self.is_open = ExitStack(), False  # open: entered and not left yet
         self._failure: NothingRecorded | None = None
 
     def __enter__(self) -> Self:
         if self._session is not None:
-            state = "is recording already" if self.is_open else "has made its recording"
+            state = "is already recording" if self.is_open else "has already recorded"
             raise UsageError(f"this profile {state}: call ampmem.profile() again for another recording")
         check_output(self.path, force=self._force, option="output=")
         from ampmem.recorder.marker import step_on_of
-        from ampmem.recorder.on_paper import on_paper
         from ampmem.recorder.options import DTYPES, Options, device_named
         from ampmem.recorder.ranks.environment import launched
         from ampmem.recorder.session import Session
+        from ampmem.recorder.simulated_block import simulated_block
 
         known = launched()
         script, *arguments = command_line() if self._script is None else [self._script]
@@ -293,12 +295,12 @@ class Profile(Shown):
 
             seed_everything(self._seed)
         with ExitStack() as undo:
-            paper = on_paper(options.device, self._gpu, self._assume)
-            if paper is not None:
-                undo.callback(paper.end)
+            simulated = simulated_block(options.device, self._gpu, self._assume)
+            if simulated is not None:
+                undo.callback(simulated.end)
                 options = replace(options, device=Device.SIMULATED)
-            self._paper = paper
-            self._start(Session(options, source=None if paper is None else paper.source))
+            self._simulated = simulated
+            self._start(Session(options, source=None if simulated is None else simulated.source))
             self._undo, self.is_open = undo.pop_all(), True
         return self
 
@@ -322,13 +324,13 @@ class Profile(Shown):
         if not self.is_open or sys.is_finalizing():  # already left, or Python ended before the object's owner died
             return
         self.is_open = False
-        if error is not None and self._paper is not None:
+        if error is not None and self._simulated is not None:
             session.failed(failure_of(error))  # whether the run fits is unknown then
         with self._undo:
             session.close(error)
-        if self._paper is not None:
-            self._paper.tell_doubts(failed=isinstance(error, Exception))
-            self._paper = None
+        if self._simulated is not None:
+            self._simulated.tell_doubts(failed=isinstance(error, Exception))
+            self._simulated = None
         from ampmem.recorder.process import active  # late, as it imports torch
 
         if active() is session:
@@ -362,7 +364,7 @@ class Profile(Shown):
         if self._failure is not None:
             raise self._failure
         if self._session is None and not self.path.exists():
-            raise UsageError("nothing is recorded yet: train inside the with block, then ask for the result")
+            raise UsageError("nothing has been recorded yet: train inside the with block, then read the result")
         return read(self.path)
 
     def summary(self) -> Summary:

@@ -171,8 +171,8 @@ def casts_compiled(notes: Sequence[str]) -> bool:
 
 
 FUNCTIONAL = (
-    "gradients were taken by torch.func: they are tensors of the script's own, and what forward keeps for them is not "
-    "told from its other results"
+    "gradients were computed by torch.func: they are the script's own tensors, and tensors that forward keeps for "
+    "them cannot be distinguished from its other results"
 )
 """The note of a recording that does not know all saved tensors and gradients."""
 
@@ -209,8 +209,8 @@ def said_in(warning: str) -> str:
 
 
 NOT_ENDED = warning(
-    "this recording was not ended: its process was killed or crashed, or its machine went away. It has the steps that "
-    "had ended until then, which are whole"
+    "this recording was not ended: its process was killed or crashed, or its machine went away. It has all steps that "
+    "had ended by then"
 )
 """The note of a recording whose writer was never closed."""
 

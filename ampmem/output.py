@@ -142,7 +142,7 @@ def check_output(path: Path, *, force: bool, option: str = "-o", source: Path | 
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a directory; give a file name with {option}")
     if source is not None and path.exists() and source.exists() and path.samefile(source):
-        raise UsageError(f"cannot write {path}: it is the file to be read; give another name with {option}")
+        raise UsageError(f"cannot write {path}: it is also the input file; give another name with {option}")
     if path.exists() and not force:
         raise _exists(path, option)
     parent = path.absolute().parent
@@ -150,7 +150,7 @@ def check_output(path: Path, *, force: bool, option: str = "-o", source: Path | 
         raise UsageError(f"cannot write {path}: the directory {parent} does not exist")
     target = path if path.exists() else parent
     if not os.access(target, os.W_OK):
-        raise UsageError(f"cannot write {path}: no permission; give another place with {option}")
+        raise UsageError(f"cannot write {path}: no permission; give another path with {option}")
 
 
 @contextmanager
@@ -307,7 +307,7 @@ def _open_alone(path: Path, *, force: bool) -> int:
         if not locked and not _only_looked_at(descriptor):
             os.close(descriptor)
             raise UsageError(
-                f"cannot write {path}: another ampmem is writing it; wait for its end, or give another name with -o"
+                f"cannot write {path}: another ampmem is writing it; wait until it ends, or give another name with -o"
             )
         if locked:
             with suppress(FileNotFoundError):

@@ -20,7 +20,7 @@ from ampmem.recording.watched import Row, read_watched
 from ampmem.vocabulary import Device
 
 if TYPE_CHECKING:
-    from ampmem.recorder.on_paper import OnPaper
+    from ampmem.recorder.simulated_block import SimulatedBlock
     from ampmem.recorder.watch.watcher import Watcher
 
 __all__ = ["Watch", "WatchedSummary", "watch"]
@@ -74,8 +74,8 @@ def watch(
 
 def check_every(every: object, keep: object) -> None:
     """Raise :class:`UsageError` for invalid values of these arguments of :func:`watch`."""
-    check_count("every", every, LEAST_EVERY, f"from {LEAST_EVERY} on")
-    check_count("keep", keep, 1, "from 1 on")
+    check_count("every", every, LEAST_EVERY, f"of at least {LEAST_EVERY}")
+    check_count("keep", keep, 1, "of at least 1")
 
 
 class Watch:
@@ -105,18 +105,18 @@ class Watch:
         self._device, self._gpu, self._assume, self._step_on = device, gpu, assume, step_on
         self._first_step, self._on_step = first_step, on_step
         self._watcher: Watcher | None = None
-        self._paper: OnPaper | None = None
+        self._simulated: SimulatedBlock | None = None
         self._undo = ExitStack()
         self.path = Path()
         """The file, once the block is entered."""
 
     def __enter__(self) -> Self:
         if self._watcher is not None:
-            raise UsageError("this watch was used already: call ampmem.watch() again for another file")
+            raise UsageError("this watch has already been used: call ampmem.watch() again, with another file")
         from ampmem.recorder.marker import step_on_of
-        from ampmem.recorder.on_paper import on_paper
         from ampmem.recorder.options import Options, device_named
         from ampmem.recorder.ranks.environment import launched
+        from ampmem.recorder.simulated_block import simulated_block
         from ampmem.recorder.watch.watcher import Watcher
 
         known = launched()
@@ -139,20 +139,20 @@ class Watch:
             place=place,
         )
         with ExitStack() as undo:
-            paper = on_paper(options.device, self._gpu, self._assume)
-            if paper is not None:
-                undo.callback(paper.end)
+            simulated = simulated_block(options.device, self._gpu, self._assume)
+            if simulated is not None:
+                undo.callback(simulated.end)
                 options = replace(options, device=Device.SIMULATED)
             watcher = Watcher(
                 options,
                 every=self._every,
                 keep=self._keep,
-                simulated=None if paper is None else paper.device,
+                simulated=None if simulated is None else simulated.device,
                 say=Terminal(sys.stderr).say,
                 on_step=self._on_step,
             )
             watcher.start()
-            self._watcher, self._paper, self._undo = watcher, paper, undo.pop_all()
+            self._watcher, self._simulated, self._undo = watcher, simulated, undo.pop_all()
         return self
 
     @staticmethod
@@ -173,9 +173,9 @@ class Watch:
             watcher.failed(failure_of(error))
         with self._undo:
             watcher.close(error)
-        if self._paper is not None:
-            self._paper.tell_doubts(failed=isinstance(error, Exception))
-            self._paper = None
+        if self._simulated is not None:
+            self._simulated.tell_doubts(failed=isinstance(error, Exception))
+            self._simulated = None
 
     def step(self) -> None:
         """End a step here; from the first call on, only these calls end steps. Raises ``UsageError`` outside."""

@@ -281,8 +281,8 @@ def find_gpu(text: str) -> GpuSpec:
         return named
     if _ROCM.fullmatch(wanted):
         raise UsageError(
-            f"{text.strip()} runs ROCm, whose kernels and libraries ask for other memory than CUDA's; ampmem can "
-            "simulate NVIDIA's GPUs only"
+            f"{text.strip()} runs ROCm, whose kernels and libraries allocate differently from CUDA's; ampmem can "
+            "simulate NVIDIA GPUs only"
         )
     try:
         total = parse_bytes(wanted)

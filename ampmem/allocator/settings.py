@@ -75,7 +75,7 @@ def parse_settings(text: str, former: Settings | None = None) -> Settings:
             continue
         if key not in _READERS:
             known = ", ".join(sorted(_READERS))
-            raise UsageError(f"unknown allocator option {key!r}; the ones that change device memory are {known}")
+            raise UsageError(f"unknown allocator option {key!r}; the options that change device memory are {known}")
         settings = _READERS[key](settings, key, value)
     return settings
 
@@ -84,7 +84,8 @@ def settings_of_environment(environment: Mapping[str, str]) -> Settings:
     """The settings of a process with this environment. Raises :class:`UsageError` as :func:`parse_settings`."""
     if environment.get(UNCACHED) == "1":
         raise UsageError(
-            f"{UNCACHED}=1 turns off PyTorch's caching allocator, which is all that can be modelled; unset it"
+            f"{UNCACHED}=1 turns off PyTorch's caching allocator, the only allocator that can be modeled; unset "
+            f"{UNCACHED}"
         )
     return parse_settings(text_of_environment(environment)[1])
 
@@ -103,7 +104,7 @@ def with_settings(environment: Mapping[str, str], text: str) -> tuple[str, str]:
     variable, former = text_of_environment(environment)
     taken = {key for key, _ in _pairs(_tokens(former))} & {key for key, _ in _pairs(_tokens(text))}
     if taken:
-        raise UsageError(f"{variable} has {', '.join(sorted(taken))} already: {former}")
+        raise UsageError(f"{variable} already has {', '.join(sorted(taken))}: {former}")
     return variable or VARIABLES[-1], f"{former},{text}" if former else text
 
 
@@ -215,7 +216,7 @@ def _expandable_segments(settings: Settings, key: str, value: list[str]) -> Sett
 
 def _not_modelled(settings: Settings, key: str, value: list[str]) -> Settings:
     if _boolean(key, value):
-        raise UsageError(f"the allocator option {key!r} cannot be modelled; leave it out")
+        raise UsageError(f"the allocator option {key!r} cannot be modeled; leave it out")
     return settings
 
 
@@ -223,7 +224,7 @@ def _backend(settings: Settings, key: str, value: list[str]) -> Settings:
     text = _one(key, value)
     if text != NATIVE:
         raise UsageError(
-            f"the backend {text!r} cannot be modelled: only PyTorch's own caching allocator (backend:native) can"
+            f"the backend {text!r} cannot be modeled: only PyTorch's own caching allocator (backend:native) can"
         )
     return settings
 

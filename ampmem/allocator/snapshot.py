@@ -166,7 +166,7 @@ def read_segments(data: object, device: int) -> tuple[SnapshotSegment, ...]:
             continue
         address = _number(row.get("address"), where)
         if address in segments:
-            raise _damaged(f"{where} is there twice")
+            raise _damaged(f"{where} is listed twice")
         segments[address] = SnapshotSegment(
             address=address,
             size=_number(row.get("total_size"), where),
@@ -222,11 +222,11 @@ def _pool_id(value: object, where: str) -> PoolId:
 def _top(data: object) -> _Row:
     if isinstance(data, list):
         raise RecordingError(
-            "the file has segments but no trace, as torch.cuda.memory_snapshot() gives; "
-            "call torch.cuda.memory._record_memory_history() first, and torch.cuda.memory._dump_snapshot() at the end"
+            "the file has segments but no trace, like the result of torch.cuda.memory_snapshot(); call "
+            "torch.cuda.memory._record_memory_history() first, and torch.cuda.memory._dump_snapshot() at the end"
         )
     if not isinstance(data, dict) or "segments" not in data or "device_traces" not in data:
-        raise RecordingError("the file is a pickle, but no memory snapshot: it lacks segments or device_traces")
+        raise RecordingError("the file is a pickle, but not a memory snapshot: it lacks segments or device_traces")
     return data
 
 
@@ -243,13 +243,13 @@ def _chosen(traces: list[Any], device: int | None, host_events: int) -> int:
     traced = [index for index in traced if _has_events(traces[index])] or traced
     if not traced and host_events:
         raise RecordingError(
-            "the snapshot has a trace of pinned host memory alone, which ampmem does not read: "
-            "record with record_cuda=True"
+            "the snapshot only has a trace of pinned host memory, which ampmem does not read: record with "
+            "record_cuda=True"
         )
     if not traced:
         raise RecordingError(
-            "the snapshot has no trace of any device: "
-            "call torch.cuda.memory._record_memory_history() before what is to be recorded"
+            "the snapshot has no trace of any device: call torch.cuda.memory._record_memory_history() before the code "
+            "to record"
         )
     names = ", ".join(map(str, traced[:16]))
     if device is None:
@@ -354,7 +354,7 @@ class _Trace:
                 stack = by_list[id(frames)] = self._stack(frames, index)
             self.events.append(SnapshotEvent(action, address, size, stream, now, stack))
         if now > _MAX_NUMBER:
-            raise _damaged("the time of the trace's last event is no possible date")
+            raise _damaged("the time of the trace's last event is not a possible date")
 
     def _count(self, action: str, row: _Row, index: int) -> None:
         if action == _OUT_OF_MEMORY:
@@ -560,7 +560,7 @@ def rebuild(snapshot: DeviceSnapshot, settings: Settings) -> InitialState:
     if settings.expandable_segments or any(segment.expandable for segment in snapshot.segments):
         raise NotReplayable("the snapshot has expandable segments, and does not say where their address space starts")
     if settings.max_split_size is not None:
-        raise NotReplayable("with max_split_size_mb a snapshot does not tell how large freed blocks were")
+        raise NotReplayable("with max_split_size_mb a snapshot does not have the sizes of freed blocks")
     walk = _Walk(snapshot, settings)
     for number in range(len(snapshot.events) - 1, -1, -1):
         walk.undo(snapshot.events[number], number)
@@ -614,7 +614,9 @@ class _Walk:
                 self._undo_free(event, number)
             case "segment_alloc":
                 if self._ranges.pop(event.address, None) is None or self._live_in(event.address, event.size):
-                    raise NotReplayable(f"event {number} makes a segment that is not there, or not free, afterwards")
+                    raise NotReplayable(
+                        f"event {number} makes a segment that does not exist, or is not free, afterwards"
+                    )
                 del self._starts[bisect_left(self._starts, event.address)]
             case "segment_free":
                 self._ranges[event.address] = _Range(
@@ -631,7 +633,7 @@ class _Walk:
         live = self._live.get(event.address)
         if live is None:
             raise NotReplayable(
-                f"event {number} ({event.action}) is about {event.address:#x}, where no block is afterwards"
+                f"event {number} ({event.action}) is about {event.address:#x}, where there is no block afterwards"
             )
         return live
 

@@ -96,8 +96,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 @click.option(
     "--budget",
     metavar="BYTES",
-    help="What the script may take of the GPU's memory, such as 24GiB, with all that is outside of the allocator; on "
-    "the CPU what its tensors may take.  [default: all of it]",
+    help="The memory limit, such as 24GiB. On a GPU it covers all memory in use, also outside PyTorch's allocator; on "
+    "the CPU it covers the tensors.  [default: the device's memory]",
 )
 @click.option(
     "--allow",
@@ -105,18 +105,20 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     default=",".join(AllowedChange),
     show_default="all of these",
     metavar="CHANGE,...",
-    help="Which changes to try: checkpoint (blocks of the model), offload (what it saves, to the CPU), foreach (False, "
-    "of its optimizers), fused (True), loss (cross_entropy in chunks), gradients (freed after the update, where they "
-    "are alive in forward), cache (autocast without its weight cache, where the script uses autocast), workspace "
-    "(small ones of cuBLAS), allocator (expandable_segments), precision (autocast to bfloat16), batch (half the batch "
-    "size of its DataLoader), and with several ranks bucket-view (of "
-    "DistributedDataParallel), reshard, prefetch (none) and policy (bfloat16) of FSDP.",
+    help="Which changes to try: checkpoint (activation checkpointing of the model's blocks), offload (saved tensors "
+    "in CPU memory), foreach (optimizers with foreach=False), fused (optimizers with fused=True), loss (cross_entropy "
+    "in chunks), gradients (set to None after the update, if they are alive in forward), cache (autocast without its "
+    "weight cache, if the script uses autocast), workspace (small cuBLAS workspaces), allocator "
+    "(expandable_segments), precision (autocast to bfloat16), batch (half the DataLoader's batch size); with several "
+    "ranks also bucket-view (DistributedDataParallel with gradient_as_bucket_view), reshard (FSDP that reshards after "
+    "forward), prefetch (FSDP without prefetching) and policy (FSDP with bfloat16 mixed precision).",
 )
 @click.option(
     "--prove",
     is_flag=True,
-    help="Also run three real steps on the CPU with the best change and with each change alone, and compare losses and "
-    "gradients bit for bit with those of the script as it is. An argument cuda of the script becomes cpu.",
+    help="Also run three real steps on the CPU with the best change and with each change alone, and compare losses "
+    "and gradients bit for bit with those of the script as it is. If an argument of the script is cuda, it becomes "
+    "cpu.",
 )
 @precision_option("The precision of every run.")
 @seed_of_runs
@@ -124,20 +126,21 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help=f"How many runs to make at once; one on a real device.  [default: one for each CPU, at most {JOBS}]",
+    help="How many runs to make at the same time; on a real device always one.  "
+    f"[default: one per CPU, at most {JOBS}]",
 )
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Keep ended runs in FILE, and do not make those again that it has: an interrupted search goes on, and one "
-    "with another budget or other changes takes the same runs.",
+    help="Save finished runs in FILE, and do not repeat the runs that it has: an interrupted search continues, and a "
+    "search with another budget or other changes reuses them.",
 )
 @click.option(
     "--html",
     type=click.Path(path_type=Path),
-    help="Also write a page with all runs here, and beside it the pages of the script as it is and with the best "
-    "change, such as advise.before.html and advise.after.html.",
+    help="Also write an HTML page with all runs here, and next to it the pages of the script as it is and with the "
+    "best change, such as advise.before.html and advise.after.html.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table, schema ampmem.advise/1.")
 @schema_option(advise_schema)
@@ -147,8 +150,8 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
     type=click.Choice(choices(_DEVICES)),
     default=Device.SIMULATED.value,
     show_default=True,
-    help="What to run on: sim simulates the GPU that --gpu names. On a real GPU or CPU memory is measured, and a "
-    "second run with each change times its steps.",
+    help="The device to run on: sim simulates the GPU given by --gpu. On a real GPU or CPU memory is measured, and a "
+    "second run with each change times the steps.",
 )
 @shared_options_but("device", "synchronize", "stacks")  # those have no effect here
 def advise(
@@ -164,19 +167,19 @@ def advise(
     device_option: str,
     options: ScriptOptions,
 ) -> None:
-    """Find changes that make a script fit, each proven by running it.
+    """Find changes that make a script fit, each tested by a run.
 
-    Every change is forced on the unmodified script in a run of its own, as profile --force-checkpoint does, on a
-    simulated GPU or, with --device, on a real device; every peak in the table is of such a run. Activation
-    checkpointing is tried on all blocks of the model, alone and with other changes; where that is enough, the
-    fewest blocks that are enough are searched for. The best comes first; changes of what is computed (precision,
-    batch) come after all others. The table goes to stdout, a line for each run to stderr.
+    Every change is forced on the unmodified script in its own run, as profile --force-checkpoint does, on a simulated
+    GPU or, with --device, on a real device; every peak in the table comes from such a run. Activation checkpointing
+    is tried on all blocks of the model, alone and with other changes; if that is enough, ampmem searches for the
+    fewest blocks that are enough. The best change comes first; changes of what is computed (precision, batch) come
+    after all others. The table goes to stdout, a line for each run to stderr.
 
-    With --world-size the script is run as every rank of a simulated world, and with --nproc-per-node in so many
-    processes on a real device; the peaks are those of the worst rank.
+    With --world-size the script runs once as each rank of a simulated job, and with --nproc-per-node in N processes
+    on a real device; the peaks are those of the worst rank.
 
-    Exit code 0: the script fits, as it is or with a change; 1: nothing that was run fits. Ctrl-C prints the runs that
-    have ended; with --resume they are not made again.
+    Exit codes: 0 if the script fits, as it is or with a change; 1 if no run fits. Ctrl-C prints the finished runs;
+    with --resume they are not repeated.
 
     \b
     ampmem advise --gpu h100 train.py --batch-size 64
@@ -184,17 +187,22 @@ def advise(
     ampmem advise --device cuda --budget 20GiB train.py
     """
     if options.steps < STEPS:
-        raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
+        raise UsageError(
+            f"--steps must be at least {STEPS}: the optimizer's state is created at the end of the first step"
+        )
     if options.dtype is not None and not Arm(arm).autocast:
-        raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
+        raise UsageError(f"--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not {arm}")
     allowed, limit = _allowed(changes), _bytes(budget)
     script = settled(replace(options, device=Device(device_option), stacks=html is not None, force=False))
     check_processes(script, "advise")
     gpu = gpu_to_simulate(options.gpu) if script.device is Device.SIMULATED else None
     if gpu is None and jobs is not None and jobs > 1:
-        raise UsageError(f"--jobs {jobs}: runs on a real device are made one by one, as they would share its memory")
+        raise UsageError(
+            f"--jobs {jobs}: on a real device runs are made one by one, because they would share its "
+            "memory; leave --jobs out"
+        )
     if gpu is not None and limit is not None and limit > gpu.total_memory:
-        raise UsageError(f"--budget {budget} is more than {gpu.name} has: name a larger one with --gpu")
+        raise UsageError(f"--budget {budget} is more memory than {gpu.name} has: choose a larger GPU with --gpu")
     target = options.find()
     if html is not None:
         check_output(html, force=options.force, option="--html")
@@ -244,7 +252,7 @@ def _allowed(text: str) -> frozenset[AllowedChange]:
     names = [name.strip() for name in text.split(",")]
     unknown = next((name for name in names if name not in tuple(AllowedChange)), None)
     if unknown is not None:
-        raise UsageError(f"--allow: unknown change {unknown!r}; there are {', '.join(AllowedChange)}")
+        raise UsageError(f"--allow: unknown change {unknown!r}; choose from {', '.join(AllowedChange)}")
     return frozenset(map(AllowedChange, names))
 
 
@@ -350,7 +358,7 @@ class _Search:
         if why is not None:
             return EndedRun(forced=forced, trial=Trial(memory=None, failure=why)), f"not tried: {why}"
         ended = self._kept.run_of(forced)
-        return ended, "" if ended is None else f"made before: {_said(ended.trial, self._script.device)}"
+        return ended, "" if ended is None else f"reused: {_said(ended.trial, self._script.device)}"
 
     def _take(self, ended: EndedRun, progress: _Progress) -> None:
         self._note(ended)
@@ -411,7 +419,7 @@ class _Search:
             timing = profile_arguments(script, self._arm, self._seed, "--times-into", str(path))
             timed = run_child(timing, on_start=children.started)
             if timed.failure is not None:
-                progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
+                progress.stay(f"{name}: the timing run failed: {timed.failure}", tail=timed.tail)
         several = (script.nproc_per_node or 1) > 1
         found = (self._outcome_of_processes if several else self._outcome)(path, ended, forced, last.module_flops)
         if rank is not None:
@@ -421,7 +429,7 @@ class _Search:
             found = replace(found, trial=like(Trial, last, **kept))
         if found.trial.failure is not None and forced == NOTHING_FORCED and not children.ended:
             progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
-            raise AmpmemError("the script as it is failed, and not for want of memory, so nothing can be advised")
+            raise AmpmemError("the unchanged script failed, and not because memory ran out: fix this error first")
         return found
 
     def _on_rank(self, forced: Forced, rank: int) -> Forced:
@@ -454,7 +462,7 @@ class _Search:
             steps = sum(step.finished for step in recording.steps)
             trial = Trial(memory=None)
             if not recording.ooms and steps < self._script.steps:
-                short = f"it ended after {steps} of {self._script.steps} steps; let it train for longer"
+                short = f"it ended after {steps} of {self._script.steps} steps; let it train longer"
                 trial = Trial(memory=None, failure=end.failure or short)
             elif not recording.ooms:
                 simulated = self._script.device is Device.SIMULATED
@@ -540,11 +548,12 @@ class _Kept:
     def _check(self, path: Path, line: str, of: Mapping[str, Json]) -> None:
         found = identity_in(line)
         if found is None:
-            raise UsageError(f"--resume {path}: it is not a file of ampmem advise; name one that does not exist")
+            raise UsageError(f"--resume {path}: ampmem advise did not write this file; name a file that does not exist")
         others = [key for key, value in of.items() if found.get(key) != value]
         if others:
             raise UsageError(
-                f"--resume {path}: its runs have another {', another '.join(others)}; name a file that does not exist"
+                f"--resume {path}: its runs were made with another {', another '.join(others)}; name a file that does "
+                "not exist"
             )
 
     def run_of(self, forced: Forced) -> EndedRun | None:
@@ -630,14 +639,14 @@ class _Proving:
         found = results_difference(first, second)
         if not found.losses and not found.gradients and found.same_kind:
             return Proof(
-                base=base_name, difference=None, failure="no backward and no torch optimizer's update was seen"
+                base=base_name,
+                difference=None,
+                failure=("neither a backward nor an update of a torch optimizer was seen"),
             )
         if not found.equal:
             again, failure = self._run(base, base_name, again=True)
             if failure is not None or not results_difference(first, again).equal:
-                why = (
-                    f"two runs of {base_name} on the CPU differ, too: make the script's random numbers those of a seed"
-                )
+                why = f"two runs of {base_name} on the CPU differ, too: seed the script's random numbers"
                 return Proof(base=base_name, difference=None, failure=why)
         return Proof(base=base_name, difference=found)
 

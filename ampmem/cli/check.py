@@ -107,8 +107,9 @@ def baseline_of(path: Path, subject: Subject, subjects: Sequence[Subject]) -> Pa
     summary = subject.run.summary
     if path.exists() or path.suffix == _JSON:
         raise UsageError(
-            f"--baseline {path} is one run, and several ranks are judged: give the job's name, such as main.ampmem, "
-            f"beside which the ranks' files are, such as {rank_file(Path('main'), summary.rank, summary.world_size)}"
+            f"--baseline {path} is a single run, and several ranks are checked: give the job's name, such as "
+            "main.ampmem; the ranks' files are next to it, such as "
+            f"{rank_file(Path('main'), summary.rank, summary.world_size)}"
         )
     return rank_file(path, summary.rank, summary.world_size)
 
@@ -116,13 +117,13 @@ def baseline_of(path: Path, subject: Subject, subjects: Sequence[Subject]) -> Pa
 def read_baseline(path: Path) -> Side:
     """The baseline at ``path``. Raises :class:`UsageError` if it is missing or cannot be compared with."""
     if not path.exists():
-        raise UsageError(f"the baseline {path} does not exist; --update-baseline makes it of this run")
+        raise UsageError(f"the baseline {path} does not exist; --update-baseline writes it from this run")
     try:
         return read_side(path)
     except UsageError:
         raise
     except AmpmemError as error:
-        raise UsageError(f"the baseline cannot be compared with: {error}") from error
+        raise UsageError(f"the baseline cannot be used: {error}") from error
 
 
 def read_if_there(path: Path) -> Side | None:
@@ -145,9 +146,11 @@ def write_baseline(path: Path, subject: Subject) -> str:
     require_replaceable(path)
     side, before = subject.run.side, read_if_there(path)
     if before is not None and is_same(before, side):
-        return f"{path} is as it was: nothing has changed"
+        return f"{path} was not rewritten: nothing has changed"
     if path.suffix != _JSON and side.groups is None:
-        raise UsageError(f"{subject.path} is a summary, of which no recording can be made; call the baseline main.json")
+        raise UsageError(
+            f"{subject.path} is the JSON of a summary, which cannot become a recording; name the baseline main.json"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -167,7 +170,7 @@ def _changes(before: Side | None, after: Side) -> str:
         return f": peak {format_peak(after.summary.whole.bytes)}"
     sizes = {key: (of_summary(before.summary, key), of_summary(after.summary, key)) for key in OF_SUMMARY}
     said = [_was(key, *pair) for key, pair in sizes.items() if pair[0] != pair[1]]
-    return f": {'; '.join(said)}" if said else ": all sizes are as they were"
+    return f": {'; '.join(said)}" if said else ": all sizes are unchanged"
 
 
 def _was(key: str, before: int, after: int) -> str:
@@ -192,7 +195,7 @@ def tell_github(results: Sequence[CheckResult]) -> None:
             with Path(summary).open("a", encoding="utf-8") as stream:
                 stream.write(f"{markdown(results, workspace)}\n")
         except OSError as error:  # the check itself is done
-            terminal.say(f"cannot write the summary of the job, {summary}: {error.strerror}")
+            terminal.say(f"cannot write the job summary {summary}: {error.strerror}")
     for command in commands(results, workspace):
         terminal.show(command)
 
@@ -222,7 +225,7 @@ def recorded_run(script: ScriptOptions, arm: Arm, seed: int, output: Path | None
     recorded.
     """
     if script.dtype is not None and not arm.autocast:
-        raise UsageError(f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {arm}")
+        raise UsageError(f"--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not {arm}")
     script = settled(script)
     check_processes(script, "check")
     title = script.find().title
@@ -274,16 +277,18 @@ class CheckCommand(ScriptCommand):
     "budgets",
     multiple=True,
     metavar="KEY=SIZE",
-    help="At most so much, such as peak=20GiB, activations=8GiB, modules.encoder.activations=2GiB, or growth=0B, which "
-    "is in each step. May be repeated; wins over pyproject.toml.",
+    help="The most memory that is allowed, such as peak=20GiB, activations=8GiB, modules.encoder.activations=2GiB, or "
+    "growth=0B (growth per step). May be given several times; overrides pyproject.toml.",
 )
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path),
-    help="A recording, or the JSON of ampmem show --json: no more than there is allowed at the peak, of any category, "
-    "and of precision copies.",
+    help="A recording, or the JSON of ampmem show --json: the peak, each category and the precision copies must not "
+    "take more memory than there.",
 )
-@click.option("--allow", metavar="1%|10MiB", help="Growth over the baseline that is allowed.  [default: nothing]")
+@click.option(
+    "--allow", metavar="1%|10MiB", help=("How much more memory than the baseline is allowed.  [default: nothing]")
+)
 @click.option("--update-baseline", is_flag=True, help="Write this run to --baseline instead of comparing with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; several files give an array.")
 @schema_option(check_schema)
@@ -292,7 +297,10 @@ class CheckCommand(ScriptCommand):
     "--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of the script's random numbers."
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="Keep the script's recording here.  [default: removed]"
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help=("Keep the script's recording in this file.  [default: it is deleted]"),
 )
 @shared_options
 @click.pass_context
@@ -309,17 +317,18 @@ def check(
     output: Path | None,
     options: ScriptOptions,
 ) -> None:
-    """Fail where a run takes more memory than its budgets, or than a baseline.
+    """Fail if a run takes more memory than its budgets or its baseline.
 
-    Give a script, which is run as ampmem profile does, or files: recordings, of several ranks too, or summaries
-    (ampmem show --json). With --device sim the bytes are the same in every run: a memory test that needs neither a GPU
-    nor a tolerance. Budgets are also read from [tool.ampmem.budgets] in pyproject.toml, the nearest from the script's
-    folder upwards.
+    Give a script, which runs as with ampmem profile, or files: recordings, also those of several ranks, or summaries
+    (ampmem show --json). With --device sim the bytes are the same in every run: such a memory test needs neither a
+    GPU nor a tolerance. Budgets are also read from [tool.ampmem.budgets] in the nearest pyproject.toml, from the
+    script's folder upwards.
 
-    Exit codes: 0 kept; 1 broken, or the run could not be judged; 2 wrong usage. A script that fails keeps its own.
-    Files without a budget and a baseline are checked as by ampmem show --check: whether the recording can be trusted.
+    Exit codes: 0 if all limits are kept; 1 if one is broken, or the run could not be judged; 2 for wrong usage. A
+    script that fails keeps its own exit code. Files without a budget and a baseline are checked as by ampmem show
+    --check: can the recording be trusted?
 
-    Keys of budgets: peak, allocated, reserved, device, growth, precision_copies, every category, and
+    Budgets can limit peak, allocated, reserved, device, growth, precision_copies, every category, and
     modules.NAME.parameters, .activations, .cast_copies, .gradients.
 
     \b
@@ -412,7 +421,7 @@ def _refuse_options_of_scripts(context: click.Context) -> None:
     for param in context.command.params:
         name = param.name or ""
         if name not in _OF_FILES and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise UsageError(f"{param.opts[-1]} says how to run a script, and these are files; leave it out")
+            raise UsageError(f"{param.opts[-1]} is for running a script, and files are given; leave it out")
 
 
 def _check_script(
@@ -442,7 +451,10 @@ def _instead(options: ScriptOptions) -> str:
     behind = [name for each in options.arguments if (name := each.partition("=")[0]) in ("--budget", "--baseline")]
     if not behind:
         return _GIVE
-    return f"; what follows it is its own: write {behind[0]} before it: ampmem check {behind[0]} … {options.name}"
+    return (
+        f"; arguments after the script are the script's own: write {behind[0]} before the script: ampmem check "
+        f"{behind[0]} … {options.name}"
+    )
 
 
 def _subjects(run: ScriptRun, options: ScriptOptions, script: str) -> list[Subject]:
@@ -494,6 +506,6 @@ def _update(baseline: Path, subject: Subject, result: CheckResult, subjects: Seq
     """Write the baseline, unless the run could not be judged; a run over a budget can be a baseline all the same."""
     terminal, path = Terminal(sys.stderr), baseline_of(baseline, subject, subjects)
     if result.problems:
-        terminal.say(f"{path} is left as it is: {result.label} could not be judged")
+        terminal.say(f"{path} was not updated: {result.label} could not be judged")
     else:
         terminal.say(write_baseline(path, subject))

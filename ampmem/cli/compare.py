@@ -41,8 +41,8 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
     "-o",
     "--output",
     metavar="PREFIX",
-    help=f"The recordings are PREFIX.PRECISION{SUFFIX}.  [default: the script's name, in this directory; with the next "
-    "number where there are recordings of it: train.2]",
+    help=f"The recordings are written to PREFIX.PRECISION{SUFFIX}.  [default: the script's name, in this directory; "
+    "if such recordings exist, with the next free number: train.2]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write an HTML report of all recordings here.")
 @click.option(
@@ -55,11 +55,11 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 def compare(
     arms: str, seed: int, times: bool, output: str | None, html: Path | None, as_json: bool, options: ScriptOptions
 ) -> None:
-    """Run an unmodified training script once in each precision, and lay the recordings side by side.
+    """Run an unmodified training script once in each precision, and compare the recordings side by side.
 
-    Each precision is a process of its own, started with the same seed: first recorded, then, for the
-    step times, run once more without instrumentation. What the script prints is not shown, but for the
-    last lines of one that fails. The comparison goes to stdout, how far it has got to stderr.
+    Each precision runs in its own process, with the same seed: first recorded, then, for the step times, once more
+    without instrumentation. The script's output is hidden; if the script fails, its last lines are shown. The
+    comparison goes to stdout, the progress to stderr.
 
     \b
     ampmem compare train.py --epochs 1
@@ -157,7 +157,7 @@ def _run_all(plan: _Plan, progress: ProgressLine) -> list[_Outcome]:
         remove_empty(plan.paths)
         started = plan.arms[: len(outcomes) + 1]
         there = [str(path) for arm in started for path in _there(plan, arm)]
-        progress.stay(f"ampmem: recordings that are there: {', '.join(there) or 'none'}")
+        progress.stay(f"ampmem: recordings that exist: {', '.join(there) or 'none'}")
         raise
     return outcomes
 
@@ -186,7 +186,7 @@ def _run(plan: _Plan, arm: Arm, course: TimeLeft, progress: ProgressLine, forkin
     said = f"{_said(entry, _there(plan, arm))}{misplaced(script, ended)}"
     progress.stay(f"{name}: {said}", course.left(), tail=() if ended.failure is None else ended.tail)
     if timed is not None and timed.failure is not None:
-        progress.stay(f"{name}: the run that times its steps failed: {timed.failure}", tail=timed.tail)
+        progress.stay(f"{name}: the timing run failed: {timed.failure}", tail=timed.tail)
     worked = entry.failure is None and (timed is None or timed.failure is None)
     return _Outcome(arm=arm, entry=entry, worked=worked)
 
@@ -235,7 +235,7 @@ def _write_html(plan: _Plan, recorded: list[Path]) -> None:
     if plan.html is None:
         return
     if not recorded:
-        Terminal(sys.stderr).say(f"{plan.html} is not written: no recording to show")
+        Terminal(sys.stderr).say(f"{plan.html} was not written: there is no recording to show")
         return
     from ampmem.reporters.html import write
 

@@ -13,7 +13,7 @@ SHELLS = ("bash", "zsh", "fish")
 @click.command("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print what makes a shell complete ampmem's commands and options.
+    """Print a script that makes a shell complete ampmem's commands and options.
 
     \b
     eval "$(ampmem completion bash)"                                          # in ~/.bashrc

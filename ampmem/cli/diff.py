@@ -24,10 +24,16 @@ from ampmem.reporters.text.layout import layout_for
     "--category",
     metavar="NAME",
     type=click.Choice([str(category) for category in CATEGORIES]),
-    help="Compare one category alone, in each run at the instant at which it is largest, such as activations.",
+    help="Compare only this category, such as activations, in each run at the instant when it is largest.",
 )
 @click.option(
-    "--top", "most", metavar="N", type=click.IntRange(min=1), default=CHANGES, show_default=True, help="Show N changes."
+    "--top",
+    "most",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=CHANGES,
+    show_default=True,
+    help=("Show the N largest changes."),
 )
 @click.option("--all", "everything", is_flag=True, help="Show all changes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the difference as JSON.")
@@ -37,9 +43,9 @@ from ampmem.reporters.text.layout import layout_for
     "page",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Also write a page of what changed, and of both runs.",
+    help="Also write an HTML page of the changes and of both runs.",
 )
-@click.option("--force", is_flag=True, help="Replace the page when it exists already.")
+@click.option("--force", is_flag=True, help="Replace the page if it exists.")
 def diff(
     files: tuple[Path, ...],
     category: str | None,
@@ -49,20 +55,20 @@ def diff(
     page: Path | None,
     force: bool,
 ) -> None:
-    """Say where the memory of two runs of changed code differs, at the peak of each.
+    """Show where memory differs between two runs of changed code, at the peak of each.
 
-    BEFORE and AFTER are recordings; either may be the JSON of a summary (ampmem show --json), of which categories alone
-    are compared. Of a job with a file for each rank, give one rank's file, or the name that the job's file would have
-    without ranks, which takes the rank that needs the most.
+    BEFORE and AFTER are recordings. Either may be the JSON of a summary (ampmem show --json); then only categories
+    are compared. For a job with a file for each rank, give one rank's file, or the file name without the rank
+    (train.ampmem), which selects the rank that needs the most memory.
 
-    Allocations are matched by category, module, name, op and functions, so lines that moved, and a checkout that lies
-    elsewhere, do not matter. All changes together are the difference, to the byte.
+    Allocations are matched by category, module, name, op and functions, so moved lines and another checkout folder
+    do not matter. The changes add up to the whole difference, to the byte.
     """
     given = without_journals(files)
     if len(given) != 2:
         raise UsageError(
-            f"diff compares two runs, not {len(given)}: ampmem diff BEFORE AFTER; of the ranks of a job give one, or "
-            "the job's own name, such as train.ampmem"
+            f"diff compares two runs, not {len(given)}: ampmem diff BEFORE AFTER; for a job with several ranks give "
+            "one rank's file, or the job's name, such as train.ampmem"
         )
     if page is not None:
         for path in given:

@@ -33,21 +33,22 @@ FORMATS: dict[str, Callable[..., None]] = {
     "name",
     required=True,
     type=click.Choice(tuple(FORMATS)),
-    help="snapshot: for pytorch.org/memory_viz; the recording is in it, and ampmem import gives it back; "
-    "perfetto: a .pftrace for ui.perfetto.dev (not chrome://tracing); "
-    "csv: one row for each allocation, for pandas.read_csv and spreadsheets; a text that one of them would take for a "
-    "formula, a number or a missing value has an apostrophe before it; "
+    help="snapshot: for pytorch.org/memory_viz; it contains the recording, which ampmem import restores. perfetto: a "
+    ".pftrace for ui.perfetto.dev (not chrome://tracing). csv: one row for each allocation, for pandas.read_csv and "
+    "spreadsheets; an apostrophe precedes text that they would read as a formula, a number or a missing value. "
     "plotly: the timeline as a figure in JSON, for plotly.io.read_json.",
 )
-@click.option("-o", "--output", required=True, metavar="OUT", type=click.Path(path_type=Path), help="The new file.")
-@click.option("--force", is_flag=True, help="Replace the file when it exists already.")
+@click.option(
+    "-o", "--output", required=True, metavar="OUT", type=click.Path(path_type=Path), help=("The file to write.")
+)
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def export(files: tuple[Path, ...], name: str, output: Path, force: bool) -> None:
-    """Write a recording in a format that other tools read, with ampmem's categories in it."""
+    """Write a recording, with ampmem's categories, in a format that other tools read."""
     file, *others = without_journals(files)
     if others:
         raise UsageError(
-            f"export writes one recording, and {1 + len(others)} are given: export each with an -o of its own, "
-            f"such as ampmem export {shlex.quote(str(file))} --format {name} -o {shlex.quote(_beside(file, name))}"
+            f"export takes one recording, and {1 + len(others)} are given: export each to its own file, such as "
+            f"ampmem export {shlex.quote(str(file))} --format {name} -o {shlex.quote(_beside(file, name))}"
         )
     check_recording(file)
     check_output(output, force=force, source=file)

@@ -97,9 +97,9 @@ def varied_arguments(options: Sequence[str], arguments: Sequence[str]) -> Varied
             before, after = tuple(arguments[:i]), tuple(arguments[i + 1 :])
             break
     if not specs:
-        raise UsageError(f"say which argument of the script to vary, {_FORMS}")
+        raise UsageError(f"give the script's argument to vary, {_FORMS}")
     if len(specs) > 1 or any(each == OPTION or each.startswith(f"{OPTION}=") for each in after):
-        raise UsageError(f"one argument can be varied; {OPTION} is there more than once")
+        raise UsageError(f"only one argument can be varied, and {OPTION} is given more than once")
     vary = _parse(specs[0], len(before) + 1)
     for argument in (*before, *after):
         if argument == vary.name or argument.startswith(f"{vary.name}="):
@@ -114,12 +114,12 @@ def _parse(spec: str, position: int) -> Vary:
         raise UsageError(f"{OPTION} needs an argument of the script with the values to try, {_FORMS}; not {spec!r}")
     numbers = _RANGE.fullmatch(found["range"])
     if numbers is None:
-        raise UsageError(f"{OPTION}: the values are whole numbers LOW:HIGH, {_FORMS}; not {found['range']!r}")
+        raise UsageError(f"{OPTION}: give the values as whole numbers LOW:HIGH, {_FORMS}; not {found['range']!r}")
     low, high = int(numbers["low"]), int(numbers["high"]) if numbers["high"] else None
     if low < 1:
-        raise UsageError(f"{OPTION}: the smallest value is 1, not {low}")
+        raise UsageError(f"{OPTION}: LOW must be at least 1, not {low}")
     if high is not None and high < low:
-        raise UsageError(f"{OPTION}: there is nothing from {low} to {high}; the smaller value comes first")
+        raise UsageError(f"{OPTION}: {low} is larger than {high}; give the smaller value first")
     if not found["name"]:
         return Vary(name=f"argument {position}", separator="", low=low, high=high)
     separator = "=" if found["separator"] == "=" else " "
@@ -212,7 +212,9 @@ class _Counted(CountedRuns):
         if outcome.failure is not None:
             why = f"{outcome.failure}{misplaced(self._script, outcome.ended)}"
             self.stay(f"run {self._count}: {name}: failed: {why}", tail=outcome.ended.tail)
-            raise RunFailed(f"{name} failed, and not for want of memory, so it cannot be said what fits")
+            raise RunFailed(
+                f"{name} failed, and not because memory ran out, so ampmem cannot say what fits: fix this error first"
+            )
         self._rest = self._left(found)
         self.stay(f"run {self._count}: {name}: {_said(outcome.memory)}", self._rest)
 
@@ -257,7 +259,7 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
                 failure = None  # the script caught the stop, and failed afterwards because of what it missed
                 memory = memory_of(recording)
             elif failure is None:
-                failure = f"it ended after {ended_steps} of {steps} steps; let it train for longer"
+                failure = f"it ended after {ended_steps} of {steps} steps; let it train longer"
         except RecordingError as error:
             failure = failure or str(error)
     return _Point(memory=memory, notes=notes, failure=failure, ended=ended)
@@ -271,10 +273,10 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
     "specs",
     multiple=True,
     metavar="[ARG=]LOW:HIGH",
-    help="The script's argument to vary and its smallest and largest value. Also among the script's arguments, where "
-    "LOW:HIGH alone stands for a positional argument.",
+    help="The script's argument to vary, with its smallest and largest value. --vary may stand among the script's "
+    "arguments, too; there LOW:HIGH alone is a positional argument.",
 )
-@precisions_option((*FORCED_ARMS, Arm.AS_IS), f"Which precisions to run; {Arm.AS_IS} is the script's own.")
+@precisions_option((*FORCED_ARMS, Arm.AS_IS), f"Which precisions to run; {Arm.AS_IS} is the script as it is.")
 @seed_of_runs
 @click.option(
     "--points",
@@ -282,15 +284,15 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
     metavar="N",
     default=5,
     show_default=True,
-    help="Over how many values the curve is drawn; 0 makes no run but those of the search.",
+    help="The number of values on the curve; with 0 only the runs of the search are made.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help=f"How many runs to make at once.  [default: one for each CPU, at most {JOBS}]",
+    help=f"How many runs to make at the same time.  [default: one per CPU, at most {JOBS}]",
 )
-@click.option("--html", type=click.Path(path_type=Path), help="Also write a page with the curves here.")
+@click.option("--html", type=click.Path(path_type=Path), help="Also write an HTML page with the curves here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, schema ampmem.fit/1.")
 @schema_option(fit_schema)
 @click.option("--device", "device_option", default=Device.SIMULATED.value, hidden=True)
@@ -308,14 +310,13 @@ def fit(
 ) -> None:
     """Find the largest value of a script's argument, such as its batch size, that fits on a GPU.
 
-    Every value that is tried is a run of the unmodified script on a simulated GPU, in a process of its own:
-    no GPU is needed. Nothing is said of a value that was not run. With fp32 among the precisions, the value is
-    found too from which on each other precision allocates less. The tables go to stdout, a line for each run to stderr.
+    Each value is tried in a run of the unmodified script on a simulated GPU, in its own process: no GPU is needed.
+    ampmem states nothing about values that were not run. If fp32 is among the precisions, ampmem also finds the value
+    from which on each other precision allocates less. The tables go to stdout, a line for each run to stderr.
 
-    The argument is whatever sets the size. --batch-size=1:64 is passed on as --batch-size=8,
-    "--batch-size 1:64" as two arguments, batch_size=1:64 as batch_size=8, and 1:64 as 8, a positional argument.
-    Without HIGH (1:) the value grows until it does not fit, to at most 65,536 times LOW. Ctrl-C prints the runs
-    that have ended.
+    The argument can be anything that sets the size. The script gets --batch-size=8 for --batch-size=1:64, two
+    arguments for "--batch-size 1:64", batch_size=8 for batch_size=1:64, and the positional argument 8 for 1:64.
+    Without HIGH (1:) the value grows until it does not fit, up to 65,536 times LOW. Ctrl-C prints the finished runs.
 
     \b
     ampmem fit --gpu h100 train.py --vary --batch-size=1:512
@@ -325,11 +326,14 @@ def fit(
     chosen = chosen_arms(arms, options.dtype)
     if device_option != Device.SIMULATED:
         raise UsageError(
-            f"fit runs on a simulated GPU only; leave --device {device_option} out, or let it be the script's"
+            f"fit runs on a simulated GPU only; leave --device {device_option} out, or write it after the script if "
+            "it is the script's option"
         )
     varied = varied_arguments(specs, options.arguments)
     if options.steps < STEPS:
-        raise UsageError(f"--steps: at least {STEPS}, as the optimizer's state comes with the end of the first step")
+        raise UsageError(
+            f"--steps must be at least {STEPS}: the optimizer's state is created at the end of the first step"
+        )
     # The recordings are deleted, so they cannot replace anything.
     script = settled(replace(options, device=Device.SIMULATED, stacks=False, force=False))
     gpu = gpu_to_simulate(options.gpu)
@@ -356,7 +360,7 @@ def _search(runs: RunPlan, arms: Sequence[Arm], gpu: GpuSpec, *, curve: int) -> 
     rest = partial(remaining, vary=varied.vary, total=gpu.total_memory, curve=curve)
     points, notes, interrupted = run_points(runs, arms, following, lambda points: what_follows(rest(points)))
     if interrupted:
-        notes = (warning(f"interrupted before the search had ended{what_follows(rest(points))}"), *notes)
+        notes = (warning(f"interrupted before the search ended{what_follows(rest(points))}"), *notes)
         points = {arm: found for arm, found in points.items() if found}
     result = fit_result(
         points,

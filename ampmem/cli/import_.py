@@ -12,22 +12,30 @@ from ampmem.importer.recording import import_snapshot
 from ampmem.output import Terminal, say_written
 
 
-@click.command("import", short_help="Turn a memory snapshot of PyTorch's into a recording.")
+@click.command("import", short_help="Convert a PyTorch memory snapshot into a recording.")
 @click.argument("snapshot", metavar="SNAPSHOT.pickle", type=click.Path(path_type=Path))
 @click.option(
-    "-o", "--output", required=True, metavar="FILE.ampmem", type=click.Path(path_type=Path), help="The recording."
+    "-o",
+    "--output",
+    required=True,
+    metavar="FILE.ampmem",
+    type=click.Path(path_type=Path),
+    help=("The recording to write."),
 )
 @click.option(
-    "--device", type=click.IntRange(min=0), metavar="N", help="Which GPU.  [default: the one that has a trace]"
+    "--device",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help=("The number of the GPU to import.  [default: the only one with a trace]"),
 )
-@click.option("--force", is_flag=True, help="Replace the recording when it exists already.")
+@click.option("--force", is_flag=True, help="Replace the recording if it exists.")
 def import_(snapshot: Path, output: Path, device: int | None, force: bool) -> None:
-    """Turn what torch.cuda.memory._dump_snapshot wrote into a recording.
+    """Convert a snapshot written by torch.cuda.memory._dump_snapshot into a recording.
 
-    Needs neither torch nor a GPU, and runs nothing that the file holds. A snapshot names nothing, so what its
-    blocks are is told by C++ frames where there are any (stacks="all"), and else concluded from Python frames,
-    sizes and lifetimes; the summary says how much was concluded. A snapshot that ampmem export wrote gives back
-    the recording that it was made from.
+    The import needs neither torch nor a GPU, and runs no code from the file. A snapshot does not name its blocks, so
+    ampmem recognizes them by C++ frames if the snapshot has them (stacks="all"), and otherwise infers them from Python
+    frames, sizes and lifetimes; the summary shows how much was inferred. A snapshot written by ampmem export becomes
+    the original recording again.
     """
     gc.disable()  # importing makes no cycles, and looking for them takes a sixth of the time
     try:

@@ -33,20 +33,20 @@ INTERRUPTED = 130
 
 SUBCOMMANDS = {
     "profile": "Record where the memory of a training script goes.",
-    "watch": "Keep a whole run, a row for each step, and explain an out of memory.",
-    "top": "Show what a watched run does now.",
-    "compare": "Record a script in each precision, and lay them side by side.",
-    "fit": "Find the largest batch size that fits on a GPU, without one.",
-    "advise": "Find changes that make a script fit, each proven by running it.",
-    "check": "Fail where a run takes more memory than its budgets or its baseline.",
+    "watch": "Record a whole run, one row per step, and explain why memory ran out.",
+    "top": "Show live what a watched run does.",
+    "compare": "Record a script in each precision, and compare them side by side.",
+    "fit": "Find the largest batch size that fits on a GPU; no GPU is needed.",
+    "advise": "Find changes that make a script fit, each tested by a run.",
+    "check": "Fail if a run takes more memory than its budgets or its baseline.",
     "show": "Print recordings as tables, or as JSON.",
-    "diff": "Say where the memory of two runs of changed code differs.",
+    "diff": "Show where memory differs between two runs of changed code.",
     "report": "Write recordings to one HTML page that works offline.",
-    "model": "Lay the published formulas of static memory side by side.",
-    "import": "Turn a memory snapshot of PyTorch's into a recording.",
+    "model": "Compare the published formulas of static memory.",
+    "import": "Convert a PyTorch memory snapshot into a recording.",
     "export": "Write a recording in a format that other tools read.",
-    "extension": "Compile a C++ extension for the installed torch, which makes recording cheaper.",
-    "completion": "Print what makes a shell complete ampmem's commands and options.",
+    "extension": "Compile a C++ extension that makes recording cheaper.",
+    "completion": "Print a script that makes a shell complete ampmem's commands and options.",
 }
 """Name and first help line of each subcommand. ``profile`` is ``profile`` in ``ampmem.cli.profile``.
 

@@ -22,7 +22,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _MOST = 10**15
 
 
-@click.command("model", short_help="Lay the published formulas of static memory side by side.")
+@click.command("model", short_help="Compare the published formulas of static memory.")
 @click.argument("file", required=False, metavar="[FILE]", type=click.Path(path_type=Path))
 @click.option("--params", metavar="COUNT", help="Number of parameters: 7e9, 7B, 350M or 124_000_000.")
 @click.option(
@@ -41,14 +41,14 @@ _MOST = 10**15
     help=f"Show only this recipe, with its terms and source: {', '.join(PRECISIONS)}.",
 )
 def model(file: Path | None, params: str | None, optimizer: str, name: str | None) -> None:
-    """Lay the published formulas of static memory side by side.
+    """Compare the published formulas of static memory.
 
-    Static memory is parameters, their copies, gradients and optimizer state: what training needs before
-    any activation. Give a number of parameters with --params, or a recording: then what was measured in
-    it is shown too, and which recipes and formulas agree with it, in their total and in their parts.
+    Static memory is parameters, their copies, gradients and optimizer state: what training needs before any activation.
+    Give a number of parameters with --params, or a recording: then the measured memory is shown too, and which recipes
+    and formulas agree with it, in total and in each part.
     """
     if file is None and params is None:
-        raise UsageError("say for how many parameters, as in --params 7e9, or name a recording")
+        raise UsageError("give a number of parameters, as in --params 7e9, or a recording")
     if file is not None and params is not None:
         raise UsageError("give either --params or a recording, and not both")
     keys = list(PRECISIONS) if name is None else [name]

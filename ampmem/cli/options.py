@@ -33,9 +33,7 @@ def assumed_data(device: Device, assume: tuple[str, ...]) -> Assumed | None:
     """What each ``--assume`` says; ``None`` for a real device. Raises :class:`UsageError` for invalid values."""
     if device != Device.SIMULATED:
         if assume:
-            raise UsageError(
-                "--assume says what a simulated device takes for granted, so it needs --device sim or --gpu"
-            )
+            raise UsageError("--assume is for a simulated GPU only: give --device sim or --gpu, too")
         return None
     from ampmem.simulator.assumed import OPTION, assumed_of
 
@@ -162,8 +160,8 @@ _GROUPS = (
         "--steps 5 --skip 2",
         "--every 200",
     ),
-    _group("Ranks", "nproc_per_node world_size rank", "--nproc-per-node 2", "--world-size 8 --rank 0"),
-    _group("Output", "output html snapshot quiet as_json schema force", "--html page.html", "--json"),
+    _group("Ranks", "nproc_per_node world_size rank", "--nproc-per-node 2", "--gpu h100 --world-size 8 --rank 0"),
+    _group("Output", "output html snapshot quiet as_json schema force", "--html page.html", "--json", "-o run.ampmem"),
 )
 """The groups in the order of ``--help``; options in no group come last."""
 
@@ -190,7 +188,8 @@ class ScriptCommand(click.Command):
                 formatter.write_dl(records, col_max=_COLUMN)
                 known = (each for each in group.examples if flags.issuperset(re.findall(r"--[a-z-]+", each)))
                 rest = _REST.get(self.name or "", "train.py")
-                formatter.write_text(f"e.g. {ctx.command_path} {next(known, '-m package.train')} {rest}")
+                example = next((f"{each} {rest}" for each in known), "-m package.train")
+                formatter.write_text(f"e.g. {ctx.command_path} {example}")
         listed = frozenset[str]().union(*(group.names for group in _GROUPS))
         with formatter.section("Other"):
             formatter.write_dl([record for name, record in shown if name not in listed], col_max=_COLUMN)
@@ -205,15 +204,15 @@ _SHARED: tuple[Decorator, ...] = (
     click.option(
         "--dtype",
         type=click.Choice(choices(AutocastDtype)),
-        help="What autocast casts to.  [default: what the script says]",
+        help="The type that autocast casts to.  [default: the script's]",
     ),
     click.option(
         "--device",
         type=click.Choice(choices(_DEVICES)),
         default=Device.AUTO.value,
         show_default=True,
-        help="Whose memory to record: auto takes the GPU where torch sees one, sim simulates the one that --gpu names "
-        "(--gpu alone does so, too, where torch sees none).",
+        help="Which device's memory to record: auto is the GPU if torch sees one, otherwise the CPU; sim simulates "
+        "the GPU given by --gpu (if torch sees no GPU, --gpu alone is enough).",
     ),
     click.option(
         "--gpu",
@@ -225,28 +224,28 @@ _SHARED: tuple[Decorator, ...] = (
         "--assume",
         multiple=True,
         metavar="WHAT=VALUE",
-        help="What a simulated device, which has no data, takes for granted: OP=FRACTION of the elements that an op "
-        f"finds ({' or '.join(ASSUMABLE)}), FILE:LINE=NUMBER that a line reads, or compile=eager, which runs "
-        "uncompiled what torch.compile compiles. May be repeated.",
+        help="What to assume on a simulated GPU, whose tensors have no values: OP=FRACTION is the fraction of the "
+        f"elements that an op ({' or '.join(ASSUMABLE)}) finds, FILE:LINE=NUMBER is the number that a line reads, and "
+        "compile=eager runs uncompiled what torch.compile would compile. May be given several times.",
     ),
     click.option(
         "--world-size",
         type=click.IntRange(min=1),
         metavar="N",
-        help="On a simulated GPU: let the script run as one rank of so many; collectives return at once.",
+        help="On a simulated GPU: run the script as one rank of N; collectives return immediately.",
     ),
     click.option(
         "--rank",
         type=click.IntRange(min=0),
         metavar="N",
-        help="Which rank of --world-size that is.  [default: 0]",
+        help="Which rank of --world-size to run as.  [default: 0]",
     ),
     click.option(
         "--sync/--no-sync",
         "synchronize",
         default=True,
         show_default=True,
-        help="On a GPU, wait for it at the end of each step.",
+        help="Synchronize the GPU at the end of each step.",
     ),
     click.option(
         "--steps",
@@ -259,7 +258,7 @@ _SHARED: tuple[Decorator, ...] = (
     click.option(
         "--step-on",
         metavar="WHAT",
-        help=f"What ends a step: {FORMS}.  [default: updates of the optimizers, or backward where there is none]",
+        help=f"What ends a step: {FORMS}.  [default: updates of the optimizers, or backward if there is no optimizer]",
     ),
     click.option("--named", metavar="NAME", hidden=True, help="What recordings call the script, for ampmem."),
     click.option(
@@ -268,15 +267,15 @@ _SHARED: tuple[Decorator, ...] = (
         metavar="N",
         default=0,
         show_default=True,
-        help="How many steps to let pass first.",
+        help="How many steps to skip first.",
     ),
     click.option("--stacks/--no-stacks", default=True, show_default=True, help="Record the Python stack of every op."),
-    click.option("--force", is_flag=True, help="Replace files that exist."),
+    click.option("--force", is_flag=True, help="Replace existing files."),
     click.option(
         "--nproc-per-node",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Run N processes of the script here, as torchrun does, each recorded into a file of its own: "
+        help="Run the script in N processes here, as torchrun does; each is recorded into its own file: "
         f"{rank_file(Path('train'), 0, 2)}.",
     ),
     click.argument("script_or_module", metavar="SCRIPT|-m MODULE", shell_complete=_complete_script),
@@ -336,8 +335,8 @@ def advised_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--advised",
         metavar="FILE",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Leave out findings whose change ampmem advise --resume FILE ran for the same script, and which saved "
-        "nothing; a note says which.",
+        help="Leave out findings whose change was tested for the same script by ampmem advise --resume FILE and saved "
+        "nothing; a note names them.",
     )(command)
 
 
@@ -396,7 +395,7 @@ def settled(script: ScriptOptions) -> ScriptOptions:
         from ampmem.recorder.sources.choose import meant_device
 
         device = meant_device(device, gpu, option="--gpu", remedy="--device sim")
-        Terminal(sys.stderr).say(f"simulating a GPU ({gpu.name}), as --gpu asks for: torch sees no GPU here")
+        Terminal(sys.stderr).say(f"simulating the GPU that --gpu names ({gpu.name}), because torch sees no GPU")
     simulated_gpu(device, script.gpu)
     assumed_data(device, script.assume)
     check_world(device, script.world_size, script.rank)
@@ -422,7 +421,7 @@ def check_world(device: Device, world_size: int | None, rank: int | None) -> Non
     name = "--world-size" if world_size is not None else "--rank"
     if device != Device.SIMULATED and (world_size, rank) != (None, None):
         raise UsageError(
-            f"{name} says which ranks to simulate, so it needs --device sim or --gpu; real ones start with torchrun"
+            f"{name} is for simulated ranks only: give --device sim or --gpu, too; start real ranks with torchrun"
         )
     if rank is not None and world_size is None:
         raise UsageError(f"--rank {rank} needs --world-size N")

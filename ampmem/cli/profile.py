@@ -46,20 +46,20 @@ if TYPE_CHECKING:
 @click.option(
     "--force-checkpoint",
     metavar="NAME,...",
-    help="Run the modules of these names under torch.utils.checkpoint; * stands for one part of a name, as in "
+    help="Run the modules with these names under torch.utils.checkpoint; * stands for one part of a name, as in "
     "'blocks.*'.",
 )
 @click.option(
     "--force-offload",
     is_flag=True,
-    help="Keep what forward saves for backward in the CPU's memory, as torch.autograd.graph.save_on_cpu does.",
+    help="Keep saved tensors in CPU memory, as torch.autograd.graph.save_on_cpu does.",
 )
 @click.option(
     "--force-foreach",
     type=click.Choice(("true", "false")),
-    help="Make torch's optimizers with foreach=True or False.",
+    help="Create torch's optimizers with foreach=True or foreach=False.",
 )
-@click.option("--force-fused", is_flag=True, help="Make torch's optimizers with fused=True.")
+@click.option("--force-fused", is_flag=True, help="Create torch's optimizers with fused=True.")
 @click.option(
     "--force-chunked-loss",
     type=click.IntRange(min=2),
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 @click.option(
     "--force-free-gradients",
     is_flag=True,
-    help="Set gradients to None right after the update, of a script that zeroes them later.",
+    help="Set gradients to None right after the update, if the script zeroes them later.",
 )
 @click.option(
     "--force-allocator",
@@ -85,10 +85,10 @@ if TYPE_CHECKING:
     "--force-batch-size",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Make DataLoaders of larger batches with batch_size=N.",
+    help="Limit the batch size of DataLoaders to N.",
 )
 @click.option(
-    "--force-bucket-view", is_flag=True, help="Make DistributedDataParallel with gradient_as_bucket_view=True."
+    "--force-bucket-view", is_flag=True, help="Create DistributedDataParallel with gradient_as_bucket_view=True."
 )
 @click.option(
     "--force-reshard",
@@ -98,20 +98,20 @@ if TYPE_CHECKING:
 @click.option(
     "--force-policy",
     is_flag=True,
-    help="Give FSDP a policy of mixed precision: parameters in bfloat16, gradients summed in float32.",
+    help="Give FSDP a mixed-precision policy: parameters in bfloat16, gradients reduced in float32.",
 )
-@click.option("--force-no-prefetch", is_flag=True, help="Have FSDP gather no parameters ahead in backward.")
+@click.option("--force-no-prefetch", is_flag=True, help="Have FSDP prefetch no parameters in backward.")
 @click.option(
     "--run-to-end",
     is_flag=True,
-    help="Let the script finish, uninstrumented, once the steps are recorded; the exit code is the script's.",
+    help="Let the script finish, without instrumentation, once the steps are recorded; the exit code is the script's.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help=f"The recording to write.  [default: train{SUFFIX} for train.py, in this directory; train.2{SUFFIX} where "
-    "that exists]",
+    help=f"The recording to write.  [default: train{SUFFIX} for train.py, in this directory; train.2{SUFFIX} if that "
+    "exists]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write the HTML report here.")
 @click.option(
@@ -160,9 +160,9 @@ def profile(
 ) -> None:
     """Run an unmodified training script and record its memory, step by step.
 
-    The first --steps steps are recorded; then the script is stopped. What ampmem itself has to say,
-    the tables too, goes to stderr; stdout is the script's alone. A script that fails keeps its own
-    exit code, and the steps that had ended are kept; of one that runs out of memory all is kept.
+    The first --steps steps are recorded; then the script is stopped. ampmem prints its own messages and tables to
+    stderr; stdout has only the script's output. If the script fails, its exit code and all finished steps are kept;
+    if memory runs out, the unfinished step is kept, too.
 
     SCRIPT is what Python runs: a file, - for standard input, a directory or a zip file (app.pyz) with
     a __main__.py.
@@ -226,11 +226,11 @@ def _check_forced(script: ScriptOptions) -> None:
     """Raise :class:`UsageError` for changes that contradict each other, or that the device does not support."""
     forced = script.forced
     if forced.fused and forced.foreach is not None:
-        raise UsageError("--force-fused and --force-foreach exclude each other: an optimizer updates in one way")
+        raise UsageError("--force-fused and --force-foreach exclude each other: leave one of them out")
     if forced.allocator and script.device is Device.CPU:
-        raise UsageError("--force-allocator sets CUDA's caching allocator, which the CPU does not have")
+        raise UsageError("--force-allocator sets the CUDA caching allocator, which the CPU does not use; leave it out")
     if forced.workspace and script.device is Device.CPU:
-        raise UsageError("--force-workspace sets cuBLAS's workspaces, which the CPU does not have")
+        raise UsageError("--force-workspace sets cuBLAS's workspaces, which the CPU does not use; leave it out")
 
 
 def _set_environment(forced: Forced) -> None:
@@ -253,10 +253,10 @@ def _set_allocator(settings: str) -> None:
 def _set_workspace(config: str) -> None:
     """Add ``config`` to the environment, which PyTorch and cuBLAS read when the first workspace is needed."""
     if not re.fullmatch("(:[0-9]+:[0-9]+)+", config):
-        raise UsageError(f"--force-workspace {config}: it is :KiB:COUNT, once or more, such as :4096:2:16:8")
+        raise UsageError(f"--force-workspace {config}: write :KiB:COUNT, once or several times, such as :4096:2:16:8")
     former = os.environ.get(WORKSPACE_CONFIG)
     if former is not None:
-        raise UsageError(f"--force-workspace {config}: {WORKSPACE_CONFIG} is {former} already")
+        raise UsageError(f"--force-workspace {config}: {WORKSPACE_CONFIG} is already {former}")
     os.environ[WORKSPACE_CONFIG] = config
 
 
@@ -273,7 +273,7 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
     script = plan.script
     if script.dtype is not None and not plan.arm.autocast:
         raise UsageError(
-            f"--dtype is what autocast casts to, so it needs --precision amp or amp-nocache, not {plan.arm}"
+            f"--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not {plan.arm}"
         )
     _check_forced(script)
     check_ranks(plan)

@@ -26,24 +26,24 @@ SUFFIX = ".html"
     "--output",
     metavar="OUT.html",
     type=click.Path(path_type=Path),
-    help="The page.  [default: beside the first file: of run.ampmem run.html; of run.fp32.ampmem and run.amp.ampmem, "
-    "what their names have in common, run.html; with the next number where that exists: run.2.html]",
+    help="The page to write.  [default: next to the first file: run.html for run.ampmem; also run.html, the common "
+    "part of the names, for run.fp32.ampmem and run.amp.ampmem; with the next free number if that exists: run.2.html]",
 )
-@click.option("--open", "opening", is_flag=True, help="Open the page in a browser, where there is one.")
+@click.option("--open", "opening", is_flag=True, help="Open the page in a browser, if there is one.")
 @advised_option
-@click.option("--force", is_flag=True, help="Replace the page when it exists already.")
+@click.option("--force", is_flag=True, help="Replace the page if it exists.")
 def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised: Path | None, force: bool) -> None:
-    """Write recordings to one HTML page, which needs nothing but a browser.
+    """Write recordings to one HTML page that works offline.
 
-    Several are laid side by side. Those of the ranks of one job are merged: which rank is the worst, and why; the pages
-    of single ranks are a click away.
+    Several recordings are compared side by side. The recordings of one job's ranks are merged: the page shows which
+    rank is the worst, and why; the pages of single ranks are a click away.
 
-    The page of a watched run has the whole run as a line; each of its full recordings has a page of its own beside it.
+    The page of a watched run shows the whole run as a line; each full recording has its own page next to it.
 
-    A FILE may also be JSON that ampmem printed, on any machine. The page of show --json and of compare --json is the
-    same, but without the timeline and other parts that need the events, and without the script's name and its failure,
-    which the JSON does not have. The page of show --ranks --json has no pages of single ranks, the page of diff --json
-    no pages of the two runs; the page of fit --json is complete. These three cannot be combined with other files.
+    A FILE may also be JSON that ampmem printed, on any machine. The page of show --json or compare --json is the same,
+    but without the timeline and other parts that need the events, and without the script's name and its failure,
+    which the JSON does not have. The page of show --ranks --json has no pages of single ranks, and the page of diff
+    --json no pages of the two runs; the page of fit --json is complete. These three cannot be combined with other files.
     """
     # Imports plotly, which a shell's completion must not wait for.
     from ampmem.reporters.html import write
@@ -63,7 +63,7 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
     finally:
         remove_empty([page] if numbered else [])
     taken = "" if page == wanted else f"; {wanted} exists already (--force replaces it)"
-    full = f", and beside it the pages of {others} full recordings" if others else ""
+    full = f", and next to it the pages of {others} full recordings" if others else ""
     Terminal(sys.stderr).say(f"wrote {sized(page)}{full}{taken}")
     if opening and not webbrowser.open(page.absolute().as_uri()):
         Terminal(sys.stderr).say(f"no browser could be started here; open {page} in one")

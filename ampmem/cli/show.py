@@ -54,36 +54,36 @@ def _detail_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--full",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Of a watched run: show its full recording N, as any other recording.",
+    help="Show full recording N of a watched run, like any other recording.",
 )
 @schema_option(lambda: one_or_several(WatchedSummary, watched_schema()), "--watch-schema", of="a watched run's --json")
 @click.option(
     "--ranks",
     "as_ranks",
     is_flag=True,
-    help="Print the merged view of a job's ranks and nothing else, of one rank too; with --json as JSON, an array "
-    "where there are several precisions.",
+    help="Print only the merged view of a job's ranks, even if there is only one rank; with --json as JSON, as an "
+    "array if there are several precisions.",
 )
 @schema_option(lambda: one_or_several(Ranks, ranks_schema()), "--ranks-schema", of="--ranks --json")
 @_detail_options
-@click.option("--all", "everything", is_flag=True, help="Add all of these.")
-@click.option("--steps", "all_steps", is_flag=True, help="Break every step down, not only the last one.")
-@click.option("--each", is_flag=True, help="Of several files, print the tables of each too.")
+@click.option("--all", "everything", is_flag=True, help="Add all of these tables.")
+@click.option("--steps", "all_steps", is_flag=True, help="Show the categories of every step, not only of the last one.")
+@click.option("--each", is_flag=True, help="If several files are given, also print the tables of each.")
 @click.option(
     "--what-if",
     "settings",
     multiple=True,
     metavar="SETTING[=VALUE]",
-    help="For recordings of a GPU: what the caching allocator would have reserved with this setting of "
-    "PYTORCH_ALLOC_CONF, such as expandable_segments or max_split_size_mb=128; may be given several times.",
+    help="For recordings of a GPU: show what the caching allocator would have reserved with this setting of "
+    "PYTORCH_ALLOC_CONF, such as expandable_segments or max_split_size_mb=128. May be given several times.",
 )
 @advised_option
 @click.option(
     "--check",
     "checking",
     is_flag=True,
-    help="Print one line per file, and exit with 1 unless in each the sums are the allocator's own and the static "
-    "model holds. So does ampmem check FILE without a budget.",
+    help="Print one line per file, and exit with 1 unless in each file the categories add up to the allocator's total "
+    "and the static model holds. ampmem check FILE without a budget does the same.",
 )
 @click.pass_context
 def show(
@@ -101,15 +101,15 @@ def show(
     all_steps: bool,
     **chosen: bool,
 ) -> None:
-    """Print what recordings come to: what the peak is made of, what to change, and the steps.
+    """Print recordings as tables: what the peak consists of, what to change, and the steps.
 
-    Several recordings are laid side by side. Those of the ranks of one job are merged: which rank is the worst, and in
-    what it differs from the others. Those of its ranks in several precisions are both, and compared is the worst rank
-    of each. What else there is to see, the options below add; of a job, for its worst rank, unless --each is given.
+    Several recordings are compared side by side. The recordings of one job's ranks are merged: which rank is the
+    worst, and how it differs from the others. Ranks in several precisions are merged for each precision, and the worst
+    ranks are compared. The options below add more tables; for a job they show the worst rank, unless --each is given.
 
-    On a terminal the tables are as wide as it is, from 40 columns to 160; in a pipe or a file, 100. Where a table is
-    too wide, names are cut in the middle, then columns follow below the others, then recordings that were side by
-    side follow one another. Equal layers are one row: blocks.*.mlp (24). There is colour on a terminal only, unless
+    The tables are as wide as the terminal, from 40 to 160 columns; in a pipe or a file, 100. In a table that is too
+    wide, names are cut in the middle; if that is not enough, columns are moved below the others, and then recordings
+    below one another. Equal layers are one row: blocks.*.mlp (24). Colors are used on a terminal only, and not if
     NO_COLOR is set or TERM is dumb.
     """
     details = EVERYTHING if everything else frozenset(detail for detail in Detail if chosen[detail.replace("-", "_")])
@@ -162,7 +162,7 @@ def show(
 def _taken_out(files: Sequence[Path], number: int, folder: Path) -> Path:
     """The full recording ``number`` of the one watched run in ``files``, as a file in ``folder``."""
     if len(files) != 1 or not is_watched(files[0]):
-        raise UsageError("--full takes a recording out of one watched run: ampmem show FILE --full N")
+        raise UsageError("--full needs one watched run: ampmem show FILE --full N")
     into = folder / f"{files[0].stem}-{number}{files[0].suffix}"
     full_recording(read_watched(files[0]), number, into)
     return into
@@ -172,7 +172,7 @@ def _show_watched(files: Sequence[Path], watched: Sequence[Path], *, as_json: bo
     """Print watched runs one after the other; for the ranks of one job first a row for each."""
     others = [path for path in files if path not in watched]
     if others:
-        raise UsageError(f"{watched[0]} is a watched run and {others[0]} is not: show them in two commands")
+        raise UsageError(f"{watched[0]} is a watched run and {others[0]} is not: show them separately")
     found = [watched_run(read_watched(path)) for path in watched]
     if as_json:
         click.echo(object_or_array([each.to_json() for each in found]))
@@ -207,7 +207,7 @@ def _of_jobs(runs: Sequence[RankRun]) -> Sequence[RankRun]:
     for run in runs:
         if run.world_size == 1:
             raise UsageError(
-                f"{run.path} is of a process that ran alone, not of one rank of several; show it by itself"
+                f"{run.path} is a recording of a single process, not of one of several ranks; show it separately"
             )
     return runs
 
@@ -233,12 +233,15 @@ def _others(run: RankRun) -> Iterator[str]:
     there, others = len(ranks_beside([run])), run.world_size - 1
     said = f"this is rank {run.rank} of {run.world_size}, "
     if not there:
-        yield f"{said}and no file of the {'other lies' if others == 1 else f'{others} others lies'} beside it"
+        yield f"{said}and no file of the {'other' if others == 1 else f'{others} others'} is next to it"
     else:
         named = rank_of(run.path)
         pattern = run.path.name if named is None else rank_pattern(Path(named.job.name), run.world_size)
         count = f"{there} of the {others} others" if there < others else "all others" if others > 1 else "the other"
-        yield f"{said}and the file{'' if there == 1 else 's'} of {count} lie{'s' * (there == 1)} beside it: {pattern}"
+        yield (
+            f"{said}and the file{'' if there == 1 else 's'} of {count} {'is' if there == 1 else 'are'} next to it: "
+            f"{pattern}"
+        )
 
 
 def is_sound(path: Path) -> bool:
@@ -268,7 +271,7 @@ def what_ifs(path: Path, settings: Sequence[str]) -> list[tuple[str, WhatIf]]:
     asked = [parse_settings(_as_configured(setting)) for setting in settings]
     recording = read(path)
     if recording.run.source == SourceKind.CPU:
-        raise UsageError(f"{path} has the events of the CPU's allocator, which has no such settings; record on a GPU")
+        raise UsageError(f"{path} was recorded on the CPU, whose allocator has no such settings; record on a GPU")
     trace = trace_of_events(recording.events, recording.segments)
     return [(text, what_if(trace, chosen)) for text, chosen in zip(settings, asked, strict=True)]
 

@@ -21,14 +21,19 @@ _HOME = "\x1b[H\x1b[J"
 @click.command("top", short_help="Show what a watched run does now.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option(
-    "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, metavar="SECONDS", help="How often."
+    "--interval",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help=("The time between two updates."),
 )
-@click.option("--once", is_flag=True, help="Show it once, and end.")
+@click.option("--once", is_flag=True, help="Show the state once, and exit.")
 def top(files: tuple[Path, ...], interval: float, once: bool) -> None:
-    """Show what watched runs do now: bars against the device's memory, the last full recording's categories, warnings.
+    """Show live what watched runs do: bars of the device's memory, categories of the last full recording, warnings.
 
-    Several files are shown one below the other, such as the ranks of a job. It ends when all runs have ended, or with
-    Ctrl-C. Where standard output is no terminal, each look is printed below the one before.
+    Several files are shown one below the other, such as the ranks of a job. The command ends when all runs have ended,
+    or with Ctrl-C. If standard output is not a terminal, each update is printed below the last one.
     """
     screen = sys.stdout.isatty()
     looks = [_Look(path) for path in files]

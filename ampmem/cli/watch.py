@@ -33,8 +33,8 @@ from ampmem.recording.watched import read_watched
     metavar="N",
     default=3,
     show_default=True,
-    help="Keep the last N of these full recordings. Those of the start, of the highest peak and of growth are kept "
-    "besides.",
+    help="Keep the last N of these full recordings. Those of the start, of the highest peak and of growth are kept, "
+    "too.",
 )
 @click.option(
     "-o",
@@ -45,14 +45,14 @@ from ampmem.recording.watched import read_watched
 @click.option("--quiet", is_flag=True, help="Print no tables.")
 @script_options("as_module", "device", "gpu", "assume", "world_size", "rank", "step_on", "stacks", "force")
 def watch(every: int, keep: int, output: Path | None, quiet: bool, options: ScriptOptions) -> None:
-    """Run an unmodified training script to its end and keep one row for each step.
+    """Run an unmodified training script to completion, and record one row per step.
 
-    A row has the step's peak, its phase, what was allocated and reserved at the step's end, the shapes of the batch and
-    the memory of the process. Three steps are recorded in full, as ampmem profile does it, at the start, after every
-    --every steps, after a new highest peak, and when memory grows. The file can be read at any moment, while the script
-    runs and after it was killed: ampmem show FILE. The exit code is the script's.
+    A row has the step's peak and its phase, the memory allocated and reserved at the end of the step, the shapes of
+    the batch and the memory of the process. Three steps are recorded in full, as by ampmem profile, at the start,
+    after every --every steps, after a new highest peak, and when memory grows. The file can be read at any time, while
+    the script runs and after it was killed: ampmem show FILE. The exit code is the script's.
 
-    When memory runs out, the file has what was asked for, by which line, with which batch, and what was held.
+    When memory runs out, the file has the size of the failed request, its line, its batch, and what was in memory.
 
     \b
     ampmem watch train.py --epochs 10

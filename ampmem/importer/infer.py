@@ -202,7 +202,10 @@ def _without_evidence(trace: BlockTrace, standing: Mapping[int, Sequence[int]]) 
     """All blocks that are always there, if there is a forward but neither backward nor cast."""
     phases = set(trace.course.phase)
     if Phase.FORWARD not in phases or Phase.BACKWARD in phases or not any(standing.values()):
-        note = "nothing in the trace tells the parameters from other blocks: those alive throughout are in other"
+        note = (
+            "nothing in the trace distinguishes parameters from other blocks: blocks that are alive throughout "
+            "count as other"
+        )
         return Inferred(parameters=(), states=(), notes=(note,))
     parameters = tuple(
         Parameter((index,), _name(size, number), size, True)
@@ -215,8 +218,8 @@ def _without_evidence(trace: BlockTrace, standing: Mapping[int, Sequence[int]]) 
 
 def _which_is_which(copies: int) -> str:
     return (
-        f"the optimizer's state was made before the trace: which {copies + 1} of the equal blocks belong together, "
-        "and which of them is the parameter, is not known; their sums are"
+        f"the optimizer state was created before the trace: it is unknown which {copies + 1} of the equal blocks "
+        "belong together, and which of them is the parameter; their sums are known"
     )
 
 
@@ -241,8 +244,8 @@ def _name(size: int, number: int) -> str:
 
 _CALL: Final = "_call_impl"
 _CONCLUDED: Final = (
-    "blocks of half a parameter's size that forwards make right before an op's result were taken for autocast's copies "
-    "of parameters; copies of other tensors cannot be recognised without C++ frames"
+    "blocks of half a parameter's size that forwards make right before an op's result were taken for autocast's "
+    "copies of parameters; copies of other tensors cannot be recognized without C++ frames"
 )
 _SIZES: Final = 2
 _SHARE: Final = 4
@@ -434,12 +437,12 @@ def _over(trace: BlockTrace, size: int, count: int, there: int, counted: int) ->
     what, made = ("casts", "cast") if trace.native else ("blocks", "made")
     told = (
         f"{format_count(count)} {what} of a pass have half the size of the {format_count(there)} parameters of "
-        f"{format_bytes(2 * size)}, so other tensors of that size were {made} as well: by the code that asked, "
+        f"{format_bytes(2 * size)}, so other tensors of that size were {made}, too: judged by the allocating code, "
     )
     if counted == there:
         return f"{told}{format_count(counted)} are of parameters"
-    which = f"{format_count(counted)} are" if counted else "none is surely"
-    most = f"{format_count(there)} ({format_bytes(there * size)}), where each parameter is cast once"
+    which = f"{format_count(counted)} are" if counted else "none is certainly"
+    most = f"{format_count(there)} ({format_bytes(there * size)}), if each parameter is cast once"
     return f"{told}{which} of parameters; there may be up to {most}; {CASTS_OPEN}"
 
 

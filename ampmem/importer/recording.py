@@ -84,7 +84,7 @@ def _beginning(lives: TracedBlocks) -> list[str]:
         return []
     return [
         f"{format_count(before)} blocks of {format_bytes(lives.baseline_bytes)} were alive before the trace starts: "
-        "what happened earlier was not recorded, or the ring has lost it"
+        "earlier events were not recorded, or the trace's ring buffer has lost them"
     ]
 
 
@@ -93,15 +93,14 @@ def _checked(snapshot: DeviceSnapshot, lives: TracedBlocks) -> list[str]:
         return []
     if snapshot.has_strangers:
         return [
-            "the trace and the segments disagree, and events were left out that may be why; there is no total to check "
-            "against"
+            "the trace and the segments disagree, perhaps because events were left out; the totals cannot be checked"
         ]
     if lives.strangers:
         return [
             f"the trace does not end where the segments are, in {format_count(lives.strangers)} blocks: recording was "
-            "stopped before the snapshot was taken; there is no total to check against"
+            "stopped before the snapshot was taken; the totals cannot be checked"
         ]
-    return ["the trace and the segments disagree about sizes; there is no total to check against"]
+    return ["the trace and the segments disagree about sizes; the totals cannot be checked"]
 
 
 def _failed(snapshot: DeviceSnapshot) -> list[str]:
@@ -118,8 +117,8 @@ def _failed(snapshot: DeviceSnapshot) -> list[str]:
         text += _asked_by(failed.stack)
         if not here and failed.reserved:
             text += (
-                f"; of device {failed.device} the allocator holds {format_bytes(failed.reserved)} at the end, "
-                f"{format_bytes(failed.allocated)} of that in tensors"
+                f"; on device {failed.device} the allocator has reserved {format_bytes(failed.reserved)} at the end, "
+                f"{format_bytes(failed.allocated)} of it for tensors"
             )
         if not here and failed.traced:
             text += f"; --device {failed.device} imports that device"
@@ -141,8 +140,8 @@ def _stacks(lives: TracedBlocks, readings: Sequence[StackReading]) -> list[str]:
         return []
     if any(reading.known for reading in asked):
         return [
-            "the snapshot has no C++ frames, which tell casts, workspaces and gradients apart; "
-            'record with stacks="all" to have them'
+            "the snapshot has no C++ frames, which distinguish casts, workspaces and gradients; record with "
+            'stacks="all" to get them'
         ]
     return ['the snapshot has no stacks, so phases are not known; record with stacks="all"']
 
@@ -151,8 +150,8 @@ def _course(course: Course, lives: TracedBlocks, readings: Sequence[StackReading
     known = any(readings[event.stack].known for event in lives.events)
     if known and not any(stretch.phase != Phase.BETWEEN for stretch in course.stretches):
         return [
-            "no stack of the trace is of a module, a backward or an optimizer, so phases are not known: the trace is "
-            "shown as one step, and what the blocks were is not known"
+            "no stack in the trace contains a module, a backward or an optimizer, so phases are not known: the trace "
+            "is shown as one step, and blocks cannot be attributed"
         ]
     if not any(step.update for step in course.steps):
         return ["the trace has no optimizer update: it is shown as one step"]
@@ -165,8 +164,8 @@ def _types(found: Conclusions, arm: ArmRecord, dtype: str) -> list[str]:
     if not found.parameters:
         return []
     numbered = (
-        "a snapshot has no names: parameters are numbered among those of one size, "
-        "and which gradient is whose is not known"
+        "a snapshot has no names: parameters of the same size are numbered, and it is unknown which gradient belongs "
+        "to which parameter"
     )
     if found.half or arm.name is Arm.FP32:
         return [numbered]
@@ -181,7 +180,7 @@ def _types(found: Conclusions, arm: ArmRecord, dtype: str) -> list[str]:
 def _autocast(lives: TracedBlocks, readings: Sequence[StackReading], arm: ArmRecord) -> list[str]:
     if arm.name is Arm.AMP or not any(readings[event.stack].autocast for event in lives.events):
         return []
-    return ["stacks go through torch.autocast, but no cast was recognised: whether autocast was on is not known"]
+    return ["stacks go through torch.autocast, but no cast was recognized: it is unknown whether autocast was on"]
 
 
 def _clock(snapshot: DeviceSnapshot) -> list[str]:
@@ -197,7 +196,7 @@ def _left_out(snapshot: DeviceSnapshot) -> list[str]:
         kinds = [f"{action} ({format_count(count)})" for action, count in snapshot.left_out]
         named = ", ".join(kinds[:_KINDS])
         more = f" and {format_count(len(kinds) - _KINDS)} other kinds" if len(kinds) > _KINDS else ""
-        notes.append(f"events of these kinds were left out, since ampmem does not read them: {named}{more}")
+        notes.append(f"events of these kinds were left out, because ampmem does not read them: {named}{more}")
     if snapshot.host_events:
         notes.append(
             f"the snapshot also has {format_count(snapshot.host_events)} events of pinned host memory, not shown"
@@ -205,7 +204,7 @@ def _left_out(snapshot: DeviceSnapshot) -> list[str]:
     return notes
 
 
-_UNKNOWN: Final = "the trace and the segments do not fit together, so what the allocator had reserved is not known"
+_UNKNOWN: Final = "the trace and the segments do not fit together, so the reserved memory is unknown"
 
 
 def segments_reserved(
@@ -281,8 +280,8 @@ def _exported(snapshot: DeviceSnapshot, name: str) -> Recording:
 
 
 _NOT_USED: Final = (
-    "the snapshot has a recording of ampmem's in it that is not used: {}; what follows was concluded from the trace, "
-    "as for any snapshot"
+    "the snapshot contains an ampmem recording that cannot be used: {}; everything was inferred from the trace, as "
+    "for any snapshot"
 )
 
 

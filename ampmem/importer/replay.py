@@ -160,7 +160,7 @@ def replay(snapshot: DeviceSnapshot) -> TracedBlocks:
     handed_out = None if strangers else block_sizes(snapshot, settings)
     allocations, owner = _forward(events, before, _Sizes(block_bytes, handed_out, settings))
     if sum(max(allocation.bytes, allocation.block_bytes) for allocation in allocations) > _MOST_BYTES:
-        raise RecordingError("the snapshot is damaged: its allocations have more bytes than can be added up")
+        raise RecordingError("the snapshot is damaged: the sizes of its allocations are too large to add up")
     born_bytes = sum(allocation.bytes for allocation in allocations if allocation.born == BEFORE)
     total = born_bytes + sum(event.size if event.action == ALLOC else -event.size for event in events)
     return TracedBlocks(

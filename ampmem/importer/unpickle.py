@@ -97,7 +97,7 @@ class _Machine:
         if len(self._data) < 2 or self._data[0] != _PROTO:
             raise Refused("it is not a pickle of protocol 2 or newer")
         if self._data[1] not in _PROTOCOLS:
-            raise Refused(f"it has pickle protocol {self._data[1]}, known are 2 to 5")
+            raise Refused(f"it has pickle protocol {self._data[1]}; ampmem reads 2 to 5")
         self._run()
         if len(self._stack) != 1 or self._marked:
             raise self._damaged()
@@ -164,7 +164,7 @@ class _Machine:
                     steps[code](self)
                     at, stack, held = self._at, self._stack, self._held
                 else:
-                    raise Refused(f"it asks for the opcode {code:#04x} at byte {at}, which plain data does not need")
+                    raise Refused(f"it uses the opcode {code:#04x} at byte {at}, which plain data does not need")
                 if held > limit:
                     raise self._too_much()
         except (IndexError, struct.error):
@@ -263,7 +263,7 @@ class _Machine:
         try:
             text = self._take(width).decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
-            raise Refused(f"it holds broken text at byte {self._at}") from None
+            raise Refused(f"it contains invalid text at byte {self._at}") from None
         # A text takes up to four bytes per character.
         self._push(text, _SCALAR + len(text) * (1 if text.isascii() else 4))
 

@@ -137,7 +137,7 @@ def logger_of(writer: Any) -> Logger:
         return _Mlflow(writer) if _has(writer, "active_run") else _Metrics(writer)
     if _has(writer, "log_metric"):
         if "run_id" in _parameters(writer.log_metric):
-            raise UsageError("an MlflowClient logs to no run of its own: give the module mlflow, and start a run")
+            raise UsageError("an MlflowClient does not belong to a run: give the module mlflow, and start a run")
         return _SingleMetrics(writer)
     if _has(writer, "log"):
         return _Values(writer)
@@ -201,7 +201,7 @@ class _Mlflow(_Metrics):
 
     def log(self, rows: Sequence[LoggedRow]) -> None:
         if self._writer.active_run() is None:
-            raise UsageError("nothing is logged to mlflow, where no run is open: begin one with mlflow.start_run()")
+            raise UsageError("nothing is logged to mlflow, because no run is open: start one with mlflow.start_run()")
         super().log(rows)
 
 

@@ -112,7 +112,7 @@ def begin_watch(wanted: Wanted, folder: Path, first_step: int, on_step: Callable
     from ampmem.recorder.process import active
 
     if active() is not None:
-        say("this process is being recorded already, so this training is not watched")
+        say("this process is already being recorded, so this training is not watched")
         return None
     watch = Watch(
         output=_file_in(folder, "memory-watch"),
@@ -216,7 +216,7 @@ def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = Fals
     from ampmem.recorder.process import active
 
     if active() is not None:
-        say("this process is being recorded already, so these steps are not recorded once more")
+        say("this process is already being recorded, so these steps are not recorded again")
         return None
     skip = wanted.skip if counted else 0
     recorder = Profile(
@@ -289,7 +289,7 @@ def going_on() -> Iterator[None]:
     except AmpmemError as error:
         say(str(error))
     except Exception as error:
-        say(f"this went wrong, and the training goes on without: {type(error).__name__}: {error}")
+        say(f"this failed, and the training continues without it: {type(error).__name__}: {error}")
 
 
 def say(message: str) -> None:
@@ -336,7 +336,7 @@ def _page_of(file: Path) -> Path:
 
 def _too_short(steps: int, skip: int) -> str:
     made = "1 step" if steps == 1 else f"{steps} steps"
-    return f"nothing was recorded: the training ended after {made}, and skip={skip} lets {skip} pass first"
+    return f"nothing was recorded: the training ended after {made}, and skip={skip} skips the first {skip}"
 
 
 def _told(file: Path, page: Path | None, summary: Summary, wanted: int) -> str:
@@ -353,7 +353,7 @@ def _renumbered(numbers: Mapping[int, int]) -> str:
     if all(index == number for index, number in numbers.items()):
         return ""
     recorded, hosts = (", ".join(map(str, each)) for each in (numbers, numbers.values()))
-    return f"; its steps {recorded} are those that the training counts as {hosts}"
+    return f"; its steps {recorded} are steps {hosts} of the training"
 
 
 class FewStepsCallback:

@@ -51,5 +51,5 @@ def step_on_of(text: str | None, option: str = "--step-on ") -> StepOn | Marker:
     names = name.split(".")
     said = file.endswith(".py") if colon else len(names) > 1 and names[-1] != "py"
     if not said or not all(map(str.isidentifier, names)):
-        raise UsageError(f"{option}{text}: it takes {FORMS}")
+        raise UsageError(f"{option}{text}: give {FORMS}")
     return Marker(text=text, file=parts, name=name)

@@ -52,5 +52,5 @@ class Options:
 def device_named(name: str) -> Device:
     """The device with this name. Raises :class:`UsageError` if there is none."""
     if name not in tuple(Device):
-        raise UsageError(f"unknown device {name!r}; there are {', '.join(Device)}")
+        raise UsageError(f"unknown device {name!r}; choose from {', '.join(Device)}")
     return Device(name)

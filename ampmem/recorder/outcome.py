@@ -10,8 +10,8 @@ from ampmem.recorder.marker import FORMS, Marker
 from ampmem.vocabulary import StepOn
 
 IN_PLACE = (
-    "{model} was compiled in its place (model.compile()), and the forward of such a model is not seen; write "
-    "model = torch.compile(model)"
+    "{model} was compiled in place (model.compile()), and ampmem does not see the forward of such a model; use model "
+    "= torch.compile(model) instead"
 )
 
 
@@ -89,18 +89,18 @@ class Outcome:
             return why
         many = "a child process" if self.children == 1 else f"{self.children} child processes"
         return (
-            f"{why.partition(':')[0]} in the script's own process: it started {many}, and what happens there is not "
-            "recorded; if it trains there, have it call the function that trains without multiprocessing, or spawn "
+            f"{why.partition(':')[0]} in the script's own process: it started {many}, and child processes are not "
+            "recorded; if the training runs there, call the training function without multiprocessing, or spawn "
             "ranks, which are recorded once they call init_process_group"
         )
 
     def _why_nothing(self) -> str | None:
         if self.steps < self.skip or (0 < self.steps == self.skip and not self.model):
             made = "1 step" if self.steps == 1 else f"{self.steps} steps"
-            return f"no step was recorded: the script made {made} and --skip is {self.skip}; skip fewer"
+            return f"no step was recorded: the script made {made} and --skip is {self.skip}; use a smaller --skip"
         if not self.model and self.other_thread is not None:
             return (
-                f"no model was seen on the recorded thread: {self.other_thread} ran forward on another one. ampmem "
+                f"no model was seen on the recorded thread: {self.other_thread} ran forward on another thread. ampmem "
                 "records the thread on which it starts: use ampmem.profile() in the thread that trains"
             )
         if not self.model and self.in_place is not None:
@@ -114,7 +114,7 @@ class Outcome:
         return None
 
     def _without_backward(self) -> str:
-        instead = "to record inference, say --step-on forward (step_on='forward' in Python)"
+        instead = "to record inference, use --step-on forward (step_on='forward' in Python)"
         if self.evaluations:
             times = "once" if self.evaluations == 1 else f"{self.evaluations} times"
             return f"a model ran {times}, with gradients off; {instead}"
@@ -122,19 +122,22 @@ class Outcome:
 
     def _without_end(self) -> str:
         if self.step_on is StepOn.FORWARD:
-            return "a forward began and none returned"
+            return "a forward started, but none returned"
         if isinstance(self.step_on, Marker):
             return f"{self.step_on.text} returned before any model had run"
         if self.step_on is StepOn.OPTIMIZER or self.optimizer:
             return (
-                "no torch.optim optimizer made an update; where the script updates by other means, say --step-on "
-                "backward, or name the function that makes a step: --step-on FILE.py:FUNCTION"
+                "no torch.optim optimizer made an update; if the script updates parameters by other means, use "
+                "--step-on backward, or name the function that makes a step: --step-on FILE.py:FUNCTION"
             )
-        return "no backward ended after a model had run forward; name the function that makes a step: --step-on"
+        return (
+            "no backward ended after a model had run forward; name the function that makes a step: --step-on "
+            "FILE.py:FUNCTION"
+        )
 
     def _never_returned(self, marker: Marker) -> str:
-        there = f"; one of that name returned in {self.elsewhere}" if self.elsewhere else ""
+        there = f"; a function with that name returned in {self.elsewhere}" if self.elsewhere else ""
         return (
-            f"no step ended: --step-on {marker.text} names a function that never returned{there}. "
-            f"Name one that the script calls once for each step: --step-on takes {FORMS}"
+            f"no step ended: --step-on {marker.text} names a function that never returned{there}. Name a function "
+            f"that the script calls once per step: --step-on takes {FORMS}"
         )

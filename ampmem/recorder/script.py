@@ -142,7 +142,7 @@ def find_module(name: str, arguments: Sequence[str] = ()) -> Target:
         sys.argv[:] = argv
         sys.path.remove(here)
     if spec is None or code is None or spec.origin is None:
-        raise UsageError(f"module {name} cannot be run: not installed, and not below this directory")
+        raise UsageError(f"module {name} cannot be run: it is neither installed nor below this directory")
     return Target(code=code, file=spec.origin, argv0=spec.origin, path0=here, spec=spec, title=name.rpartition(".")[2])
 
 

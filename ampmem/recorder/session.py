@@ -53,10 +53,9 @@ from ampmem.recording import MOST_STEPS, RecordingWriter
 from ampmem.signals import SIGNALS, let_in
 from ampmem.vocabulary import Arm, StepOn
 
-_ENDED_ELSEWHERE = "the recording was ended by another thread, and went on until the recorded one next ran something"
+_ENDED_ELSEWHERE = "another thread ended the recording, which continued until the recorded thread next ran something"
 _RAN_ELSEWHERE = (
-    "forward of {model} ran on another thread than the recorded one: its activations and cast copies cannot be "
-    "attributed"
+    "the forward of {model} ran on a thread that is not recorded: its activations and cast copies cannot be attributed"
 )
 
 
@@ -288,7 +287,7 @@ class Session:
         """Raise :class:`ChangeNotForced` if a change to force was not made, or not everywhere."""
         unmet = [] if self.forked() else [*self._changes.unmet(), *self._other_settings()]
         if unmet:
-            raise ChangeNotForced(f"{'; '.join(unmet)}: the recording is not of the script with that change")
+            raise ChangeNotForced(f"{'; '.join(unmet)}: the recording does not show the script with this change")
 
     def _other_settings(self) -> list[str]:
         """A message if the script has set other allocator settings than the forced ones."""
@@ -312,7 +311,7 @@ class Session:
         if self.forked():
             return
         if not self._on_own_thread():
-            raise UsageError("prof.step() was called on another thread than the one that is recorded")
+            raise UsageError("prof.step() was called on a thread that is not recorded")
         if self.log.step == NO_STEP and self.recording:
             self._machine.manual = True
             raise UsageError(
@@ -468,7 +467,7 @@ class Session:
 
     def process_started(self) -> None:
         self.outcome.children += 1
-        self._notes.add("the script started child processes: what happens there is not recorded")
+        self._notes.add("the script started child processes, which are not recorded")
 
     def remark(self, message: str) -> None:
         self._notes.add(message)

@@ -26,7 +26,7 @@ script makes and never steps must not keep a step open forever.
 MOST_LOOKS = 16
 """Maximum number of searches of the script's variables per step: multi-task scripts run many backwards."""
 WITHOUT_OPTIMIZER = (
-    "the script has no torch.optim optimizer: a step ends with each backward (--step-on names another end)"
+    "the script has no torch.optim optimizer: a step ends with each backward (--step-on can name another end)"
 )
 
 
@@ -235,13 +235,13 @@ class Rounds:
         if total <= 1:
             return None
         if optimizers > 1:
-            return f"the updates of several optimizers are put together into one step: {', '.join(parts)}"
+            return f"the updates of several optimizers are combined into one step: {', '.join(parts)}"
         waited = [self._names.get(key, "an optimizer") for key in self.beside]
         if total < PATIENCE or not waited:
-            return f"several updates of one optimizer are put together into one step: {parts[0]}"
+            return f"several updates of one optimizer are combined into one step: {parts[0]}"
         return (
-            f"several updates are put together into one step ({parts[0]}), which waited for one of "
-            f"{' and '.join(waited)}, whose model ran too; from then on nothing waits for that"
+            f"several updates are combined into one step ({parts[0]}), because ampmem waited for an update of "
+            f"{' and '.join(waited)}, whose model ran, too; later steps do not wait for it"
         )
 
     def _counted(self) -> Iterator[str]:

@@ -111,20 +111,20 @@ def check_bounds(recording: Recording) -> None:
         _check_columns(table, columns, _codes(recording))
     sizes = (recording.events.bytes, recording.events.block_bytes, recording.segments.bytes)
     if any(size.sum(dtype=np.float64) > MOST for size in sizes):
-        raise ValueError("its sizes add up to more than there is memory on earth")
+        raise ValueError("its sizes add up to an impossible total")
     steps = [step.index for step in recording.steps]
     if any(second <= first for first, second in pairwise(steps)):
-        raise ValueError("its steps do not follow each other")
+        raise ValueError("its steps are not in order")
     if any(record.implementation not in IMPLEMENTATIONS for record in (*recording.optimizers, *recording.waiting)):
         raise ValueError("unknown optimizer implementation")
     if any(record.overlap > record.bytes for record in recording.parameters):
-        raise ValueError("a parameter shares more memory than it has")
+        raise ValueError("a parameter shares more memory than its own size")
     if recording.run.rank >= recording.run.world_size:
-        raise ValueError("its rank is not one of the job's")
+        raise ValueError("its rank is not in the job")
     if any(axis.coordinate >= axis.size for axis in recording.mesh):
         raise ValueError("its place is not in its device mesh")
     if any(stage >= recording.stage_count for stage in recording.stages):
-        raise ValueError("its stage is not one of the pipeline's")
+        raise ValueError("its stage is not in the pipeline")
     _check_extents(recording)
     _check_texts(recording)
     _check_shapes(recording)
@@ -151,7 +151,7 @@ def _check_columns(table: str, columns: Columns, codes: Mapping[str, tuple[int, 
         low, high = bounds.get(name) or integers_of(name)
         column: Column = getattr(columns, name)
         if not low <= int(column.min()) <= int(column.max()) <= high:
-            raise ValueError(f"{table}.{name} holds what is not from {low} to {high}")
+            raise ValueError(f"{table}.{name} has a value outside {low} to {high}")
 
 
 def _check_extents(recording: Recording) -> None:

@@ -249,8 +249,8 @@ class Database:
             raise RecordingError(f"{self._path} is not an ampmem recording")
         if version != FORMAT_VERSION:
             raise RecordingError(
-                f"{self._path} has recording format {version}, this ampmem reads format {FORMAT_VERSION}; "
-                "read it with the version of ampmem that wrote it"
+                f"{self._path} has recording format {version}, and this ampmem reads format {FORMAT_VERSION}; read it "
+                "with the version of ampmem that wrote it"
             )
 
     def _check_schema(self) -> None:
@@ -259,7 +259,7 @@ class Database:
         for number, (kind, name, table, sql) in enumerate(rows):
             known = kind == _LAYOUT.get(name) and name == table and (kind == "view" or _is_plain(name, sql))
             if not (known or (kind, name, sql) == ("index", _INDEX, None)) or number >= _SCHEMA_ROWS:
-                raise ValueError(f"it has the {kind} {name!r:.100}, which is in no recording")
+                raise ValueError(f"it has the {kind} {name!r:.100}, which does not belong in a recording")
 
 
 def _is_plain(name: str, sql: object) -> bool:

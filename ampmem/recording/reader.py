@@ -44,7 +44,7 @@ from ampmem.vocabulary import Arm
 _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _DATABASE = b"SQLite format 3\0"
 _OF_WATCHED = (
-    "{path} is a watched run, and not one recording: ampmem show {file} shows it, ampmem report makes its page, and "
+    "{path} is a watched run, not a single recording: ampmem show {file} shows it, ampmem report makes its page, and "
     "ampmem show {file} --full N shows one of its full recordings"
 )
 _STEPS = 1_000_000
@@ -56,7 +56,7 @@ def taken_for_recording(path: Path) -> str | None:
     if not _begins(path).startswith(_PICKLES):
         return None
     command = f"ampmem import {shlex.quote(str(path))} -o {shlex.quote(str(path.with_suffix(SUFFIX)))}"
-    return f"{path} is a pickle, and no recording; of a memory snapshot of PyTorch's this makes one: {command}"
+    return f"{path} is a pickle, not a recording; if it is a PyTorch memory snapshot, convert it with: {command}"
 
 
 def check_recording(path: Path) -> None:
@@ -77,8 +77,8 @@ def check_recording(path: Path) -> None:
         raise RecordingError(f"{path} is being written, and nothing is recorded in it yet; try again")
     if claimed:
         raise RecordingError(
-            f"{path} has no recording, only the claim of its name: the rank was killed before it recorded anything; "
-            "remove the file, or leave that to the next run"
+            f"{path} is only the placeholder of a rank that was killed before it recorded anything; remove the file, "
+            "or let the next run replace it"
         )
     if _begins(path) not in (_DATABASE, b""):  # reading reports a file that cannot be opened
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged (file is not a database)")
@@ -87,9 +87,9 @@ def check_recording(path: Path) -> None:
 def taken_for_script(path: Path) -> str | None:
     """What to do with a recording or a pickle given as a script; ``None`` for any other file."""
     if is_watched(path):
-        return f"{path} is a watched run, and no script; this shows it: ampmem show {shlex.quote(str(path))}"
+        return f"{path} is a watched run, not a script; show it with: ampmem show {shlex.quote(str(path))}"
     if _begins(path) == _DATABASE:
-        return f"{path} is a recording, and no script; this shows it: ampmem show {shlex.quote(str(path))}"
+        return f"{path} is a recording, not a script; show it with: ampmem show {shlex.quote(str(path))}"
     return taken_for_recording(path)
 
 
@@ -136,7 +136,7 @@ def record_of(kind: type[_RecordT], row: Mapping[str, object]) -> _RecordT:
     unknown, missing = row.keys() - checks.keys(), needed - row.keys()
     if unknown or missing:
         raise ValueError(
-            f"{_table(kind)} has no {', '.join(sorted(missing))}" if missing else f"{_table(kind)} has more"
+            f"{_table(kind)} has no {', '.join(sorted(missing))}" if missing else f"{_table(kind)} has unknown columns"
         )
     values = {}
     for name, cell in row.items():
@@ -235,7 +235,7 @@ def _mapping(cell: object) -> dict[str, object]:
 def _flag(cell: object) -> bool:
     if isinstance(cell, int) and cell in (0, 1):
         return bool(cell)
-    raise ValueError("that is neither 0 nor 1")
+    raise ValueError("expected 0 or 1")
 
 
 def _number(cell: object) -> float:
@@ -269,8 +269,8 @@ _HEADER = ("run", "failure", "arm", "prediction", "allocator", MESH, ROWS, ENDED
 
 
 _TORN = (
-    "a part of a transaction is in it: where its run was killed, a journal, named as the recording with -journal after "
-    "it, was left beside it; copy both"
+    "it contains an unfinished transaction: a killed run leaves a journal next to the recording, with the same name "
+    "and -journal at the end; copy both files"
 )
 
 
@@ -340,7 +340,7 @@ def _is_locked(error: sqlite3.Error) -> bool:
 
 def _said(error: Exception) -> str:
     """The text of ``error``, which may quote the file, as one printable line."""
-    said = "it takes more work than a whole file" if str(error) == "interrupted" else str(error)
+    said = "it takes too much work to read" if str(error) == "interrupted" else str(error)
     if isinstance(error, sqlite3.DatabaseError) and "malformed" in said:
         said += f"; {_TORN}"
     return "".join(character if character.isprintable() else "?" for character in said[:300])

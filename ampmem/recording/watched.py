@@ -316,7 +316,7 @@ def read_watched(path: Path) -> WatchedRun:
         raise UsageError(f"{path} does not exist")
     data = _read_all(path)
     if not data.startswith(MAGIC):
-        raise RecordingError(f"{path} is not a watched run of ampmem's, or of another version")
+        raise RecordingError(f"{path} is not a watched run, or another version of ampmem wrote it")
     run: WatchedRun | None = None
     end = len(MAGIC)
     try:
@@ -393,13 +393,13 @@ _TYPES = {"int": int, "str": str, "bool": bool}
 
 def _row(cells: list[Any]) -> Row:
     if len(cells) != len(_ROW):
-        raise ValueError("a row has another number of cells than this version of ampmem writes")
+        raise ValueError("a row has a different number of cells than this version of ampmem writes")
     return Row(*(_checked(cell, _TYPES[str(each.type)]) for cell, each in zip(cells, _ROW, strict=True)))
 
 
 def _checked(cell: Any, kind: type) -> Any:
     if type(cell) is not kind or (isinstance(cell, int) and abs(cell) >= 1 << 63):
-        raise ValueError(f"{str(cell)[:40]!r} where there should be a value of type {kind.__name__}")
+        raise ValueError(f"{str(cell)[:40]!r} instead of a value of type {kind.__name__}")
     return cell
 
 

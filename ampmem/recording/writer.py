@@ -241,7 +241,7 @@ class RecordingWriter:
             if self._commit(0):
                 half.replace(self.path.resolve())
         except (OSError, sqlite3.Error) as error:
-            raise RecordingError(f"cannot append to {self.path}: {error}; what was written so far is kept") from error
+            raise RecordingError(f"cannot append to {self.path}: {error}; everything written so far is kept") from error
         finally:
             half.unlink(missing_ok=True)
 
@@ -333,7 +333,7 @@ class RecordingWriter:
                     self._database.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            raise RecordingError(f"cannot append to {self.path}: {error}; what was written so far is kept") from error
+            raise RecordingError(f"cannot append to {self.path}: {error}; everything written so far is kept") from error
         self._waiting.clear()
         self._failed = False
         return True
@@ -601,4 +601,4 @@ def _stretched(packed: bytes, most: int) -> Iterator[bytes]:
         yield piece
         rest = unpacker.unconsumed_tail
     if not unpacker.eof or unpacker.unused_data:
-        raise ValueError("it is cut off, or has something after its end")
+        raise ValueError("it is cut off, or has extra data after its end")

@@ -61,7 +61,7 @@ def assumed_of(texts: Sequence[str], option: str = "assume=") -> Assumed:
         name, _, given = text.partition("=")
         line = _LINE.fullmatch(name)
         if name in fractions or (line is not None and line["place"] in numbers) or (uncompiled and name == _COMPILE):
-            raise UsageError(f"{option.strip()}: {name} is there twice")
+            raise UsageError(f"{option.strip()}: {name} is given twice")
         if name == _COMPILE:
             uncompiled = _eager(option + text, given)
         elif line is not None:
@@ -81,19 +81,19 @@ def _number(text: str, given: str) -> float:
     try:
         return float(given) if "." in given or "e" in given else int(given)
     except ValueError:
-        raise UsageError(f"{text}: it takes the number that is read there, such as train.py:12=7") from None
+        raise UsageError(f"{text}: give the number that the line reads, such as train.py:12=7") from None
 
 
 def _fraction(text: str, op: str, given: str) -> float:
     if op not in ASSUMABLE:
         raise UsageError(
-            f"{text}: --assume does not know {op!r}; there are {', '.join(ASSUMABLE)}, lines of the "
-            "script where a number is read, such as train.py:12=7, and compile=eager"
+            f"{text}: --assume does not know {op!r}; give {', '.join(ASSUMABLE)}, a line of the script that reads a "
+            "number, such as train.py:12=7, or compile=eager"
         )
     try:
         fraction = float(given)
     except ValueError:
         fraction = -1.0
     if not 0 <= fraction <= 1:
-        raise UsageError(f"{text}: it takes a fraction of the elements, from 0 to 1, such as {op}=0.5")
+        raise UsageError(f"{text}: give a fraction of the elements, from 0 to 1, such as {op}=0.5")
     return fraction

@@ -29,8 +29,8 @@ from ampmem.simulator.private.general import running_node, storage_key
 from ampmem.simulator.where import stop
 
 KEEPS_UP = (
-    "assumed: the device keeps up with the script, so a block that other streams used is free again at the next "
-    "allocation after its tensor died; up to: they use it until the script waits for them"
+    "assumed: the device keeps up with the script, so a block used on other streams is free again at the next "
+    "allocation after its tensor was freed; up to: the other streams use it until the script waits for them"
 )
 _OLDEST_FIRST = "2.12" <= TorchVersion(torch.__version__) < "2.13"
 """Whether among free blocks of equal size the oldest is used, instead of the one with the lowest address."""
@@ -150,8 +150,8 @@ class SimulatedDevice:
             return list(self.warnings)
         read = ", ".join(f"{self.made_up[line][0]} at {line}" for line in lines)
         told = (
-            f"before it failed the script read made-up numbers, as the device has no data: {read}. If the failure "
-            f"comes from one of them, say what is read there: {self.made_up[lines[0]][1]}"
+            f"before it failed, the script read made-up numbers, because a simulated device has no data: {read}. If "
+            f"one of them caused the failure, give the real number: {self.made_up[lines[0]][1]}"
         )
         warned = tuple(warning(f"{line}: ") for line in lines)
         return [told, *(text for text in self.warnings if not text.startswith(warned))]

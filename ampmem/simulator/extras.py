@@ -48,12 +48,12 @@ _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 CUDNN_CONVOLUTIONS = "cuDNN's workspaces in convolutions"
 _ASSUMED = (
-    f"assumed: {CUDNN_CONVOLUTIONS} likely find room in what is cached, and are at most a copy of what each pass reads "
-    "and writes, or 128 MiB where kernels are 1×1; cuDNN chooses, and PyTorch takes another algorithm where memory is "
+    f"assumed: {CUDNN_CONVOLUTIONS} likely fit into cached memory, and take at most a copy of what each pass reads "
+    "and writes, or 128 MiB for 1×1 kernels; cuDNN chooses the algorithm, and PyTorch uses another one if memory is "
     "short"
 )
 _TRIED = (
-    f"assumed: {CUDNN_TRIALS} take at most the memory that is free, at the first call of each convolution, after which "
+    f"assumed: {CUDNN_TRIALS} take at most the free memory, at the first call of each convolution, after which "
     "PyTorch empties the cache"
 )
 _NATIVE = "convolutions without cuDNN, which torch.backends.cudnn.enabled turned off"

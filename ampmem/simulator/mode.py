@@ -408,12 +408,12 @@ class SimulatedMode(SharedFakeTensorMode):
             result = super().dispatch(func, (), args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
             raise stop(
-                f"the size of what {func} returns depends on the data, and a simulated device has none; "
-                + REMEDIES.get(func, "compute it on the CPU, or write it without")
+                f"the size of the result of {func} depends on the data, which a simulated device does not have; "
+                + REMEDIES.get(func, "compute it on the CPU, or avoid this op")
             ) from None
         except (UnsupportedOperatorException, NotImplementedError):
             raise stop(
-                f"torch does not say what {func} returns without running it (it has no meta kernel), so it cannot be "
+                f"{func} has no meta kernel (torch does not know its result without running it), so it cannot be "
                 "simulated; " + REMEDIES.get(func, "use another op, or a machine with a GPU")
             ) from None
         finally:
@@ -437,10 +437,10 @@ class SimulatedMode(SharedFakeTensorMode):
 
     def _check_higher_order(self, op: str) -> None:
         if not op.startswith(_FLEX):
-            raise stop(f"{op} takes functions, and what it does with them is not simulated; write it without")
+            raise stop(f"{op} takes functions, and what it does with them is not simulated; avoid this op")
         self.device_model.assume(
-            f"assumed: {_FLEX} is the kernel that torch.compile makes of it; where the script does not compile it, it "
-            "keeps all scores besides"
+            f"assumed: {_FLEX} runs as the kernel that torch.compile makes; if the script does not compile it, it "
+            "also keeps all scores"
         )
 
     def _concerns(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -534,8 +534,8 @@ class SimulatedMode(SharedFakeTensorMode):
         fraction = self.assumed.fractions.get(op)
         if fraction is None:
             raise stop(
-                f"how much aten.{op} finds depends on the data, and a simulated device has none; say which fraction "
-                f"of the elements that is with {self.assumed.advice(f'{op}=FRACTION')}, or {WITHOUT[op]}"
+                f"the number of elements that aten.{op} finds depends on the data, which a simulated device does not "
+                f"have; give their fraction with {self.assumed.advice(f'{op}=FRACTION')}, or {WITHOUT[op]}"
             )
         self.device_model.synchronize_current()
         self.guesses.note(f"assumed: {op} finds {fraction:g} of the elements, as {self.assumed.named} says,")
@@ -563,15 +563,15 @@ class SimulatedMode(SharedFakeTensorMode):
             self.known.note(growth, copies[1])
         else:
             self.forget(growth.untyped_storage())
-            self.device_model.assume("a GradScaler's scale was held as it was, as it is not known when it last grew")
+            self.device_model.assume("a GradScaler's scale was kept constant, because it is unknown when it last grew")
         return result
 
 
 _SCALER = (aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default)
 """Ops that write to numbers which stay known."""
 _GONE = (
-    "a tensor of a simulated device was used after the block in which that was simulated; it has no values: make what "
-    "is used later outside of the block"
+    "a tensor of a simulated device was used after the block in which the device was simulated; the tensor has no "
+    "values: create tensors for later use outside of the block"
 )
 _REAL = (aten.randperm.default, aten.randperm.generator, aten.lift_fresh.default)
 """Ops that stay real even if everything else is simulated: a DataLoader reads their results."""

@@ -497,8 +497,8 @@ def no_layout(layout: torch.layout) -> str:
     name = str(layout).removeprefix("torch.").lstrip("_")
     kind = "sparse" if name.startswith("sparse") else name
     return (
-        f"{kind} tensors cannot be simulated; make them dense, which takes another amount of memory, or record the "
-        "script on a GPU or with --device cpu"
+        f"{kind} tensors cannot be simulated; make them dense, which takes a different amount of memory, or record "
+        "the script on a GPU or with --device cpu"
     )
 
 
@@ -700,13 +700,13 @@ KERNELS: dict[Any, OpAnswer] = {
 }
 
 WITHOUT = {
-    "nonzero": "write it without (masked_fill or torch.where in place of indexing with a mask)",
+    "nonzero": "avoid it (masked_fill or torch.where instead of indexing with a mask)",
     "unique": "compute it on the CPU",
 }
 """What to write instead of ops whose result depends on the data."""
 REMEDIES = {
     aten.repeat_interleave.Tensor: "give repeat_interleave its output_size=",
     aten.bincount.default: "compute it on the CPU",
-    aten.batch_norm_stats.default: "it is SyncBatchNorm's: leave convert_sync_batchnorm out",
+    aten.batch_norm_stats.default: "the op belongs to SyncBatchNorm: leave convert_sync_batchnorm out",
 }
 """What to write instead of ops that cannot run without values, whatever is assumed."""

@@ -11,8 +11,8 @@ _CANNOT = "this build of torch ({version}) cannot simulate a CUDA device: {why}.
 _OTHERS = "CPU builds of torch 2.13 can, and CUDA builds from 2.11 on, which need no GPU for it; "
 _INSTEAD = "--device cpu measures on the CPU instead"
 _OUR_FAULT = (
-    "the simulation could not be started with torch {version}: {why}. This is a fault of ampmem's own, and none of the "
-    "script's; please report it. {instead}"
+    "the simulation could not be started with torch {version}: {why}. This is an error inside ampmem, not in the "
+    "script; please report it. {instead}"
 )
 _TRIED = "2.13."
 """Prefix of the version whose released CPU build can simulate; in another 2.13 the error does not name it."""

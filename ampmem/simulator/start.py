@@ -33,7 +33,7 @@ from ampmem.simulator.world import World, enter
 
 _HELD = (
     "a parameter cannot be moved to a simulated device while a view of it or a scripted module holds it; move the "
-    "module to the device first, and then make the view or call torch.jit.script"
+    "module to the device first, then make the view or call torch.jit.script"
 )
 _MODE = InPlace("dispatch modes", "SimulatedMode")
 
@@ -89,11 +89,11 @@ class Simulation:
 
 def _check_process() -> None:
     if _MODE in in_place():
-        raise UsageError("a device is simulated already: leave that block first")
+        raise UsageError("a device is already simulated: leave that block first")
     if torch.cuda.is_initialized():
         raise UsageError(
-            "this process uses a real GPU already, and none can be simulated beside it: simulate in a process of its "
-            "own (ampmem profile --device sim SCRIPT), or hide the GPU with CUDA_VISIBLE_DEVICES="
+            "this process already uses a real GPU, so it cannot simulate one: simulate in a separate process (ampmem "
+            "profile --device sim SCRIPT), or hide the GPU with CUDA_VISIBLE_DEVICES="
         )
 
 

@@ -295,8 +295,8 @@ class Guesses:
             return
         self._warned[line] += 1
         self._device.warn(
-            f"{line}: {what}, as the device has no data. If a size depends on it, the numbers here are of a wrong "
-            f"size: {self._advice(line)} says what is read there"
+            f"{line}: {what}, because a simulated device has no data. If a size depends on it, this run has the wrong "
+            f"size: give the real number with {self._advice(line)}"
         )
         self._see_whether_it_waits(line, self._warned[line], what)
 
@@ -322,8 +322,8 @@ class Guesses:
     def _see_whether_it_waits(self, line: str, times: int, what: str) -> None:
         if times == self.MANY:
             Terminal(sys.stderr).say(
-                f"{line} has asked {self.MANY} times so far: {what}. If the script waits there for that to "
-                "change, it waits for ever: Ctrl-C ends it"
+                f"{line} has asked {self.MANY} times so far: {what}. If the script waits there for a change, it waits "
+                "forever: end it with Ctrl-C"
             )
 
 
@@ -334,8 +334,8 @@ def _changed_nothing(option: str, line: str) -> str:
 def _and_more(count: int) -> str:
     lines = f"{count} more line{'' if count == 1 else 's'}"
     return (
-        f"and {lines} on which an integer that the script read from the device was made up, as the device has no data. "
-        "If a size depends on one, the numbers here are of a wrong size"
+        f"and {lines} on which an integer that the script read from the device was made up, because a simulated "
+        "device has no data. If a size depends on one, this run has the wrong size"
     )
 
 

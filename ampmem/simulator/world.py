@@ -96,7 +96,7 @@ def check_index(index: int | None) -> None:
         return
     if world.size > 1:
         raise stop(
-            f"rank {world.rank} is simulated, whose GPU is cuda:{world.local_rank}, and cuda:{index} is another; have "
-            "the script take the device of LOCAL_RANK"
+            f"only rank {world.rank} is simulated, whose GPU is cuda:{world.local_rank}, and the script uses "
+            f"cuda:{index}; let the script use the device of LOCAL_RANK"
         )
-    raise stop(f"one GPU is simulated, cuda:0, and cuda:{index} is another; run the script on one device")
+    raise stop(f"only one GPU is simulated, cuda:0, and the script uses cuda:{index}; run the script on one device")

@@ -127,7 +127,7 @@ def train(
     grad_scaler = build_scaler(options, scaler)
     if skip_first and not grad_scaler.is_enabled():
         raise UsageError(
-            "--skip-first: nothing skips a step without a scaler; add --precision amp --dtype fp16, or --scaler on"
+            "--skip-first needs a GradScaler, which skips the step: add --precision amp --dtype fp16, or --scaler on"
         )
     model, optimizer, micro_batches = build(options, accumulation=accumulation)
     model.train()
@@ -146,7 +146,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         optimizer="adamw",
         extra=[
             count("--accumulation", ACCUMULATION, "Micro-batches per step."),
-            choice("--scaler", ("auto", "on", "off"), "auto", "Loss scaling; auto is on when autocast casts to fp16."),
+            choice(
+                "--scaler", ("auto", "on", "off"), "auto", ("Loss scaling; auto turns it on if autocast casts to fp16.")
+            ),
             flag("--skip-first", "Make the first step's gradients infinite, so that the scaler skips it."),
         ],
     )

@@ -137,11 +137,16 @@ def choice(name: str, words: Iterable[str], default: str, help: str) -> click.Op
 def _common_options(optimizer: str) -> list[click.Parameter]:
     return [
         choice("--preset", PRESETS, "small", "Size of the model and of its data."),
-        choice("--device", DEVICES, "auto", "Where to train; auto is cuda if there is one."),
-        choice("--precision", PRECISIONS, "fp32", "amp trains under autocast; amp-nocache without its weight cache."),
-        choice("--dtype", DTYPES, "bf16", "What autocast casts to."),
+        choice("--device", DEVICES, "auto", "Where to train; auto is cuda if there is a GPU."),
+        choice(
+            "--precision",
+            PRECISIONS,
+            "fp32",
+            "amp trains under autocast, amp-nocache under autocast without its weight cache.",
+        ),
+        choice("--dtype", DTYPES, "bf16", "The type that autocast casts to."),
         choice("--optimizer", LEARNING_RATES, optimizer, "Optimizer."),
-        count("--batch-size", None, "Samples per forward; the preset's unless given."),
+        count("--batch-size", None, "Samples per forward; default: the preset's."),
         count("--steps", 5, "Steps to train."),
         count("--seed", 0, "Seed of the weights and of the data.", least=0),
     ]

@@ -290,11 +290,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         argv,
         optimizer="adamw",
         extra=[
-            count("--context", None, "Tokens per sample; the preset's unless given."),
-            count("--layers", None, "Blocks; the preset's unless given."),
-            count("--heads", None, "Heads of attention; the preset's unless given."),
-            count("--width", None, "Elements per token; the preset's unless given."),
-            count("--hidden", None, "Width inside the feed-forward; the preset's unless given."),
+            count("--context", None, "Tokens per sample; default: the preset's."),
+            count("--layers", None, "Blocks; default: the preset's."),
+            count("--heads", None, "Attention heads; default: the preset's."),
+            count("--width", None, "Elements per token; default: the preset's."),
+            count("--hidden", None, "Width inside the feed-forward; default: the preset's."),
             flag("--inference", "Do not train: only run the model, without gradients."),
         ],
     )

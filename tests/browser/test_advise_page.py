@@ -58,7 +58,7 @@ def made(budget: int | None = 900, total: int = 1000, **changes: Any) -> AdviceD
         Forced(fused=True): ran(870),
         Forced(bfloat16=True): ran(650),
         Forced(batch_size=4): Trial(memory=None),
-        Forced(foreach=False): Trial(memory=None, failure="the script chose foreach itself"),
+        Forced(foreach=False): Trial(memory=None, failure="the script set foreach itself"),
     }
     same = Deviation(
         losses=3,

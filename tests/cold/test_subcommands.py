@@ -1,4 +1,4 @@
-"""Each subcommand on the CPU, on a simulated GPU, with two ranks, and as one of eight on paper.
+"""Each subcommand on the CPU, on a simulated GPU, with two ranks, and as one of eight simulated ranks.
 
 What a command of the documents tries already is not run here again.
 """

@@ -33,7 +33,7 @@ ALWAYS = (
     "attention ran with the ",
     "not modelled: ",
     "assumed: cuDNN's workspaces in attention are those of cuDNN",
-    "the script has no autocast of its own: ampmem ran each outermost forward and its loss under autocast",
+    "the script does not use autocast: ampmem ran each outermost forward and its loss under autocast",
     "a number that the script read from the device was taken as 1.0",  # a loss, or a norm
 )
 """How the notes begin that a program which just works may have."""

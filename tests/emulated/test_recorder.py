@@ -586,7 +586,7 @@ def test_ranks_that_nccl_connects(tmp_path: Path) -> None:
 OTHER_ALLOCATORS = {
     "another backend": (
         "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'backend:cudaMallocAsync'",
-        "the script names an allocator backend in its settings",
+        "the script sets an allocator backend",
     ),
     "a pluggable allocator": (
         "own = torch.cuda.memory.CUDAPluggableAllocator('./own.so', 'take', 'give')\n"

@@ -304,7 +304,7 @@ def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path:
     failures = {run["change"]: run["failure"] for run in found["runs"] if run["failure"] is not None}
     assert "1 has a BatchNorm1d inside" in failures["checkpoint 4 of 4 blocks"]
     assert all(
-        "the script chose foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
+        "the script set foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
     )
     assert failures["smaller batches"] == "no DataLoader was seen to make the script's batches"
     assert failures["loss in 8 chunks"] == "no F.cross_entropy was seen"
@@ -418,7 +418,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(
     whole = json.loads(printed.out)["runs"]
     assert {tuple(each["options"]) for each in whole} > ended and len(ended) >= 2
     assert len(made) - before == len(whole) - len(ended), "no run twice"
-    assert printed.err.count("made before: ") == len(ended)
+    assert printed.err.count("reused: ") == len(ended)
     made.clear()
     run([*RESUMED, "--allow", "fused,checkpoint", "train.py"])
     fewer = json.loads(capsys.readouterr().out)["runs"]
@@ -436,28 +436,28 @@ def test_runs_of_something_else_are_not_taken(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "notes.txt").write_text("mine\n")
     done = ampmem(tmp_path, "advise", "--resume", "notes.txt", "train.py")
-    assert done.returncode == 2 and "it is not a file of ampmem advise" in done.stderr
+    assert done.returncode == 2 and "ampmem advise did not write this file" in done.stderr
     assert (tmp_path / "notes.txt").read_text() == "mine\n"
     done = ampmem(tmp_path, "advise", "--allow", "foreach", "--resume", "runs.jsonl", "train.py")
     assert done.returncode == 0, done.stderr
     write(tmp_path, rows=16)
     done = ampmem(tmp_path, "advise", "--gpu", "t4", "--resume", "runs.jsonl", "train.py")
-    assert done.returncode == 2 and "its runs have another source, another GPU" in done.stderr
+    assert done.returncode == 2 and "its runs were made with another source, another GPU" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("options", "code", "reason"),
     [
-        (("--steps", "1", "train.py"), 2, "--steps: at least 2"),
+        (("--steps", "1", "train.py"), 2, "--steps must be at least 2"),
         (("--allow", "magic", "train.py"), 2, "--allow: unknown change 'magic'"),
         (("--budget", "much", "train.py"), 2, "--budget: 'much' is not a size"),
-        (("--gpu", "t4", "--budget", "80GiB", "train.py"), 2, "is more than Tesla T4 has"),
+        (("--gpu", "t4", "--budget", "80GiB", "train.py"), 2, "is more memory than Tesla T4 has"),
         (("--device", "auto", "train.py"), 2, "'auto' is not one of 'sim', 'cuda', 'cpu'"),
-        (("--device", "cpu", "--jobs", "2", "train.py"), 2, "runs on a real device are made one by one"),
+        (("--device", "cpu", "--jobs", "2", "train.py"), 2, "on a real device runs are made one by one"),
         (("--device", "cpu", "--gpu", "h100", "train.py"), 2, "leave one of them out"),
-        (("--dtype", "fp16", "train.py"), 2, "--dtype is what autocast casts to"),
+        (("--dtype", "fp16", "train.py"), 2, "--dtype is the type that autocast casts to"),
         (("nowhere.py",), 2, "nowhere.py"),
-        (("short.py",), 1, "the script as it is failed, and not for want of memory"),
+        (("short.py",), 1, "the unchanged script failed, and not because memory ran out"),
     ],
 )
 def test_what_cannot_be_advised_is_one_line(tmp_path: Path, options: tuple[str, ...], code: int, reason: str) -> None:

@@ -174,7 +174,7 @@ def test_every_arm_may_fail(tmp_path: Path) -> None:
     done = ampmem(tmp_path, "compare", "--arms", "fp32,amp", "--html", "page.html", "train.py")
     assert done.returncode == 1
     assert done.stdout.count("failed: ModuleNotFoundError: No module named 'no_such_module'") == 2
-    assert "page.html is not written" in done.stderr
+    assert "page.html was not written" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
@@ -183,7 +183,7 @@ def test_times_that_cannot_be_had_are_a_failure(tmp_path: Path) -> None:
     done = ampmem(tmp_path, "compare", "--arms", "amp", "--steps", "2", "train.py", "seen")
     assert done.returncode == 1
     assert done.stderr.splitlines()[0].startswith("1 of 1: amp: 2 steps, peak ")
-    assert "1 of 1: amp: the run that times its steps failed: RuntimeError: was here before" in done.stderr.splitlines()
+    assert "1 of 1: amp: the timing run failed: RuntimeError: was here before" in done.stderr.splitlines()
     assert rows(done.stdout, "step time") == []
 
 
@@ -203,10 +203,10 @@ def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:
         ("-o", "train", "train.py", "seen"): "train.amp.ampmem exists already",
         ("-o", "x", "--html", "page.html", "train.py", "seen"): "page.html exists already",
         ("-o", "no/x", "train.py", "seen"): "no does not exist",
-        ("--arms", "fp32,tf32", "train.py"): "unknown precision 'tf32'; there are as-is, fp32, amp, amp-nocache",
+        ("--arms", "fp32,tf32", "train.py"): "unknown precision 'tf32'; choose from as-is, fp32, amp, amp-nocache",
         ("--arms", "", "train.py"): "unknown precision ''",
-        ("--arms", "fp32,fp32", "train.py"): "fp32 is there twice",
-        ("--arms", "fp32", "--dtype", "bf16", "train.py"): "--dtype is what autocast casts to",
+        ("--arms", "fp32,fp32", "train.py"): "fp32 is given twice",
+        ("--arms", "fp32", "--dtype", "bf16", "train.py"): "--dtype is the type that autocast casts to",
         ("missing.py",): "script not found: missing.py",
         ("-m", "no.such.module"): "cannot find module no.such.module",
     }
@@ -265,7 +265,7 @@ def test_ctrl_c_waits_for_the_arm_and_names_what_is_there(tmp_path: Path) -> Non
     assert process.returncode == 130
     assert stdout == ""
     assert stderr.splitlines()[-2:] == [
-        "ampmem: recordings that are there: train.fp32.ampmem, train.amp.ampmem",
+        "ampmem: recordings that exist: train.fp32.ampmem, train.amp.ampmem",
         "ampmem: interrupted",
     ]
     assert [len(read(tmp_path / f"train.{arm}.ampmem").steps) for arm in ("fp32", "amp")] == [3, 1]

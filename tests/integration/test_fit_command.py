@@ -126,7 +126,7 @@ def test_a_script_that_fails_for_another_reason_ends_the_search(
     assert said[0].startswith("run 1: as-is --size 2: fits, peak ")
     assert said[1].startswith(f"run 2: as-is --size 9: failed: {failure}")
     assert shown in done.stderr
-    assert said[-1].startswith("ampmem: as-is --size 9 failed, and not for want of memory")
+    assert said[-1].startswith("ampmem: as-is --size 9 failed, and not because memory ran out")
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
@@ -192,7 +192,7 @@ def test_ctrl_c_prints_the_runs_that_have_ended(tmp_path: Path) -> None:
         "run 1: as-is --size 2: fits, peak N MiB allocated, N MiB reserved; left: as-is above 2, fp32 not run yet\n"
         "ampmem: interrupted\n"
     )
-    assert "warning interrupted before the search had ended; left: as-is above 2, fp32 not run yet\n" in stdout
+    assert "warning interrupted before the search ended; left: as-is above 2, fp32 not run yet\n" in stdout
     (row,) = [line.split() for line in stdout.splitlines() if re.match(" +2 ", line)]
     assert row[2::2] == ["MiB", "MiB"]
     assert "as-is: --size 2 fits (" in stdout

@@ -373,7 +373,7 @@ def test_the_scale_of_a_grad_scaler_grows_while_it_is_known_when(gpu: SimulatedD
             yield scaler.get_scale()
 
     assert list(scales(5)) == [8.0, 16.0, 16.0, 32.0, 32.0]
-    held = "a GradScaler's scale was held as it was, as it is not known when it last grew"
+    held = "a GradScaler's scale was kept constant, because it is unknown when it last grew"
     assert held not in gpu.assumptions
     scaler._growth_tracker.random_()
     assert list(scales(3)) == [32.0, 32.0, 32.0]

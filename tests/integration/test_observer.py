@@ -170,7 +170,7 @@ def test_what_torch_adds_in_place_is_added_in_place(make: Callable[[], nn.Module
         return losses
 
     without, (with_ampmem, recording) = plain(run), observed(run)
-    said = [note for note in recording.notes if "its result is there twice for a moment" in note]
+    said = [note for note in recording.notes if "its result exists twice for a moment" in note]
     assert len(said) == (make is Renamed)
     extra = Counter({batch * time * 24 * 4: steps} if make is Renamed else {})
     assert Counter(with_ampmem.allocs) - Counter(without.allocs) == extra
@@ -348,8 +348,8 @@ def test_a_model_that_is_compiled_in_its_place_is_said_to_be_unseen(another: boo
     """As the reason where it is the only model, and as a note where another one is seen."""
     torch._dynamo.reset()
     told = (
-        "Sequential was compiled in its place (model.compile()), and the forward of such a model is not seen; write "
-        "model = torch.compile(model)"
+        "Sequential was compiled in place (model.compile()), and ampmem does not see the forward of such a model; use "
+        "model = torch.compile(model) instead"
     )
     model = small_model()
     model.compile(backend="eager")

@@ -104,7 +104,7 @@ def failed(folder: Path, *arguments: str, gpu: str = "592MiB") -> tuple[Recordin
     assert done.returncode == 1, done.stderr
     assert "torch.OutOfMemoryError: CUDA out of memory" in done.stderr
     said = (
-        r"the script failed: out of memory; .*what there was until then,? (is|are) in train\.ampmem, [0-9.]+ [KM]iB \("
+        r"script failed: out of memory; .*what was recorded until then,? (is|are) in train\.ampmem, [0-9.]+ [KM]iB \("
     )
     assert re.search(said, done.stderr)
     recording = read(folder / "train.ampmem")

@@ -53,9 +53,9 @@ def test_an_allocator_that_torch_refuses_says_what_to_do(tmp_path: Path) -> None
     done = ampmem(tmp_path, "profile", "train.py")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "ampmem: the script failed before a step had ended: nothing was recorded; the script names an allocator "
-        "backend in its settings (PYTORCH_CUDA_ALLOC_CONF) after ampmem has imported torch, and only PyTorch's own can "
-        "be recorded: have the script leave the backend out"
+        "ampmem: the script failed before a step had finished: nothing was recorded; the script sets an allocator "
+        "backend (PYTORCH_CUDA_ALLOC_CONF) after ampmem has imported torch, and only PyTorch's own allocator can be "
+        "recorded: remove the backend from the script's settings"
     )
 
 
@@ -146,7 +146,7 @@ def test_a_failing_script_keeps_its_exit_code_and_its_steps(
     done = ampmem(tmp_path, "profile", "train.py")
     assert plain.returncode == done.returncode == code
     assert done.stdout == plain.stdout
-    assert "2 steps that had ended are in train.ampmem" in done.stderr
+    assert "2 finished steps are in train.ampmem" in done.stderr
     assert [step.index for step in read(tmp_path / "train.ampmem").steps] == [0, 1]
     if last_line is not None:
         assert last_line in done.stderr.splitlines()
@@ -301,8 +301,8 @@ def test_what_is_not_recorded_leaves_no_file_of_its_name(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("--steps", "5"), "; --steps is an option of ampmem's: write it before train.py"),
-        (("--gpu=h100",), "; --gpu is an option of ampmem's: write it before train.py"),
+        (("--steps", "5"), "; --steps is an option of ampmem: write it before train.py"),
+        (("--gpu=h100",), "; --gpu is an option of ampmem: write it before train.py"),
         (("--bach-size", "5"), ""),
         (("--step", "5"), ""),
         (("--skip", "x"), ""),
@@ -321,5 +321,5 @@ def test_an_option_of_ampmems_after_the_script_is_told_where_the_script_refuses_
     )
     done = ampmem(tmp_path, "profile", "train.py", *arguments)
     assert done.returncode == 2
-    said = f"ampmem: the script failed before a step had ended: nothing was recorded{hint}"
+    said = f"ampmem: the script failed before a step had finished: nothing was recorded{hint}"
     assert done.stderr.splitlines()[-1] == said

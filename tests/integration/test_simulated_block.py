@@ -78,7 +78,7 @@ def test_the_name_of_a_gpu_is_enough_where_torch_sees_none() -> None:
         module = model().cuda()
         train(module, torch.optim.AdamW(module.parameters()))
     assert (prof.summary().source, prof.summary().device.name) == ("simulated", "NVIDIA GeForce RTX 4090")
-    assert "(CUDA context; by readings on such GPUs)" in "\n".join(prof.recording().remarks)
+    assert "(CUDA context; measured on such GPUs)" in "\n".join(prof.recording().remarks)
     assert not torch.cuda.is_available()
 
 
@@ -87,8 +87,8 @@ def test_a_gpu_without_readings_of_its_context_says_so() -> None:
         module = model().cuda()
         train(module, torch.optim.AdamW(module.parameters()))
     assert (
-        "assumed: from 80.0 MiB to 896.0 MiB of the device is used outside of the allocator (CUDA context; of such "
-        "GPUs there are no readings: as on any)"
+        "assumed: from 80.0 MiB to 896.0 MiB of the device is used outside of the allocator (CUDA context; such GPUs "
+        "were not measured: the range of all GPUs)"
     ) in prof.recording().remarks
 
 
@@ -229,7 +229,7 @@ def test_a_parameter_that_is_held_elsewhere_cannot_move_and_says_what_to_do(
     assert isinstance(moved.value.__cause__, NotSimulated)
     assert str(moved.value.__cause__).endswith(
         ": a parameter cannot be moved to a simulated device while a view of it or a scripted module holds it; move "
-        "the module to the device first, and then make the view or call torch.jit.script"
+        "the module to the device first, then make the view or call torch.jit.script"
     )
 
 
@@ -310,14 +310,14 @@ def test_a_real_gpu_that_is_used_is_not_stood_in_for(monkeypatch: pytest.MonkeyP
         ({"gpu": "h100", "device": "cpu"}, "^gpu= simulates a GPU, and device='cpu' records a real device: leave one"),
         (
             {"assume": ["nonzero=1"], "device": "cpu"},
-            "^assume= is of a simulated GPU, so it needs device='sim' or gpu=",
+            "^assume= is for a simulated GPU only: give device='sim' or gpu=, too",
         ),
         ({"device": "sim", "gpu": "h1000"}, "unknown GPU 'h1000'"),
         ({"device": "sim", "gpu": ""}, "gpu= is empty; give one of "),
         ({"device": "sim", "gpu": "10MiB"}, "gpu=10MiB leaves nothing"),
-        ({"device": "sim", "assume": "nonzero=2"}, "assume=nonzero=2: it takes a fraction"),
-        ({"device": "sim", "assume": ["nonzero=2"]}, "assume=nonzero=2: it takes a fraction"),
-        ({"device": "sim", "assume": ["nonzero=1", "nonzero=1"]}, "assume=: nonzero is there twice"),
+        ({"device": "sim", "assume": "nonzero=2"}, "assume=nonzero=2: give a fraction"),
+        ({"device": "sim", "assume": ["nonzero=2"]}, "assume=nonzero=2: give a fraction"),
+        ({"device": "sim", "assume": ["nonzero=1", "nonzero=1"]}, "assume=: nonzero is given twice"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, object], message: str) -> None:
@@ -410,8 +410,8 @@ def test_losses_that_are_kept_hold_what_they_hold_on_a_cpu(name: str) -> None:
         assert last is not None
         return last["activations"] - first["activations"]
 
-    on_paper = held("cuda", device="sim", gpu="h100")
-    assert on_paper == held("cpu", device="cpu") == 2 * 4 * (1 if name == "l1_loss" else 16 * 64)
+    simulated = held("cuda", device="sim", gpu="h100")
+    assert simulated == held("cpu", device="cpu") == 2 * 4 * (1 if name == "l1_loss" else 16 * 64)
 
 
 def test_a_linear_layer_on_an_input_that_is_not_contiguous_adds_its_bias_in_place() -> None:

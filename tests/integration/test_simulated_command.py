@@ -147,7 +147,7 @@ def test_an_allocator_that_the_script_chooses_is_refused(tmp_path: Path) -> None
     message = done.stderr.partition("NotSimulated: ")[2].splitlines()[0]
     assert message == (
         f"{tmp_path / 'train.py'}:5: PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync: the backend 'cudaMallocAsync' "
-        "cannot be modelled: only PyTorch's own caching allocator (backend:native) can"
+        "cannot be modeled: only PyTorch's own caching allocator (backend:native) can"
     )
 
 
@@ -171,13 +171,13 @@ def test_a_file_that_is_not_written_is_told_where_the_script_gets_there(
     done = profile(tmp_path, DUMPS, "--device", "sim", *options)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if "nothing" in line or "was empty" in line]
-    why = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one of what was recorded"
+    why = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one from the recording"
     begun = (
         f"torch.cuda.memory._record_memory_history has no effect at {tmp_path / 'train.py'}:7, and _dump_snapshot "
         f"writes nothing: {why}"
     )
     dumped = f"torch.cuda.memory._dump_snapshot wrote nothing at {tmp_path / 'train.py'}:11: {why}"
-    saved = f"torch.save wrote nothing, since tensors had no values, at {tmp_path / 'train.py'}:12"
+    saved = f"torch.save wrote nothing, because tensors had no values, at {tmp_path / 'train.py'}:12"
     noted = [note for note in read(tmp_path / "train.ampmem").notes if "nothing" in note]
     assert (told.pop(0), noted.pop(0)) == (f"ampmem: {begun}", begun)
     if "--run-to-end" in options:  # the script gets there when its steps are over; the recording is still completed
@@ -251,7 +251,7 @@ def test_a_gpu_s_name_alone_simulates_it_where_torch_sees_none(tmp_path: Path) -
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(
-        "ampmem: simulating a GPU (NVIDIA GeForce RTX 4090), as --gpu asks for: torch sees no GPU here\n"
+        "ampmem: simulating the GPU that --gpu names (NVIDIA GeForce RTX 4090), because torch sees no GPU\n"
         "ampmem: recording to train.ampmem\n"
         "ampmem: NVIDIA GeForce RTX 4090 (simulated): peak "
     )

@@ -258,7 +258,7 @@ def test_weights_that_are_not_one_piece_are_copied_at_every_call(gpu: None) -> N
     layer.weight_hh_l0.data = torch.ones_like(layer.weight_hh_l0)
     x = source(layer)
     before = requested()
-    with pytest.warns(UserWarning, match="not one piece of memory"):
+    with pytest.warns(UserWarning, match="not contiguous in memory"):
         y, last = layer(x)
     weights = size(*layer.parameters())
     assert requested() - before == size(y, *last) + states(layer, 4) + reserve(layer, 4) + weights
@@ -329,7 +329,7 @@ def test_late_gradients_are_all_of_them_though_they_lie_in_one_buffer(early: boo
         assert peak is not None
         return peak.bytes
 
-    profiles = [trained_on_paper(early=when) for when in (early, True)]
+    profiles = [trained_simulated(early=when) for when in (early, True)]
     late = gradients_through_forward(TrainingRun(analysis=analyse(profiles[0].recording())))
     assert (late is None) == early
     if late is not None:
@@ -337,7 +337,7 @@ def test_late_gradients_are_all_of_them_though_they_lie_in_one_buffer(early: boo
         assert late.off_peak == peak_of(profiles[0]) - peak_of(profiles[1]) > 0
 
 
-def trained_on_paper(*, early: bool) -> ampmem.Profile:
+def trained_simulated(*, early: bool) -> ampmem.Profile:
     """Three steps of an LSTM and a layer, whose gradients go right after the update or only after the next forward."""
     with ampmem.profile(device="sim", gpu="h100") as profile:
         layer, head = nn.LSTM(WIDTH, HIDDEN).cuda(), nn.Linear(HIDDEN, 7).cuda()

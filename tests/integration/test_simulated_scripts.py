@@ -217,30 +217,30 @@ def test_everything_that_was_taken_for_granted_is_noted_with_its_lines() -> None
         "two tensors on the device were taken as equal at ",
         "a large tensor without values became a numpy array of zeros at ",
         "torch.cuda.memory._dump_snapshot wrote nothing",
-        "assumed: the device keeps up with the script, so a block that other streams used",
+        "assumed: the device keeps up with the script, so a block used on other streams",
     ):
         (note,) = [note for note in notes if note.startswith(beginning)]
         assert script in note or "stream" in note
 
 
 STOPS = {
-    "nonzero": ("x[x > 0]", "say which fraction of the elements that is with --assume nonzero=FRACTION, or write it"),
+    "nonzero": ("x[x > 0]", "give their fraction with --assume nonzero=FRACTION, or avoid it"),
     "masked_select": ("torch.masked_select(x, x > 0)", "--assume nonzero=FRACTION"),
     "unique": ("torch.unique(x)", "--assume unique=FRACTION, or compute it on the CPU"),
     "repeat_interleave": ("torch.repeat_interleave(x, torch.ones(4, device='cuda').long(), dim=0)", "output_size="),
-    "graph": ("torch.cuda.CUDAGraph()", "leave it out"),
-    "graphed": ("torch.cuda.make_graphed_callables(model, (x,))", "a CUDA graph keeps a memory pool"),
-    "capture": ("torch.cuda.graph(None)", "a CUDA graph keeps a memory pool"),
-    "graph_pool": ("torch.cuda.graph_pool_handle()", "a CUDA graph keeps a memory pool"),
-    "pool": ("torch.cuda.MemPool()", "memory pools of the script's own are not simulated"),
-    "in_pool": ("torch.cuda.use_mem_pool(None)", "memory pools of the script's own are not simulated"),
-    "allocator": ("torch.cuda.memory.CUDAPluggableAllocator('a.so', 'a', 'f')", "leave the other one out"),
-    "change": ("torch.cuda.memory.change_current_allocator(None)", "leave the other one out"),
-    "raw": ("torch.cuda.caching_allocator_alloc(8)", "leave the other one out"),
-    "raw_delete": ("torch.cuda.caching_allocator_delete(8)", "leave the other one out"),
+    "graph": ("torch.cuda.CUDAGraph()", "leave the graph out"),
+    "graphed": ("torch.cuda.make_graphed_callables(model, (x,))", "a CUDA graph keeps its own memory pool"),
+    "capture": ("torch.cuda.graph(None)", "a CUDA graph keeps its own memory pool"),
+    "graph_pool": ("torch.cuda.graph_pool_handle()", "a CUDA graph keeps its own memory pool"),
+    "pool": ("torch.cuda.MemPool()", "the script's own memory pools are not simulated"),
+    "in_pool": ("torch.cuda.use_mem_pool(None)", "the script's own memory pools are not simulated"),
+    "allocator": ("torch.cuda.memory.CUDAPluggableAllocator('a.so', 'a', 'f')", "leave the other allocator out"),
+    "change": ("torch.cuda.memory.change_current_allocator(None)", "leave the other allocator out"),
+    "raw": ("torch.cuda.caching_allocator_alloc(8)", "leave the other allocator out"),
+    "raw_delete": ("torch.cuda.caching_allocator_delete(8)", "leave the other allocator out"),
     "nccl": ("torch.distributed.init_process_group('nccl')", "run the script without torch.distributed"),
     "ddp": ("nn.parallel.DistributedDataParallel(model)", "run the script without torch.distributed"),
-    "second": ("torch.ones(4, device='cuda:1')", "one GPU is simulated, cuda:0, and cuda:1 is another"),
+    "second": ("torch.ones(4, device='cuda:1')", "only one GPU is simulated, cuda:0, and the script uses cuda:1"),
     "second_to": ("model.to('cuda:1')", "run the script on one device"),
     "second_set": ("torch.cuda.set_device(1)", "run the script on one device"),
     "second_stream": ("torch.cuda.Stream(device=1)", "run the script on one device"),
@@ -249,7 +249,7 @@ STOPS = {
     "compiled_call": ("torch.compile(torch.relu, fullgraph=True)(x)", "--assume compile=eager runs it uncompiled"),
     "decorated": ("torch.compile(mode='max-autotune')(torch.relu)(x)", "--assume compile=eager runs it uncompiled"),
     "of_module": ("compiled = nn.Linear(4, 4).cuda(); compiled.compile(); compiled(x)", "--assume compile=eager"),
-    "aot": ("torch.compile(model, backend='aot_eager')", 'decided by the backend "aot_eager", which does not run'),
+    "aot": ("torch.compile(model, backend='aot_eager')", 'depends on the backend "aot_eager", which does not run'),
     "dynamo": ("torch._dynamo.optimize('aot_eager')(torch.nn.functional.gelu)(x)", "--assume compile=eager"),
     "flex": ("flex_attention(*[torch.ones(1, 1, 128, 16, device='cuda')] * 3)", "--assume compile=eager"),
     "cond": ("torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,))", "cond takes functions"),
@@ -316,7 +316,7 @@ def test_what_is_not_simulated_can_be_named_and_stops_when_it_is_used(tmp_path: 
     kinds = kinds.replace("torch.cuda.", "").replace(" | None", "")
     assert kinds == "graphs.CUDAGraph graphs.graph memory.MemPool memory.CUDAPluggableAllocator False True"
     line = (HEAD + CLASSES).splitlines().index("try: Mine(4)") + 1
-    assert mine.startswith(f"{tmp_path / 'train.py'}:{line}: a CUDA graph keeps a memory pool of its own")
+    assert mine.startswith(f"{tmp_path / 'train.py'}:{line}: a CUDA graph keeps its own memory pool")
     assert functions == "make_graphed_callables ['pool', 'device']"
     assert compiled == "unused what it does Unused True"
 
@@ -408,7 +408,8 @@ def test_it_stops_in_backward_too(tmp_path: Path) -> None:
     assert done.stdout == "so far\n"
     line = (HEAD + BACKWARD).splitlines().index("        return grad * torch.unique(grad).sum()") + 1
     assert (
-        f"NotSimulated: {tmp_path / 'train.py'}:{line}: how much aten.unique finds depends on the data" in done.stderr
+        f"NotSimulated: {tmp_path / 'train.py'}:{line}: the number of elements that aten.unique finds depends on"
+        in done.stderr
     )
     assert len(read(tmp_path / "train.ampmem").steps) == 1
 
@@ -436,8 +437,8 @@ def test_a_loop_that_waits_for_a_number_is_told_of(tmp_path: Path) -> None:
 def test_an_assumption_that_cannot_be_meant_is_refused(tmp_path: Path, command: str) -> None:
     (tmp_path / "train.py").write_text(HEAD)
     for options, message in (
-        (("--assume", "nonzero=0.5"), "--assume says what a simulated device takes for granted"),
-        (("--device", "sim", "--assume", "sort=0.5"), "--assume does not know 'sort'; there are nonzero, unique"),
+        (("--assume", "nonzero=0.5"), "--assume is for a simulated GPU only"),
+        (("--device", "sim", "--assume", "sort=0.5"), "--assume does not know 'sort'; give nonzero, unique"),
         (("--device", "sim", "--assume", "nonzero=half"), "from 0 to 1, such as nonzero=0.5"),
     ):
         assert message in refused(tmp_path, command, *options, "train.py")

@@ -162,4 +162,4 @@ def test_fsdp_gathers_and_reduces_on_streams_of_its_own_and_each_group_has_a_com
     )
     assert prediction.libraries_at_most == {"NCCL's buffers": most_of_all}
     (note,) = [note for note in recording.notes if "NCCL" in note]
-    assert note.endswith("no GPU run has shown it")
+    assert note.endswith("no GPU run has confirmed this")

@@ -98,7 +98,7 @@ def test_a_leak_of_one_kibibyte_a_step_is_found_and_named(tmp_path: Path) -> Non
     assert "10.0 KiB in 10 by kept[*]" in text
 
 
-def test_a_longer_batch_runs_out_of_memory_on_paper(tmp_path: Path) -> None:
+def test_a_longer_batch_runs_out_of_simulated_memory(tmp_path: Path) -> None:
     script(tmp_path, device="cuda", steps=400, rows="32 if i < 300 else 90_000_000")
     run, _, said = watched(tmp_path, "--gpu", "24GiB", code=1)
     ending = run.ending
@@ -256,10 +256,10 @@ def test_files_that_are_taken_for_each_other(tmp_path: Path) -> None:
     assert ampmem(tmp_path, "profile", "--quiet", "train.py").returncode == 0
     for command, why in {
         ("diff", "train.ampmem", "train-watch.ampmem"): "is a watched run",
-        ("show", "train.ampmem", "train-watch.ampmem"): "show them in two commands",
-        ("show", "train.ampmem", "--full", "0"): "--full takes a recording out of one watched run",
+        ("show", "train.ampmem", "train-watch.ampmem"): "show them separately",
+        ("show", "train.ampmem", "--full", "0"): "--full needs one watched run",
         ("top", "train.ampmem"): "is not a watched run",
-        ("watch", "train-watch.ampmem"): "is a watched run, and no script",
+        ("watch", "train-watch.ampmem"): "is a watched run, not a script",
         ("watch", "--every", "3", "train.py"): "--every",
         ("watch", "nothing.py"): "script not found",
         ("watch", "-o", "train.ampmem", "train.py"): "exists already",

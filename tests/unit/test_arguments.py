@@ -20,19 +20,19 @@ OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"steps": 0}, "steps must be a whole number from 1 on, or None for all, not 0"),
-        ({"steps": -1}, "steps must be a whole number from 1 on, or None for all, not -1"),
-        ({"steps": 2.5}, "steps must be a whole number from 1 on, or None for all, not 2.5"),
-        ({"steps": "3"}, "steps must be a whole number from 1 on, or None for all, not '3'"),
-        ({"steps": True}, "steps must be a whole number from 1 on, or None for all, not True"),
-        ({"skip": -1}, "skip must be a whole number from 0 on, not -1"),
-        ({"skip": "1"}, "skip must be a whole number from 0 on, not '1'"),
-        ({"skip": None}, "skip must be a whole number from 0 on, not NoneType"),
+        ({"steps": 0}, "steps must be a whole number of at least 1, or None for all, not 0"),
+        ({"steps": -1}, "steps must be a whole number of at least 1, or None for all, not -1"),
+        ({"steps": 2.5}, "steps must be a whole number of at least 1, or None for all, not 2.5"),
+        ({"steps": "3"}, "steps must be a whole number of at least 1, or None for all, not '3'"),
+        ({"steps": True}, "steps must be a whole number of at least 1, or None for all, not True"),
+        ({"skip": -1}, "skip must be a whole number of at least 0, not -1"),
+        ({"skip": "1"}, "skip must be a whole number of at least 0, not '1'"),
+        ({"skip": None}, "skip must be a whole number of at least 0, not NoneType"),
         ({"model": OPTIMIZER}, "model must be a torch.nn.Module, not SGD"),
         ({"model": [MODEL]}, "model must be a torch.nn.Module, not list"),
         ({"optimizer": MODEL}, "optimizer must be a torch.optim.Optimizer, not Linear"),
         ({"optimizer": 3}, "optimizer must be a torch.optim.Optimizer, not 3"),
-        ({"device": "tpu"}, "unknown device 'tpu'; there are auto, cpu, cuda, sim"),
+        ({"device": "tpu"}, "unknown device 'tpu'; choose from auto, cpu, cuda, sim"),
         ({"device": None}, "device must be one of auto, cpu, cuda, sim, not NoneType"),
         ({"device": "sim", "gpu": 24}, "gpu must be a string such as 'h100' or '24GiB', not 24"),
         ({"gpu": "h1000"}, "unknown GPU 'h1000'; did you mean h100, a100-80 or a100-40?"),
@@ -45,20 +45,22 @@ OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
             {"device": "cuda", "gpu": "h100"},
             "gpu= simulates a GPU, and device='cuda' records a real device: leave one of them out",
         ),
-        ({"device": "cpu", "assume": ["nonzero=0.5"]}, "assume= is of a simulated GPU, so it needs device='sim' or "),
-        ({"assume": ["nonzero=0.5"]}, "assume= is of a simulated GPU, so it needs device='sim' or gpu="),
+        ({"device": "cpu", "assume": ["nonzero=0.5"]}, "assume= is for a simulated GPU only: give device='sim' or "),
+        ({"assume": ["nonzero=0.5"]}, "assume= is for a simulated GPU only: give device='sim' or gpu=, too"),
         ({"step_on": 5}, "step_on must be a string such as 'backward' or 'train.py:train_step', not 5"),
         (
             {"step_on": "train.py"},
-            "step_on=train.py: it takes backward, optimizer, forward, or a function as FILE.py:FUNCTION or "
-            "MODULE.FUNCTION",
+            "step_on=train.py: give backward, optimizer, forward, or a function as FILE.py:FUNCTION or MODULE.FUNCTION",
         ),
         ({"assume": 3}, "assume must be a list of strings such as 'nonzero=0.5', not 3"),
         ({"assume": [3]}, "assume must be a list of strings such as 'nonzero=0.5', not list"),
-        ({"assume": ["nonzero=2"]}, "assume=nonzero=2: it takes a fraction of the elements, from 0 to 1, such as "),
-        ({"precision": "half"}, "unknown precision 'half'; there are as-is, fp32, amp, amp-nocache"),
-        ({"precision": "amp", "dtype": "fp8"}, "unknown dtype 'fp8'; there are bf16, fp16"),
-        ({"dtype": "fp16"}, "dtype is what autocast casts to, so it needs precision='amp' or 'amp-nocache', not as-is"),
+        ({"assume": ["nonzero=2"]}, "assume=nonzero=2: give a fraction of the elements, from 0 to 1, such as "),
+        ({"precision": "half"}, "unknown precision 'half'; choose from as-is, fp32, amp, amp-nocache"),
+        ({"precision": "amp", "dtype": "fp8"}, "unknown dtype 'fp8'; choose from bf16, fp16"),
+        (
+            {"dtype": "fp16"},
+            "dtype is the type that autocast casts to: give precision='amp' or 'amp-nocache', not as-is",
+        ),
         ({"seed": "0"}, "seed must be a whole number, not '0'"),
         ({"output": 7}, "output must be a path, not 7"),
         ({"output": "x" * 300}, f"output cannot be the name of a file (File name too long): '{'x' * 40}'"),
@@ -87,16 +89,16 @@ def step(prof: ampmem.Profile) -> None:
 
 def test_a_profile_makes_one_recording_and_says_so(tmp_path: Path) -> None:
     prof = ampmem.profile(MODEL, OPTIMIZER, output=tmp_path / "run.ampmem")
-    with pytest.raises(UsageError, match=r"^nothing is recorded yet: train inside the with block"):
+    with pytest.raises(UsageError, match=r"^nothing has been recorded yet: train inside the with block"):
         prof.summary()
     with prof:
         step(prof)
-        with pytest.raises(UsageError, match=r"^this profile is recording already: "):
+        with pytest.raises(UsageError, match=r"^this profile is already recording: "):
             prof.__enter__()
         assert len(prof.summary().steps) == 1
     with pytest.raises(UsageError, match=r"^prof.step\(\) was called after the with block; "):
         prof.step()
-    with pytest.raises(UsageError, match=r"^this profile has made its recording: call ampmem.profile\(\) again"), prof:
+    with pytest.raises(UsageError, match=r"^this profile has already recorded: call ampmem.profile\(\) again"), prof:
         raise AssertionError("not entered")
     with pytest.raises(UsageError, match=r"exists already; give another name with path=, or force=True"):
         prof.report(prof.path)

@@ -53,7 +53,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "running",
         "hooks device",
         "writing",
-        "on_paper session",
+        "session simulated_block",
         "watch",
     ),
     "recorder/watch": ("gauges", "watcher"),

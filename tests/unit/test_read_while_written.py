@@ -197,7 +197,7 @@ def test_what_cannot_be_written_at_the_end_is_said(tmp_path: Path, whole: Record
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         run.append()
-        with pytest.raises(RecordingError, match=r"cannot append to .*: database is locked; what was written so far"):
+        with pytest.raises(RecordingError, match=r"cannot append to .*: database is locked; everything written so far"):
             run.writer.close()
     assert run.parts_in(read(path)) == 1
     assert list(tmp_path.iterdir()) == [path]

@@ -218,12 +218,12 @@ def test_a_shape_that_is_none_is_refused(shape: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recording", "said"),
     [
-        (replace(small_run().recording(), run=replace(RUN, rank=2, world_size=2)), "rank is not one of the job's"),
+        (replace(small_run().recording(), run=replace(RUN, rank=2, world_size=2)), "rank is not in the job"),
         (
             replace(small_run().recording(), mesh=(MeshAxis(name="dp", size=2, coordinate=2),)),
             "place is not in its device mesh",
         ),
-        (replace(small_run().recording(), stages=(0, 2), stage_count=2), "stage is not one of the pipeline's"),
+        (replace(small_run().recording(), stages=(0, 2), stage_count=2), "stage is not in the pipeline"),
     ],
 )
 def test_a_place_that_there_is_not_is_refused(recording: Recording, said: str, tmp_path: Path) -> None:

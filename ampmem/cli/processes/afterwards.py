@@ -153,22 +153,22 @@ def discard(session: Session) -> None:
         session.writer.file.discard()
 
 
-_CATCHES = "as an except without a class does"
+_CATCHES = "as a bare except does"
 
 
 def let_go(path: Path) -> str:
     """The sentence that the script cannot be stopped."""
     return (
-        f"the script catches every stop, {_CATCHES}, and is let run to its end, unrecorded; all steps that were "
-        f"asked for are in {path}, so Ctrl-C loses nothing"
+        f"the script catches every stop, {_CATCHES}, so it runs to completion and is no longer recorded; all "
+        f"requested steps are in {path}, so Ctrl-C loses nothing"
     )
 
 
 def spared(path: Path, stopper: Stopper) -> str:
     """The sentence that the script is not stopped, and why."""
-    there = f"all steps that were asked for are in {path}; the script runs to its end, unrecorded"
+    there = f"all requested steps are in {path}; the script runs to completion and is no longer recorded"
     if stopper.device_failed:
-        return f"{there}, since its device has failed and the script has not seen the error yet"
+        return f"{there}, because its device has failed and the script has not seen the error yet"
     return f"{there}, so that no rank waits for one that was stopped: {stopper.spared}"
 
 
@@ -178,26 +178,26 @@ def recorded(session: Session, path: Path, stopper: Stopper | None) -> str:
     if session.outcome.stopped_by:
         message += f"; then {session.outcome.stopped_by}"
     elif session.outcome.unfinished is not None:
-        message += ", and what there was when the device ran out of memory; then the script ended"
+        message += ", and the unfinished step in which the device ran out of memory; then the script ended"
     elif session.outcome.recorded != session.options.steps:
         message += "; then the script ended"
     elif stopper is not None:
         message += _stopped(stopper)
     if not session.options.path.exists():
-        message += "; that file is gone since"
+        message += "; the file no longer exists"
     return message
 
 
 def _stopped(stopper: Stopper) -> str:
     """How the script reacted to the stop."""
     if stopper.spared or stopper.device_failed:
-        return "; the script ran to its end"
+        return "; the script ran to completion"
     if not stopper.caught:
         return ", and stopped the script (--run-to-end lets it finish)"
     caught = f"caught the stop {_times(stopper.caught)}, {_CATCHES},"
     if stopper.stopped:
         return f"; the script {caught} went on, and was then stopped at {stopper.line} (--run-to-end lets it finish)"
-    return f"; the script {caught} and went on to its end"
+    return f"; the script {caught} and ran to completion"
 
 
 def kept_of_failed(session: Session, path: Path, stopper: Stopper, *, later: bool = False) -> str:
@@ -211,9 +211,9 @@ def kept_of_failed(session: Session, path: Path, stopper: Stopper, *, later: boo
             f"recorded {_steps(session)} in {there}; the script caught the stop {_times(stopper.caught)}, {_CATCHES}, "
             "went on, and then failed"
         )
-    ended = f"{_steps(session)} that had ended"
+    ended = _steps(session, "finished ")
     if session.outcome.unfinished is not None:
-        rest = "what there was until then"
+        rest = "what was recorded until then"
         said = f"{ended}, and {rest}, are" if session.outcome.recorded else f"{rest} is"
         return f"the script failed: out of memory; {said} in {there} (ampmem show {quote(str(path))})"
     if session.outcome.recorded:
@@ -223,7 +223,7 @@ def kept_of_failed(session: Session, path: Path, stopper: Stopper, *, later: boo
         be = "is" if session.outcome.recorded == 1 else "are"
         return f"the script failed; {ended} {be} in {there} (ampmem show {quote(str(path))})"
     discard(session)
-    return f"the script failed before a step had ended: nothing was recorded{_instead(session)}"
+    return f"the script failed before a step had finished: nothing was recorded{_instead(session)}"
 
 
 def _instead(session: Session) -> str:
@@ -232,12 +232,12 @@ def _instead(session: Session) -> str:
     message = "" if failure is None else failure.message
     if _BACKEND_CHANGED in message:
         return (
-            "; the script names an allocator backend in its settings (PYTORCH_CUDA_ALLOC_CONF) after ampmem has "
-            "imported torch, and only PyTorch's own can be recorded: have the script leave the backend out"
+            "; the script sets an allocator backend (PYTORCH_CUDA_ALLOC_CONF) after ampmem has imported torch, and "
+            "only PyTorch's own allocator can be recorded: remove the backend from the script's settings"
         )
     if _ONLY_ON_A_GPU not in message:
         return ""
-    return "; FullyShardedDataParallel (FSDP1) needs a GPU, and torch's fully_shard (FSDP2) trains on a CPU, too"
+    return "; FullyShardedDataParallel (FSDP1) needs a GPU; torch's fully_shard (FSDP2) also trains on a CPU"
 
 
 def predicted(simulation: Simulation, *, failed: bool) -> str:
@@ -295,6 +295,6 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _steps(session: Session) -> str:
+def _steps(session: Session, which: str = "") -> str:
     count = session.outcome.recorded
-    return f"{count} step{'' if count == 1 else 's'}"
+    return f"{count} {which}step{'' if count == 1 else 's'}"

@@ -305,12 +305,12 @@ def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for i, name in enumerate(names):
         if name not in tuple(Arm):
-            raise UsageError(f"--precision: unknown precision {name!r}; there are {', '.join(Arm)}")
+            raise UsageError(f"--precision: unknown precision {name!r}; choose from {', '.join(Arm)}")
         if name in names[:i]:
-            raise UsageError(f"--precision: {name} is there twice")
+            raise UsageError(f"--precision: {name} is given twice")
     arms = tuple(map(Arm, names))
     if dtype is not None and not any(arm.autocast for arm in arms):
-        raise UsageError(f"--dtype is what autocast casts to, so it needs amp or amp-nocache, not {text}")
+        raise UsageError(f"--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not {text}")
     return arms
 
 
@@ -361,4 +361,4 @@ def misplaced_option(script: ScriptOptions, reason: str) -> str:
     given = {argument.partition("=")[0] for argument in script.arguments if argument.startswith("-")}
     told = (word.strip("'\"[](),.").partition("=")[0] for word in reason.split())
     name = next((word for word in told if word in ours & given), None)
-    return "" if name is None else f"; {name} is an option of ampmem's: write it before {script.name}"
+    return "" if name is None else f"; {name} is an option of ampmem: write it before {script.name}"

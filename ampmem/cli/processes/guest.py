@@ -179,7 +179,7 @@ def failure_in_words(trouble: BaseException) -> str:
         return str(trouble)
     if isinstance(trouble, KeyboardInterrupt):
         return "interrupted"
-    return f"a fault of ampmem's own, and none of the script's: {failure_of(trouble).line}"
+    return f"an error inside ampmem, not in the script: {failure_of(trouble).line}"
 
 
 def end_as(failure: BaseException | None) -> NoReturn:

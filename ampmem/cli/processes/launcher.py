@@ -35,7 +35,7 @@ _PARSERS: Mapping[str, Callable[[], ArgumentParser]] = {
 _HOW = ("-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path")
 """Launchers' options that say how the script is started."""
 _ALONE = (
-    "a simulated device needs no other processes: run the script alone, and say how many ranks there would be with "
+    "a simulated GPU needs no other processes: run the script in one process, and give the number of ranks with "
     "--world-size"
 )
 _COMMANDS = {"torchrun": TORCHRUN, "accelerate": "accelerate.commands.launch"}
@@ -72,7 +72,7 @@ def check_ranks(plan: Plan) -> None:
     script = plan.script
     if not script.as_module and script.script_or_module in _COMMANDS and not Path(script.script_or_module).exists():
         raise UsageError(
-            f"{script.script_or_module} is a launcher: say ampmem profile -m {_COMMANDS[script.script_or_module]} …, "
+            f"{script.script_or_module} is a launcher: use ampmem profile -m {_COMMANDS[script.script_or_module]} …, "
             f"or {script.script_or_module} … -m ampmem profile …"
         )
     if plan.launched is None and not launches(script):
@@ -82,14 +82,16 @@ def check_ranks(plan: Plan) -> None:
     if script.device is Device.SIMULATED:
         raise UsageError(_ALONE)
     if plan.html is not None:
-        raise UsageError("--html is the page of one process; with several, afterwards: ampmem report FILES -o PAGE")
+        raise UsageError("--html works for one process only; with several, run ampmem report FILES -o PAGE afterwards")
     if plan.snapshot is not None:
-        raise UsageError("--snapshot is of one process; with several, afterwards: ampmem export --format snapshot")
+        raise UsageError(
+            "--snapshot works for one process only; with several, run ampmem export --format snapshot afterwards"
+        )
     if plan.launched is not None and launches(script):
         raise UsageError("already running under a launcher; drop --nproc-per-node")
     if script.nproc_per_node is not None and script.as_module and script.script_or_module in _PARSERS:
         raise UsageError(
-            f"{script.script_or_module} has an option --nproc-per-node of its own: write it after its name"
+            f"{script.script_or_module} has its own option --nproc-per-node: write it after {script.script_or_module}"
         )
 
 
@@ -121,9 +123,11 @@ def split(module: str, arguments: Sequence[str]) -> CommandLine:
     rest = list(given.training_script_args)
     own = list(arguments[: len(arguments) - len(rest)])
     if not own or own.pop() != given.training_script:
-        raise UsageError(f"it is not clear which script {module} is to start; write its options before the script")
+        raise UsageError(
+            f"cannot tell which script {module} should start; write the options of {module} before the script"
+        )
     if given.no_python:
-        raise UsageError("--no-python starts any program, and only Python scripts can be recorded")
+        raise UsageError("--no-python starts any program, but only Python scripts can be recorded; leave it out")
     options = tuple(option for option in own if option not in (*_HOW, "--"))
     return CommandLine(
         options=options, script=given.training_script, as_module=bool(given.module), arguments=tuple(rest)

@@ -106,7 +106,7 @@ def _near(path: Path) -> Path:
 def ranks_left(names: Sequence[Path]) -> list[str]:
     """What the ranks recorded to ``names``, and how to look at it."""
     there = [name for name in names if name.exists()]
-    lines = [f"{name} is not there: that rank left no recording" for name in names if name not in there]
+    lines = [f"{name} is missing: that rank left no recording" for name in names if name not in there]
     found = rank_of(there[0]) if there else None
     if found is not None:
         lines.append(f"{len(there)} of {len(names)} ranks: ampmem show {all_ranks(there[0], found.world_size)}")
@@ -216,7 +216,9 @@ class Plan:
                 for output in filter(None, (self.html, self.snapshot)):
                     check_output(output, force=self.script.force)
         except FileNotFoundError as error:
-            raise UsageError("the current directory is gone; go to one that is there, or give whole paths") from error
+            raise UsageError(
+                "the current directory no longer exists; change to another one, or give absolute paths"
+            ) from error
         return target, title
 
     @property
@@ -236,7 +238,9 @@ class Plan:
         path = self.path(title, number)
         taken = f"; {self.path(title)} exists already (--force replaces it)" if number > 1 else ""
         if spawns:
-            return path, f"recording this process to {path} if it trains, and ranks that it spawns to their own{taken}"
+            return path, (
+                f"recording this process to {path} if it trains, and the ranks that it spawns to a file each{taken}"
+            )
         return path, f"recording to {path}{taken}"
 
     def simulate(self) -> Simulation | None:

@@ -107,7 +107,9 @@ class SpawnedRank:
         """Stop with all other ranks once all steps are recorded, if the script's own process only waits for the end."""
         if self._crew.plan.run_to_end:
             return
-        waits = "" if self._crew.joining.exists() else "the script's own process does not just wait for this one's end"
+        waits = (
+            "" if self._crew.joining.exists() else "the script's own process does more than wait for this one to end"
+        )
         self._stopper.spared = self._together.why_not(waits) or ""
         if not self._stopper.spared:
             with suppress(OSError):

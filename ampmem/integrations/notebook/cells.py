@@ -385,7 +385,7 @@ def script_of_cell(code: str, name: str, before: Mapping[int, str], reached: Pat
     it awaits.
     """
     if without_magics(code).code != code:
-        raise UsageError("%%ampmem --compare runs the cell as a script, which has no magics: leave them out")
+        raise UsageError("%%ampmem --compare runs the cell as a script, where magics do not work: leave them out")
     cells = {f"In [{number}]": without_magics(cell).code for number, cell in before.items()}
     cells[name] = "\n" + code  # its code begins below the line of the magic
     for each, text in cells.items():

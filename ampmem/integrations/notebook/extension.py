@@ -98,10 +98,12 @@ class Extension:
             raise UsageError("--compare is for a whole cell: write %%ampmem --compare as its first line")
         elif options.last:
             if self._last is None:
-                raise UsageError("nothing was recorded yet: write %%ampmem as the first line of a cell that trains")
+                raise UsageError(
+                    "nothing has been recorded yet: write %%ampmem as the first line of a cell that trains"
+                )
             display(self._last())
         elif self._running is not None:
-            raise UsageError("this cell is recorded already")
+            raise UsageError("this cell is already being recorded")
         else:
             recorded = RecordedCell(options, f"In [{self._number()}]")
             self._running = recorded, threading.get_ident(), self._depth.cells

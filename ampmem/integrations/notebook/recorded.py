@@ -72,7 +72,7 @@ class CellOptions:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"%%ampmem: {message} (%%ampmem --help says what there is)")
+        raise UsageError(f"%%ampmem: {message} (%%ampmem --help lists the options)")
 
 
 def parse(line: str) -> CellOptions:
@@ -85,13 +85,13 @@ def parse(line: str) -> CellOptions:
     given["cells"] = None if given["cells"] is None else _numbers(given["cells"])
     options = CellOptions(**given | {"arm": Arm(given["arm"])})
     if options.compare and options.arm != Arm.AS_IS:
-        raise UsageError("%%ampmem: --compare runs every precision, so --precision says nothing beside it")
+        raise UsageError("%%ampmem: --compare runs every precision; leave --precision out")
     if options.compare and options.last:
         raise UsageError(
-            "%%ampmem: --last shows what was recorded last and --compare makes new recordings; say one of them"
+            "%%ampmem: --last shows the last recording, and --compare makes new ones; give only one of them"
         )
     if options.cells is not None and not options.compare:
-        raise UsageError("%%ampmem: --cells are those that --compare runs first; a cell that runs here needs none")
+        raise UsageError("%%ampmem: --cells names the cells that --compare runs first; without --compare leave it out")
     if options.gpu is not None and options.device not in (Device.AUTO, Device.SIMULATED):
         raise UsageError(
             f"%%ampmem: --gpu simulates a GPU, and --device {options.device} records a real device: leave one of them "
@@ -108,20 +108,25 @@ def help_text() -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="%%ampmem",
-        description="Record the training steps of this cell, and show their memory under it. The cell runs here, as it "
-        "would without this line. With --compare it does not run here: it runs in a fresh process for each precision. "
-        "%ampmem as a line of a cell records what follows it. The last recording is _ampmem.",
+        description="Record the training steps of this cell, and show their memory below it. The cell runs in this "
+        "notebook, as it would without this line; with --compare it runs in a fresh process for each precision "
+        "instead. A line %ampmem inside a cell records the lines after it. The last recording is _ampmem.",
         epilog="%%ampmem --device sim --gpu h100\n%%ampmem --compare --steps 2\n%ampmem --last",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--device", choices=[device.value for device in _DEVICES], default=Device.AUTO.value, help="whose memory")
-    add("--gpu", metavar="NAME|BYTES", help="the GPU to simulate; without --device where torch sees no GPU")
+    add(
+        "--device",
+        choices=[device.value for device in _DEVICES],
+        default=Device.AUTO.value,
+        help=("which device's memory to record"),
+    )
+    add("--gpu", metavar="NAME|BYTES", help="the GPU to simulate; if torch sees no GPU, --device sim is not needed")
     add("--steps", type=_count, default=STEPS, metavar="N", help=f"how many steps to record [default: {STEPS}]")
-    add("--skip", type=_count_or_none, default=0, metavar="N", help="let so many steps pass first [default: 0]")
-    add("--step-on", metavar="WHAT", help=f"what ends a step: {FORMS} [default: found by itself]")
+    add("--skip", type=_count_or_none, default=0, metavar="N", help="how many steps to skip first [default: 0]")
+    add("--step-on", metavar="WHAT", help=f"what ends a step: {FORMS} [default: found automatically]")
     precisions = [arm.value for arm in Arm]
     add(
         "--precision",
@@ -129,28 +134,36 @@ def _parser() -> argparse.ArgumentParser:
         dest="arm",
         choices=precisions,
         default=Arm.AS_IS.value,
-        help="what to force on the cell",
+        help="the precision to force on the cell",
     )
     add(
         "--compare",
         action="store_true",
-        help=f"run the cell in {', '.join(FORCED_ARMS)}, each in a fresh process with the same seed, and lay them side "
-        "by side; the cells that made its names run first",
+        help=f"run the cell in {', '.join(FORCED_ARMS)}, each in a fresh process with the same seed, and compare them "
+        "side by side; the cells that define its names run first",
     )
-    add("--cells", metavar="1,3-5", help="with --compare: which cells (In [n]) run first [default: those]")
     add(
-        "-o", "--output", type=Path, metavar="FILE", help="keep the recording; with --compare what its files begin with"
+        "--cells",
+        metavar="1,3-5",
+        help=("with --compare: which cells (In [n]) run first [default: the cells that define the names]"),
+    )
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=("keep the recording in this file; with --compare, the beginning of the files' names"),
     )
     add("--html", type=Path, metavar="FILE", help="also write the page here")
-    add("--force", action="store_true", help="replace files that exist")
-    add("--last", action="store_true", help="of %%ampmem as a line: show the last recording or comparison again")
-    add("-h", "--help", action="store_true", help="this")
+    add("--force", action="store_true", help="replace existing files")
+    add("--last", action="store_true", help="in a line %%ampmem: show the last recording or comparison again")
+    add("-h", "--help", action="store_true", help="show this help")
     return parser
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -164,7 +177,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     for part in filter(None, text.split(",")):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"%%ampmem: --cells {text}: say numbers and ranges of them, such as 1,3-5")
+            raise UsageError(f"%%ampmem: --cells {text}: give numbers and ranges, such as 1,3-5")
         found.update(range(int(first), int(last or first) + 1))
     return tuple(sorted(found))
 
@@ -234,13 +247,16 @@ class RecordedCell:
         if steps == options.steps:
             said = [f"The first {count} {which} {were} recorded (--steps {steps}){then}."]
         elif error is not None:
-            said = [f"{count} {which} had ended when it {ended}, and {were} recorded."]
+            said = [f"{count} {which} had finished when it {ended}, and {were} recorded."]
         else:
             said = [f"All {count} {which} {were} recorded."]
         if options.arm != Arm.AS_IS:
             said.append(f"ampmem forced the precision {options.arm} on the cell.")
         if options.device == Device.SIMULATED or options.gpu is not None:
-            said.append("The GPU was simulated: what the cell left on it has no values, and other cells cannot use it.")
+            said.append(
+                "The GPU was simulated: tensors that the cell left on it have no values, and other cells "
+                "cannot use them."
+            )
         if options.output is not None:
             said.append(f"The recording is {sized(options.output)}.")
         return [*said, "_ampmem has it: _ampmem.summary(), _ampmem.report(FILE)."]
@@ -283,7 +299,9 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
                 code, name, {number: notebook.before[number] for number in chosen}, reached, notebook.failed
             )
         except SyntaxError as error:
-            raise UsageError(f"%%ampmem --compare runs the cell as a script, and it is none: {error.msg}") from error
+            raise UsageError(
+                f"%%ampmem --compare runs the cell as a script, but the cell is not a valid script: {error.msg}"
+            ) from error
         prefix = str(options.output or Path(folder) / "cell").removesuffix(SUFFIX)
         text = _run(options, script, prefix, Path(folder), name)
         paths = [path for arm in FORCED_ARMS if (path := Path(f"{prefix}.{arm}{SUFFIX}")).exists()]
@@ -315,8 +333,8 @@ def _chosen(options: CellOptions, code: str, notebook: Notebook) -> tuple[int, .
     found = cells_needed(code, notebook.before, known)
     if found.missing:
         raise UsageError(
-            f"%%ampmem --compare runs the cell in fresh processes, and no cell's code binds "
-            f"{', '.join(found.missing)}: bind it in this cell, or name with --cells the cells that are to run first"
+            "%%ampmem --compare runs the cell in fresh processes, and no cell's code defines "
+            f"{', '.join(found.missing)}: define it in this cell, or name the cells to run first with --cells"
         )
     return found.cells
 
@@ -328,9 +346,9 @@ def _check_steps(reached: Path, skip: int, chosen: Sequence[int]) -> None:
         return
     cells = _listed([f"In [{number}]" for number in chosen])
     raise UsageError(
-        f"%%ampmem --compare: the cells that run first train, too ({cells}): the steps that were recorded are theirs. "
-        + ("Train in a cell of its own" if made is None else f"They make {made} steps: --skip {made} lets these pass")
-        + ", or name with --cells the cells that are to run first"
+        f"%%ampmem --compare: the cells that run first train, too ({cells}): the recorded steps are theirs. "
+        + ("Train in a separate cell" if made is None else f"They make {made} steps: --skip {made} skips them")
+        + ", or name the cells to run first with --cells"
     )
 
 
@@ -378,7 +396,7 @@ def _said(chosen: Sequence[int], beside: Mapping[int, Sequence[str]], name: str,
     cells = [f"In [{number}]" for number in chosen]
     return [
         f"Each precision ran {_listed([*cells, name])} in a fresh process, with seed {SEED}.",
-        "Nothing of it is in this notebook.",
+        "Their variables are not in this notebook.",
         *_left_out(chosen, beside),
         *([f"The recordings are {', '.join(map(sized, kept))}."] if kept else []),
     ]
@@ -392,8 +410,7 @@ def _left_out(chosen: Sequence[int], beside: Mapping[int, Sequence[str]]) -> lis
     if not_run:
         numbers = ",".join(map(str, sorted({*chosen, *not_run})))
         said.append(
-            f"Not run: {_listed(list(not_run.values()))}. What they changed was not there; "
-            f"--cells {numbers} has them run, too."
+            f"Not run: {_listed(list(not_run.values()))}. Their changes were missing; --cells {numbers} runs them, too."
         )
     return said
 

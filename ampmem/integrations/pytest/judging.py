@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
 
 _LEFT_OPEN = (
-    "a block of the fixture ampmem was open after its test: something still holds it, such as a generator that was not "
-    "run to its end. It has been closed, for the tests that follow; close it in the test"
+    "a block of the fixture ampmem was still open after its test: something holds it, such as a generator that did "
+    "not finish. ampmem has closed it for the following tests; close it in the test"
 )
 
 
@@ -101,7 +101,7 @@ class Recorder:
         if not left:
             return ""
         if ENDS_LATER in said:
-            return f"a block of the fixture ampmem is open after its test, and cannot be ended here: {ENDS_LATER}"
+            return f"a block of the fixture ampmem is still open after its test, and cannot be ended here: {ENDS_LATER}"
         return _LEFT_OPEN
 
 
@@ -141,7 +141,7 @@ class Baselines:
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"--ampmem-baseline {named}: it is not a directory")
         if not update and not folder.is_dir():
-            raise UsageError(f"--ampmem-baseline {named}: no such directory; --ampmem-update makes it")
+            raise UsageError(f"--ampmem-baseline {named}: no such directory; --ampmem-update creates it")
 
     def read(self, test: str, block: int) -> Side:
         """The baseline of a test's block.
@@ -199,8 +199,8 @@ WRITTEN, SAME, COMPARED = "written", "as it was", "compared"
 """What became of a block's baseline, in words."""
 
 _NO_BLOCK = (
-    "no block was recorded: a limit on a test that takes the fixture ampmem holds for the blocks that this "
-    "records; write `with ampmem.profile(model):` around the steps"
+    "no block was recorded: in a test with the fixture ampmem the limit is for the blocks that the fixture records; "
+    "write `with ampmem.profile(model):` around the steps"
 )
 
 
@@ -304,7 +304,7 @@ def _too_few(summary: Summary, limits: Limits) -> str:
     if made >= limits.steps:
         return ""
     steps = "1 step" if made == 1 else f"{made} steps"
-    return f"growth takes {limits.steps} steps, and {steps} ended; train for more, or say steps={max(made, 2)}"
+    return f"growth needs {limits.steps} steps, and {steps} finished; train longer, or give steps={max(made, 2)}"
 
 
 def _row(which: _Block, run: JudgedRun, result: CheckResult, before: Side | None, became: str) -> BlockRow:
@@ -357,7 +357,7 @@ def _of_test(result: CheckResult, file: str) -> CheckResult:
 
 
 NO_TESTS = (
-    "no test was recorded: mark one with @pytest.mark.ampmem(peak='2 GiB'), or have it take the fixture ampmem and "
+    "no test was recorded: mark one with @pytest.mark.ampmem(peak='2 GiB'), or use the fixture ampmem in it and "
     "record a block"
 )
 

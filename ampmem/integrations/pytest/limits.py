@@ -76,7 +76,7 @@ def _ampmem(
     **limits: str | int,
 ) -> Limits:
     if positional:
-        raise UsageError(f"name what {positional[0]!r} limits, such as peak={positional[0]!r}")
+        raise UsageError(f"give {positional[0]!r} a name, such as peak={positional[0]!r}")
     # The argument `device` is what to record, so the budget of that name must be in `budgets`.
     for key in limits:
         if key not in KEYS:
@@ -88,11 +88,11 @@ def _ampmem(
     found = (*budgets_of(limits), *budgets_of({} if budgets is None else budgets))
     if GROWTH not in (budget.key for budget in found):
         if steps is not None:
-            raise UsageError("steps= is how many steps growth is measured over, so it needs growth=")
+            raise UsageError("steps= is the number of steps over which growth is measured: give growth=, too")
     elif steps is None:
         steps = LEAST_STEPS
     elif not isinstance(steps, int) or steps < LEAST_STEPS:
-        raise UsageError(f"steps={steps!r}: growth takes {LEAST_STEPS} steps or more")
+        raise UsageError(f"steps={steps!r}: growth needs at least {LEAST_STEPS} steps")
     return Limits(budgets=found, steps=steps or 0, how=_how(device, gpu, assume, step_on))
 
 
@@ -114,7 +114,7 @@ def _limit_memory(
 ) -> Limits:
     budget = budget_of(PEAK if category is None else str(category), limit)
     if budget.key == GROWTH:
-        raise UsageError("what grows is limited by growth= of the mark ampmem")
+        raise UsageError("limit_memory cannot limit growth: use growth= of the mark ampmem")
     return Limits(budgets=(budget,), how=_how(device, gpu, assume, step_on))
 
 
@@ -158,7 +158,7 @@ def _together(nearer: How, farther: How, name: str) -> How:
     for key, value in farther.given().items():
         if said.setdefault(key, value) != value:
             raise UsageError(
-                f"{name}: {key}={value!r}, and another mark says {key}={said[key]!r}; a test is recorded once"
+                f"{name}: {key}={value!r}, but another mark has {key}={said[key]!r}; a test is recorded only once"
             )
     return How(**said)
 

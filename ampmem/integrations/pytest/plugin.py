@@ -22,8 +22,8 @@ FIXTURE = "ampmem"
 MARK = "ampmem"
 MARK_LINE = (
     "ampmem(*, peak='2 GiB', growth='0 B', ..., budgets={}, steps=2, device='sim', gpu='h100', step_on=None, "
-    "assume=()): the most bytes that the test's training may take: at the peak, from step to step, of a category, or "
-    "of any budget of ampmem check; and how the test is recorded"
+    "assume=()): limits for the memory of the test's training: at the peak, for the growth per step, for a category, "
+    "or for any budget of ampmem check; and how the test is recorded"
 )
 OF_BEFORE = {
     "limit_memory": "limit_memory(limit, *, category=None, ...): deprecated, write ampmem(peak=limit)",
@@ -49,16 +49,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the command-line options."""
     group = parser.getgroup("ampmem", "memory of training (ampmem)")
     group.addoption(
-        "--ampmem", action="store_true", help="list what each memory test took, its limit and its largest category"
+        "--ampmem", action="store_true", help="list the memory of each memory test, its limit and its largest category"
     )
     group.addoption(
-        "--ampmem-baseline", metavar="DIR", help="fail what has grown since the summary in DIR; one file for each test"
+        "--ampmem-baseline",
+        metavar="DIR",
+        help=("fail tests that need more memory than the summary in DIR; one file per test"),
     )
-    group.addoption("--ampmem-update", action="store_true", help="write those summaries anew, and compare nothing")
+    group.addoption("--ampmem-update", action="store_true", help="write new summaries, without comparing")
     group.addoption(
         "--ampmem-allow",
         metavar="SIZE",
-        help="growth over the baseline that is allowed: 1%%, or 10MiB (default: nothing)",
+        help="how much more memory than the baseline is allowed: 1%%, or 10MiB (default: nothing)",
     )
 
 
@@ -72,9 +74,9 @@ def pytest_configure(config: pytest.Config) -> None:
     folder, update = config.getoption("--ampmem-baseline"), config.getoption("--ampmem-update")
     allow = config.getoption("--ampmem-allow")
     if update and folder is None:
-        raise pytest.UsageError("--ampmem-update writes a baseline, so it needs --ampmem-baseline DIR")
+        raise pytest.UsageError("--ampmem-update needs --ampmem-baseline DIR, where it writes")
     if allow is not None and folder is None:
-        raise pytest.UsageError("--ampmem-allow says how far from a baseline, so it needs --ampmem-baseline DIR")
+        raise pytest.UsageError("--ampmem-allow needs --ampmem-baseline DIR")
     config.stash[_baselines] = None
     if folder is not None:
         config.stash[_baselines] = _open(Path(folder), allow or "0%", update=update)

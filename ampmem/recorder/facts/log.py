@@ -78,7 +78,7 @@ class Misses:
             return
         self._said[text] = None
         seen.append(text)
-        self.say(warning(f"something in the script could not be looked at, and is not in this recording: {text}"))
+        self.say(warning(f"ampmem could not inspect an object of the script, and it is not in this recording: {text}"))
 
     def say(self, message: str) -> None:
         """Put ``message`` into the recording's notes."""

@@ -146,8 +146,8 @@ class Allocations(TorchDispatchMode):
 
 
 MADE_BEFORE = (
-    "DistributedDataParallel was made before the recording began: the buckets that it had for gradients then count as "
-    "other memory, and on the CPU they are in no sum"
+    "DistributedDataParallel was created before the recording began: the gradient buckets that it had then count as "
+    "other memory, and on the CPU they are not counted at all"
 )
 NOT_TOLD = "DDP's buckets could not be identified (unexpected layout); they count as other memory"
 
@@ -295,8 +295,8 @@ class DataParallelHooks:
 
 
 _POLICY = (
-    "FSDP2 gathers {shard} parameters as {whole} (MixedPrecisionPolicy): modules compute with those, which are in "
-    "communication, and no precision that ampmem can force changes that"
+    "FSDP2 gathers {shard} parameters as {whole} (MixedPrecisionPolicy): modules compute with these copies, which "
+    "count as communication; a precision forced by ampmem does not change that"
 )
 
 _Look = Callable[..., Any]

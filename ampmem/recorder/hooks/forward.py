@@ -409,7 +409,9 @@ class ForwardObserver:
                 self._pop_mode = None
                 self._log.observed = False
             else:
-                self._note("the script's own dispatch mode was on top in backward: ampmem's mode stayed on there")
+                self._note(
+                    "the script's own dispatch mode was on top of ampmem's, so ampmem's mode stayed on in backward"
+                )
 
     def take_recomputed(self) -> list[int]:
         """End recomputation; returns the addresses that its ops returned."""

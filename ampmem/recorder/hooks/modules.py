@@ -50,7 +50,8 @@ _FSDP1 = "FullyShardedDataParallel"
 _MODULE = nn.Module.forward.__code__.co_filename
 """The file of ``nn.Module``, whose functions call a module and its hooks."""
 WHOLE_GRADIENTS = (
-    f"{_FSDP1} (FSDP1): the parameters are this rank's shards; a whole gradient counts as gradients until it is reduced"
+    f"{_FSDP1} (FSDP1): the parameters are this rank's shards; an unsharded gradient counts as gradients until it is "
+    "reduced"
 )
 
 

@@ -58,7 +58,7 @@ class Together:
         if size == 1:
             if not self._several or self._joined:
                 return None
-            return "torch.distributed is not in use, so it is not known whether other ranks wait for this one"
+            return "torch.distributed is not in use, so ampmem does not know whether other ranks wait for this one"
         if distributed.get_backend() == "fake":  # torch's backend without peers
             return None
         try:
@@ -93,7 +93,7 @@ class Together:
                 return _not_stopped(store, size)
             sleep(_POLL_S)
         if _agreed(store, _STOP) == _GO_ON:
-            return "another rank did not get so far"
+            return "another rank did not get that far"
         self._stopped = True
         self._leave(store, size)
         return None
@@ -113,8 +113,8 @@ def _not_stopped(store: Any, size: int) -> str | None:
     if _agreed(store, _GO_ON) == _STOP:
         return None
     if strange:
-        return f"no step of {_ranks(strange)} was recorded, so it is not known who waits for whom"
-    return f"{_ranks(absent)} did not get so far"
+        return f"no step of {_ranks(strange)} was recorded, so ampmem does not know which ranks wait for each other"
+    return f"{_ranks(absent)} did not get that far"
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -41,10 +41,10 @@ from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
 FLAG = "FLAGS_caffe2_report_cpu_memory_usage"
-NOT_COUNTED = "what threads other than the recorded one allocate and free on the CPU is not counted: {why}"
+NOT_COUNTED = "CPU memory that other threads than the recorded one allocate and free is not counted: {why}"
 TOLD_BY_SIZE = (
-    "{size} were freed on threads that are not recorded. Sums and peaks are the allocator's own all the same; but "
-    "which tensors went was told by their sizes, so up to that much may stand in a wrong category"
+    "{size} were freed on threads that are not recorded. Totals and peaks are still the allocator's own, but the "
+    "freed tensors were identified by their sizes, so up to that much memory may be in a wrong category"
 )
 
 

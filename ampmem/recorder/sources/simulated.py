@@ -37,8 +37,8 @@ from ampmem.vocabulary import Mark, SourceKind
 _NO_GPU = "simulated: no GPU was used; tensors had no values, and the step times are this machine's"
 
 _ONE_STEP = (
-    "one step was recorded: what its update left on the device, such as the optimizer's state, is alive all through "
-    "the next, whose peak may be higher"
+    "only one step was recorded: what its update left on the device, such as optimizer state, is alive during the "
+    "whole next step, whose peak may be higher"
 )
 
 _LATER = 8
@@ -269,6 +269,6 @@ def _raw(events: list[DeviceEvent], segments: SegmentColumns) -> RawEvents:
 
 def _context(gpu: GpuSpec) -> str:
     least, most = map(format_bytes, gpu.context)
-    known = "by readings on such GPUs" if gpu.chip in READINGS else "of such GPUs there are no readings: as on any"
+    known = "measured on such GPUs" if gpu.chip in READINGS else ("such GPUs were not measured: the range of all GPUs")
     known = "the GPU's model is not known" if gpu.sm_count is None else known
     return f"assumed: from {least} to {most} of the device is used outside of the allocator (CUDA context; {known})"

@@ -167,7 +167,7 @@ class _Checkpoints(_Forwards):
 
     def _why_not_done(self) -> str:
         if not self._matched:
-            return "the model that ran has no module of such a name"
+            return "the model that ran has no module with such a name"
         return "none of the modules ran forward with gradients on"
 
     def _choose_of(self, root: nn.Module) -> None:
@@ -198,7 +198,7 @@ class _Checkpoints(_Forwards):
         after = _buffers(module)
         changed = next((buffer for buffer in after if after[buffer] != before.get(buffer)), None)
         if changed is not None:
-            self._refuse(f"{name} changes its buffer {changed} in forward, and computed once more it changes it again")
+            self._refuse(f"{name} changes its buffer {changed} in forward, and recomputation would change it again")
             del self._chosen[module]
 
     def _is_due(self, module: nn.Module) -> bool:
@@ -237,13 +237,13 @@ class _Offload(_Forwards):
         reason = _not_in_python(root)
         if reason is None:
             self._choose(type(root).__name__, root)
-            self._note(f"forced: what {type(root).__name__} saves for backward is kept on the CPU")
+            self._note(f"forced: saved tensors of {type(root).__name__} are kept in CPU memory")
         else:
             self._refuse(f"{type(root).__name__} {reason}")
 
     def _run(self, name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if top_saved_hooks(True) is not None:
-            self._refuse(f"the script has saved-tensor hooks of its own around {name}")
+            self._refuse(f"the script has its own saved-tensor hooks around {name}")
             del self._chosen[module]
             return forward(module, *args, **kwargs)
         with torch.autograd.graph.save_on_cpu():
@@ -274,11 +274,11 @@ def _no_checkpoint(module: nn.Module) -> str | None:
 def _not_in_python(module: nn.Module) -> str | None:
     """Why the forward of ``module`` cannot be replaced; ``None`` if it can."""
     if type(module).__name__ == "OptimizedModule" or is_compiled_in_place(module):
-        return "is compiled, and what it keeps or computes again is up to its own settings"
+        return "is compiled, so its own settings decide what it saves and recomputes"
     if isinstance(module, torch.jit.ScriptModule):
-        return "is a ScriptModule, whose forward is not Python's"
+        return "is a ScriptModule, whose forward is not Python code"
     if "forward" in vars(module):
-        return "has a forward that the script, or a library, has put in its place"
+        return "has a forward that the script or a library has replaced"
     return None
 
 
@@ -313,7 +313,7 @@ class _Implementation(ForcedChange):
             return undo.pop_all().close
 
     def _why_not_done(self) -> str:
-        return "the script made no optimizer of torch's"
+        return "the script created no torch optimizer"
 
     def _wrap_foreach(self, original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
@@ -359,7 +359,7 @@ class _Implementation(ForcedChange):
 
     def _made(self, optimizer: Optimizer, reason: str | None) -> None:
         if reason is None and any(group.get(self._argument) is not self._value for group in optimizer.param_groups):
-            reason = f"the script chose {self._argument} of {type(optimizer).__name__} for a group of parameters"
+            reason = f"the script set {self._argument} itself for a parameter group of {type(optimizer).__name__}"
         if reason is not None:
             self._refuse(reason)
             return
@@ -382,9 +382,9 @@ def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
         return f"{name} has no {option} implementation"
     for each in ("foreach", "fused"):
         if chosen.get(each) is not None:
-            return f"the script chose {each}={chosen[each]} for {name} itself"
+            return f"the script set {each}={chosen[each]} for {name} itself"
     if option == "fused" and chosen.get("differentiable"):
-        return f"the script made {name} differentiable, which torch does not fuse"
+        return f"the script set differentiable=True for {name}, which torch does not fuse"
     return None
 
 
@@ -412,7 +412,7 @@ class _ChunkedLoss(ForcedChange):
 
     def _why_not_done(self) -> str:
         if self._compiled:
-            return "the script calls F.cross_entropy in compiled code alone, which keeps what it was compiled to"
+            return "the script calls F.cross_entropy only in compiled code, which ampmem cannot change"
         return "the script did not call F.cross_entropy with gradients on"
 
     def _wrap(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -467,7 +467,7 @@ def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
     """Why a call of ``F.cross_entropy`` with these arguments is not a sum over chunks; ``None`` if it is."""
     logits, target = given["input"], given["target"]
     if given["weight"] is not None:
-        return "the script gives cross_entropy weights of classes"
+        return "the script gives cross_entropy class weights"
     if given["label_smoothing"]:
         return "the script gives cross_entropy label_smoothing"
     if given["size_average"] is not None or given["reduce"] is not None:
@@ -481,7 +481,7 @@ def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
     if target.is_floating_point():
         return "the targets are probabilities, not classes"
     if len(logits) < count:
-        return f"there are {len(logits)} rows of logits, fewer than chunks"
+        return f"the logits have {len(logits)} rows, fewer than chunks"
     return None
 
 
@@ -509,7 +509,7 @@ class _FreedGradients(ForcedChange):
         return super().unmet()
 
     def _why_not_done(self) -> str:
-        return "no optimizer of torch's has updated"
+        return "no torch optimizer made an update"
 
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
         for group in optimizer.param_groups:
@@ -545,7 +545,7 @@ class _BatchSize(ForcedChange):
             return undo.pop_all().close
 
     def _why_not_done(self) -> str:
-        return "the script made no DataLoader of larger batches"
+        return "the script created no DataLoader with a larger batch size"
 
     def _wrap(self, original: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(original)
@@ -556,13 +556,13 @@ class _BatchSize(ForcedChange):
             bound.apply_defaults()
             size = bound.arguments["batch_size"]
             if bound.arguments["batch_sampler"] is not None:
-                self._refuse("a DataLoader takes its batches from a batch_sampler of the script's")
+                self._refuse("a DataLoader takes its batches from the script's own batch_sampler")
             elif size is None:
-                self._refuse("a DataLoader of the script's makes no batches (batch_size=None)")
+                self._refuse("a DataLoader of the script makes no batches (batch_size=None)")
             elif size > self._size:
                 bound.arguments["batch_size"] = self._size
                 self._done = True
-                self._note(f"forced: DataLoader(batch_size={self._size}), which is {size} in the script")
+                self._note(f"forced: DataLoader(batch_size={self._size}) instead of {size}")
             original(*bound.args, **bound.kwargs)
 
         return __init__
@@ -574,7 +574,7 @@ class _BatchSize(ForcedChange):
         self._seen.update(module.modules())
         kinds = {type(each).__name__ for each in module.modules() if isinstance(each, _OF_THE_BATCH) and each.training}
         if kinds:
-            self._refuse(f"the model has {', '.join(sorted(kinds))}, whose statistics are those of a batch")
+            self._refuse(f"the model has {', '.join(sorted(kinds))}, whose statistics depend on the batch")
 
 
 _OF_THE_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -72,7 +72,7 @@ def _bfloat_policy() -> Iterator[_Argument]:
     def to_bfloat16(given: Any) -> Any:
         if given.param_dtype not in (None, torch.bfloat16):
             dtype = str(given.param_dtype).removeprefix("torch.")
-            raise _Decided(f"the script has a {type(given).__name__} of its own, to {dtype}")
+            raise _Decided(f"the script has its own {type(given).__name__}, to {dtype}")
         if given.param_dtype is torch.bfloat16:
             return given
         return replace(given, param_dtype=torch.bfloat16, reduce_dtype=given.reduce_dtype or torch.float32)
@@ -148,7 +148,7 @@ class _ArgumentChange(ForcedChange):
         return super().unmet()[:1]
 
     def _why_not_done(self) -> str:
-        return next(iter(self._kept), f"the script makes no {self._calls}")
+        return next(iter(self._kept), f"the script does not call {self._calls}")
 
     def _wrap(self, argument: _Argument, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
@@ -171,10 +171,10 @@ class _ArgumentChange(ForcedChange):
             return given
         said = f"{argument.call}({argument.name}={value})"
         if value == (argument.default if given is None else given):
-            self._kept[f"the script has {said} already"] = None
+            self._kept[f"the script already has {said}"] = None
             return given
         self._done = True
-        self._note(f"forced: {said}, which is {given} in the script")
+        self._note(f"forced: {said} instead of {given}")
         return value
 
 
@@ -212,7 +212,7 @@ class _NoPrefetch(_ArgumentChange):
             finally:
                 self._ours = False
             self._done = True
-            self._note("forced: fully_shard gathers no parameters ahead in backward")
+            self._note("forced: fully_shard prefetches no parameters in backward")
             return sharded
 
         return fully_shard
@@ -221,14 +221,14 @@ class _NoPrefetch(_ArgumentChange):
         @functools.wraps(original)
         def set_modules(*args: Any, **kwargs: Any) -> Any:
             if not self._ours:
-                self._refuse(f"the script says itself what is gathered ahead ({name})")
+                self._refuse(f"the script sets itself what is prefetched ({name})")
             return original(*args, **kwargs)
 
         return set_modules
 
 
 _PASSES = ("forward", "backward")
-_SHARDED = "fully_shard and no FullyShardedDataParallel"
+_SHARDED = "fully_shard or FullyShardedDataParallel"
 
 
 def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[ForcedChange]:

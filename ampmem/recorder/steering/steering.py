@@ -144,14 +144,14 @@ def forget_code() -> None:
     only_disables.cache_clear()
 
 
-WRAPPED = "the script has no autocast of its own: ampmem ran each outermost forward and its loss under autocast"
+WRAPPED = "the script does not use autocast: ampmem ran each outermost forward and its loss under autocast"
 GAVE_WAY = (
-    "the script entered autocast of its own inside a region that ampmem had opened: "
-    "the first forward ran partly under ampmem's own autocast"
+    "the script entered its own autocast inside ampmem's region: the first forward ran partly under ampmem's own "
+    "autocast"
 )
 CAME_LATE = (
-    "the script entered autocast of its own only after ampmem had run forwards under autocast: "
-    "from then on ampmem left it to the script"
+    "the script entered its own autocast only after ampmem had run forwards under autocast: from then on only the "
+    "script's autocast was used"
 )
 
 _LOWER_PRECISION = (torch.bfloat16, torch.float16)

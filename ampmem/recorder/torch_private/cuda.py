@@ -15,16 +15,16 @@ from ampmem.recorder.torch_private.entries import Place, Use, attribute, patched
 HISTORY: Place = patched(
     "torch.cuda.memory",
     "_record_memory_history",
-    "a history of the script's own: there is but one per process, so ampmem makes way",
-    without="a script that records memory history itself takes the events from ampmem",
+    "to stop recording when the script records its own history: a process has only one",
+    without="if the script records memory history itself, ampmem loses the allocator events",
     use=Use.CUDA,
 )
-_CAPTURES = "whether a thread captures a CUDA graph, which a wait for the device would spoil"
-_SPOILED = "a graph that another thread captures while a step ends is spoiled"
+_CAPTURES = "to know whether a thread captures a CUDA graph: synchronizing would break the capture"
+_SPOILED = "a CUDA graph that another thread captures while a step ends becomes invalid"
 _GRAPH = "torch.cuda.graphs.CUDAGraph"
 BEGIN_CAPTURE: Place = patched(_GRAPH, "capture_begin", _CAPTURES, without=_SPOILED, use=Use.CUDA)
 END_CAPTURE: Place = patched(_GRAPH, "capture_end", _CAPTURES, without=_SPOILED, use=Use.CUDA)
-_PEAKS = "the peak of a phase of a watched run, which a reset makes; what the script asks for is put back"
+_PEAKS = "to reset the peak for each phase of a watched run, and to hide these resets from the script"
 _UNWATCHED = "ampmem watch does not know the peak of a step"
 ASKS_STATS, RESETS_PEAKS = (
     tuple(patched("torch._C", name, _PEAKS, without=_UNWATCHED, use=Use.CUDA) for name in names)
@@ -35,43 +35,47 @@ ASKS_STATS, RESETS_PEAKS = (
 )
 """Functions that read the allocator's statistics, and those that reset their peaks, in script and torch."""
 for _owner, _name, _why in (
-    ("torch.cuda", "_lazy_call", "to begin when the script initializes CUDA"),
-    ("torch.cuda.memory", "_record_memory_history_impl", "the allocator's history, past our own patch"),
-    ("torch.cuda.memory", "_snapshot", "the allocator's segments and its trace"),
+    ("torch.cuda", "_lazy_call", "to start recording when the script initializes CUDA"),
+    (
+        "torch.cuda.memory",
+        "_record_memory_history_impl",
+        "to switch the allocator's history on and off without ampmem's own patch",
+    ),
+    ("torch.cuda.memory", "_snapshot", "to read the allocator's segments and trace"),
 ):
     attribute(_owner, _name, _why, use=Use.CUDA)
 for _name, _why, _without in (
     (
         "_cuda_isHistoryEnabled",
-        "a history of the script's own",
-        "a history that the script recorded before ampmem started has ended",
+        "to know whether the script records memory history",
+        "a memory history that the script started before ampmem has ended",
     ),
     (
         "_cuda_attach_out_of_memory_observer",
-        "where memory ran out",
+        "to notice that memory ran out",
         "what ran out of memory, and where, is not in the recording",
     ),
     (
         "_cuda_setMemoryMetadata",
-        "tags events with an instant",
-        "ops are joined to the allocator's events by time alone",
+        "to tag allocator events with a time",
+        "ops are matched to allocator events by time alone",
     ),
     (
         "_accelerator_setAllocatorSettings",
-        "settings of the allocator that the script has made before it imports torch",
-        "where torch reads them when it is imported, they are not in force",
+        "to apply allocator settings that the script makes before it imports torch",
+        "allocator settings that the script makes before it imports torch may not be in force",
     ),
     (
         "_accelerator_getAllocatorSettings",
-        "which settings of the allocator are in force",
-        "where torch reads them when it is imported, those of the script are not in force",
+        "to know which allocator settings are in force",
+        "allocator settings of the script may not be in force",
     ),
     (
         "_cuda_cudaCachingAllocator_is_enabled",
-        "whether the script has turned the caching allocator off",
-        "what a script allocates after torch.cuda.caching_allocator_enable(False) is missing without a word",
+        "to know whether the script has turned the caching allocator off",
+        "memory allocated after torch.cuda.caching_allocator_enable(False) is missing without a warning",
     ),
-    ("_cuda_getMemoryMetadata", "tags of the script's own", "ops are joined to the allocator's events by time alone"),
+    ("_cuda_getMemoryMetadata", "to keep the script's own tags", "ops are matched to allocator events by time alone"),
 ):
     attribute("torch._C", _name, _why, without=_without, use=Use.CUDA)
 

@@ -22,27 +22,27 @@ from ampmem.recorder.torch_private.entries import Place, Use, at, attribute, opt
 default_store: Callable[[], Any] | None = optional(
     "torch.distributed.distributed_c10d",
     "_get_default_store",
-    "by which ranks agree to stop together",
-    without="a script of several ranks is not stopped after the last step that is recorded, and runs to its end",
+    "to let all ranks agree to stop together",
+    without="a script with several ranks is not stopped after the last recorded step; it runs to completion",
     otherwise=None,
 )
 NEW_MESH = patched(
     "torch.distributed.device_mesh.DeviceMesh",
     "__init__",
-    "the axes of the script's device mesh",
-    without="where a rank lies in the device mesh is not recorded",
+    "to read the axes of the script's device mesh",
+    without="the rank's position in the device mesh is not recorded",
 )
 JOINED = patched(
     "torch.multiprocessing.ProcessContext",
     "join",
-    "a script that waits for ranks that were stopped is stopped, too",
-    without="a script that spawns its ranks is not stopped, and runs to its end",
+    "to stop a script, too, that waits for stopped ranks",
+    without="a script that spawns its ranks is not stopped; it runs to completion",
 )
 GROUP_MADE = patched(
     "torch.distributed.distributed_c10d",
     "_update_default_pg",
-    "a process that multiprocessing started becomes a rank",
-    without="processes that the script starts by multiprocessing are not recorded",
+    "to see a process of multiprocessing become a rank",
+    without="processes that the script starts with multiprocessing are not recorded",
 )
 
 
@@ -58,26 +58,26 @@ _BUCKETS = "DDP's buckets cannot be identified: they count as other memory"
 REDUCER_INIT: Place = patched(
     "torch._C._distributed_c10d.Reducer",
     "__init__",
-    "the buckets that DistributedDataParallel makes first",
+    "to see the first buckets of DistributedDataParallel",
     without=_BUCKETS,
 )
 STATIC_GRAPH: Place = patched(
     "torch._C._distributed_c10d.Reducer",
     "_set_static_graph",
-    "where it notes which parameters a step has used",
+    "to see DDP's record of the parameters that a step used",
     without="a few bytes of DDP count as other memory",
 )
 REBUILD_BUCKETS: Place = patched(
     "torch._C._distributed_c10d.Reducer",
     "_rebuild_buckets",
-    "the buckets that it makes once it knows the order of the gradients",
+    "to see the buckets that DDP rebuilds in the order of the gradients",
     without=_BUCKETS,
 )
 BROADCASTS: tuple[Place, ...] = tuple(
-    patched("torch.distributed", name, why, without="what DDP broadcasts counts as other memory")
+    patched("torch.distributed", name, why, without="memory of DDP's broadcasts counts as other memory")
     for name, why in (
-        ("_broadcast_coalesced", "what it lays side by side to broadcast parameters and buffers"),
-        ("_verify_params_across_processes", "the shapes of parameters, which it compares with another rank's"),
+        ("_broadcast_coalesced", "to see the flat copies with which DDP broadcasts parameters and buffers"),
+        ("_verify_params_across_processes", "to see the parameter shapes that DDP compares with another rank's"),
     )
 )
 
@@ -88,8 +88,8 @@ def _collective(name: str) -> Place:
     return patched(
         "torch._C._distributed_c10d.ProcessGroup",
         name,
-        "what a process group is handed: its threads may be the ones that free that",
-        without="what the threads of a process group free is told by sizes",
+        "to see the tensors given to a process group, whose threads may free them",
+        without="tensors freed by the threads of a process group are identified by their sizes",
     )
 
 
@@ -103,7 +103,7 @@ _PARAM = f"{_PACKAGE}._fsdp_param.FSDPParam"
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 _DTENSOR = "torch.distributed.tensor"
 _NOT_SEEN = "memory of FSDP2's communication counts as other memory"
-_NO_SHARDS = "a parameter that FSDP2 has made whole may be taken for another one"
+_NO_SHARDS = "an unsharded parameter of FSDP2 may be taken for another one"
 
 
 def fully_sharded() -> bool:
@@ -119,19 +119,19 @@ def functional() -> bool:
 UNSHARD, WAIT, RESHARD, POST_BACKWARD = (
     attribute(_GROUP, name, why, without=_NOT_SEEN, use=Use.SHARDED)
     for name, why in (
-        ("unshard", "what an all-gather fills"),
-        ("wait_for_unshard", "the whole parameters"),
-        ("reshard", "that they are given up"),
-        ("post_backward", "the gradients of the whole parameters"),
+        ("unshard", "to see the output of an all-gather"),
+        ("wait_for_unshard", "to see the unsharded parameters"),
+        ("reshard", "to see when the unsharded parameters are freed"),
+        ("post_backward", "to see the gradients of the unsharded parameters"),
     )
 )
 REDUCE = attribute(
-    f"{_PACKAGE}._fsdp_param_group", "foreach_reduce", "what is reduced", without=_NOT_SEEN, use=Use.SHARDED
+    f"{_PACKAGE}._fsdp_param_group", "foreach_reduce", "to see what is reduced", without=_NOT_SEEN, use=Use.SHARDED
 )
 INPUTS = attribute(
     f"{_PACKAGE}._fsdp_collectives",
     "_get_param_all_gather_inputs",
-    "what an all-gather is given where that is no shard itself",
+    "to see the inputs of an all-gather that are not shards themselves",
     without=_NOT_SEEN,
     use=Use.SHARDED,
 )
@@ -158,19 +158,21 @@ def _of_param(name: str, why: str, without: str = _NO_SHARDS) -> str:
     )
 
 
-_PARAMS = _of_group("fsdp_params", "the parameters that are gathered together")
-_MODULES = _of_group("modules", "whose they are")
-_PENDING = _of_group("_all_gather_result", "what an all-gather fills")
-_SHARD = _of_param("sharded_param", "the shard, which the optimizer has")
-_WHOLE = _of_param("_unsharded_param", "the whole parameter, which modules have while they run")
-_OUTPUTS = _of_param("all_gather_outputs", "its memory", _NOT_SEEN)
-_INNER = _of_param("_unsharded_inner_tensors", "its memory, of a quantized one", _NOT_SEEN)
-_PADDED = _of_param("padded_sharded_param_size", "the padding of a shard", "padding of shards is not told")
-_SIZE = _of_param("sharded_size", "the padding of a shard", "padding of shards is not told")
-_OFFLOADED = _of_param("offload_to_cpu", "which shards wait on the CPU", "offloaded shards count as not recorded")
+_PARAMS = _of_group("fsdp_params", "to know which parameters are gathered together")
+_MODULES = _of_group("modules", "to know whose parameters a group has")
+_PENDING = _of_group("_all_gather_result", "to see the output of an all-gather")
+_SHARD = _of_param("sharded_param", "to find the shard that the optimizer has")
+_WHOLE = _of_param("_unsharded_param", "to find the unsharded parameter that modules have while they run")
+_OUTPUTS = _of_param("all_gather_outputs", "to find the memory of the unsharded parameter", _NOT_SEEN)
+_INNER = _of_param("_unsharded_inner_tensors", "to find the memory of an unsharded quantized parameter", _NOT_SEEN)
+_PADDED = _of_param("padded_sharded_param_size", "to know the padding of a shard", "padding of shards is not shown")
+_SIZE = _of_param("sharded_size", "to know the padding of a shard", "padding of shards is not shown")
+_OFFLOADED = _of_param(
+    "offload_to_cpu", "to know which shards are offloaded to the CPU", "offloaded shards count as not recorded"
+)
 _PARTLY_WHOLE = ("_sharded_post_forward_param_data", "_sharded_post_forward_param")
 _FLAT = "torch.distributed.fsdp._flat_param"
-_NO_WHOLE = "of FSDP1's parameters only this rank's elements are known"
+_NO_WHOLE = "only this rank's elements of FSDP1's parameters are known"
 _FLAT_SIZE, _FLAT_SHAPES, _FLAT_PARAMS = (
     attribute(
         f"{_FLAT}.FlatParameter",
@@ -181,9 +183,12 @@ _FLAT_SIZE, _FLAT_SHAPES, _FLAT_PARAMS = (
         example=lambda: _with_attributes_of(f"{_FLAT}.FlatParameter"),
     )
     for name, why in (
-        ("_unpadded_unsharded_size", "how many elements a flat parameter of FSDP1 has on all ranks together"),
-        ("_shapes", "the same of the parameters in it"),
-        ("_params", "the parameters in it that modules keep (use_orig_params)"),
+        (
+            "_unpadded_unsharded_size",
+            "to know the number of elements of a flat parameter of FSDP1 on all ranks together",
+        ),
+        ("_shapes", "to know the shapes of the parameters in a flat parameter"),
+        ("_params", "to find the parameters of a flat parameter that modules keep (use_orig_params)"),
     )
 )
 _ACCUMULATED = "unsharded_accumulated_grad"
@@ -192,7 +197,7 @@ _ACCUMULATED = "unsharded_accumulated_grad"
 _STATE = attribute(
     f"{_PACKAGE}._fully_shard.FSDPModule",
     "_get_fsdp_state",
-    "which parameters FSDP2 shards",
+    "to know which parameters FSDP2 shards",
     without=_NO_SHARDS,
     use=Use.SHARDED,
 )

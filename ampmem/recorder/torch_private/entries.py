@@ -122,7 +122,7 @@ def probe(*uses: Use) -> list[str]:
         raise UsageError(f"this torch ({torch.__version__}) lacks {', '.join(refused)}; ampmem works with {_tested()}")
     notes = [f"this torch ({torch.__version__}) lacks {entry.title}: {entry.without}" for entry in missing]
     if not _is_tested(torch.__version__):
-        notes.append(f"torch {torch.__version__} is not one that ampmem is tested with, which are {_tested()}")
+        notes.append(f"ampmem is not tested with torch {torch.__version__}, only with {_tested()}")
     return notes
 
 

@@ -40,23 +40,23 @@ _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
-    TorchDispatchMode = needed("torch.utils._python_dispatch", "TorchDispatchMode", "the mode that logs every op")
+    TorchDispatchMode = needed("torch.utils._python_dispatch", "TorchDispatchMode", "to log every op")
 current_mode: Callable[[], Any] = needed(
-    "torch.utils._python_dispatch", "_get_current_dispatch_mode", "to push and pop no mode but our own"
+    "torch.utils._python_dispatch", "_get_current_dispatch_mode", "to push and pop only ampmem's own mode"
 )
 without_dispatch: Callable[[], Any] = needed(
-    "torch._C", "_DisableTorchDispatch", "ops of our own, which the script's modes must not see"
+    "torch._C", "_DisableTorchDispatch", "to hide ampmem's own ops from the script's dispatch modes"
 )
-TO_COPY = needed("torch.ops.aten._to_copy", "default", "the op by which autocast and `to` make a copy")
-DEVICE = needed("torch.ops.prim.device", "default", "a question that only fake tensors ask by an op")
-DETACH = needed("torch.ops.aten.detach", "default", "which autograd calls for each result that it saves")
+TO_COPY = needed("torch.ops.aten._to_copy", "default", "to recognize the copies made by autocast and `to`")
+DEVICE = needed("torch.ops.prim.device", "default", "to ignore an op that only fake tensors run")
+DETACH = needed("torch.ops.aten.detach", "default", "to ignore the detach that autograd runs for each saved result")
 without_functions: Callable[[], Any] = needed(
-    "torch._C", "DisableTorchFunction", "looking at tensors, which the script's function modes must not see"
+    "torch._C", "DisableTorchFunction", "to hide ampmem's reads of tensors from the script's function modes"
 )
 _SCHEMA = attribute(
     "torch._ops.OpOverload",
     "_schema",
-    "an op's name, and whether it returns a view",
+    "to know an op's name, and whether it returns a view",
     example=lambda: torch.ops.aten.add.Tensor,
 )
 
@@ -67,16 +67,16 @@ def op_schema(op: Any) -> Any:
 
 
 tree_leaves: Callable[[Any], list[Any]] = needed(
-    "torch.utils._pytree", "tree_leaves", "the tensors that a model is fed"
+    "torch.utils._pytree", "tree_leaves", "to find the tensors among a model's inputs"
 )
 
 # -- autograd -------------------------------------------------------------------------------------
 
 graph_task: Callable[[], int] = needed(
-    "torch._C", "_current_graph_task_id", "whether backward runs on this thread: -1 where it does not"
+    "torch._C", "_current_graph_task_id", "to know whether backward runs on this thread (-1: it does not)"
 )
 next_node: Callable[[], int] = needed(
-    "torch._C._autograd", "_get_sequence_nr", "joins what a node allocates to the op that made the node"
+    "torch._C._autograd", "_get_sequence_nr", "to match a node's allocations to the op that made the node"
 )
 
 
@@ -88,16 +88,26 @@ def in_backward() -> bool:
 ENGINE: Place = patched(
     "torch.autograd",
     "_engine_run_backward",
-    "a backward that the script has imported by its name before",
+    "to see a backward whose name the script imported before ampmem started",
     without="a backward whose name was imported before ampmem started may not be seen",
 )
 BACKWARD: tuple[Place, ...] = (
-    *(patched("torch.autograd", name, "when backward starts and ends") for name in ("backward", "grad")),
+    *(patched("torch.autograd", name, "to see when backward starts and ends") for name in ("backward", "grad")),
     ENGINE,
 )
-attribute("torch.Tensor", "register_post_accumulate_grad_hook", "each gradient, as soon as backward has left it")
+attribute(
+    "torch.Tensor",
+    "register_post_accumulate_grad_hook",
+    "to see each gradient as soon as backward has accumulated it",
+)
 _is_grad_tracking, _get_unwrapped, _is_batched = (
-    optional("torch._C._functorch", name, "the loss inside torch.func", without="no loss is read", otherwise=None)
+    optional(
+        "torch._C._functorch",
+        name,
+        "to read the loss inside torch.func",
+        without="the loss is not recorded",
+        otherwise=None,
+    )
     for name in ("is_gradtrackingtensor", "get_unwrapped", "is_batchedtensor")
 )
 
@@ -128,13 +138,19 @@ def tracked_below(tensor: torch.Tensor) -> bool:
 
 # -- modules, data ----------------------------------------------------------------------
 
-PARAMETERS = attribute("torch.nn.Module", "_parameters", "a module's own, past its __getattr__", example=nn.Module)
-BUFFERS = attribute("torch.nn.Module", "_buffers", "a module's own, past its __getattr__", example=nn.Module)
-CHILDREN = attribute("torch.nn.Module", "_modules", "a module's own, past its __getattr__", example=nn.Module)
+PARAMETERS = attribute(
+    "torch.nn.Module", "_parameters", "to read a module's own attribute without its __getattr__", example=nn.Module
+)
+BUFFERS = attribute(
+    "torch.nn.Module", "_buffers", "to read a module's own attribute without its __getattr__", example=nn.Module
+)
+CHILDREN = attribute(
+    "torch.nn.Module", "_modules", "to read a module's own attribute without its __getattr__", example=nn.Module
+)
 is_tracing: Callable[[], bool] = optional(
     "torch.jit",
     "is_tracing",
-    "a module that is traced computes nothing of a step",
+    "to ignore a module that is being traced, which is not part of a step",
     without="torch.jit.trace may fail while a model is recorded",
     otherwise=lambda: False,
 )
@@ -143,28 +159,30 @@ TRACED = "_actual_script_module"
 on_module_before, on_module_after, on_new_parameter, on_new_buffer, on_new_module = (
     needed("torch.nn.modules.module", f"register_module_{name}_hook", why)
     for name, why in (
-        ("forward_pre", "when a module starts"),
-        ("forward", "when a module ends"),
-        ("parameter_registration", "what becomes a part of a model"),
-        ("buffer_registration", "what becomes a part of a model"),
-        ("module_registration", "what becomes a part of a model"),
+        ("forward_pre", "to see when a module starts"),
+        ("forward", "to see when a module ends"),
+        ("parameter_registration", "to see what becomes part of a model"),
+        ("buffer_registration", "to see what becomes part of a model"),
+        ("module_registration", "to see what becomes part of a model"),
     )
 )
 hooks_with_kwargs: dict[int, Any] = optional(
     "torch.nn.modules.module",
     "_global_forward_hooks_with_kwargs",
-    "has an entry of a global hook that its handle forgets to remove",
+    "to remove an entry of a global hook that its handle leaves behind",
     without="an empty entry of a hook may stay in torch after the recording",
     otherwise={},
 )
 HAS_HOOKS: Place = patched(
     "torch.nn.modules.module",
     "_has_any_global_hook",
-    "a compiled module, which warns of hooks on all modules",
-    without="torch may warn that there are global hooks, which are ampmem's",
+    "to keep compiled modules from warning about global hooks",
+    without="torch may warn about global hooks, which are ampmem's",
 )
 _HOOKS = tuple(
-    optional("torch.nn.modules.module", f"_global_{name}_hooks", "hooks of the script's", without="", otherwise={})
+    optional(
+        "torch.nn.modules.module", f"_global_{name}_hooks", "to find the script's own hooks", without="", otherwise={}
+    )
     for name in ("backward_pre", "backward", "forward_pre", "forward")
 )
 
@@ -172,7 +190,7 @@ _HOOKS = tuple(
 _ALWAYS_CALLED: dict[int, Any] = optional(
     "torch.nn.modules.module",
     "_global_forward_hooks_always_called",
-    "which hooks on all modules are called after an error, too",
+    "to know which global hooks are called after an error, too",
     without="",
     otherwise={},
 )
@@ -202,7 +220,7 @@ def taken_out(is_meant: Callable[[Any], bool]) -> Callable[[], None]:
 _compile_context: Any = optional(
     "torch._guards",
     "CompileContext",
-    "whether torch.compile is making a graph on this thread",
+    "to know whether torch.compile is tracing on this thread",
     without="a backward that torch.compile traces may be taken for the script's",
     otherwise=None,
 )
@@ -218,7 +236,9 @@ def makes_graph() -> bool:
     return _compile_context is not None and _compile_context.try_get() is not None
 
 
-COMPILE: Place = patched("torch", "compile", "that dynamo is there", without="torch.compile may compile once more")
+COMPILE: Place = patched(
+    "torch", "compile", "to know that dynamo is loaded", without="torch.compile may compile once more"
+)
 _EVAL_FRAME, _SET_EVAL_FRAME, RUNS_COMPILED = "torch._dynamo.eval_frame", "_maybe_set_eval_frame", "compile_wrapper"
 """``RUNS_COMPILED`` is the function in which compiled code runs."""
 CALLS_MODULE = "_call_impl"
@@ -237,42 +257,48 @@ def compiled_code() -> Place | None:
 NEXT_BATCH: Place = patched(
     "torch.utils.data.dataloader._BaseDataLoaderIter",
     "__next__",
-    "what is born while a DataLoader makes a batch",
-    without="what a DataLoader allocates is in no phase of its own",
+    "to see what is allocated while a DataLoader makes a batch",
+    without="memory allocated by a DataLoader is not in the phase data",
 )
 SAMPLER = attribute(
     "torch.utils.data.dataloader._BaseDataLoaderIter.__init__",
     "_index_sampler",
-    "how many samples a DataLoader puts into a batch",
-    without="no dimension is known to be the batch, so nothing is said of batch sizes",
+    "to know the number of samples in a DataLoader's batch",
+    without="the batch dimension is unknown, so batch sizes are not shown",
     example=lambda: SimpleNamespace(**dict.fromkeys(NEXT_BATCH[0].__init__.__code__.co_names)),
 )
 
 # -- the CPU profiler -------------------------------------------------------------------------------
 
-enable_profiler: Callable[..., None] = needed("torch._C._autograd", "_enable_profiler", "starts a window")
-disable_profiler: Callable[[], Any] = needed("torch._C._autograd", "_disable_profiler", "ends it")
-prepare_profiler: Callable[..., None] = needed("torch._C._autograd", "_prepare_profiler", "sets kineto up")
+enable_profiler: Callable[..., None] = needed(
+    "torch._C._autograd", "_enable_profiler", ("to start a window of the profiler")
+)
+disable_profiler: Callable[[], Any] = needed(
+    "torch._C._autograd", "_disable_profiler", ("to end a window of the profiler")
+)
+prepare_profiler: Callable[..., None] = needed("torch._C._autograd", "_prepare_profiler", "to set kineto up")
 profiler_enabled: Callable[[], bool] = needed(
-    "torch._C._autograd", "_profiler_enabled", "whether another one runs: there is but one per process"
+    "torch._C._autograd", "_profiler_enabled", "to know whether another profiler runs: a process has only one"
 )
 FILTERS = "activity_filter" in str(prepare_profiler.__doc__)
 """Whether torch can filter an activity (since 2.12). If not, "CPU" includes each call of CUDA's runtime."""
 enable_record_function: Callable[[bool], None] = needed(
-    "torch._C._autograd", "_enable_record_function", "keeps the script's record_function out of the profile"
+    "torch._C._autograd", "_enable_record_function", "to keep the script's record_function out of the profile"
 )
 enter_scope: Callable[[str], Any] = needed(
-    "torch._C._autograd", "_record_function_with_args_enter", "the markers that set the profiler's clock"
+    "torch._C._autograd", "_record_function_with_args_enter", "to make markers that set the profiler's clock"
 )
 exit_scope: Callable[[Any], None] = needed(
-    "torch._C._autograd", "_record_function_with_args_exit", "the markers that set the profiler's clock"
+    "torch._C._autograd", "_record_function_with_args_exit", "to make markers that set the profiler's clock"
 )
-USER_SCOPE = needed("torch._C._profiler.RecordScope", "USER_SCOPE", "the markers")
-BACKWARD_SCOPE = needed("torch._C._profiler.RecordScope", "BACKWARD_FUNCTION", "the autograd nodes")
+USER_SCOPE = needed("torch._C._profiler.RecordScope", "USER_SCOPE", "to recognize ampmem's markers")
+BACKWARD_SCOPE = needed("torch._C._profiler.RecordScope", "BACKWARD_FUNCTION", "to recognize autograd nodes")
 OP_FIELDS: Any = needed(
-    "torch._C._profiler", "_ExtraFields_TorchOp", "tells nodes and markers from calls of CUDA's runtime"
+    "torch._C._profiler", "_ExtraFields_TorchOp", "to distinguish nodes and markers from CUDA runtime calls"
 )
-ALLOCATION: Any = needed("torch._C._profiler", "_ExtraFields_Allocation", "tells allocations and frees from nodes")
+ALLOCATION: Any = needed(
+    "torch._C._profiler", "_ExtraFields_Allocation", ("to distinguish allocations and frees from nodes")
+)
 for _owner, _names in {
     "torch._C._autograd._ProfilerResult": ("experimental_event_tree",),
     "torch._C._profiler._ProfilerEvent": ("name", "tag", "children", "start_time_ns", "end_time_ns", "extra_fields"),
@@ -281,9 +307,9 @@ for _owner, _names in {
     "torch.autograd.profiler.profile": ("config",),
 }.items():
     for _name in _names:
-        attribute(_owner, _name, "what the profiler saw, or is to see")
+        attribute(_owner, _name, "to configure the profiler and to read its events")
 ENTER_SCOPE: Place = patched(
-    "torch.autograd.profiler.record_function", "__enter__", "keeps the script's record_function out of the profile"
+    "torch.autograd.profiler.record_function", "__enter__", "to keep the script's record_function out of the profile"
 )
 CONFIG_LOADER, STOP_THREAD = (f"_ZN9libkineto12ConfigLoader{name}Ev" for name in ("8instance", "10stopThread"))
 """Symbols of libtorch_cpu that end kineto's thread; without them a forked child hangs at its end."""
@@ -299,18 +325,18 @@ CPU_REPORTER = "_ZN3c1025profiledCPUMemoryReporterEv"
 PREPARE: Place = patched(
     "torch.autograd.profiler.profile",
     "_prepare_trace",
-    "a profiler of the script's own: there is but one per process, so ampmem makes way",
-    without="a script that starts torch.profiler itself ends the recording with an error",
+    "to stop recording when the script starts its own profiler: a process has only one",
+    without="if the script starts torch.profiler itself, the recording ends with an error",
 )
 
 # -- precision ------------------------------------------------------------------------------------
 
-CLEAR_CACHE: Place = patched("torch", "clear_autocast_cache", "which copies autocast's cache held")
-SCALER_STEP: Place = patched("torch.amp.GradScaler", "step", "the loss scale, and updates that are skipped")
+CLEAR_CACHE: Place = patched("torch", "clear_autocast_cache", "to know which copies autocast's cache held")
+SCALER_STEP: Place = patched("torch.amp.GradScaler", "step", "to read the loss scale and to see skipped updates")
 _FOUND_INF = attribute(
     "torch.amp.GradScaler.step",
     "found_inf",
-    "what it tells an optimizer that skips by itself; an optimizer has it only while it steps",
+    "to see updates skipped by the optimizer itself, which has this attribute only while it steps",
     without="an update that a fused optimizer skipped counts as made",
     example=lambda: SimpleNamespace(**dict.fromkeys(inspect.unwrap(GradScaler.step).__code__.co_names)),
 )
@@ -330,25 +356,26 @@ def scale_of(scaler: GradScaler) -> torch.Tensor | None:
 _SCALE = attribute(
     "torch.amp.GradScaler",
     "_scale",
-    "the loss scale, for which `get_scale` would wait",
-    without="reading the loss scale waits for the device",
+    "to read the loss scale without synchronizing, as `get_scale` would",
+    without="reading the loss scale synchronizes the device",
     example=lambda: GradScaler("cpu"),
 )
 _SCALER_ENABLED, _SCALER_DEVICE, _SCALER_STATES = (
     attribute("torch.amp.GradScaler", name, why, use=Use.ARM, example=lambda: GradScaler("cpu"))
     for name, why in (
-        ("_enabled", "switches a scaler on or off"),
-        ("_device", "whose it is"),
-        ("_per_optimizer_states", "whether its class has set it up"),
+        ("_enabled", "to switch a scaler on or off"),
+        ("_device", "to know a scaler's device"),
+        ("_per_optimizer_states", "to know whether a scaler is initialized"),
     )
 )
 
 
 ENTER_REGION, EXIT_REGION = (
-    patched("torch.autocast", name, "the script's regions", use=Use.ARM) for name in ("__enter__", "__exit__")
+    patched("torch.autocast", name, "to see the script's autocast regions", use=Use.ARM)
+    for name in ("__enter__", "__exit__")
 )
 SCALER_INIT, SCALER_SCALE = (
-    patched("torch.amp.GradScaler", name, "the script's scalers", use=Use.ARM) for name in ("__init__", "scale")
+    patched("torch.amp.GradScaler", name, "to see the script's scalers", use=Use.ARM) for name in ("__init__", "scale")
 )
 
 
@@ -379,12 +406,18 @@ def _left_region() -> Any:
 
 
 _SAYS = tuple(
-    attribute("torch.autocast", name, "what an autocast region is entered with", use=Use.ARM, example=_left_region)
+    attribute(
+        "torch.autocast", name, "to read and set the values of an autocast region", use=Use.ARM, example=_left_region
+    )
     for name in ("_enabled", "fast_dtype", "_cache_enabled")
 )
 for _name in ("device", "prev_cache_enabled"):
     attribute(
-        "torch.autocast", _name, "whose regions they are, and what they go back to", use=Use.ARM, example=_left_region
+        "torch.autocast",
+        _name,
+        "to know the device of autocast regions and the state that they restore",
+        use=Use.ARM,
+        example=_left_region,
     )
 region_says: Callable[[Any], tuple[bool, torch.dtype, bool]] = attrgetter(*_SAYS)
 """Whether an autocast region is enabled, its dtype, and whether it caches weights."""
@@ -399,21 +432,21 @@ def say_region(region: Any, values: tuple[bool, torch.dtype, bool]) -> None:
 CHECKPOINT: Place = patched(
     "torch.utils.checkpoint",
     "_get_autocast_kwargs",
-    "the state that checkpoint keeps to recompute under, before any module has started",
+    "to see the autocast state that checkpoint keeps for recomputation, before any module has started",
     use=Use.ARM,
 )
 ENTER_AUTOCAST = attribute(
     "torch.amp.autocast_mode",
     "_enter_autocast",
-    "by which compiled code enters its regions",
+    "to recognize autocast regions in compiled code",
     without="autocast in compiled code is taken for the script's own",
     use=Use.ARM,
 )
 DECORATED = attribute(
     "torch.autocast",
     "__script_unsupported",
-    "left on a function that autocast decorates",
-    without="a forward that is decorated with autocast may be run under ampmem's as well",
+    "to recognize a function decorated with autocast",
+    without="a forward decorated with autocast may run under ampmem's autocast, too",
     use=Use.ARM,
     example=lambda: autocast("cpu")(_left_region),
 )
@@ -421,8 +454,8 @@ _exec_strategy, _exec_strategies, _actions = (
     optional(
         "torch._C._dynamo.eval_frame",
         name,
-        "keeps torch.compile away from what ampmem puts in place",
-        without="torch.compile may compile what ampmem puts in place",
+        "to keep torch.compile from compiling ampmem's patches",
+        without="torch.compile may compile ampmem's patches",
         otherwise=None,
     )
     for name in ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
@@ -447,7 +480,7 @@ def never_compiled(function: _FunctionT) -> _FunctionT:
     return function
 
 
-OPTIMIZER_INIT: Place = patched("torch.optim.Optimizer", "__init__", "that an optimizer is made")
+OPTIMIZER_INIT: Place = patched("torch.optim.Optimizer", "__init__", "to see when an optimizer is created")
 FUSED_INITS: tuple[Place, ...] = tuple(
     (kind, "__init__") for kind in (torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 )
@@ -455,7 +488,7 @@ FUSED_INITS: tuple[Place, ...] = tuple(
 ZERO_GRADS: tuple[Place, ...] = ((Optimizer, "zero_grad"), (nn.Module, "zero_grad"))
 """The methods that zero gradients."""
 on_step_before, on_step_after = (
-    needed("torch.optim.optimizer", f"register_optimizer_step_{when}_hook", "when an optimizer updates")
+    needed("torch.optim.optimizer", f"register_optimizer_step_{when}_hook", "to see when an optimizer makes an update")
     for when in ("pre", "post")
 )
 
@@ -469,8 +502,8 @@ def _by_device(parameters: list[torch.Tensor], differentiable: bool, use_fused: 
 fused_or_foreach: Callable[..., tuple[bool, bool]] = optional(
     "torch.optim.optimizer",
     "_default_to_fused_or_foreach",
-    "how an optimizer runs its update that was not told",
-    without="whether an optimizer runs foreach is concluded from where its parameters are",
+    "to know an optimizer's default implementation",
+    without="whether an optimizer uses foreach is inferred from the device of its parameters",
     otherwise=_by_device,
 )
 
@@ -498,7 +531,7 @@ def _patching() -> object:
 _HOOKED = attribute(
     "torch.optim.Optimizer._patch_step_function",
     "hooked",
-    "which classes of torch's have made an optimizer, so that nobody looks for those of the others",
+    "to know which of torch's optimizer classes have instances, so that ampmem searches only for these",
     without="a recording takes a little longer to start",
     example=_patching,
 )
@@ -527,16 +560,16 @@ _FOLDER = str(Path(torch.__file__).parent) + os.sep
 _MARKS = not any(entry.name == _HOOKED and entry.find() is NOTHING for entry in ENTRIES)
 
 
-_WRAPPED = "what wraps other tensors, such as DTensor, is in no category"
+_WRAPPED = "tensors that wrap others, such as DTensor, are in no category"
 is_wrapper: Callable[[torch.Tensor], bool] = optional(
     "torch.utils._python_dispatch",
     "is_traceable_wrapper_subclass",
-    "tensors that wrap others, such as DTensor",
+    "to recognize tensors that wrap others, such as DTensor",
     without=_WRAPPED,
     otherwise=lambda _: False,
 )
-COPY = needed("torch.ops.aten.copy_", "default", "the op by which parameters get into a flat buffer")
-PRODUCT = needed("torch.ops.aten._unsafe_view", "default", "the last op of a matrix product of many dimensions")
+COPY = needed("torch.ops.aten.copy_", "default", "to see parameters being copied into a flat buffer")
+PRODUCT = needed("torch.ops.aten._unsafe_view", "default", "to recognize the last op of a batched matrix product")
 _LAYOUT: Any = torch.Tensor.layout
 layout_of: Callable[[torch.Tensor], torch.layout] = _LAYOUT.__get__
 """Torch's own property: a subclass may override it."""
@@ -550,7 +583,7 @@ def wrapped_names(tensor: torch.Tensor) -> Sequence[str]:
 
 _SPARSE = "indices and values of sparse tensors are in no category"
 _INDICES, _VALUES = (
-    attribute("torch.Tensor", name, "the memory of a sparse tensor that is not coalesced", without=_SPARSE)
+    attribute("torch.Tensor", name, "to find the memory of a sparse tensor that is not coalesced", without=_SPARSE)
     for name in ("_indices", "_values")
 )
 _COMPRESSED = {
@@ -571,30 +604,30 @@ def sparse_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 # -- one tensor --------------------------------------------------------------------------------------
 
 version_of: Callable[[torch.Tensor], int] = attrgetter(
-    attribute("torch.Tensor", "_version", "whether a saved tensor was overwritten")
+    attribute("torch.Tensor", "_version", "to know whether a saved tensor was overwritten")
 )
 is_view: Callable[[torch.Tensor], bool] = methodcaller(
-    attribute("torch.Tensor", "_is_view", "casts of views, which autocast does not cache")
+    attribute("torch.Tensor", "_is_view", "to recognize casts of views, which autocast does not cache")
 )
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter(
-    attribute("torch.Tensor", "_base", "which tensors lie in a parameter's memory")
+    attribute("torch.Tensor", "_base", "to know which tensors are views of a parameter")
 )
 use_count: Callable[[torch.Tensor], int] = methodcaller(
-    attribute("torch.Tensor", "_use_count", "whether autocast's cache holds a copy")
+    attribute("torch.Tensor", "_use_count", "to know whether autocast's cache holds a copy")
 )
 
 SWAP: Place = patched(
     "torch.utils",
     "swap_tensors",
-    "that two tensors are swapped, which nobody may refer to then",
+    "to drop ampmem's references while two tensors are swapped",
     without="a script that swaps tensors may fail",
 )
 
 _GRADIENT_HOOKS = attribute(
     "torch.Tensor",
     "_post_accumulate_grad_hooks",
-    "the hooks on a parameter, which are gone with ours",
-    without="an empty list of hooks may stay at parameters after the recording",
+    "to restore a parameter's hooks after ampmem's were removed",
+    without="parameters may keep an empty list of hooks after the recording",
 )
 
 
@@ -617,9 +650,9 @@ def _made_node() -> Any:
 
 
 node_number: Callable[[Any], int] = methodcaller(
-    attribute("torch.autograd.graph.Node", "_sequence_nr", "which op made a node", example=_made_node)
+    attribute("torch.autograd.graph.Node", "_sequence_nr", "to know which op made a node", example=_made_node)
 )
-attribute("torch.autograd.graph.Node", "_raw_saved_result", "which tensors a node saves", example=_made_node)
+attribute("torch.autograd.graph.Node", "_raw_saved_result", "to know which tensors a node saves", example=_made_node)
 
 
 def saved_names(kind: type) -> tuple[str, ...]:
@@ -629,40 +662,45 @@ def saved_names(kind: type) -> tuple[str, ...]:
 
 
 push_saved_hooks: Callable[..., None] = needed(
-    "torch._C._autograd", "_push_saved_tensors_default_hooks", "to hear of every tensor that autograd saves"
+    "torch._C._autograd", "_push_saved_tensors_default_hooks", "to see every tensor that autograd saves"
 )
 pop_saved_hooks: Callable[[], None] = needed(
-    "torch._C._autograd", "_pop_saved_tensors_default_hooks", "to hear no more of them"
+    "torch._C._autograd", "_pop_saved_tensors_default_hooks", "to remove these hooks again"
 )
 top_saved_hooks: Callable[[bool], tuple[Any, Any] | None] = needed(
-    "torch._C._autograd", "_top_saved_tensors_default_hooks", "to pop no hooks but our own"
+    "torch._C._autograd", "_top_saved_tensors_default_hooks", "to pop only ampmem's own hooks"
 )
 saved_hooks_refused: Callable[[], str | None] = needed(
     "torch._C._autograd",
     "_saved_tensors_hooks_get_disabled_error_message",
-    "torch.func, which refuses to run under hooks",
+    "to know whether torch.func forbids saved-tensor hooks",
 )
 DISABLE_SAVED_HOOKS: Place = patched(
     "torch._C._autograd",
     "_saved_tensors_hooks_disable",
-    "torch.func, compiled or not, which calls it and finds no hooks in place then",
+    "to remove ampmem's hooks before torch.func, compiled or not, forbids hooks",
 )
 ENABLE_SAVED_HOOKS: Place = patched(
-    "torch._C._autograd", "_saved_tensors_hooks_enable", "the end of what refuses to run under hooks"
+    "torch._C._autograd", "_saved_tensors_hooks_enable", "to see when saved-tensor hooks are allowed again"
 )
-_UNNAMED = "what a Function saves is in the recording only where ops saved it, too"
+_UNNAMED = "tensors saved by an autograd.Function are recorded only if ops saved them, too"
 SAVES: Place = patched(
-    "torch.autograd.function.FunctionCtx", "save_for_backward", "that a Function saves tensors", without=_UNNAMED
+    "torch.autograd.function.FunctionCtx",
+    "save_for_backward",
+    "to see the tensors that an autograd.Function saves",
+    without=_UNNAMED,
 )
 HOOKS_ON_SAVED: Place = patched(
     "torch._C._autograd.SavedTensor",
     "register_hooks",
-    "hooks of the script's on what one node saved",
-    without="hooks that the script puts on what one node saved may be called once more",
+    "to see the script's hooks on a node's saved tensor",
+    without="the script's hooks on a node's saved tensor may be called once more",
 )
 _FUNCTION = "torch._C._FunctionBase"
-_TO_SAVE = attribute(_FUNCTION, "to_save", "whether a Function's forward still runs", without=_UNNAMED)
-_SAVED = attribute(_FUNCTION, "saved_tensors", "what a Function has saved", without=_UNNAMED)
+_TO_SAVE = attribute(
+    _FUNCTION, "to_save", "to know whether the forward of an autograd.Function still runs", without=_UNNAMED
+)
+_SAVED = attribute(_FUNCTION, "saved_tensors", "to know what an autograd.Function has saved", without=_UNNAMED)
 
 
 def to_save(function: Any) -> Any:

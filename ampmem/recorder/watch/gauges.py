@@ -113,7 +113,11 @@ class CpuGauge(Gauge):
         undo, why = count_all_threads()
         if why is None:
             self._total = _running_total()
-            why = None if self._total is not None else f"this torch ({torch.__version__}) keeps its total elsewhere"
+            why = (
+                None
+                if self._total is not None
+                else (f"this torch ({torch.__version__}) keeps its memory total elsewhere")
+            )
         if why is not None or self._total is None:
             undo()
             raise UsageError(f"the CPU's memory cannot be watched: {why}; watch a GPU, or simulate one with --gpu h100")

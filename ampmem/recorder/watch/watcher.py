@@ -125,7 +125,7 @@ _HIGHER = 1.05
 """Factor by which a peak must exceed all fully recorded ones to be recorded itself."""
 _SERIES = 2048
 """Number of steps kept to detect growth; beyond it, every other one is dropped."""
-_NO_STEP = "no step ended: no backward ran and no optimizer made an update; for inference, say --step-on forward"
+_NO_STEP = "no step ended: no backward ran and no optimizer made an update; for inference, use --step-on forward"
 _IN_CHILDREN = (
     "no step ended in the script's own process: it started others, which are not watched; start its ranks with "
     "torchrun ... -m ampmem watch SCRIPT"
@@ -435,7 +435,9 @@ class Watcher:
         if short is not None and not self._caught:
             self._caught = True
             where = f" at {short.line}" if short.line else ""
-            note = f"memory ran out in step {short.step}{where}, and the script went on; later failures are not noted"
+            note = (
+                f"memory ran out in step {short.step}{where}, and the script continued; later failures are not recorded"
+            )
             self._write(lambda file: file.note(note))
 
     def _go_on(self, row: Row) -> None:

@@ -84,13 +84,13 @@ def _start(world: World, named: weakref.WeakKeyDictionary[Any, str], device: Sim
     ) -> None:
         if world_size not in (-1, world.size):
             raise stop(
-                f"the script starts a process group of {world_size} ranks, and {world.size} are simulated; "
-                f"say --world-size {world_size}, or have it read WORLD_SIZE"
+                f"the script starts a process group of {world_size} ranks, but {world.size} are simulated; use "
+                f"--world-size {world_size}, or let the script read WORLD_SIZE"
             )
         if rank not in (-1, world.rank):
             raise stop(
-                f"the script starts as rank {rank}, and rank {world.rank} is simulated; say --rank {rank}, or have it "
-                "read RANK"
+                f"the script starts as rank {rank}, but rank {world.rank} is simulated; use --rank {rank}, or let the "
+                "script read RANK"
             )
         original(FAKE, store=FakeStore(), world_size=world.size, rank=world.rank)
         device.retract(_NO_GROUP)
@@ -430,7 +430,8 @@ class Objects:
         source = _peer(src, where.get("group_src"), group)
         if dist.get_rank() != source:
             self._device.assume(
-                f"assumed: what rank {source} broadcasts as Python objects is what rank {dist.get_rank()} had there"
+                f"assumed: Python objects broadcast by rank {source} are those that rank {dist.get_rank()} had in "
+                "their place"
             )
         sizes = [len(pickle.dumps(item)) for item in object_list]
         self._through_the_device("broadcast_object_list", group, [*sizes, _SIZE * len(sizes), sum(sizes)], device)
@@ -449,8 +450,8 @@ class Objects:
         source = _peer(src, where.get("group_src"), group)
         if dist.get_rank() != source or scatter_object_input_list is None:
             raise stop(
-                f"what rank {source} scatters is not known to rank {dist.get_rank()}, which is simulated alone; say "
-                f"--rank {source}"
+                f"rank {dist.get_rank()} is simulated alone, so the objects that rank {source} scatters are unknown; "
+                f"use --rank {source}"
             )
         scatter_object_output_list[0] = scatter_object_input_list[dist.get_rank(group)]
 
@@ -459,7 +460,7 @@ class Objects:
 
     def recv_object_list(self, object_list: list[Any], src: Any = None, *_: Any, **__: Any) -> int:
         """Return the objects that this rank passes."""
-        self._device.assume("assumed: Python objects that were received are what this rank had in their place")
+        self._device.assume("assumed: received Python objects are those that this rank had in their place")
         return 0 if src is None else int(src)
 
     def monitored_barrier(self, *_: Any, **__: Any) -> None:

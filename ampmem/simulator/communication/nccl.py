@@ -183,9 +183,9 @@ def _number(environment: Mapping[str, str], name: str, usual: int) -> int:
 NCCL = "NCCL's buffers"
 """The name for NCCL's memory outside of the allocator."""
 _ASSUMED = (
-    f"assumed: {NCCL}, outside of the allocator, take from {format_bytes(least())} for each communicator, up to: "
-    f"what its collectives need on {WITHIN} channels within a machine and {ACROSS} across machines, with the "
-    "sizes that the NCCL_* variables say; no GPU run has shown it"
+    f"assumed: {NCCL}, outside of the allocator, take from {format_bytes(least())} for each communicator, up to: what "
+    f"its collectives need on {WITHIN} channels within a machine and {ACROSS} across machines, with the sizes set by "
+    "the NCCL_* variables; no GPU run has confirmed this"
 )
 
 _USES = {

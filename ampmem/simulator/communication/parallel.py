@@ -248,9 +248,9 @@ def _hear(stage: Any, source: int) -> Any:
         inputs = known_inputs(stage)
         if inputs is None:
             raise stop(
-                f"stage {stage.stage_index} of the pipeline gets its inputs from stage {source}, which runs on another "
-                "rank, and only this one is simulated; give PipelineStage its input_args= (empty tensors of the shapes "
-                "of one microbatch), or simulate rank 0"
+                f"stage {stage.stage_index} of the pipeline gets its inputs from stage {source}, which runs on "
+                "another rank, but only this rank is simulated; give PipelineStage its input_args= (empty tensors "
+                "with the shapes of one microbatch), or simulate rank 0"
             )
         shapes = forward_shapes(inputs)
     data = len(pickle.dumps(shapes))
@@ -266,15 +266,15 @@ def _tell(stage: Any, shapes: Any) -> None:
 
 
 _RPC = (
-    "remote procedure calls need the other processes, and one rank is simulated alone; leave torch.distributed.rpc out"
+    "remote procedure calls need the other processes, but one rank is simulated alone; leave torch.distributed.rpc out"
 )
 _SYMMETRIC = (
-    "symmetric memory is allocated by NVSHMEM or CUDA beside PyTorch's allocator and is not simulated; leave it out to "
-    "see what the run needs with NCCL's collectives"
+    "symmetric memory is allocated by NVSHMEM or CUDA outside PyTorch's allocator and is not simulated; leave it out "
+    "to see what the run needs with NCCL's collectives"
 )
 _CONSOLIDATE = (
-    "the optimizer state of the other ranks is not there to be gathered; leave consolidate_state_dict out, which "
-    "copies it to the host"
+    "the other ranks are not simulated, so their optimizer state cannot be gathered; leave out "
+    "consolidate_state_dict, which copies it to the host"
 )
 _LOADED = (
     "a distributed checkpoint cannot be loaded on a simulated device, which has no values; leave "
@@ -310,7 +310,7 @@ def _files(device: SimulatedDevice) -> dict[str, Any]:
 
     def save(*_: Any, **__: Any) -> None:
         where = script_line()
-        device.not_written(f"torch.distributed.checkpoint wrote nothing, since tensors had no values, at {where}")
+        device.not_written(f"torch.distributed.checkpoint wrote nothing, because tensors had no values, at {where}")
 
     def async_save(*_: Any, **__: Any) -> Any:
         saved: Future[None] = Future()
@@ -339,8 +339,8 @@ def _processes(world: World) -> dict[str, Any]:
     ) -> _Joined | None:
         if nprocs != world.local_size:
             raise stop(
-                f"the script starts {nprocs} processes, and the machine of rank {world.rank} has {world.local_size} of "
-                f"the {world.size} ranks that are simulated; say --world-size {nprocs}"
+                f"the script starts {nprocs} processes, but the machine of rank {world.rank} has {world.local_size} "
+                f"of the {world.size} simulated ranks; use --world-size {nprocs}"
             )
         fn(world.local_rank, *args)
         return None if join else _Joined()
@@ -368,6 +368,6 @@ class _Store(HashStore):  # type: ignore[misc]
     def _see(self, key: str) -> None:
         if not self.check([key]):
             raise stop(
-                f"{key!r} is not in the store: another rank would have put it there, and one rank is simulated alone; "
-                "leave it out, or --rank says which rank this is"
+                f"{key!r} is not in the store: another rank would have put it there, but one rank is simulated alone; "
+                "do not wait for this key, or choose another rank with --rank"
             )

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-_SNAPSHOTS = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one of what was recorded"
+_SNAPSHOTS = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one from the recording"
 
 
 def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:

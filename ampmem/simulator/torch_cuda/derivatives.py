@@ -22,7 +22,7 @@ from ampmem.simulator.private.general import FakeTensor, give_back, has_forward_
 aten = torch.ops.aten
 
 _KEY = "AutogradCUDA"
-_NO_ZEROS = "assumed: nothing that prod or cumprod multiplies is 0; for 0 their gradients take another course"
+_NO_ZEROS = "assumed: prod and cumprod multiply no zeros; with zeros their gradients are computed differently"
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:

@@ -42,11 +42,11 @@ _MODES = {name.upper(): number for name, number in _KINDS.items()}
 _PACKED = (torch.float16, torch.float32, torch.float64)
 """Dtypes of ``torch.backends.cudnn.is_acceptable``: parameters of other dtypes are packed at every call."""
 _RESERVE = (
-    "assumed: what cuDNN keeps of a recurrent layer for backward, and the state of its dropout, are of the sizes that "
-    "cuDNN 9.19 asked for on an H200"
+    "assumed: what cuDNN saves of a recurrent layer for backward, and its dropout state, have the sizes that cuDNN "
+    "9.19 asked for on an H200"
 )
-_HALF = "recurrent layers run in float16 under autocast, whatever its type is: torch has no other cast for cuDNN's"
-_SCATTERED = "the weights of a recurrent layer are not one piece of memory, so cuDNN has them copied at every call"
+_HALF = "recurrent layers run in float16 under autocast, whatever the autocast type: torch has no other cast for cuDNN"
+_SCATTERED = "the weights of a recurrent layer are not contiguous in memory, so they are copied for cuDNN at every call"
 WORKSPACES = "cuDNN's workspaces in recurrent layers"
 
 

@@ -289,7 +289,7 @@ def _files(device: SimulatedDevice) -> dict[str, Any]:
         leaves = obj.parameters() if isinstance(obj, torch.nn.Module) else tree_leaves(obj)
         if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
             return save_original(obj, f, *args, **kwargs)
-        device.not_written(f"torch.save wrote nothing, since tensors had no values, at {script_line()}")
+        device.not_written(f"torch.save wrote nothing, because tensors had no values, at {script_line()}")
         if (path := _path(f)) is not None:
             left_out[path] = script_line()
         return None
@@ -299,7 +299,7 @@ def _files(device: SimulatedDevice) -> dict[str, Any]:
         path = _path(f)
         if path is not None and path in left_out and not path.exists():
             raise stop(
-                f"{path} is not there: torch.save wrote nothing at {left_out[path]}, since tensors of a simulated "
+                f"{path} does not exist: torch.save wrote nothing at {left_out[path]}, because tensors of a simulated "
                 "device have no values; leave the load out"
             )
         places: dict[int, str] = {}

@@ -20,14 +20,15 @@ from ampmem.simulator.private.general import CALL, COMPILED_AT_RUN_TIME, FakeTen
 from ampmem.simulator.where import stop
 
 _GRAPHS = (
-    "a CUDA graph keeps a memory pool of its own, which is not simulated; leave it out to see what the plain run needs"
+    "a CUDA graph keeps its own memory pool, which is not simulated; leave the graph out to see what the run needs "
+    "without it"
 )
-_POOLS = "memory pools of the script's own are not simulated; leave them out"
-_ALLOCATORS = "only PyTorch's own caching allocator is simulated; leave the other one out"
-_JITERATOR = "torch.cuda.jiterator compiles kernels for a GPU that is there; write the function with torch's own ops"
+_POOLS = "the script's own memory pools are not simulated; leave them out"
+_ALLOCATORS = "only PyTorch's own caching allocator is simulated; leave the other allocator out"
+_JITERATOR = "torch.cuda.jiterator compiles kernels for a real GPU; write the function with torch's own ops"
 _DISTRIBUTED = (
-    "one process with one GPU is simulated, and no communication; --world-size N simulates one rank of N, or run the "
-    "script without torch.distributed, with the batch of one rank"
+    "one process with one GPU is simulated, without communication; simulate one rank of N with --world-size N, or run "
+    "the script without torch.distributed, with the batch of one rank"
 )
 
 
@@ -99,15 +100,15 @@ def _stops(why: str, original: Any) -> Any:
 
 
 _STOPS = (
-    "what compiled code allocates is decided by {}; {} runs it uncompiled, or leave torch.compile out to see what the "
-    "plain run needs"
+    "the memory of compiled code depends on {}; {} runs it uncompiled, or leave torch.compile out to see what the "
+    "uncompiled run needs"
 )
-_INDUCTOR = "the kernels that torch.compile makes for a GPU, and there is none"
+_INDUCTOR = "the kernels that torch.compile makes, and there is no GPU to make them for"
 _OTHER = 'the backend "{}", which does not run on a simulated GPU'
 _DEFAULT = "inductor"
 _UNCOMPILED = (
-    "compiled code, which ran uncompiled, as {} says; a compiled run has other numbers, and keeps "
-    "less as a rule, since pointwise operations are fused and some results computed again in backward"
+    "compiled code, which ran uncompiled, as {} says; a compiled run has other numbers, and usually keeps less, "
+    "because pointwise operations are fused and some results are recomputed in backward"
 )
 
 

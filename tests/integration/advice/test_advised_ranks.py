@@ -157,8 +157,8 @@ def test_on_a_real_device_all_ranks_run_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--nproc-per-node", "2", "train.py"), "a simulated device needs no other processes"),
-        (("--device", "cpu", "--world-size", "2", "train.py"), "--world-size says which ranks to simulate"),
+        (("--nproc-per-node", "2", "train.py"), "a simulated GPU needs no other processes"),
+        (("--device", "cpu", "--world-size", "2", "train.py"), "--world-size is for simulated ranks only"),
         (
             ("--device", "cpu", "-m", "torch.distributed.run", "train.py"),
             "use: ampmem advise --nproc-per-node N SCRIPT",

@@ -190,10 +190,10 @@ def test_workspaces_that_cannot_be_forced_are_said_before_the_script_runs(
         assert code == 2
         return text
 
-    assert "it is :KiB:COUNT, once or more, such as :4096:2:16:8" in said("16MiB")
-    assert "cuBLAS's workspaces, which the CPU does not have" in said(":16:8", "cpu")
+    assert "write :KiB:COUNT, once or several times, such as :4096:2:16:8" in said("16MiB")
+    assert "cuBLAS's workspaces, which the CPU does not use; leave it out" in said(":16:8", "cpu")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:2")
-    assert "CUBLAS_WORKSPACE_CONFIG is :4096:2 already" in said(":16:8")
+    assert "CUBLAS_WORKSPACE_CONFIG is already :4096:2" in said(":16:8")
 
 
 def reserved(recording: Recording) -> list[tuple[int, int, int]]:
@@ -257,13 +257,13 @@ def test_a_forced_loss_in_chunks_allocates_what_the_written_one_does(tmp_path: P
 
 
 NOT_IN_CHUNKS = {
-    "F.cross_entropy(logits, target, weight=torch.ones(5000, device='cuda'))": "gives cross_entropy weights of classes",
+    "F.cross_entropy(logits, target, weight=torch.ones(5000, device='cuda'))": "gives cross_entropy class weights",
     "F.cross_entropy(logits, target, label_smoothing=0.1)": "gives cross_entropy label_smoothing",
     "F.cross_entropy(logits, target, reduction='none').mean()": "reduction='none', which keeps a value for each row",
     "F.cross_entropy(logits, target, size_average=False)": "size_average or reduce, which torch has deprecated",
     "F.cross_entropy(logits.view(10, 100, -1).transpose(1, 2), target.view(10, 100))": "the logits have 3 dimensions",
     "F.cross_entropy(logits, logits.detach().softmax(1))": "the targets are probabilities, not classes",
-    "F.cross_entropy(logits[:2], target[:2])": "there are 2 rows of logits, fewer than chunks",
+    "F.cross_entropy(logits[:2], target[:2])": "the logits have 2 rows, fewer than chunks",
     "checkpoint(F.cross_entropy, logits, target, use_reentrant=False)": "the loss under torch.utils.checkpoint itself",
     "logits.log_softmax(1).mean()": "the script did not call F.cross_entropy with gradients on",
     "logits.mean() + 0 * F.cross_entropy(logits.detach(), target)": "did not call F.cross_entropy with gradients on",
@@ -317,7 +317,7 @@ def test_a_compiled_loss_is_not_in_chunks_unless_the_function_itself_is_called(b
     try:
         logits, target = torch.randn(50, 7, requires_grad=True), torch.randint(7, (50,))
         torch.compile(loss_of, backend=backend, fullgraph=True)(logits, target).backward()
-        reason = "the script calls F.cross_entropy in compiled code alone, which keeps what it was compiled to"
+        reason = "the script calls F.cross_entropy only in compiled code, which ampmem cannot change"
         expected = [] if backend == "eager" else [f"--force-chunked-loss 4: {reason}"]
         assert changes.unmet() == expected
     finally:
@@ -336,12 +336,12 @@ def test_a_forced_batch_allocates_what_the_written_one_does(tmp_path: Path) -> N
     written = recorded(tmp_path, "written", "", **loader("batch_size=64"))
     assert events(forced) == events(written) != events(plain)
     assert [step.batch_size for step in forced.steps] == [64] * 3
-    assert "forced: DataLoader(batch_size=64), which is 256 in the script" in forced.remarks
+    assert "forced: DataLoader(batch_size=64) instead of 256" in forced.remarks
 
 
 GPU_OPTIMIZER = "torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)"
 REFUSED = {
-    "no such module": ("--force-checkpoint layers.*", {}, "the model that ran has no module of such a name"),
+    "no such module": ("--force-checkpoint layers.*", {}, "the model that ran has no module with such a name"),
     "a list": ("--force-checkpoint blocks", {}, "blocks is a ModuleList, which has no forward of its own"),
     "batch norm": (
         "--force-checkpoint blocks.*",
@@ -356,28 +356,28 @@ REFUSED = {
     "a forward of its own": (
         "--force-checkpoint blocks.0",
         {"setup": "model.blocks[0].forward = model.blocks[0].forward"},
-        "blocks.0 has a forward that the script, or a library, has put in its place",
+        "blocks.0 has a forward that the script or a library has replaced",
     ),
     "hooks of its own": (
         "--force-offload",
         {"in_step": "torch.autograd.graph.save_on_cpu().__enter__()"},
-        "the script has saved-tensor hooks of its own around Model",
+        "the script has its own saved-tensor hooks around Model",
     ),
     "a model's forward of its own": (
         "--force-offload",
         {"setup": "model.forward = model.forward"},
-        "Model has a forward that the script, or a library, has put in its place",
+        "Model has a forward that the script or a library has replaced",
     ),
-    "chosen": ("--force-foreach false", {"optimizer": GPU_OPTIMIZER}, "the script chose foreach=True for AdamW itself"),
+    "chosen": ("--force-foreach false", {"optimizer": GPU_OPTIMIZER}, "the script set foreach=True for AdamW itself"),
     "chosen, not fused": (
         "--force-fused",
         {"optimizer": GPU_OPTIMIZER},
-        "the script chose foreach=True for AdamW itself",
+        "the script set foreach=True for AdamW itself",
     ),
     "for a group": (
         "--force-foreach false",
         {"optimizer": "torch.optim.AdamW([dict(params=model.parameters(), foreach=True)], lr=1e-3)"},
-        "the script chose foreach of AdamW for a group of parameters",
+        "the script set foreach itself for a parameter group of AdamW",
     ),
     "never fused": (
         "--force-fused",
@@ -394,25 +394,29 @@ REFUSED = {
         {"first": "import os; os.environ['PYTORCH_ALLOC_CONF'] = 'max_split_size_mb:64'"},
         "the script has set the allocator to max_split_size_mb:64",
     ),
-    "no loader": ("--force-batch-size 4", {}, "the script made no DataLoader of larger batches"),
-    "small batches": ("--force-batch-size 512", loader("256"), "the script made no DataLoader of larger batches"),
+    "no loader": ("--force-batch-size 4", {}, "the script created no DataLoader with a larger batch size"),
+    "small batches": (
+        "--force-batch-size 512",
+        loader("256"),
+        ("the script created no DataLoader with a larger batch size"),
+    ),
     "a sampler": (
         "--force-batch-size 4",
         {
             "batches": "torch.utils.data.DataLoader(torch.randn(8, 64), batch_sampler=[[0, 1], [2, 3], [4, 5]])",
             "batch": "step.cuda()",
         },
-        "a DataLoader takes its batches from a batch_sampler of the script's",
+        "a DataLoader takes its batches from the script's own batch_sampler",
     ),
     "no batches": (
         "--force-batch-size 4",
         {"batches": "torch.utils.data.DataLoader(torch.randn(4, 8, 64), batch_size=None)", "batch": "step.cuda()"},
-        "a DataLoader of the script's makes no batches (batch_size=None)",
+        "a DataLoader of the script makes no batches (batch_size=None)",
     ),
     "statistics of a batch": (
         "--force-batch-size 64",
         loader("256") | {"setup": "model.blocks[1].norm = nn.BatchNorm1d(64).cuda()"},
-        "the model has BatchNorm1d, whose statistics are those of a batch",
+        "the model has BatchNorm1d, whose statistics depend on the batch",
     ),
 }
 """Options, what the script has, and why the change is not made."""
@@ -439,7 +443,10 @@ def test_settings_that_cannot_be_forced_are_said_before_the_script_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, said = run(tmp_path, "cpu", EXPANDABLE, device="cpu")
-    assert code == 2 and "--force-allocator sets CUDA's caching allocator, which the CPU does not have" in said
+    assert (
+        code == 2
+        and "--force-allocator sets the CUDA caching allocator, which the CPU does not use; leave it out" in said
+    )
     code, said = run(tmp_path, "unknown", "--force-allocator no_such:True")
     assert code == 2 and "--force-allocator no_such:True: unknown allocator option 'no_such'" in said
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
@@ -448,7 +455,7 @@ def test_settings_that_cannot_be_forced_are_said_before_the_script_runs(
     )
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
     code, said = run(tmp_path, "taken", EXPANDABLE)
-    assert code == 2 and "PYTORCH_CUDA_ALLOC_CONF has expandable_segments already" in said
+    assert code == 2 and "PYTORCH_CUDA_ALLOC_CONF already has expandable_segments" in said
 
 
 def test_what_torch_cannot_fuse_is_left_as_it_is() -> None:
@@ -462,7 +469,7 @@ def test_what_torch_cannot_fuse_is_left_as_it_is() -> None:
         assert changes.unmet() == [] and notes == ["forced: AdamW(fused=True)"]
         assert torch.optim.AdamW(parameters, differentiable=True).defaults["fused"] is None
         (reason,) = changes.unmet()
-        assert reason == "--force-fused: the script made AdamW differentiable, which torch does not fuse"
+        assert reason == "--force-fused: the script set differentiable=True for AdamW, which torch does not fuse"
     finally:
         undo()
     # torch itself marks the first optimizer of a class on its step
@@ -611,7 +618,7 @@ class Counting(torch.nn.Linear):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_forward_that_changes_a_buffer_is_noticed(in_place: bool) -> None:
-    changed = "blocks.1 changes its buffer counter.calls in forward, and computed once more it changes it again"
+    changed = "blocks.1 changes its buffer counter.calls in forward, and recomputation would change it again"
     for calls, expected in ((1, []), (2, [f"--force-checkpoint blocks.*: {changed}"])):
         block = torch.nn.Sequential()
         block.add_module("counter", Counting(in_place=in_place))

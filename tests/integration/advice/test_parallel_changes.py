@@ -101,42 +101,42 @@ def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, cas
 
 
 REFUSED = {
-    "no wrapper": ("--force-bucket-view", "", "the script makes no DistributedDataParallel"),
+    "no wrapper": ("--force-bucket-view", "", "the script does not call DistributedDataParallel"),
     "views already": (
         "--force-bucket-view",
         DDP.format(", gradient_as_bucket_view=True"),
-        "the script has DistributedDataParallel(gradient_as_bucket_view=True) already",
+        "the script already has DistributedDataParallel(gradient_as_bucket_view=True)",
     ),
     "a policy to another type": (
         "--force-policy",
         FSDP2.format(", mp_policy=MixedPrecisionPolicy(param_dtype=torch.float16)"),
-        "the script has a MixedPrecisionPolicy of its own, to float16",
+        "the script has its own MixedPrecisionPolicy, to float16",
     ),
     "a policy already": (
         "--force-policy",
         FSDP1.format(", mixed_precision=MixedPrecision(param_dtype=torch.bfloat16)"),
-        "the script has FullyShardedDataParallel(mixed_precision=MixedPrecision(param_dtype=torch.bfloat16",
+        "the script already has FullyShardedDataParallel(mixed_precision=MixedPrecision(param_dtype=torch.bfloat16",
     ),
     "a prefetch of its own": (
         "--force-no-prefetch",
         FSDP2.format("") + "\nmodel[0].set_modules_to_forward_prefetch([model[1]])",
-        "the script says itself what is gathered ahead (set_modules_to_forward_prefetch)",
+        "the script sets itself what is prefetched (set_modules_to_forward_prefetch)",
     ),
     "no prefetch already": (
         "--force-no-prefetch",
         FSDP1.format(", backward_prefetch=None"),
-        "the script has FullyShardedDataParallel(backward_prefetch=None) already",
+        "the script already has FullyShardedDataParallel(backward_prefetch=None)",
     ),
-    "no FSDP": ("--force-reshard", DDP.format(""), "the script makes no fully_shard and no FullyShardedDataParallel"),
+    "no FSDP": ("--force-reshard", DDP.format(""), "the script does not call fully_shard or FullyShardedDataParallel"),
     "resharded already": (
         "--force-reshard",
         FSDP2.format(", reshard_after_forward=True"),
-        "the script has fully_shard(reshard_after_forward=True) already",
+        "the script already has fully_shard(reshard_after_forward=True)",
     ),
     "fully sharded already": (
         "--force-reshard",
         FSDP1.format(""),
-        "the script has FullyShardedDataParallel(sharding_strategy=ShardingStrategy.FULL_SHARD) already",
+        "the script already has FullyShardedDataParallel(sharding_strategy=ShardingStrategy.FULL_SHARD)",
     ),
 }
 """Options, what the script has, and why the change is not made."""

@@ -63,7 +63,7 @@ def test_nothing_is_said_of_what_fits(tmp_path: Path) -> None:
     done = ampmem(tmp_path, "fit", "--gpu", "2GiB", "--arms", "fp32", WITHOUT_GPU, "--vary", "--batch-size=1:8")
     assert (done.returncode, done.stdout) == (1, "")
     assert f"{ELSEWHERE}; does the script need its option --accel?" in done.stderr
-    assert "so it cannot be said what fits" in done.stderr
+    assert "so ampmem cannot say what fits" in done.stderr
 
 
 def line_of(program: Path, code: str) -> int:
@@ -123,7 +123,7 @@ def test_what_a_script_does_without_when_it_is_refused_is_told_of(tmp_path: Path
     assert done.returncode == 0, done.stderr
     line = line_of(COMPILES, "torch.compile(model)")
     (warned,) = [said for said in done.stderr.splitlines() if said.startswith("ampmem: warning: ")]
-    assert f"{COMPILES}:{line}: what compiled code allocates" in warned
+    assert f"{COMPILES}:{line}: the memory of compiled code" in warned
     assert warned.endswith("(the script caught this and went on)")
 
 
@@ -145,7 +145,7 @@ def test_of_a_second_step_without_room_it_is_not_said_that_there_was_one(tmp_pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("train.py:12=x", "it takes the number that is read there, such as train.py:12=7"),
+        ("train.py:12=x", "give the number that the line reads, such as train.py:12=7"),
         ("train.py:0=1", "--assume does not know 'train.py:0'"),
     ],
 )

@@ -60,15 +60,14 @@ def test_whose_updates_are_one_step(tmp_path: Path, order: str, how: str, steps:
     ran = record(tmp_path, "two_optimizers", *ALL, arguments=(order, how))
     assert ran.exit_code == 0, ran.said
     assert len(ended(ran)) == steps
-    notes = [note for (note,) in query(tmp_path, "SELECT message FROM note") if "put together" in note]
+    notes = [note for (note,) in query(tmp_path, "SELECT message FROM note") if "combined into one step" in note]
     assert bool(notes) == (steps < ran.counted["updates"])
 
 
 def test_the_note_says_whose_updates_are_put_together(tmp_path: Path) -> None:
     ran = record(tmp_path, "two_optimizers", *ALL, arguments=("AAABAAAB", "both"))
-    assert (
-        "the updates of several optimizers are put together into one step: SGD 3 times, another SGD once"
-        in " ".join(ran.said.split())
+    assert "the updates of several optimizers are combined into one step: SGD 3 times, another SGD once" in " ".join(
+        ran.said.split()
     )
 
 
@@ -108,15 +107,18 @@ def test_a_function_that_is_called_later_is_skipped_and_stopped_at(tmp_path: Pat
 def test_each_update_alone_can_be_a_step(tmp_path: Path) -> None:
     ran = record(tmp_path, "two_optimizers", "--step-on", "optimizer", *ALL, arguments=("ABAB", "both"))
     assert len(ended(ran)) == 4
-    assert "put together" not in ran.said
+    assert "combined into one step" not in ran.said
 
 
 @pytest.mark.parametrize(
     ("marker", "said"),
     [
         ("manual_sgd.py:train_batch", "--step-on manual_sgd.py:train_batch names a function that never returned"),
-        ("other.py:train_one_batch", f"one of that name returned in {PROGRAMS / 'manual_sgd.py'}:train_one_batch"),
-        ("train_one_batch", "--step-on train_one_batch: it takes backward, optimizer, forward"),
+        (
+            "other.py:train_one_batch",
+            f"a function with that name returned in {PROGRAMS / 'manual_sgd.py'}:train_one_batch",
+        ),
+        ("train_one_batch", "--step-on train_one_batch: give backward, optimizer, forward"),
     ],
 )
 def test_a_marker_that_is_never_met_is_one_clear_error(tmp_path: Path, marker: str, said: str) -> None:
@@ -174,7 +176,7 @@ def test_the_static_model_of_inference_is_parameters_and_casts(
 def test_inference_without_saying_so_is_told_how(tmp_path: Path) -> None:
     ran = record(tmp_path, "generate", *ALL, how=())
     assert ran.exit_code == 1
-    assert "a model ran 6 times, with gradients off; to record inference, say --step-on forward" in ran.said
+    assert "a model ran 6 times, with gradients off; to record inference, use --step-on forward" in ran.said
 
 
 def test_the_loss_is_that_of_the_last_micro_batch_and_says_so(tmp_path: Path) -> None:
@@ -197,4 +199,4 @@ def test_a_loss_that_diverged_is_shown_as_what_it_is(tmp_path: Path) -> None:
 def test_training_in_child_processes_is_said_to_be_unseen(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     ran = record(tmp_path, "spawned", *ALL, arguments=arguments, how=())
     assert ran.exit_code == 1
-    assert "it started 2 child processes, and what happens there is not recorded" in ran.said
+    assert "it started 2 child processes, and child processes are not recorded" in ran.said

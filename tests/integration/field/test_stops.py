@@ -44,16 +44,14 @@ def test_a_script_that_catches_every_stop_is_let_run_to_its_end(tmp_path: Path) 
     assert said == ["skipped a bad batch"] * 5
     assert json.loads(counted) == [0, 1, *range(7, 12)]  # the third is recorded, and stopped before it is counted
     assert done.stderr.count("the script catches every stop") == 1
-    assert (
-        "the script caught the stop 5 times, as an except without a class does, and went on to its end" in done.stderr
-    )
+    assert "the script caught the stop 5 times, as a bare except does, and ran to completion" in done.stderr
 
 
 def test_a_script_that_drops_the_stop_and_ends(tmp_path: Path) -> None:
     done = stopped(tmp_path, "to_the_end")
     assert done.returncode == 0
     assert json.loads(done.stdout) == [0, 1]
-    assert "the script caught the stop once, as an except without a class does, and went on to its end" in done.stderr
+    assert "the script caught the stop once, as a bare except does, and ran to completion" in done.stderr
     assert "stopped the script" not in done.stderr
 
 

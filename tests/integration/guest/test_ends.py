@@ -15,7 +15,7 @@ from ampmem.units import format_bytes
 
 pytestmark = pytest.mark.slow
 
-STEP_KEPT = "ampmem: the script failed; 1 step that had ended is in run.ampmem, {} (ampmem show run.ampmem)"
+STEP_KEPT = "ampmem: the script failed; 1 finished step is in run.ampmem, {} (ampmem show run.ampmem)"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_left_on_another_thread_it_ends_when_its_own_next_trains() -> None:
     assert in_place() == []
     assert not profiler_enabled()
     assert recorded(prof) == (2, 0)
-    assert any("ended by another thread" in note for note in prof.recording().notes)
+    assert any("another thread ended the recording" in note for note in prof.recording().notes)
 
 
 def test_it_ends_with_its_thread() -> None:

@@ -51,7 +51,9 @@ def test_their_parameters_have_names_and_every_byte_is_told(tmp_path: Path, name
 def test_what_fails_when_it_is_looked_at_is_named_in_the_recording(tmp_path: Path) -> None:
     recording = recorded(tmp_path, "hostile_optimizers")
     (note,) = recording.notes
-    assert note.startswith("warning: something in the script could not be looked at, and is not in this recording: ")
+    assert note.startswith(
+        "warning: ampmem could not inspect an object of the script, and it is not in this recording: "
+    )
     assert "ZeroDivisionError at optimizers.py" in note
     assert "hostile_optimizers.py" in note
 

@@ -285,7 +285,7 @@ def test_too_few(): train(3)
     }
     assert "memory: broken: growth 4 B in each step, 4 B over its budget of 0 B" in done.text
     assert "growth: what grew from the end of step 0 to that of step 3: 12 B came" in done.text
-    assert "memory: growth takes 10 steps, and 3 steps ended; train for more, or say steps=3" in done.text
+    assert "memory: growth needs 10 steps, and 3 steps finished; train longer, or give steps=3" in done.text
 
 
 def test_the_fixture_records_blocks_and_is_the_module(pytester: pytest.Pytester) -> None:
@@ -338,7 +338,7 @@ def test_nested_is_the_tests_own(ampmem):
     }
     assert "memory of block 1: broken: parameters 514.000 KiB, 1 B over" in done.text
     assert "memory of block 2: broken: parameters 514.000 KiB, 1 B over" in done.text
-    assert "memory: no block was recorded: a limit on a test that takes the fixture ampmem" in done.text
+    assert "memory: no block was recorded: in a test with the fixture ampmem the limit" in done.text
     table = done.text.partition(" memory ")[2]
     assert "test_it.py::test_each_block (block 2)" in table
     assert "optimizer_state" in table
@@ -389,7 +389,7 @@ def test_a_fixture_may_end_it(recorded): train(1)
         ["test_no_device_is_left", "PASSED"],
         ["test_a_fixture_may_end_it", "PASSED"],
     ]
-    assert "a block of the fixture ampmem was open after its test: something still holds it" in done.text
+    assert "a block of the fixture ampmem was still open after its test: something holds it" in done.text
 
 
 def test_nearer_marks_hold_and_may_not_ask_for_another_recording(pytester: pytest.Pytester) -> None:
@@ -415,15 +415,15 @@ class TestNearer:
     done = run(pytester, other + "def test_both(): pass\n")
     assert done.code == pytest.ExitCode.USAGE_ERROR
     assert (
-        "ERROR: test_it.py::test_both: ampmem: device='cpu', and another mark says device='sim'; a test is "
-        "recorded once"
+        "ERROR: test_it.py::test_both: ampmem: device='cpu', but another mark has device='sim'; a test is "
+        "recorded only once"
     ) in done.text
 
 
 @pytest.mark.parametrize(
     ("mark", "message"),
     [
-        ('ampmem("1 GiB")', "ampmem: name what '1 GiB' limits, such as peak='1 GiB'"),
+        ('ampmem("1 GiB")', "ampmem: give '1 GiB' a name, such as peak='1 GiB'"),
         ('ampmem(peek="1 GiB")', "ampmem: unknown limit 'peek'; did you mean 'peak'?; limits of modules are given"),
         ('ampmem(peak="1 GiB", devise="cpu")', "ampmem: unknown limit 'devise'; did you mean 'device'?"),
         ('ampmem(peak="2 GBX")', "ampmem: peak: '2 GBX' is not a size"),
@@ -433,12 +433,12 @@ class TestNearer:
         ('ampmem(budgets=["peak"])', "ampmem: budgets are a mapping from keys to limits"),
         ('ampmem(peak="1 GiB", device="sims")', "ampmem: unknown device 'sims'"),
         ('ampmem(peak="1 GiB", gpu="h100", device="cpu")', "ampmem: gpu= simulates a GPU, and device='cpu'"),
-        ('ampmem(peak="1 GiB", assume="unique=1")', "ampmem: assume= is of a simulated GPU, so it needs"),
+        ('ampmem(peak="1 GiB", assume="unique=1")', "ampmem: assume= is for a simulated GPU only: give"),
         ('ampmem(peak="1 GiB", device="sim", gpu="h1")', "ampmem: unknown GPU 'h1'"),
         ('ampmem(peak="1 GiB", device="sim", assume="x=1")', "ampmem: assume=x=1: --assume does not know 'x'"),
-        ('ampmem(peak="1 GiB", step_on="x")', "ampmem: --step-on x: it takes backward"),
-        ('ampmem(growth="0 B", steps=1)', "ampmem: steps=1: growth takes 2 steps or more"),
-        ('ampmem(peak="1 GiB", steps=3)', "ampmem: steps= is how many steps growth is measured over"),
+        ('ampmem(peak="1 GiB", step_on="x")', "ampmem: --step-on x: give backward"),
+        ('ampmem(growth="0 B", steps=1)', "ampmem: steps=1: growth needs at least 2 steps"),
+        ('ampmem(peak="1 GiB", steps=3)', "ampmem: steps= is the number of steps over which growth is measured"),
         ("limit_growth", "limit_growth() missing 1 required positional argument: 'limit'"),
         ('limit_growth("0 B", every=1)', "limit_growth() got an unexpected keyword argument 'every'"),
     ],
@@ -457,8 +457,8 @@ def test_a_mark_that_cannot_be_meant_is_a_usage_error(pytester: pytest.Pytester,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--ampmem-allow", "1%"], "--ampmem-allow says how far from a baseline, so it needs --ampmem-baseline DIR"),
-        (["--ampmem-update"], "--ampmem-update writes a baseline, so it needs --ampmem-baseline DIR"),
+        (["--ampmem-allow", "1%"], "--ampmem-allow needs --ampmem-baseline DIR"),
+        (["--ampmem-update"], "--ampmem-update needs --ampmem-baseline DIR, where it writes"),
         (["--ampmem-baseline", "none"], "--ampmem-baseline none: no such directory"),
         (["--ampmem-baseline", ".", "--ampmem-allow", "much"], "--ampmem-allow: 'much' is neither a share"),
     ],

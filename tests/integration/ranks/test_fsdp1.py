@@ -32,8 +32,8 @@ def test_on_a_cpu_torch_refuses_it_and_what_works_is_named(tmp_path: Path) -> No
     assert done.returncode == 1
     said = done.stderr.splitlines()
     assert "RuntimeError: FSDP needs a non-CPU accelerator device" in said[-2]
-    assert said[-1].startswith("ampmem: the script failed before a step had ended: nothing was recorded; ")
-    assert said[-1].endswith("needs a GPU, and torch's fully_shard (FSDP2) trains on a CPU, too")
+    assert said[-1].startswith("ampmem: the script failed before a step had finished: nothing was recorded; ")
+    assert said[-1].endswith("needs a GPU; torch's fully_shard (FSDP2) also trains on a CPU")
     assert not list(tmp_path.glob("*.ampmem"))
 
 
@@ -47,7 +47,7 @@ def test_where_it_runs_the_recording_is_marked() -> None:
     assert WHOLE_GRADIENTS in prof.recording().remarks
 
 
-ON_PAPER = """
+SIMULATED = """
 import sys
 import torch
 import torch.distributed as dist
@@ -68,7 +68,7 @@ WHOLE = 64 * 64 + 64 + 64 * 8 + 8
 
 @pytest.mark.parametrize(("how", "on_all_ranks"), [("flat", WHOLE), ("orig", WHOLE), ("whole", None)])
 def test_the_shards_of_a_rank_stand_beside_the_whole(tmp_path: Path, how: str, on_all_ranks: int | None) -> None:
-    (tmp_path / "train.py").write_text(ON_PAPER)
+    (tmp_path / "train.py").write_text(SIMULATED)
     options = ("--gpu", "h100", "--world-size", "4", "--quiet", "-o", "out.ampmem", "train.py", how)
     done = commands.ampmem(tmp_path, "profile", *options)
     assert done.returncode == 0, done.stderr

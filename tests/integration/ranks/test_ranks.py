@@ -129,7 +129,7 @@ def test_ranks_that_the_script_spawns(tmp_path: Path) -> None:
     assert "Traceback" not in ran.stderr
     assert "trained" not in ran.stdout
     assert said(ran)[:2] == [
-        "recording this process to run.ampmem if it trains, and ranks that it spawns to their own",
+        "recording this process to run.ampmem if it trains, and the ranks that it spawns to a file each",
         "recording to run.rank0-of-2.ampmem",
     ]
     assert said(ran)[-1] == "2 of 2 ranks: ampmem show run.rank*-of-2.ampmem"

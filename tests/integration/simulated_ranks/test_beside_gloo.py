@@ -1,4 +1,4 @@
-"""A rank on paper against real ranks: the same script on two gloo processes, allocation by allocation."""
+"""A simulated rank against real ranks: the same script on two gloo processes, allocation by allocation."""
 
 from __future__ import annotations
 

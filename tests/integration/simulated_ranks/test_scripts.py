@@ -1,4 +1,4 @@
-"""What torch.distributed offers, as one rank on paper: it runs, or stops with the script's line and what to do."""
+"""What torch.distributed offers, as one simulated rank: it runs, or stops with the script's line and what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ready_python import ready_python
 
 pytestmark = pytest.mark.slow
 
-RUNNER = Path(__file__).with_name("scripts_on_paper.py")
+RUNNER = Path(__file__).with_name("simulated_scripts.py")
 
 DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 RUNS = {
@@ -61,7 +61,7 @@ RUNS |= {
     "launched": "assert dist.is_torchelastic_launched()\ntrain(model)",
 }
 STOPS = {
-    "another GPU": (DDP + "DDP(model, device_ids=[1])", "train.py:2: rank 0 is simulated, whose GPU is cuda:0"),
+    "another GPU": (DDP + "DDP(model, device_ids=[1])", "train.py:2: only rank 0 is simulated, whose GPU is cuda:0"),
     "remote calls": (
         "import torch.distributed.rpc as rpc\nrpc.init_rpc('a', rank=0, world_size=2)",
         "train.py:2: remote procedure calls need the other processes",
@@ -73,7 +73,7 @@ STOPS = {
     "ZeRO's whole state": (
         "from torch.distributed.optim import ZeroRedundancyOptimizer as Zero\n"
         "zero = Zero(model.parameters(), torch.optim.SGD, lr=0.1)\nzero.consolidate_state_dict()",
-        "train.py:3: the optimizer state of the other ranks is not there",
+        "train.py:3: the other ranks are not simulated, so their optimizer state",
     ),
     "a traced pipeline": (
         "from torch.distributed.pipelining import pipeline\npipeline(model, (torch.ones(4, 64),))",
@@ -85,16 +85,16 @@ STOPS = {
     ),
     "too many processes": (
         "torch.multiprocessing.spawn(print, nprocs=4)",
-        "train.py:1: the script starts 4 processes, and the machine of rank 0 has 2 of the 2 ranks",
+        "train.py:1: the script starts 4 processes, but the machine of rank 0 has 2 of the 2 simulated ranks",
     ),
-    "compiled": (DDP + "torch.compile(DDP(model))", "train.py:2: what compiled code allocates"),
+    "compiled": (DDP + "torch.compile(DDP(model))", "train.py:2: the memory of compiled code"),
     "a checkpoint": (
         "import torch.distributed.checkpoint as checkpoint\ncheckpoint.load({}, checkpoint_id='nowhere')",
         "train.py:2: a distributed checkpoint cannot be loaded",
     ),
     "batch norm over ranks": (
         "norm = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(64)).cuda()\nnorm(torch.ones(4, 64).cuda())",
-        "train.py:2: torch does not say what aten.batch_norm_stats.default returns",
+        "train.py:2: aten.batch_norm_stats.default has no meta kernel",
     ),
     "sparse gradients": (
         DDP + "DDP(nn.Embedding(8, 8, sparse=True).cuda())(torch.zeros(2, dtype=torch.long, device='cuda'))",

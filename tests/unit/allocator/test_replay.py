@@ -282,12 +282,12 @@ def test_a_far_neighbour_does_not_tell() -> None:
 @pytest.mark.parametrize(
     ("events", "complaint"),
     [
-        ([event("alloc", 0, 4 * MIB)], "where no block is afterwards"),
+        ([event("alloc", 0, 4 * MIB)], "where there is no block afterwards"),
         (freed(40 * MIB, 4 * MIB), "in no segment"),
         (freed(0, 21 * MIB), "overlaps"),
         (freed(2 * MIB, 2 * MIB) + freed(0, 4 * MIB), "overlaps"),
         (freed(0, 4 * MIB) + freed(2 * MIB, 2 * MIB), "overlaps"),
-        ([event("segment_alloc", 64 * MIB, 20 * MIB)], "is not there"),
+        ([event("segment_alloc", 64 * MIB, 20 * MIB)], "does not exist, or is not free"),
         ([event("segment_map", 0, 20 * MIB)], "expandable"),
     ],
 )

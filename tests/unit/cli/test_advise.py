@@ -70,7 +70,7 @@ def test_without_a_file_nothing_is_kept() -> None:
 @pytest.mark.parametrize("text", ["\x00\n", "[]\n", "{}\n", '{"other": 1}\n'])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "runs").write_text(text)
-    with pytest.raises(UsageError, match="it is not a file of ampmem advise"):
+    with pytest.raises(UsageError, match="ampmem advise did not write this file"):
         advise._Kept(tmp_path / "runs", OF)
     assert (tmp_path / "runs").read_text() == text
 

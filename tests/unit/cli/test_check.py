@@ -67,17 +67,20 @@ def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path) -> N
         (["now.ampmem", "--budget", "paek=1"], "unknown budget 'paek'; did you mean 'peak'?"),
         (["now.ampmem", "--allow", "1%"], "ampmem: --allow needs --baseline\n"),
         (["now.ampmem", "--update-baseline"], "--update-baseline needs --baseline, the file to write"),
-        (["now.ampmem", "--baseline", "none.ampmem"], "none.ampmem does not exist; --update-baseline makes it"),
+        (["now.ampmem", "--baseline", "none.ampmem"], "none.ampmem does not exist; --update-baseline writes it"),
         (
             ["now.ampmem", "--device", "sim", "--budget", "peak=1"],
-            "--device says how to run a script, and these are files",
+            "--device is for running a script, and files are given",
         ),
         (["none.ampmem", "--budget", "peak=1"], "none.ampmem does not exist"),
         (["train.py"], "no budget and no baseline given for train.py; give --budget peak=20GiB"),
-        (["train.py", "--budget=peak=1"], "what follows it is its own: write --budget before it"),
+        (
+            ["train.py", "--budget=peak=1"],
+            "arguments after the script are the script's own: write --budget before the script",
+        ),
         (["--budget", "peak=1", "none.py"], "none.py"),
         (["now.ampmem", "--budget", "modules.encoder=1"], "modules.encoder: write what of the module is limited"),
-        (["--baseline", "none.ampmem", "train.py"], "none.ampmem does not exist; --update-baseline makes it"),
+        (["--baseline", "none.ampmem", "train.py"], "none.ampmem does not exist; --update-baseline writes it"),
     ],
 )
 def test_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path, now: Path) -> None:
@@ -201,7 +204,7 @@ def test_a_baseline_is_written_anew_only_where_something_changed(
     written = (tmp_path / name).read_bytes()
     assert ampmem_here(tmp_path, "check", "main.ampmem", "--baseline", name)[0] == 0
     _, _, errors = ampmem_here(tmp_path, "check", "main.ampmem", *update)
-    assert errors == f"ampmem: {name} is as it was: nothing has changed\n"
+    assert errors == f"ampmem: {name} was not rewritten: nothing has changed\n"
     assert (tmp_path / name).read_bytes() == written
     code, _, errors = ampmem_here(tmp_path, "check", "now.ampmem", *update)
     assert code == 0 and "peak 4.0 MiB, was 2.0 MiB; activations 3.0 MiB, was 1.0 MiB" in errors
@@ -253,7 +256,7 @@ def test_a_database_of_others_is_not_written_over_but_what_ampmem_wrote_or_nothi
 def test_a_baseline_that_cannot_be_compared_with_is_wrong_use(text: str, tmp_path: Path, now: Path) -> None:
     (tmp_path / "base.ampmem").write_text(text)
     said = refused(tmp_path, "check", "now.ampmem", "--baseline", "base.ampmem")
-    assert "the baseline cannot be compared with: base.ampmem is " in said
+    assert "the baseline cannot be used: base.ampmem is " in said
     (tmp_path / "train.py").write_text("raise SystemExit(9)")
     assert said == refused(tmp_path, "check", "--baseline", "base.ampmem", "train.py")
 
@@ -266,7 +269,7 @@ def test_a_broken_budget_is_no_reason_to_keep_an_old_baseline_but_a_doubt_is(tmp
         database.execute("UPDATE meta SET value = '{\"ended\": false}' WHERE key = 'ended'")
     (tmp_path / "base.json").unlink()
     code, _, errors = ampmem_here(tmp_path, "check", "now.ampmem", *update)
-    assert code == 1 and "base.json is left as it is: now.ampmem could not be judged" in errors
+    assert code == 1 and "base.json was not updated: now.ampmem could not be judged" in errors
     assert not (tmp_path / "base.json").exists()
 
 
@@ -339,4 +342,4 @@ def test_a_step_of_a_workflow_gets_a_table_and_annotations(
     assert text.startswith("before\n### ❌ now.ampmem") and "| 2.0 MiB | 1.0 MiB | 3.0 MiB | activations |" in text
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "none" / "summary.md"))
     code, _, errors = ampmem_here(tmp_path, "check", "now.ampmem", "--budget", "peak=1GiB")
-    assert code == 0 and errors.startswith("ampmem: cannot write the summary of the job")
+    assert code == 0 and errors.startswith("ampmem: cannot write the job summary")

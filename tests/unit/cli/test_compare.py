@@ -77,7 +77,7 @@ def test_an_interrupted_comparison_leaves_no_empty_recording(here: Path, monkeyp
 
     monkeypatch.setattr("ampmem.cli.compare.run_child", interrupted)
     code, said = compare(here, "--arms", "fp32,amp")
-    assert (code, said) == (130, ["ampmem: recordings that are there: none", "ampmem: interrupted"])
+    assert (code, said) == (130, ["ampmem: recordings that exist: none", "ampmem: interrupted"])
     assert names(here) == set()
 
 
@@ -104,7 +104,7 @@ def test_an_option_of_ampmems_among_the_scripts_is_told(
     _, _, said = ampmem_here(here, *command.split())
     (first,) = said.splitlines()[:1]
     assert f"failed: exit code {code}" in first
-    end = f"exit code 2; {hint} is an option of ampmem's: write it before train.py"
+    end = f"exit code 2; {hint} is an option of ampmem: write it before train.py"
     assert first.partition(", about")[0].endswith(end) if hint else "an option" not in said
 
 

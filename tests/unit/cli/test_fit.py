@@ -445,13 +445,13 @@ def test_the_argument_is_passed_on_as_it_is_written(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train.py", "--batch-size=1:8"], "say which argument of the script to vary"),
+        (["train.py", "--batch-size=1:8"], "give the script's argument to vary"),
         (["train.py", "--vary"], "needs an argument of the script with the values"),
         (["train.py", "--vary", "--batch-size"], "needs an argument of the script with the values"),
         (["train.py", "--vary", "--batch-size=8"], "whole numbers LOW:HIGH"),
         (["train.py", "--vary", "--lr=0.1:0.5"], "whole numbers LOW:HIGH"),
-        (["train.py", "--vary", "--batch-size=0:5"], "the smallest value is 1"),
-        (["train.py", "--vary", "--batch-size=9:5"], "nothing from 9 to 5"),
+        (["train.py", "--vary", "--batch-size=0:5"], "LOW must be at least 1"),
+        (["train.py", "--vary", "--batch-size=9:5"], "9 is larger than 5"),
         (["train.py", "--batch-size=3", "--vary", "--batch-size=1:8"], "is given twice: remove "),
         (["train.py", "--batch-size", "3", "--vary", "--batch-size=1:8"], "is given twice: remove "),
         (["--vary", "-b=1:8", "train.py", "--vary", "-c=1:8"], "more than once"),
@@ -460,7 +460,10 @@ def test_the_argument_is_passed_on_as_it_is_written(
         (["--device", "cuda", "train.py", "--vary", "-b=1:8"], "on a simulated GPU only"),
         (["--gpu", "gtx", "train.py", "--vary", "-b=1:8"], "unknown GPU 'gtx'"),
         (["--arms", "fp32,tf32", "train.py", "--vary", "-b=1:8"], "unknown precision 'tf32'"),
-        (["--arms", "fp32", "--dtype", "bf16", "train.py", "--vary", "-b=1:8"], "--dtype is what autocast casts to"),
+        (
+            ["--arms", "fp32", "--dtype", "bf16", "train.py", "--vary", "-b=1:8"],
+            "--dtype is the type that autocast casts to",
+        ),
         (["--steps", "1", "train.py", "--vary", "-b=1:8"], "at least 2"),
         (["--html", "page.html", "train.py", "--vary", "-b=1:8"], "page.html exists already"),
         (["missing.py", "--vary", "-b=1:8"], "script not found: missing.py"),

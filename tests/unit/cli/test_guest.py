@@ -138,7 +138,7 @@ def test_a_script_whose_device_has_failed_is_not_stopped(
     except StopScript:
         stopped = True
     assert (stopped, stopper.device_failed) == (stops, not stops)
-    assert ("since its device has failed" in spared(Path("r.ampmem"), stopper)) is not stops
+    assert ("because its device has failed" in spared(Path("r.ampmem"), stopper)) is not stops
     stopper.ended(None)
 
 

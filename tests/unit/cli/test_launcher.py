@@ -47,7 +47,7 @@ def test_any_program_cannot_be_recorded() -> None:
         ("compare --nproc-per-node 2 --device sim train.py", "--world-size"),
         ("profile --nproc-per-node 2 --html page.html train.py", "ampmem report"),
         ("profile --nproc-per-node 2 nothing.py", "script not found: nothing.py"),
-        ("profile --nproc-per-node 2 -m torch.distributed.run train.py", "option --nproc-per-node of its own"),
+        ("profile --nproc-per-node 2 -m torch.distributed.run train.py", "its own option --nproc-per-node"),
         ("profile torchrun --nproc-per-node 2 train.py", "torchrun … -m ampmem profile"),
         ("profile accelerate launch train.py", "-m accelerate.commands.launch"),
         ("compare -m torch.distributed.run --nproc-per-node 2 train.py", "compare --nproc-per-node N"),

@@ -40,5 +40,5 @@ def test_a_recording_is_no_script(tmp_path: Path, command: str) -> None:
     code, _, said = ampmem_here(tmp_path, command, "run.ampmem")
     assert (code, said) == (
         2,
-        "ampmem: run.ampmem is a recording, and no script; this shows it: ampmem show run.ampmem\n",
+        "ampmem: run.ampmem is a recording, not a script; show it with: ampmem show run.ampmem\n",
     )

@@ -169,7 +169,7 @@ def invoke(*arguments: str) -> Result:
 
 
 def test_a_number_and_a_recording_are_one_too_many_and_neither_is_too_few(recorded: Path) -> None:
-    neither = "say for how many parameters, as in --params 7e9, or name a recording"
+    neither = "give a number of parameters, as in --params 7e9, or a recording"
     both = "give either --params or a recording, and not both"
     for arguments, said in (([], neither), ([str(recorded), "--params", "7B"], both)):
         error = invoke(*arguments).exception
@@ -213,4 +213,4 @@ def test_the_command_line_knows_the_subcommand() -> None:
     command = [sys.executable, "-m", "ampmem", "model"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "ampmem: say for how many parameters, as in --params 7e9, or name a recording\n"
+    assert done.stderr == "ampmem: give a number of parameters, as in --params 7e9, or a recording\n"

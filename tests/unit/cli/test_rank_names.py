@@ -110,7 +110,7 @@ def test_what_is_left_is_said_in_order(
         if number != 1:
             record(path, number, "a")
     assert ranks_left(names_in(told)) == [
-        "train.rank1-of-3.ampmem is not there: that rank left no recording",
+        "train.rank1-of-3.ampmem is missing: that rank left no recording",
         "2 of 3 ranks: ampmem show train.rank*-of-3.ampmem",
     ]
     assert names_in(tmp_path / "nothing") == []

@@ -202,7 +202,7 @@ def test_the_page_does_not_replace_a_recording_that_it_is_of(tmp_path: Path) -> 
     before = (tmp_path / "b.ampmem").read_bytes()
     for command, option in ((["report"], "-o"), (["diff"], "--html")):
         said = refused(tmp_path, *command, "a.ampmem", "b.ampmem", option, "b.ampmem", "--force")
-        assert said == f"ampmem: cannot write b.ampmem: it is the file to be read; give another name with {option}\n"
+        assert said == f"ampmem: cannot write b.ampmem: it is also the input file; give another name with {option}\n"
     assert (tmp_path / "b.ampmem").read_bytes() == before
 
 

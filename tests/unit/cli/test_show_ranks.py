@@ -88,9 +88,7 @@ def test_one_rank_alone_names_the_others(tmp_path: Path) -> None:
     (tmp_path / files[2]).unlink()
     _, said, _ = ampmem_here(tmp_path, "show", files[0])
     assert said.startswith("The peak is 1.5 MiB")
-    assert (
-        "note: this is rank 0 of 3, and the file of 1 of the 2 others lies beside it: train.rank*-of-3.ampmem" in said
-    )
+    assert "note: this is rank 0 of 3, and the file of 1 of the 2 others is next to it: train.rank*-of-3.ampmem" in said
     _, said, _ = ampmem_here(tmp_path, "show", "--ranks", files[0])
     assert said.startswith("Only rank 0 of 3 can be shown")
     assert "rank 1 was not given, but lies beside: train.rank1-of-3.ampmem" in said
@@ -113,8 +111,8 @@ def test_check_has_a_line_for_each(tmp_path: Path) -> None:
 def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     files = written(tmp_path)
     write(tmp_path / "alone.ampmem", arm_run(FP32))
-    assert "alone.ampmem is of a process that ran alone" in refused(tmp_path, "show", *files, "alone.ampmem")
-    assert "ran alone" in refused(tmp_path, "show", "--ranks", "alone.ampmem")
+    assert "alone.ampmem is a recording of a single process" in refused(tmp_path, "show", *files, "alone.ampmem")
+    assert "a single process" in refused(tmp_path, "show", "--ranks", "alone.ampmem")
     again = written(tmp_path, job="again")
     assert "is there twice" in refused(tmp_path, "show", *files, again[1])
 
@@ -143,8 +141,8 @@ def test_the_journal_that_a_killed_rank_left_is_none_of_the_files(tmp_path: Path
 
 
 CLAIM_LEFT = (
-    "train.rank0-of-3.ampmem has no recording, only the claim of its name: the rank was killed before it recorded "
-    "anything; remove the file, or leave that to the next run"
+    "train.rank0-of-3.ampmem is only the placeholder of a rank that was killed before it recorded anything; remove "
+    "the file, or let the next run replace it"
 )
 
 
@@ -165,7 +163,7 @@ def test_the_claim_of_a_killed_rank_is_named_and_not_called_damaged(tmp_path: Pa
     code, said, _ = ampmem_here(tmp_path, "show", "--check", *files)
     assert code == 1 and said.splitlines()[0] == CLAIM_LEFT
     code, _, _ = ampmem_here(tmp_path, "report", *files, "-o", "page.html")
-    assert code == 0 and "only the claim of its name" in (tmp_path / "page.html").read_text()
+    assert code == 0 and "only the placeholder of a rank" in (tmp_path / "page.html").read_text()
     (missing,) = ampmem.ranks(*(tmp_path / name for name in files)).missing
     assert missing.rank == 0 and missing.detail is not None and missing.detail.endswith(CLAIM_LEFT)
 

@@ -86,7 +86,7 @@ def test_activations_as_large_as_the_copies_of_weights_are_none(tmp_path: Path) 
     assert {(row.cache_hits, row.held_by_autograd, row.held_by_both) for row in casts.by_parameter} == {(None,) * 3}
     assert notes_on_casts(analysis) == [
         "15 casts of a pass have half the size of the 3 parameters of 16.0 MiB, so other tensors of that size were "
-        "cast as well: by the code that asked, 3 are of parameters"
+        "cast, too: judged by the allocating code, 3 are of parameters"
     ]
 
 
@@ -101,9 +101,9 @@ def test_what_no_code_tells_apart_is_not_counted_and_has_a_range(tmp_path: Path)
     analysis = imported(tmp_path, story.snapshot())
     assert summary_of(analysis).casts.copies == 0
     assert notes_on_casts(analysis) == [
-        "3 casts of a pass have half the size of the 2 parameters of 16.0 MiB, so other tensors of that size were cast "
-        "as well: by the code that asked, none is surely of parameters; there may be up to 2 (16.0 MiB), where each "
-        "parameter is cast once; more than these are not counted as weights' copies"
+        "3 casts of a pass have half the size of the 2 parameters of 16.0 MiB, so other tensors of that size were "
+        "cast, too: judged by the allocating code, none is certainly of parameters; there may be up to 2 (16.0 MiB), "
+        "if each parameter is cast once; more than these are not counted as weights' copies"
     ]
     verdict = summary_of(analysis).static_problem, summary_of(analysis).static_model
     assert not any("no cast was made" in term.why for part in verdict[1] for term in part.terms)
@@ -223,7 +223,7 @@ def test_that_autocasts_code_was_there_is_not_that_it_was_on(tmp_path: Path) -> 
     story.alloc("out", 1 * MIB, [*FORWARD, python("decorate_autocast", "/env/torch/amp/autocast_mode.py")])
     recording = imported(tmp_path, story.snapshot()).recording
     assert recording.arm.name == "as-is"
-    assert any(note.endswith("whether autocast was on is not known") for note in recording.notes)
+    assert any(note.endswith("unknown whether autocast was on") for note in recording.notes)
 
 
 def test_copies_from_before_the_trace_that_leaving_autocast_frees(tmp_path: Path) -> None:

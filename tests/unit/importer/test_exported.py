@@ -148,8 +148,8 @@ def test_a_damaged_recording_in_a_snapshot_is_not_used_and_a_note_says_so(tmp_pa
     change(path, changed)
     code, said, error = ampmem_here(tmp_path, "import", path.name, "-o", "run.ampmem")
     assert (code, error.count("\n")) == (0, 1)
-    start = f"note: the snapshot has a recording of ampmem's in it that is not used: {reason}"
-    (line,) = [line for line in said.splitlines() if "a recording of ampmem's" in line]
+    start = f"note: the snapshot contains an ampmem recording that cannot be used: {reason}"
+    (line,) = [line for line in said.splitlines() if "an ampmem recording" in line]
     assert line.startswith(start) and line.isprintable()
     after = read(tmp_path / "run.ampmem")
     assert after.run.source == "snapshot"
@@ -176,8 +176,8 @@ def test_a_hostile_recording_in_a_snapshot_is_one_clear_line(tmp_path: Path, nam
     change(path, lambda text: packed(hostile))
     code, said, error = ampmem_here(tmp_path, "import", path.name, "-o", "run.ampmem")
     assert (code, error.count("\n")) == (0, 1)
-    (line,) = [line for line in said.splitlines() if "a recording of ampmem's" in line]
-    assert "that is not used: it is" in line and line.isprintable() and len(line) < 700
+    (line,) = [line for line in said.splitlines() if "an ampmem recording" in line]
+    assert "that cannot be used: it is" in line and line.isprintable() and len(line) < 700
     assert read(tmp_path / "run.ampmem").run.source == "snapshot"
 
 
@@ -209,7 +209,7 @@ def test_only_the_first_entry_of_a_trace_has_a_recording(tmp_path: Path) -> None
     trace[1]["user_metadata"] = trace.pop(0)["user_metadata"]
     path.write_bytes(pickle.dumps(data, protocol=4))
     after = import_snapshot(path, tmp_path / "run.ampmem")
-    assert after.run.source == "snapshot" and not any("a recording of ampmem's" in note for note in after.notes)
+    assert after.run.source == "snapshot" and not any("an ampmem recording" in note for note in after.notes)
 
 
 def test_the_file_of_an_import_is_as_it_was(tmp_path: Path) -> None:

@@ -386,7 +386,7 @@ def test_what_was_there_before_the_trace_and_dies_is_no_temporary(tmp_path: Path
 def test_without_a_phase_nothing_is_a_temporary(tmp_path: Path) -> None:
     for frames, said in (
         ([], "the snapshot has no stacks"),
-        ([python("foo", "/path/to/bar.py")], "no stack of the trace"),
+        ([python("foo", "/path/to/bar.py")], "no stack in the trace"),
     ):
         story = Story()
         story.before(weight=4 * MIB)

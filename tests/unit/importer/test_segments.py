@@ -51,7 +51,7 @@ def test_what_was_reserved_is_what_the_replay_finds(name: str) -> None:
 def test_segments_that_do_not_fit_the_trace_are_not_made_up() -> None:
     recording = recording_of(read_snapshot(load_plain(real("old_no_free_requested"))), "old")
     assert len(recording.segments) == 0
-    assert any("what the allocator had reserved is not known" in note for note in recording.notes)
+    assert any("so the reserved memory is unknown" in note for note in recording.notes)
     summary = summarize(recording)
     assert (summary.allocator.reserved, summary.steps[0].peak_reserved) == (None, None)
 
@@ -115,4 +115,4 @@ def test_a_contradiction_is_told(spoil: Any, tmp_path: Path) -> None:
     spoil(data)
     recording = imported(tmp_path, data).recording
     assert len(recording.segments) == 0
-    assert any("what the allocator had reserved is not known" in note for note in recording.notes)
+    assert any("so the reserved memory is unknown" in note for note in recording.notes)

@@ -196,8 +196,8 @@ def test_an_allocation_that_failed_on_another_device(tmp_path: Path) -> None:
     tensors = format_bytes(sum(block["requested_size"] for block in blocks))
     said = (
         "there was no memory for 2 allocations on device 2, which is not the one shown; the last of them asked for 2.0 "
-        "MiB while the device had 1.0 MiB free, at /home/train.py:40 <module>; of device 2 the allocator holds "
-        f"{held} at the end, {tensors} of that in tensors"
+        "MiB while the device had 1.0 MiB free, at /home/train.py:40 <module>; on device 2 the allocator has "
+        f"reserved {held} at the end, {tensors} of it for tensors"
     )
     recording = imported(tmp_path, data).recording
     assert recording.run.device_name == "device 0 of a snapshot"
@@ -233,8 +233,8 @@ def test_one_of_several_devices(tmp_path: Path) -> None:
 
 BROKEN: dict[str, Any] = {
     "a list of segments": (lambda data: data["segments"], "segments but no trace"),
-    "a number": (lambda _: 7, "no memory snapshot"),
-    "other data": (lambda _: {"state_dict": {}}, "no memory snapshot"),
+    "a number": (lambda _: 7, "not a memory snapshot"),
+    "other data": (lambda _: {"state_dict": {}}, "not a memory snapshot"),
     "segments that are none": (lambda data: {**data, "segments": 3}, "segments should hold a list"),
     "traces that are none": (lambda data: {**data, "device_traces": {}}, "device_traces should hold a list"),
     "no trace": (lambda data: {**data, "device_traces": [[], []]}, "_record_memory_history"),
@@ -242,7 +242,7 @@ BROKEN: dict[str, Any] = {
     "an event without an action": (lambda data: {**data, "device_traces": [[{}]]}, "lacks a text"),
     "an event without an address": (lambda data: {**data, "device_traces": [[{"action": "alloc"}]]}, "lacks a number"),
     "a segment that is none": (lambda data: {**data, "segments": ["x"]}, "segment 0 is not a record"),
-    "a segment twice": (lambda data: {**data, "segments": data["segments"] * 2}, "segment 1 is there twice"),
+    "a segment twice": (lambda data: {**data, "segments": data["segments"] * 2}, "segment 1 is listed twice"),
     "blocks that segments share": (
         lambda data: {
             **data,
@@ -268,7 +268,7 @@ BROKEN: dict[str, Any] = {
     ),
     "sizes beyond all sums": (
         lambda data: {**data, "device_traces": [alternating(data, 2**61)]},
-        "more bytes than can be added up",
+        "too large to add up",
     ),
     "a block twice": (
         lambda data: {**data, "segments": [data["segments"][0] | {"blocks": data["segments"][0]["blocks"] * 2}]},
@@ -282,7 +282,7 @@ BROKEN: dict[str, Any] = {
     ),
     "a time that cannot be": (
         lambda data: {**data, "device_traces": [[trace_of(data)[0] | {"time_us": 2**61}]]},
-        "no possible date",
+        "not a possible date",
     ),
 }
 
@@ -306,7 +306,7 @@ def test_what_is_no_snapshot_is_refused(name: str, tmp_path: Path) -> None:
 def test_lists_that_hold_each_other_many_times_are_refused_soon(tmp_path: Path) -> None:
     data = small()
     many = [data["segments"][0]] * 100_000
-    assert "there twice" in refused(tmp_path, {**data, "segments": many})
+    assert "listed twice" in refused(tmp_path, {**data, "segments": many})
     blocks = data["segments"][0]["blocks"] * 100_000
     segments = [{**data["segments"][0], "address": index, "blocks": blocks} for index in range(100)]
     assert "a block twice" in refused(tmp_path, {**data, "segments": segments})

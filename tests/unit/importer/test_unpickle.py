@@ -147,7 +147,7 @@ ATTACKS: dict[str, Callable[[Path], bytes]] = {
     "items without a mark": _fixed(HEAD + b"]NNe."),
     "items for a number": _fixed(HEAD + b"K\x01(Ne."),
     "odd number of items": _fixed(HEAD + b"}(NNNu."),
-    "broken text": _fixed(HEAD + b"\x8c\x02\xff\xfe."),
+    "invalid text": _fixed(HEAD + b"\x8c\x02\xff\xfe."),
     "protocol 9": _fixed(b"\x80\x09N."),
     "no header": _fixed(b"N."),
     "gzip": _fixed(b"\x1f\x8b\x08" + bytes(100)),

@@ -45,7 +45,7 @@ def test_any_other_has_one_of_its_own_inside_the_folder() -> None:
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(UsageError, match="no such directory; --ampmem-update makes it"):
+    with pytest.raises(UsageError, match="no such directory; --ampmem-update creates it"):
         Baselines(tmp_path / "none", named=Path("none"), allow="0%", update=False)
     for update in (False, True):
         with pytest.raises(UsageError, match="it is not a directory"):

@@ -154,8 +154,8 @@ def test_an_allocator_that_the_script_asks_for_too_late_is_refused(monkeypatch: 
     monkeypatch.setattr(torch.cuda.memory, "get_allocator_backend", lambda: "native")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")
     assert TorchCuda().problem() == (
-        "the script asks for the allocator 'cudaMallocAsync' after torch was imported, which runs with 'native'; have "
-        "the script leave the backend out of its settings"
+        "the script asks for the allocator 'cudaMallocAsync' after torch was imported with 'native'; remove the "
+        "backend from the script's settings"
     )
 
 

@@ -356,7 +356,7 @@ def test_profile_keeps_what_a_run_died_of_and_show_tells_it(
     said = capsys.readouterr().err
     assert "OutOfMemory" in said
     assert "out of memory in forward of step 0: the run ended here" in said
-    assert "the script failed: out of memory; what there was until then is in train.ampmem, " in said
+    assert "the script failed: out of memory; what was recorded until then is in train.ampmem, " in said
     assert run(["show", "train.ampmem"]) == 0
     assert "by          an op that is not known in (model)" in capsys.readouterr().out
     assert run(["show", "--json", "train.ampmem"]) == 0

@@ -103,7 +103,7 @@ def test_the_updates_of_one_that_died_stay_in_the_step() -> None:
     rounds.made(D, "Adam")  # another, which gets the id of the first
     assert (rounds.begun, rounds.due(), list(rounds.updates.values())) == (True, {G}, [1])
     rounds.update(D)
-    assert rounds.end() == ("the updates of several optimizers are put together into one step: SGD once, Adam once")
+    assert rounds.end() == ("the updates of several optimizers are combined into one step: SGD once, Adam once")
 
 
 def test_an_update_without_a_forward_ends_no_step_of_its_own() -> None:
@@ -132,28 +132,28 @@ def test_one_that_steps_inside_another_is_left_out() -> None:
     ("names", "updates", "expected"),
     [
         ("", "1", None),
-        ("SGD", "11", "several updates of one optimizer are put together into one step: SGD 2 times"),
-        ("SGD Adam", "12", "the updates of several optimizers are put together into one step: SGD once, Adam once"),
+        ("SGD", "11", "several updates of one optimizer are combined into one step: SGD 2 times"),
+        ("SGD Adam", "12", "the updates of several optimizers are combined into one step: SGD once, Adam once"),
         (
             "SGD SGD",
             "12",
-            "the updates of several optimizers are put together into one step: SGD once each (2 optimizers)",
+            "the updates of several optimizers are combined into one step: SGD once each (2 optimizers)",
         ),
         (
             "SGD SGD SGD",
             "1123",
-            "the updates of several optimizers are put together into one step: "
-            "SGD 2 times, SGD once each (2 other optimizers)",
+            "the updates of several optimizers are combined into one step: SGD 2 times, SGD once each (2 other "
+            "optimizers)",
         ),
         (
             "SGD SGD",
             "112",
-            "the updates of several optimizers are put together into one step: SGD 2 times, another SGD once",
+            "the updates of several optimizers are combined into one step: SGD 2 times, another SGD once",
         ),
         (
             "",
             "12",
-            "the updates of several optimizers are put together into one step: an optimizer once each (2 optimizers)",
+            "the updates of several optimizers are combined into one step: an optimizer once each (2 optimizers)",
         ),
     ],
 )
@@ -181,11 +181,11 @@ def test_waiting_in_vain_is_said(updates: int) -> None:
     said = rounds.end()
     if updates == PATIENCE:
         assert said == (
-            f"several updates are put together into one step (SGD {PATIENCE} times), which waited for one of Adam, "
-            "whose model ran too; from then on nothing waits for that"
+            f"several updates are combined into one step (SGD {PATIENCE} times), because ampmem waited for an "
+            "update of Adam, whose model ran, too; later steps do not wait for it"
         )
     else:
-        assert said == f"several updates of one optimizer are put together into one step: SGD {updates} times"
+        assert said == f"several updates of one optimizer are combined into one step: SGD {updates} times"
 
 
 def test_the_end_of_a_script_waits_only_for_those_that_have_updated() -> None:
@@ -545,9 +545,7 @@ def test_what_is_said() -> None:
     assert script.said == [WITHOUT_OPTIMIZER]
     script = Script()
     script.play("mn 2buv")
-    assert script.said == [
-        "the updates of several optimizers are put together into one step: SGD once each (2 optimizers)"
-    ]
+    assert script.said == ["the updates of several optimizers are combined into one step: SGD once each (2 optimizers)"]
     for step_on in (StepOn.BACKWARD, FUNCTION):
         script = Script(step_on)
         script.play("mn 2uvb r")

@@ -71,19 +71,19 @@ def test_a_rank_that_is_at_its_end_need_not_be_waited_for(together_of: Callable[
 
 def test_nobody_stops_where_one_has_fewer_steps(together_of: Callable[..., list[object]]) -> None:
     found = together_of(recorded, lambda rank: rank.step_ended())
-    assert found == ["rank 1 did not get so far", None]
+    assert found == ["rank 1 did not get that far", None]
 
 
 def test_nobody_stops_where_one_is_not_recorded(together_of: Callable[..., list[object]]) -> None:
     assert together_of(recorded, None) == [
-        "no step of rank 1 was recorded, so it is not known who waits for whom",
+        "no step of rank 1 was recorded, so ampmem does not know which ranks wait for each other",
         None,
     ]
 
 
 def test_what_was_agreed_holds_for_one_that_comes_later(together_of: Callable[..., list[object]]) -> None:
     assert together_of(recorded, None)[0] is not None
-    assert together_of(None, recorded) == [None, "another rank did not get so far"]
+    assert together_of(None, recorded) == [None, "another rank did not get that far"]
 
 
 def test_nobody_stops_where_one_must_not(together_of: Callable[..., list[object]]) -> None:
@@ -91,7 +91,7 @@ def test_nobody_stops_where_one_must_not(together_of: Callable[..., list[object]
         rank.step_ended()
         return rank.why_not("its results are waited for")
 
-    assert together_of(must_not, recorded) == ["its results are waited for", "another rank did not get so far"]
+    assert together_of(must_not, recorded) == ["its results are waited for", "another rank did not get that far"]
 
 
 def test_a_store_that_is_gone_stops_nobody(

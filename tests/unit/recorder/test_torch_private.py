@@ -219,7 +219,7 @@ def test_a_torch_that_was_not_tested_is_used_with_a_note(
     with ampmem.profile(device="cpu") as profiled:
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
-    note = f"torch {version} is not one that ampmem is tested with, which are torch 2.11 to 2.15"
+    note = f"ampmem is not tested with torch {version}, only with torch 2.11 to 2.15"
     assert (note in profiled.recording().notes) is not tested
 
 

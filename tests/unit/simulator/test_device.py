@@ -478,7 +478,7 @@ def test_a_gpu_s_name_settles_the_device_of_a_script(
     monkeypatch.setattr(choose_source, "cuda_available", lambda: False)
     named = replace(given, gpu="3090", world_size=2)
     assert settled(named) == replace(named, device=Device.SIMULATED)
-    said = "ampmem: simulating a GPU (NVIDIA GeForce RTX 3090), as --gpu asks for: torch sees no GPU here\n"
+    said = "ampmem: simulating the GPU that --gpu names (NVIDIA GeForce RTX 3090), because torch sees no GPU\n"
     assert capsys.readouterr().err == said
     assert settled(replace(named, device=Device.SIMULATED)).device is Device.SIMULATED
     assert capsys.readouterr().err == ""

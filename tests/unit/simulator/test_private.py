@@ -115,9 +115,9 @@ def test_a_torch_without_them_is_refused_in_one_line_and_left_as_it_was(tmp_path
     messages = dict(line.split("\t", 1) for line in done.stderr.splitlines())
     assert list(messages) == [*missing, *OUR_FAULT], done.stderr
     assert messages.pop("patches") == (
-        f"ampmem: the simulation could not be started with torch {torch.__version__}: NameError: name 'replace_all' is "
-        "not defined. This is a fault of ampmem's own, and none of the script's; please report it. --device cpu "
-        "measures on the CPU instead"
+        f"ampmem: the simulation could not be started with torch {torch.__version__}: NameError: name 'replace_all' "
+        "is not defined. This is an error inside ampmem, not in the script; please report it. --device cpu measures "
+        "on the CPU instead"
     )
     for name, message in messages.items():
         assert message.startswith("ampmem: this build of torch ("), (name, message)

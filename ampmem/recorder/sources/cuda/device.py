@@ -51,18 +51,20 @@ class TorchCuda:
             why = "this torch was built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
             return f"cuda cannot be recorded: {why}; record on the CPU with --device cpu (device='cpu' in Python)"
         if os.environ.get(UNCACHED) == "1":
-            return f"{UNCACHED}=1 turns PyTorch's caching allocator off, so there is no history of it; unset it"
+            return (
+                f"{UNCACHED}=1 turns PyTorch's caching allocator off, so it keeps no memory history; unset {UNCACHED}"
+            )
         backend = torch.cuda.memory.get_allocator_backend()
         if backend != "native":
             return (
-                f"torch uses the allocator {backend!r}, which keeps no memory history; unset "
-                f"{' and '.join(VARIABLES)}, or a pluggable allocator, to record with PyTorch's own"
+                f"torch uses the allocator {backend!r}, which keeps no memory history; to record PyTorch's own "
+                f"allocator, unset {' and '.join(VARIABLES)}, or remove the pluggable allocator"
             )
         asked = backend_of_environment(os.environ)
         if asked != backend:
             return (
-                f"the script asks for the allocator {asked!r} after torch was imported, which runs with {backend!r}; "
-                "have the script leave the backend out of its settings"
+                f"the script asks for the allocator {asked!r} after torch was imported with {backend!r}; remove the "
+                "backend from the script's settings"
             )
         return None
 

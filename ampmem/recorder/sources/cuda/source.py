@@ -98,17 +98,17 @@ PART = 20_000
 As Python objects an entry takes over a kilobyte; the columns kept of it until the step ends take 104 bytes.
 """
 _OFF = (
-    "the script turned PyTorch's caching allocator off (torch.cuda.caching_allocator_enable(False)), and the memory "
-    "that it allocated since is not in this recording; leave that call out"
+    "the script turned PyTorch's caching allocator off (torch.cuda.caching_allocator_enable(False)), and memory "
+    "allocated since then is not in this recording; remove that call"
 )
 _FAILED = (
-    "the device had failed when ampmem waited for it at the end of a step; the memory that PyTorch's allocator counts "
-    "is still right, losses and updates of that step may not be"
+    "the device had failed when ampmem synchronized it at the end of a step; the memory counted by PyTorch's "
+    "allocator is still right, but the losses and updates of that step may be wrong"
 )
 _NOTHING = (
-    "nothing was recorded: PyTorch's caching allocator allocated nothing on a CUDA device. If the script uses one, "
-    f"have it keep that allocator: no {UNCACHED}, no torch.cuda.caching_allocator_enable(False); to record the CPU's "
-    "memory, say --device cpu"
+    "nothing was recorded: PyTorch's caching allocator allocated nothing on a CUDA device. If the script uses a CUDA "
+    f"device, do not turn that allocator off: remove {UNCACHED} and torch.cuda.caching_allocator_enable(False). To "
+    "record CPU memory, use --device cpu"
 )
 _BY_CALL = "torch.cuda.memory._set_allocator_settings"
 
@@ -166,7 +166,7 @@ class CudaSource(Source):
         if self._api.history_is_on():
             raise UsageError(
                 "the script is recording memory history already (torch.cuda.memory._record_memory_history), and "
-                "PyTorch keeps only one; leave that call out, or start ampmem before it"
+                "PyTorch keeps only one; remove that call, or start ampmem before it"
             )
         check_free()
 
@@ -335,7 +335,7 @@ class CudaSource(Source):
         try:
             self._nodes.start()
         except RuntimeError as error:  # the events are useful without the names, too
-            self._note(f"autograd's nodes have no names here: the profiler did not start ({error})")
+            self._note(f"autograd nodes have no names in this recording: the profiler did not start ({error})")
 
     def _stamp(self, now_ns: int) -> None:
         # Tags are per thread: on the engine's threads the tag could not be removed again.
@@ -419,7 +419,7 @@ class CudaSource(Source):
             marks=[count for count, _ in self._marks.values()],
         )
         if settled.lost:
-            self._note("some allocator events were lost; what they did is at the start or end of its step")
+            self._note("some allocator events were lost; their effect is shown at the start or end of the step")
         self._settle_marks(settled)
         return _raw(settled, nodes, seen, self._history)
 
@@ -448,7 +448,7 @@ class CudaSource(Source):
         if len(snapshot["device_traces"][device]) >= ENTRIES:
             self._note(
                 f"a phase of a step had more than the {format_count(ENTRIES)} allocator events that are kept: its "
-                "first ones are lost, and its peak may be too low"
+                "first events are lost, and its peak may be too low"
             )
         settings: Mapping[str, object] = snapshot.get("allocator_settings", {})
         text = next((str(settings[name]) for name in VARIABLES if name in settings), "")
@@ -462,11 +462,11 @@ class CudaSource(Source):
                 self._pools.add(tuple(segment.get("segment_pool_id", DEFAULT_POOL)))
         if self._pools - {DEFAULT_POOL}:
             self._note(
-                "CUDA graphs or memory pools of the script's hold memory of their own: a graph's replays allocate "
-                "nothing, so what they compute is not seen"
+                "CUDA graphs or memory pools of the script have their own memory: replays of a graph allocate "
+                "nothing, so ampmem does not see what they compute"
             )
         if self._tag is None:
-            self._note("this torch cannot tag allocator events: ops are joined to them by time alone")
+            self._note("this torch cannot tag allocator events: ops are matched to them by time alone")
 
 
 def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> RawEvents:

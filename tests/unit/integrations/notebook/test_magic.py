@@ -129,7 +129,7 @@ def test_a_cell_that_fails_has_its_own_traceback_and_the_steps_that_had_ended(no
     assert not ran.success
     assert _frames(ran.stdout) == _frames(plain.stdout)
     assert ran.stdout.count("ZeroDivisionError: division by zero") == 1
-    assert ran.text.startswith("ampmem: 2 steps of In [4] had ended when it failed, and were recorded.")
+    assert ran.text.startswith("ampmem: 2 steps of In [4] had finished when it failed, and were recorded.")
 
 
 def _frames(traceback: str) -> list[str]:
@@ -141,7 +141,7 @@ def test_ctrl_c_in_a_cell_is_the_cells(notebook: Notebook) -> None:
     ran = notebook.run("%%ampmem", train(), "raise KeyboardInterrupt")
     assert not ran.success
     assert "KeyboardInterrupt" in ran.stdout
-    assert ran.text.startswith("ampmem: 2 steps of In [3] had ended when it was stopped, and were recorded.")
+    assert ran.text.startswith("ampmem: 2 steps of In [3] had finished when it was stopped, and were recorded.")
 
 
 def test_a_cell_may_await(notebook: Notebook) -> None:
@@ -172,7 +172,7 @@ def test_the_last_recording_can_be_shown_again(notebook: Notebook) -> None:
     early = notebook.run("%ampmem --last")
     assert not early.success
     assert early.stderr == (
-        "UsageError: nothing was recorded yet: write %%ampmem as the first line of a cell that trains\n"
+        "UsageError: nothing has been recorded yet: write %%ampmem as the first line of a cell that trains\n"
     )
     first = notebook.run("%%ampmem", train())
     assert notebook.run("%ampmem --last").shown == notebook.run("%%ampmem --last").shown == first.shown
@@ -243,7 +243,7 @@ def test_a_cell_that_trains_on_another_thread_says_where(notebook: Notebook) -> 
         "%%ampmem", "def go():", "    model(torch.ones(1, 16)).sum().backward(); optimizer.step()", train_there
     )
     assert ran.success
-    assert "Linear ran forward on another one" in ran.stderr
+    assert "Linear ran forward on another thread" in ran.stderr
 
 
 def test_a_precision_can_be_forced_and_is_said(notebook: Notebook) -> None:
@@ -258,7 +258,7 @@ def test_a_gpu_can_be_simulated_for_a_cell(notebook: Notebook) -> None:
     moved = "model = nn.Linear(16, 4).cuda(); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
     ran = notebook.run("%%ampmem --device sim --gpu h100", moved, there)
     assert ran.success, ran.stdout
-    assert "The GPU was simulated: what the cell left on it has no values" in ran.text
+    assert "The GPU was simulated: tensors that the cell left on it have no values" in ran.text
     assert notebook["_ampmem"].summary().source == "simulated"
     assert notebook.run("torch.cuda.is_available()").value is False
 
@@ -302,13 +302,13 @@ def test_unloading_in_a_recorded_cell_ends_the_recording(notebook: Notebook) -> 
 
 def test_a_comparison_of_what_no_script_can_run_is_refused(notebook: Notebook) -> None:
     for lines, said in (
-        (["await go()"], "as a script, and it is none: 'await' outside function"),
-        (["%time x = 1"], "which has no magics"),
-        (["for"], "and it is none: invalid syntax"),
+        (["await go()"], "as a script, but the cell is not a valid script: 'await' outside function"),
+        (["%time x = 1"], "where magics do not work"),
+        (["for"], "not a valid script: invalid syntax"),
     ):
         ran = notebook.run("%%ampmem --compare", *lines)
         assert said in ran.stderr
         assert ran.stderr.count("\n") == 1
     notebook.shell.user_ns["pushed"] = 1
-    assert "no cell's code binds pushed" in notebook.run("%%ampmem --compare", "print(pushed)").stderr
+    assert "no cell's code defines pushed" in notebook.run("%%ampmem --compare", "print(pushed)").stderr
     assert "there is no In [99]" in notebook.run("%%ampmem --compare --cells 99", "1").stderr

@@ -97,7 +97,7 @@ def test_where_the_host_counts_otherwise_the_line_says_which_step_is_which(
         host.few.step_begins(host.updates, number)
         host.update()
         host.few.step_ends(host.updates, number)
-    assert capfd.readouterr().err.endswith("; its steps 4, 5 are those that the training counts as 4, 6\n")
+    assert capfd.readouterr().err.endswith("; its steps 4, 5 are steps 4, 6 of the training\n")
 
 
 def test_each_training_is_recorded(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_training_shorter_than_the_warm_up_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], steps: int, made: str
 ) -> None:
     Host(FewSteps(WANTED, pytest.fail)).train(tmp_path, steps)
-    said = f"ampmem: nothing was recorded: the training ended after {made}, and skip=2 lets 2 pass first\n"
+    said = f"ampmem: nothing was recorded: the training ended after {made}, and skip=2 skips the first 2\n"
     assert capfd.readouterr().err == said
     assert list(tmp_path.iterdir()) == []
 
@@ -145,7 +145,7 @@ def test_a_training_that_is_recorded_already_is_not_recorded_twice(
     host = Host(FewSteps(WANTED, pytest.fail))
     with ampmem.profile(output=tmp_path / "outer.ampmem") as outer:
         host.train(tmp_path, 5)
-    said = "ampmem: this process is being recorded already, so these steps are not recorded once more\n"
+    said = "ampmem: this process is already being recorded, so these steps are not recorded again\n"
     assert capfd.readouterr().err == said
     assert len(outer.summary().steps) == 5
 
@@ -173,7 +173,9 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capfd: pytest.
     (tmp_path / "file").touch()
     host = Host(FewSteps(WANTED, pytest.fail))
     host.train(tmp_path / "file" / "folder", 4)
-    assert capfd.readouterr().err.startswith("ampmem: this went wrong, and the training goes on without: NotADirectory")
+    assert capfd.readouterr().err.startswith(
+        "ampmem: this failed, and the training continues without it: NotADirectory"
+    )
 
 
 def test_a_rank_writes_its_own_file_and_only_the_first_speaks(
@@ -201,7 +203,7 @@ def test_what_makes_no_sense_is_refused(skip: int, steps: int) -> None:
 def test_wrong_arguments_are_refused_before_the_training() -> None:
     with pytest.raises(UsageError, match="steps='3': skip at least 0"):
         Wanted(steps="3")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="unknown device 'gpu'; there are auto, "):
+    with pytest.raises(UsageError, match="unknown device 'gpu'; choose from auto, "):
         Wanted(device="gpu")
 
 

@@ -51,7 +51,7 @@ def test_mlflow_begins_no_run_of_ours(tmp_path: Path, capfd: pytest.CaptureFixtu
     recorded = Recorded(file=page, page=page, summary=summarize(small_run().recording()), rows=ROWS)
     tell([logger_of(mlflow)], recorded)
     assert calls == []
-    said = "ampmem: nothing is logged to mlflow, where no run is open: begin one with mlflow.start_run()\n"
+    said = "ampmem: nothing is logged to mlflow, because no run is open: start one with mlflow.start_run()\n"
     assert capfd.readouterr().err == said
     run.append("open")
     tell([logger_of(mlflow)], recorded)

@@ -68,7 +68,7 @@ def test_a_loop_that_is_too_short_is_told(tmp_path: Path, capfd: pytest.CaptureF
     with ampmem.log_to(Writer(), folder=tmp_path):
         train(1)
     assert capfd.readouterr().err == (
-        "ampmem: no step was recorded: the script made 1 step and skip is 2; skip fewer\n"
+        "ampmem: no step was recorded: the script made 1 step and skip is 2; use a smaller skip\n"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -343,7 +343,7 @@ def test_a_recording_is_never_replaced_by_its_own_export(format_: str, tmp_path:
     (tmp_path / "link").symlink_to(source)
     for name in ("run.ampmem", "link"):
         said = ampmem(tmp_path, "export", "run.ampmem", "--format", format_, "-o", name, "--force")
-        assert said == (2, f"ampmem: cannot write {name}: it is the file to be read; give another name with -o\n")
+        assert said == (2, f"ampmem: cannot write {name}: it is also the input file; give another name with -o\n")
     assert source.read_bytes() == before
 
 
@@ -353,7 +353,7 @@ def test_a_snapshot_is_never_replaced_by_its_own_import(tmp_path: Path) -> None:
     code, said = ampmem(tmp_path, "import", "run.pickle", "-o", "run.pickle", "--force")
     assert (code, said) == (
         2,
-        "ampmem: cannot write run.pickle: it is the file to be read; give another name with -o\n",
+        "ampmem: cannot write run.pickle: it is also the input file; give another name with -o\n",
     )
     assert (tmp_path / "run.pickle").read_bytes() == before
 
@@ -362,7 +362,7 @@ def test_of_several_recordings_each_is_exported_by_itself(tmp_path: Path) -> Non
     for rank in range(2):
         write(tmp_path / f"my run.rank{rank}.ampmem", small_run().recording())
     files = ("my run.rank0.ampmem", "my run.rank1.ampmem", "my run.rank1.ampmem-journal")
-    said = "export writes one recording, and 2 are given: export each with an -o of its own, such as ampmem export "
+    said = "export takes one recording, and 2 are given: export each to its own file, such as ampmem export "
     said += "'my run.rank0.ampmem' --format csv -o 'my run.rank0.csv'"
     assert ampmem(tmp_path, "export", *files, "--format", "csv", "-o", "x") == (2, f"ampmem: {said}\n")
     assert not (tmp_path / "x").exists()

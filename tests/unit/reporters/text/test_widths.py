@@ -73,7 +73,7 @@ def transformer(layers: int = 12) -> Recording:
 
 
 def simulated() -> Summary:
-    """A run on a GPU on paper, of which some terms are not known."""
+    """A run on a simulated GPU, of which some terms are not known."""
     allocated = TermsRecord(
         tensors=3000 * MIB,
         workspaces={"cuBLAS": 64 * MIB},

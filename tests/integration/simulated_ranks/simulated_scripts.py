@@ -1,6 +1,6 @@
-"""Runs pieces of scripts, each as one rank on paper; for a process of its own.
+"""Runs pieces of scripts, each as one simulated rank; for a process of its own.
 
-    python scripts_on_paper.py < {"name": [rank, ranks, "code"]}
+    python simulated_scripts.py < {"name": [rank, ranks, "code"]}
 
 Prints as JSON what became of each: the bytes of every allocation on the device, or the message with which it stopped.
 """

@@ -16,7 +16,7 @@ from ampmem.simulator.start import Simulation
 from ampmem.vocabulary import Device
 
 
-class OnPaper:
+class SimulatedBlock:
     """A simulated GPU until :meth:`end`; :attr:`source` records it.
 
     Raises ``UsageError`` if a session is active, and for what cannot be simulated.
@@ -40,7 +40,7 @@ class OnPaper:
             self._simulation.end()
 
 
-def on_paper(device: Device, gpu: str | None, assume: Sequence[str]) -> OnPaper | None:
+def simulated_block(device: Device, gpu: str | None, assume: Sequence[str]) -> SimulatedBlock | None:
     """The simulated GPU that ``device`` or ``gpu`` asks for; ``None`` for a real device.
 
     Raises ``UsageError`` for contradictory arguments, and as :func:`meant_device` does.
@@ -48,4 +48,4 @@ def on_paper(device: Device, gpu: str | None, assume: Sequence[str]) -> OnPaper 
     if gpu is not None:
         check_none()  # inside a simulated block torch sees that block's GPU
         device = meant_device(device, gpu_to_simulate(gpu), option="gpu=", remedy="device='sim'")
-    return OnPaper(gpu, assume) if device == Device.SIMULATED else None
+    return SimulatedBlock(gpu, assume) if device == Device.SIMULATED else None
