@@ -199,7 +199,7 @@ class Side:
         breach, oom = self.summary.conservation.breach, self.summary.ended_by
         found = [] if breach is None else [f"{self.label}: {breach}"]
         if oom is not None:
-            found.append(f"{self.label} ran out of memory in {oom.where}: its bytes are those of the part before")
+            found.append(f"{self.label} ran out of memory in {oom.where}: its numbers are those of the part before")
         return tuple(found)
 
 
@@ -237,7 +237,7 @@ def path_given(given: object) -> Path:
     if isinstance(given, str | PathLike):
         return Path(given)
     raise UsageError(
-        f"{type(given).__name__} holds no run: give a recording, a file with one, or a summary, such as "
+        f"{type(given).__name__} is not a run: give a recording, a file with one, or a summary, such as "
         "profile.recording()"
     )
 
@@ -277,7 +277,9 @@ def _worst(ranks: list[Path]) -> Path:
     runs = read_runs(ranks)
     jobs = merge_all(runs).jobs
     if len(jobs) > 1:
-        raise UsageError(f"{ranks[0]} and those beside it are of jobs in several precisions; name one rank of one")
+        raise UsageError(
+            f"{ranks[0]} and the ranks beside it are from jobs in several precisions; name the file of one rank"
+        )
     peaks = {run.path: run.summary.whole.bytes for run in runs if run.summary is not None}
     return max(peaks, key=lambda path: peaks[path])
 
@@ -302,12 +304,14 @@ def _summed_up(path: Path) -> Side:
         value = parsed(path.read_text(encoding="utf-8-sig"))
         found = value if isinstance(value, list) else [value]
         if len(found) != 1:
-            raise UsageError(f"{path} has {len(found)} summaries, and a side is one; write each to a file of its own")
+            raise UsageError(
+                f"{path} has {len(found)} summaries, but only one can be compared; write each to its own file"
+            )
         summary = from_json(Summary, found[0])
     except ValueError as error:
         raise RecordingError(
             f"{path} is not a summary of this version of ampmem ({_in_short(error)}); "
-            "make one anew with ampmem show --json"
+            "write it again with ampmem show --json"
         ) from None
     except OSError as error:
         raise RecordingError(f"{path} cannot be read: {error.strerror}") from None

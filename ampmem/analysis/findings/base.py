@@ -84,7 +84,13 @@ class Finding:
         """The saving of the change, in words; empty if unknown."""
         if not self.saved:
             return ""
-        off = "off the peak" if self.off_peak else "off reserved memory" if self.off_reserved else "less at the failure"
+        off = (
+            "off the peak"
+            if self.off_peak
+            else "off reserved memory"
+            if self.off_reserved
+            else "off the memory at the failure"
+        )
         return f"{format_bytes(self.saved)} {off}"
 
 
