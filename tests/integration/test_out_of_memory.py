@@ -152,7 +152,7 @@ def test_a_limit_of_the_process_is_told_apart_from_the_device(tmp_path: Path) ->
     assert (oom.device_total, oom.allowed, oom.reason) == (32 << 30, 8 << 30, "limited")
     assert oom.lacking == oom.reserved  # all of the limit was asked for
     text = " ".join(done.stderr.split())
-    assert "0 B" not in text.partition("lacking")[2].partition(" by ")[0] and "that this process may take" in text
+    assert "0 B" not in text.partition("lacking")[2].partition(" by ")[0] and "that this process may use" in text
     assert alive(oom) == {"parameters": PARAMETERS}
 
 
@@ -166,8 +166,8 @@ def test_within_the_limit_the_verdict_is_of_the_limit(tmp_path: Path) -> None:
     assert prediction is not None and prediction.allowed == 8 << 30 and prediction.limited
     assert prediction.margin == (8 << 30) - prediction.at_peak_reserved.reserved
     text = " ".join(done.stderr.split())
-    assert "it fits, with 8.0 GiB to spare of the 8.0 GiB that this process may take" in text
-    assert "the prediction for a GPU of 32.0 GiB, of which this process may take 8.0 GiB" in text
+    assert "it fits, with 8.0 GiB to spare of the 8.0 GiB that this process may use" in text
+    assert "the prediction for a GPU of 32.0 GiB, of which this process may use 8.0 GiB" in text
 
 
 def test_while_the_model_is_moved_bytes_are_divided_by_what_is_there(tmp_path: Path) -> None:

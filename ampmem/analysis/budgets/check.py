@@ -462,7 +462,7 @@ def _place(run: JudgedRun, judged: Sequence[Judged]) -> Iterator[str]:
     whole = run.summary.whole
     if whole.where is not PeakPlace.STEP and any(each.key == PEAK for each in judged):
         yield (
-            f"{PEAK_IS}{format_peak(whole.bytes)} {PLACES[whole.where]}; the peak of the recorded steps is "
+            f"{PEAK_IS}{format_peak(whole.bytes)}, {PLACES[whole.where]}; the peak of the recorded steps is "
             f"{format_peak(run.summary.peak.said)}, and categories and growth are those of these steps"
         )
 

@@ -249,7 +249,7 @@ def _growth_per_step(run: JudgedRun) -> int:
         return run.growth.per_step
     if run.side.groups is None:
         raise NotMeasured("a summary's JSON does not have what is alive at the end of each step; give the recording")
-    raise NotMeasured("growth needs at least two steps with an update; record more with --steps")
+    raise NotMeasured("it needs at least two steps with an update; record more with --steps")
 
 
 def _allocated_at_most(run: JudgedRun) -> int:

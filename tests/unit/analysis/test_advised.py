@@ -83,7 +83,7 @@ def test_a_finding_is_disproved_where_each_of_its_changes_saved_nothing(case: st
     assert said == (
         None
         if saved is None
-        else f"the finding foreach-temporaries is left out: ampmem advise ran its change for this script, and {saved}"
+        else f"the finding foreach-temporaries is left out: ampmem advise ran its change for this script: {saved}"
     )
 
 
@@ -174,8 +174,8 @@ def test_the_file_of_a_search_is_read(tmp_path: Path) -> None:
     ("text", "why"),
     [
         (None, "No such file"),
-        ("", "it is not a file that ampmem advise --resume has written"),
-        ("[]\n", "it is not a file that ampmem advise --resume has written"),
+        ("", "not a file that ampmem advise --resume has written"),
+        ("[]\n", "not a file that ampmem advise --resume has written"),
         (json.dumps(OF), "it has no run of the script as it is yet"),
     ],
 )

@@ -107,13 +107,13 @@ def test_the_terms_add_up() -> None:
         (
             replace(UNSURE, allowed=3310 * MIB),
             Fit.FITS,
-            "reserved of 4.0 GiB; it fits, with 10.0 MiB to spare of the 3.2 GiB that this process may take",
+            "reserved of 4.0 GiB; it fits, with 10.0 MiB to spare of the 3.2 GiB that this process may use",
         ),
         (
             replace(BOUNDED, highest_reserved=3320 * MIB, allowed=3310 * MIB),
             Fit.MAY_NOT_FIT,
             "it may not fit: with cuDNN's workspaces in convolutions it needs up to 10.0 MiB more than the 3.2 GiB "
-            "that this process may take",
+            "that this process may use",
         ),
         (replace(UNSURE, allowed=4090 * MIB), Fit.FITS, "it fits, with 96.0 MiB to 284.0 MiB to spare beside the"),
         (replace(BOUNDED, ran_out=True), Fit.DOES_NOT_FIT, "(simulated): it does not fit: 1 GiB were asked for"),
@@ -139,7 +139,7 @@ def test_trials_that_take_what_is_free_are_told_apart() -> None:
     assert headline(prediction_of(TRIED), "a GPU") == (
         "a GPU (simulated): peak 3.027 GiB to 3.223 GiB allocated, 3.223 GiB to 3.418 GiB reserved of 4.0 GiB; it "
         "fits, with 84.0 MiB to 284.0 MiB to spare beside the 512.0 MiB that the CUDA context is assumed to use; "
-        "cudnn.benchmark's trials may take what is free, up to 700.0 MiB, once, at each convolution's first call"
+        "cudnn.benchmark's trials may take all free memory, up to 700.0 MiB, once, at each convolution's first call"
     )
 
 
@@ -155,9 +155,9 @@ def test_it_is_not_laid_on_workspaces_where_the_context_decides() -> None:
 def test_what_the_process_may_take_is_what_is_left() -> None:
     prediction = prediction_of(replace(UNSURE, allowed=3310 * MIB))
     assert (prediction.limited, prediction.margin) == (True, 10 * MIB)
-    assert fit_in_short(prediction)[1] == "predicted: 3.2 GiB of the 3.2 GiB that this process may take used"
+    assert fit_in_short(prediction)[1] == "predicted: 3.2 GiB of the 3.2 GiB that this process may use used"
     caption = render_prediction(prediction, "a GPU").splitlines()[0]
-    assert caption == "the prediction for a GPU, 4.0 GiB, of which this process may take 3.2 GiB"
+    assert caption == "the prediction for a GPU, 4.0 GiB, of which this process may use 3.2 GiB"
     assert not prediction_of(replace(UNSURE, allowed=4090 * MIB)).limited
 
 

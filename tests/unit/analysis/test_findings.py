@@ -451,7 +451,7 @@ def test_autocast_that_casts_nothing(seen: str, arm: ArmRecord, change: str | No
     assert (found is None) == (change is None)
     if found is not None and change is not None:
         assert found.change.startswith(change)
-        assert found.evidence == ("device: cpu", "ops' results seen, all in other types: 3")
+        assert found.evidence == ("device: cpu", "op results seen, none in low precision: 3")
         assert found.message.startswith("autocast was on" if arm.dtype else "the run was to be under autocast")
     story.fact(Fact.CAST_COPY, 0x2000, "weight")
     assert "no-autocast-effect" not in told(story.recording(arm=arm))
@@ -781,7 +781,7 @@ def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int 
     found = told(story.recording())["fp32-activations"]
     assert found.bytes == 5000
     assert word in found.change
-    assert found.message.endswith(f"float32 in spite of autocast, for {op}.")
+    assert found.message.endswith(f"float32 in spite of autocast, kept for {op}.")
     assert found.evidence[0] == f"kept for {op}: 4.9 KiB"
     assert found.off_peak == off_peak
     assert found.severity == ("info" if off_peak is None else "advice")

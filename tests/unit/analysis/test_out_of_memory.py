@@ -43,7 +43,7 @@ def waiting(recording: Recording, *optimizers: OptimizerRecord) -> Recording:
         ({}, 7700, Reason.EXHAUSTED, "the device had 300 B free"),
         ({"free": 9000, "limit": 4200}, 5000, Reason.LIMITED, "2.9 KiB were left of the 4.1 KiB that this process may"),
         ({"free": 300, "limit": 18_000}, 7700, Reason.EXHAUSTED, "the device had 300 B free"),
-        # As older recordings have it: the total is what the process may take.
+        # As older recordings have it: the total is what the process may use.
         ({"free": 9000, "total": 4200}, 5000, Reason.LIMITED, "2.9 KiB were left of the 4.1 KiB that this process may"),
         ({"free": 9000}, 0, Reason.FRAGMENTED, ""),
     ],
@@ -78,7 +78,7 @@ def test_what_is_to_come_are_the_gradients_and_the_state_that_do_not_exist() -> 
     assert found is not None and found.optimizer_state == 0
     unknown = told(waiting(in_backward(), replace(ADAM, class_name="Mine"))).to_come
     assert unknown is not None and unknown.optimizer_state is None
-    assert "optimizer state, of which it is not known how much" in render(
+    assert "optimizer state of unknown size" in render(
         summarize(waiting(in_backward(), replace(ADAM, class_name="Mine"))), ()
     )
     none = told(replace(in_backward(), optimizers=())).to_come
@@ -252,11 +252,11 @@ def test_another_device_is_explained_without_the_categories_of_the_recorded_one(
     assert {str(category): size for category, size in oom.alive.items() if size} == {"other": 5000}
     assert (oom.reserved, oom.lacking, oom.to_come, oom.largest, oom.next_commands) == (5100, 7700, None, (), ())
     assert summary.findings[0].message.startswith(
-        "cuda:1, which is not the device that was recorded, ran out of memory"
+        "cuda:1 (not the recorded device) ran out of memory"
     )
     text = " ".join(render(summary, ()).split())
     assert "a block of 4.9 KiB in a new segment of 7.8 KiB on cuda:1 was asked for" in text
-    assert "device cuda:1, which is not the device that was recorded: 19.5 KiB, of which 300 B were free" in text
+    assert "device cuda:1 (not the recorded device): 19.5 KiB, of which 300 B were free" in text
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "residual_bytes": 0,
         "terms": [
             {
-                "why": "other parameters of which no cast was made",
+                "why": "other parameters that were not cast",
                 "bytes": -100,
                 "tensors": 1,
                 "names": ["layers.1.weight"],
@@ -675,7 +675,7 @@ def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None
     assert sizes["allocated", Limit.BUDGET][1] == 6144
     assert sizes["peak", Limit.BASELINE] == (3072, 5120, None, False)
     told = " ".join(render_check(found).split())
-    assert "note: the peak is that of the whole run, 5.0 KiB after the recorded steps; that of the recorded" in told
+    assert "note: the peak of the whole run is 5.0 KiB after the recorded steps; that of the recorded" in told
     changed = difference(before, side_of(replace(rounded(5, 1).recording(), prediction=later), "after"))
     assert (changed.before, changed.after, changed.peaks) == (517, 517, (3072, 3072))
     assert changed.elsewhere_in_run == ("the peak of the whole run of after is 5.0 KiB, after the recorded steps",)
@@ -698,6 +698,6 @@ def test_recordings_side_by_side_name_the_step_and_their_own_peaks() -> None:
     told = render_comparison(comparison)
     assert told.startswith("Peaks of step 1: fp32 a 2.5 KiB, fp32 b 3.0 KiB.")
     own = "the peak of each whole run: fp32 a 5.0 KiB in step 0, fp32 b 3.0 KiB in step 1."
-    assert f"Compared is step 1 of each, as a comparison needs one common step; {own}" in " ".join(told.split())
+    assert f"Compared is step 1 of each, as it needs a common step; {own}" in " ".join(told.split())
     rows = [line.split("  ")[0] for line in told.splitlines()]
     assert "peak of step 1" in rows and "peak of the whole run" in rows

@@ -115,7 +115,7 @@ def test_where_it_was_is_said_in_words() -> None:
     oom = told(in_forward())
     assert replace(oom, phase="between").where == "step 0, outside of forward, backward and update"
     assert replace(oom, phase="optimizer", step=3).where == "the optimizer's update of step 3"
-    assert replace(oom, phase="data", step=None).where == "the loading of data"
+    assert replace(oom, phase="data", step=None).where == "data loading"
 
 
 def test_nothing_is_concluded_from_what_an_unfinished_step_lacks() -> None:

@@ -146,7 +146,7 @@ def test_a_table_of_no_script_is_said_beside_a_broken_peak_and_refused_where_the
     write(tmp_path / "now.ampmem", run(saved=3 * MIB))
     table = '[tool.ampmem.budgets."trian.py"]\nactivations = 1\n'
     file = tmp_path / "pyproject.toml"
-    wrong = f"[tool.ampmem.budgets.\"trian.py\"] of {file} is of no script and of no module; did you mean 'train.py'?"
+    wrong = f"[tool.ampmem.budgets.\"trian.py\"] in {file} does not name a script or a module; did you mean 'train.py'?"
     file.write_text(table)
     for name in ("train.py", "now.ampmem"):
         assert refused(tmp_path, "check", name) == f"ampmem: {wrong}\n"
@@ -278,7 +278,7 @@ def test_ranks_are_judged_each_against_its_own_baseline(tmp_path: Path) -> None:
     code, output, _ = ampmem_here(tmp_path, "check", *files, "--baseline", "main.ampmem")
     assert code == 1
     assert output.startswith("1 of 2 fail; the worst is now.rank1-of-2.ampmem.\n")
-    assert "now.rank0-of-2.ampmem: kept: all sizes are those of main.rank0-of-2.ampmem" in output
+    assert "now.rank0-of-2.ampmem: kept: all sizes equal those of main.rank0-of-2.ampmem" in output
     assert "give the job's name" in refused(tmp_path, "check", *files, "--baseline", "main.rank0-of-2.ampmem")
     code, _, errors = ampmem_here(tmp_path, "check", *files, "--baseline", "new.ampmem", "--update-baseline")
     assert code == 0 and (tmp_path / "new.rank1-of-2.ampmem").exists() and errors.count("wrote") == 2

@@ -65,7 +65,7 @@ The 2 changes add up to +4.0 KiB, residual 0 B.
 
 def test_no_difference_is_said(folder: Path) -> None:
     said = printed(folder, "a.ampmem", "a.ampmem")
-    assert said == "No difference: the peak is 8.3 KiB in both, and of the same allocations.\n"
+    assert said == "No difference: the peak is 8.3 KiB in both; the allocations are the same.\n"
 
 
 def test_one_category_and_fewer_changes(folder: Path) -> None:

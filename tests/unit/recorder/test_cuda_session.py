@@ -107,7 +107,7 @@ def test_a_recording_has_layers_marks_and_the_device(tmp_path: Path, monkeypatch
     assert summary.allocator.outside == 1 << 28
     assert not gpu.recording
     text = render(summary, recording.notes)
-    assert "events, residual 0 B, of reserved memory 0 B\n" in text
+    assert "events, residual 0 B, residual of reserved memory 0 B\n" in text
     whole = "allocator at the peak: requested 3.0 MiB + rounding 348 B + cached 19.0 MiB = reserved 22.0 MiB"
     assert whole in text
     assert "outside 256.0 MiB" in text
@@ -358,7 +358,7 @@ def test_profile_keeps_what_a_run_died_of_and_show_tells_it(
     assert "out of memory in forward of step 0: the run ended here" in said
     assert "the script failed: out of memory; what there was until then is in train.ampmem, " in said
     assert run(["show", "train.ampmem"]) == 0
-    assert "by          an op that is not known in (model)" in capsys.readouterr().out
+    assert "by          an unknown op in (model)" in capsys.readouterr().out
     assert run(["show", "--json", "train.ampmem"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [step["finished"] for step in shown["steps"]] == [False]

@@ -153,7 +153,7 @@ def test_a_table_of_no_script_and_of_no_module_is_said_with_the_nearest(table: s
     project(tmp_path)
     found = pyproject(tmp_path, f'[tool.ampmem.budgets."{table}"]\npeak = 1\n')
     assert list(found.of_no_script(str(tmp_path / "train.py"))) == [
-        f'[tool.ampmem.budgets."{table}"] of {found.path} is of no script and of no module{meant}'
+        f'[tool.ampmem.budgets."{table}"] in {found.path} does not name a script or a module{meant}'
     ]
 
 
@@ -247,7 +247,7 @@ def test_the_nearest_file_with_a_table_of_ampmem_counts(tmp_path: Path) -> None:
         ("[tool.ampmem.budgets]\npeak = true", "[tool.ampmem.budgets] peak: True is not a size"),
         ("[tool.ampmem.budgets]\npeak = 1.5", "[tool.ampmem.budgets] peak: 1.5 is not a size"),
         ("[tool.ampmem.budgets]\npeak = -1", "[tool.ampmem.budgets] peak: -1 is not a size"),
-        ("[tool.ampmem.budgets.activation]\npeak = 1", '"activation"] is a table of a script; did you mean'),
+        ("[tool.ampmem.budgets.activation]\npeak = 1", '"activation"] would be the table of a script; did you mean'),
         ('[tool.ampmem.budgets."a.py"]\npeak = "x"', "[tool.ampmem.budgets.\"a.py\"] peak: 'x' is not a size"),
         ("[tool.ampmem.budgets]\nmodules = 3", "[tool.ampmem.budgets] unknown budget 'modules'"),
     ],

@@ -143,7 +143,7 @@ def test_what_a_gpu_holds_above_the_tensors() -> None:
     assert measured(result) == {"allocated": only(result, "allocated").after, "reserved": reserved, "device": None}
     # Blocks of 0x2000 and 0x2200 bytes beside the baseline's and the parameters'.
     assert only(result, "allocated").after == 512 + 400 + 200 + 0x2000 + 0x2200
-    assert result.problems == ("device: what is outside of the allocator is not known",)
+    assert result.problems == ("device: the memory outside of the allocator is not known",)
 
 
 def test_what_is_assumed_of_a_simulated_gpu_is_said_where_a_limit_is_broken_by_it() -> None:

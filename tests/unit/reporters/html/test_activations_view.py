@@ -128,7 +128,7 @@ def test_where_nothing_was_seen_saved_the_bars_are_by_the_op_that_made_them() ->
     assert Counter({bar.label: bar.other for bar in view.kinds}) == {
         "element-wise ops": 100,
         "matmuls": 50,
-        "an op that is not known": 5,
+        "an unknown op": 5,
     }
     assert view.words.other == "type not known"
     assert view.modules == ()

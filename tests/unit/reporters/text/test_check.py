@@ -29,7 +29,7 @@ peak: what grew since main.ampmem, at the peak: 2.0 MiB came
 +2.0 MiB  grew  1.0 MiB  3.0 MiB  activations  mm in encoder.0
     at /repo/net.py:7 Net.forward
 
-the first of these was allocated at
+the first row was allocated at
     /repo/train.py:3 main
     /repo/net.py:7 Net.forward
 
@@ -51,7 +51,7 @@ peak: what is largest at the peak
     at /repo/net.py:7 Net.forward
 1.0 MiB  parameters   encoder.0.weight
 
-the first of these was allocated at
+the first row was allocated at
     /repo/train.py:3 main
     /repo/net.py:7 Net.forward"""
 
@@ -62,7 +62,7 @@ activations: what grew since main.ampmem, where activations are largest: 2.0 MiB
 --------  -------  -------  -----------  ---------
 +2.0 MiB  1.0 MiB  3.0 MiB  activations  encoder.0
 
-note: one of the two is a summary: what grew is told by category and module, and not by line"""
+note: one of the two is a summary, so growth is shown by category and module, not by line"""
 
 
 def test_what_grew_since_a_baseline() -> None:
@@ -91,7 +91,7 @@ def test_what_is_only_at_another_instant_is_told_apart() -> None:
     )
     moved = replace(peak, grew=(), moved=peak.grew, moment_before=moments[0], moment_after=moments[1])
     text = " ".join(render_check(replace(found, broken=(moved,))).split())
-    assert "not explained by any line, as none has grown, 2.0 MiB were there before at another instant" in text
+    assert "not explained by any line, as none has grown, 2.0 MiB were in the baseline at another instant" in text
     assert "The peak is at another instant: in forward of step 0, at mm in encoder.0; was in the optimizer's" in text
     assert "but most of it was there before, too, at another one: change" in text
     both = render_check(replace(found, broken=(replace(moved, grew=peak.grew),)))
@@ -100,7 +100,7 @@ def test_what_is_only_at_another_instant_is_told_apart() -> None:
 
 def test_what_is_kept_says_how_close_it_is() -> None:
     text = render_check(result(run(saved=3 * MIB), run(saved=3 * MIB), peak="8MiB", activations="4MiB"))
-    answer = "run: kept: 2 budgets, the closest is activations, 3.0 MiB of 4.0 MiB; all sizes are those of main.ampmem"
+    answer = "run: kept: 2 budgets, the closest is activations, 3.0 MiB of 4.0 MiB; all sizes equal those of main.ampmem"
     assert " ".join(text.split()).startswith(answer)
     assert render_check(result(run(), peak="3MiB")).startswith("run: kept: peak, 2.0 MiB of 3.0 MiB\n")
     assert render_check(result(run(), growth=0)).startswith("run: kept: growth, 0 B of 0 B\n")
@@ -108,7 +108,7 @@ def test_what_is_kept_says_how_close_it_is() -> None:
 
 def test_less_is_told_in_one_line() -> None:
     text = render_check(result(run(), run(saved=3 * MIB)))
-    assert text.startswith("run: kept: nothing is more than in main.ampmem\n")
+    assert text.startswith("run: kept: no size is larger than in main.ampmem\n")
     assert text.endswith("\n\nless than in main.ampmem: peak -2.0 MiB, activations -2.0 MiB")
 
 

@@ -124,7 +124,7 @@ def test_of_what_does_not_add_up_there_is_no_verdict() -> None:
     events = replace(recording.events, allocated=recording.events.allocated + np.int64(4096))
     runs = [*runs_of(3)[::2], run_of(replace(recording, events=events))]
     merged = merge(runs)
-    assert said(merged).startswith("No verdict: the sums of rank 1 are not the allocator's own")
+    assert said(merged).startswith("No verdict: the sums of rank 1 differ from the allocator's")
     text = render_ranks(merged)
     assert "WARNING" in text and "rank 1: the sums are not the allocator's own, by up to 4.0 KiB" in text
     amp = [run_of(rank_recording(rank, 3, arm=ARM), "amp") for rank in range(3)]
@@ -135,7 +135,7 @@ def test_who_is_missing_is_said_with_the_reason() -> None:
     assert list(absences(merge(with_missing()))) == [
         "rank 1 has no file",
         "rank 3 is left out: train.rank3-of-5.ampmem is not an ampmem recording, or it is damaged (it is empty)",
-        "rank 2 is left out, it ended no step after 0: its recording does not say why; it may have been killed",
+        "rank 2 is left out: it ended no step after 0: its recording does not say why; it may have been killed",
     ]
 
 
@@ -158,7 +158,7 @@ def test_a_rank_that_was_killed_before_the_others_got_on() -> None:
     merged = merge(
         [run_of(rank_recording(0, 3)), killed(run_of(rank_recording(1, 3, steps=1))), run_of(rank_recording(2, 3))]
     )
-    assert list(absences(merged)) == ["rank 1 is left out, it ended no step after 0, as the warning says"]
+    assert list(absences(merged)) == ["rank 1 is left out: it ended no step after 0, see the warning"]
 
 
 def test_a_rank_that_failed_is_named() -> None:
@@ -290,7 +290,7 @@ def test_what_is_next_can_be_copied_and_is_aligned() -> None:
 def test_a_small_category_never_displaces_a_large_one() -> None:
     """It alone differs between the ranks; where there is no room for all, it is the one that is summed up."""
     merged = merge(runs_of(3, each={rank: {"copies": 4 * rank} for rank in (1, 2)}))
-    caption = "the ranks at their own peaks of step 1, in KiB\n\n"
+    caption = "each rank at its own peak of step 1, in KiB\n\n"
     lines = render_ranks(merged, layout=Layout(width=60)).partition(caption)[2].splitlines()
     assert lines[0].split() == ["rank", "peak", "parameters", "activations", "all", "else"]
     assert lines[2].split() == ["0", "1,568.0", "256.0", "800.0", "512.0"]
