@@ -133,7 +133,7 @@ def test_heading_tiles_bar_and_timeline_are_of_the_failure(open_page: Open, fail
     assert (block["y0"], block["y1"]) == ((1 << 30) - 1000, (1 << 30) - 1000 + 2_097_152)
     assert layout["yaxis"]["range"][1] > block["y1"]
     texts = [note["text"] for note in layout["annotations"]]
-    assert "1.0 GiB in all" in texts
+    assert "1.0 GiB in total" in texts
     assert "a block of 683.6 KiB in a new segment of 2.0 MiB: 2.0 MiB lacking" in texts
 
 

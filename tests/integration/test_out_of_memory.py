@@ -318,5 +318,5 @@ def test_an_arm_that_runs_out_is_a_column(tmp_path: Path) -> None:
     told = " ".join(done.stdout.split())
     assert "fp32 failed: torch.OutOfMemoryError: CUDA out of memory" in told
     assert "it has 0 steps that ended" in told
-    assert "fp32 ran out of memory in setup: a block of 4.0 GiB was asked for at" in told
+    assert "fp32 ran out of memory in setup: a block of 4.0 GiB was requested at" in told
     assert "at the peak, step 0" in told and "after backward, step 0" not in told

@@ -94,7 +94,7 @@ def test_a_leak_of_one_kibibyte_a_step_is_found_and_named(tmp_path: Path) -> Non
     script(tmp_path, steps=60, more=LEAK)
     _, _, said = watched(tmp_path)
     text = " ".join(said.split())
-    assert "memory grows: what is allocated at the end of a step rises by 1.0 KiB a step" in text
+    assert "memory grows: what is allocated at the end of each step rises by 1.0 KiB a step" in text
     assert "10.0 KiB in 10 by kept[*]" in text
 
 

@@ -153,7 +153,7 @@ def test_the_document_fits_its_schema_and_says_what_it_saves() -> None:
 def test_where_nothing_is_enough_it_is_said_how_much_is_left() -> None:
     found = advice(search(50), SCRIPT, 50, title="train.py", steps=2, gpu="h100", total=1000)
     assert headline(found) == (
-        "Nothing that was run surely fits into 50 B of h100; checkpoint 12 of 12 blocks, fused=True allocates least, "
+        "No run surely fits into 50 B of h100; checkpoint 12 of 12 blocks, fused=True allocates least, "
         "and the device would need 30 B more at most."
     )
     nothing = advice(search(None, total=10), SCRIPT, None, title="train.py", steps=2, gpu="h100", total=10)
@@ -492,7 +492,7 @@ def test_on_the_cpu_what_makes_no_sense_is_refused_with_a_reason() -> None:
     for forced, reason in (
         (Forced(allocator="expandable_segments:True"), "the CPU does not have"),
         (OFFLOAD, "in the CPU's memory already"),
-        (FOREACH, "only where the script says so"),
+        (FOREACH, "only if the script asks for it"),
     ):
         assert reason in (why_not_run(forced, cpu) or "")
         assert why_not_run(forced, replace(cpu, device=Device.CUDA)) is None
@@ -526,7 +526,7 @@ def test_on_a_real_device_a_step_is_timed_and_nothing_is_computed() -> None:
     assert (on_gpu.runs[0].reserved_bytes, on_gpu.runs[0].limited_bytes) == (60, 64)
     nothing = advice(trials, cpu, 40, title="train.py", steps=2, gpu="CPU", total=None)
     assert headline(nothing) == (
-        "Nothing that was run fits into 40 B of tensors; checkpoint 12 of 12 blocks allocates least, "
+        "No run fits into 40 B of tensors; checkpoint 12 of 12 blocks allocates least, "
         "and needs 10 B more."
     )
     free = advice(trials, cuda, None, title="train.py", steps=2, gpu="NVIDIA H100", total=None)

@@ -100,7 +100,7 @@ def test_amp_saves_and_the_parts_add_up() -> None:
 
 def test_amp_saves_in_words() -> None:
     assert text(*SAVES) == (
-        "Mixed precision takes the peak from 1.4 to 1.2 MiB, -11 %, not to half: activations fall by 260.0 KiB, to "
+        "Mixed precision lowers the peak from 1.4 to 1.2 MiB, -11 %, not to half: activations fall by 260.0 KiB, to "
         "0.74x, because 480.0 KiB of the loss are FP32 at the end of forward; cast copies add 100.0 KiB. "
         "Parameters and gradients are the same in both: 400.0 KiB."
     )
@@ -114,7 +114,7 @@ def test_activations_that_stay_float32_are_the_reason_only_where_they_are_enough
 
 def test_a_half_is_called_a_half() -> None:
     told = text(run(activations=10_000 * KIB), run(ARM, activations=5000 * KIB))
-    assert told.startswith("Mixed precision takes the peak from 10.2 to 5.3 MiB, -48 %, to about half: activations ")
+    assert told.startswith("Mixed precision lowers the peak from 10.2 to 5.3 MiB, -48 %, to about half: activations ")
     assert "fall by 4.9 MiB, to about half." in told
     assert "are FP32" not in told
 
@@ -137,7 +137,7 @@ def test_the_peak_in_the_update() -> None:
 
 def test_a_peak_that_moves_into_the_update() -> None:
     assert text(*DIFFERENT_INSTANTS) == (
-        "Mixed precision takes the peak from 1.4 to 1.3 MiB, -7 %, not to half: the peak moves from backward to the "
+        "Mixed precision lowers the peak from 1.4 to 1.3 MiB, -7 %, not to half: the peak moves from backward to the "
         "optimizer's update, which autocast does not touch. "
         "Parameters and gradients are the same in both: 400.0 KiB. "
         "At the end of forward the total goes from 1.2 MiB to 700.0 KiB: activations fall by 600.0 KiB, to 0.40x; the "
@@ -147,7 +147,7 @@ def test_a_peak_that_moves_into_the_update() -> None:
 
 def test_peaks_in_two_phases_are_not_compared_with_each_other() -> None:
     shown = verdict_view(verdict(*DIFFERENT_INSTANTS)).waterfall
-    assert shown is not None and shown.when == "at the end of forward, an instant of both"
+    assert shown is not None and shown.when == "at the end of forward of both"
     assert [(row.label, row.value) for row in shown.rows] == [
         ("fp32", "1.2 MiB"),
         ("Cast copies", "+100.0 KiB"),
@@ -164,7 +164,7 @@ def test_peaks_of_other_phases_are_different_instants() -> None:
     forward = replace(found.answer.mixed, phase="forward", op="aten::nll_loss_forward")
     told = wording(replace(found, answer=replace(found.answer, mixed=forward))).text
     assert (
-        "The peaks are different instants: fp32's is in backward, at AddmmBackward0; amp's is in forward, at " in told
+        "The peaks are at different instants: fp32's is in backward, at AddmmBackward0; amp's is in forward, at " in told
     )
 
 
@@ -317,7 +317,7 @@ def test_the_peak_of_an_allocator_is_what_it_has_handed_out() -> None:
     assert told.startswith("The peak is 1.500 GiB allocated, 1.2 MiB of it requested, in backward of step 0, at Addmm")
     comparison = compare(entries)
     told = wording(verdict_of(comparison)).text
-    assert told.startswith("Mixed precision takes the peak from 2.000 to 1.500 GiB, -25 %, not to half: activations ")
+    assert told.startswith("Mixed precision lowers the peak from 2.000 to 1.500 GiB, -25 %, not to half: activations ")
     rows = dict(re.findall(r"^((?:peak|requested)(?: \S+)*?)  +(.*)$", render_figures(comparison, PLAIN), re.MULTILINE))
     assert rows["peak"].split() == ["2.000", "GiB", "1.500", "GiB"]
     assert rows["requested of it"].split() == ["1.4", "MiB", "1.2", "MiB"]

@@ -449,8 +449,8 @@ def test_what_a_variable_holds_that_is_not_named_stays() -> None:
     assert (found.bytes, found.off_peak) == (10_000, 4000)
     assert found.change == "del a, b, c after the loss, if nothing reads them later"
     assert found.message.endswith(
-        "`a` of train.py:42 (in train), the local `b` of train.py:42 (in train), "
-        "the local `c` of train.py:42 (in train) and others."
+        "`a` of train.py:42 (in train), the local variable `b` of train (train.py:42), "
+        "the local variable `c` of train (train.py:42) and others."
     )
     assert [line.partition(":")[0] for line in found.evidence[:3]] == ["9.8 KiB", "5.9 KiB", "5.9 KiB"]
     three = told(holding(6000, 4000, variables=variables[:4]))["outputs-kept"]

@@ -215,7 +215,7 @@ def test_the_answer_is_of_the_failure_and_not_of_the_peak() -> None:
     first, second = render(summary, ()).splitlines()[:2]
     assert first == "Out of memory at 4.3 KiB: 91 % activations, 9 % parameters."
     assert second.startswith(
-        "In backward of step 1, a block of 4.9 KiB in a new segment of 7.8 KiB was asked for: 7.5 KiB"
+        "In backward of step 1, a block of 4.9 KiB in a new segment of 7.8 KiB was requested: 7.5 KiB"
     )
     assert summary.ended_by is not None
     assert [(item.bytes, item.category) for item in summary.ended_by.largest] == [
@@ -255,7 +255,7 @@ def test_another_device_is_explained_without_the_categories_of_the_recorded_one(
         "cuda:1 (not the recorded device) ran out of memory"
     )
     text = " ".join(render(summary, ()).split())
-    assert "a block of 4.9 KiB in a new segment of 7.8 KiB on cuda:1 was asked for" in text
+    assert "a block of 4.9 KiB in a new segment of 7.8 KiB on cuda:1 was requested" in text
     assert "device cuda:1 (not the recorded device): 19.5 KiB, of which 300 B were free" in text
 
 

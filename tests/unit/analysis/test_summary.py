@@ -596,8 +596,8 @@ def test_the_headline_has_the_most_of_the_whole_recording_wherever_it_is(after: 
     flat = " ".join(text.split())
     assert flat.startswith("The peak of the recorded steps is 3.0 KiB, in backward of step 1")
     size = format_bytes(40_000 + left)
-    assert f"The most of the whole recording is {size}, {where}, at randn (" in flat
-    assert "; the tables are of the steps." in flat
+    assert f"The highest total of the whole recording is {size}, {where}, at randn (" in flat
+    assert "; the tables cover the steps." in flat
     whole = summary.whole
     assert whole == summary.whole_peak
     assert (whole.bytes, whole.step) == (summary.outside_steps.bytes, None)
@@ -698,6 +698,6 @@ def test_recordings_side_by_side_name_the_step_and_their_own_peaks() -> None:
     told = render_comparison(comparison)
     assert told.startswith("Peaks of step 1: fp32 a 2.5 KiB, fp32 b 3.0 KiB.")
     own = "the peak of each whole run: fp32 a 5.0 KiB in step 0, fp32 b 3.0 KiB in step 1."
-    assert f"Compared is step 1 of each, as it needs a common step; {own}" in " ".join(told.split())
+    assert f"The comparison uses step 1 of each, as it needs a common step; {own}" in " ".join(told.split())
     rows = [line.split("  ")[0] for line in told.splitlines()]
     assert "peak of step 1" in rows and "peak of the whole run" in rows

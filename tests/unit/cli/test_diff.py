@@ -70,7 +70,7 @@ def test_no_difference_is_said(folder: Path) -> None:
 
 def test_one_category_and_fewer_changes(folder: Path) -> None:
     said = printed(folder, "a.ampmem", "b.ampmem", "--category", "activations")
-    assert said.startswith("The most bytes of activations grew from 8.0 KiB to 12.0 KiB, +4.0 KiB.\n")
+    assert said.startswith("The maximum of activations grew from 8.0 KiB to 12.0 KiB, +4.0 KiB.\n")
     assert "inputs" not in said
     assert "… and 1 smaller: +8 B" in printed(folder, "a.ampmem", "b.ampmem", "--top", "1")
     assert "smaller" not in printed(folder, "a.ampmem", "b.ampmem", "--top", "1", "--all")

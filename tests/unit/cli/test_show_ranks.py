@@ -34,7 +34,7 @@ def written(folder: Path, *, arm: ArmRecord = FP32, job: str = "train", count: i
 def test_ranks_are_merged(tmp_path: Path) -> None:
     code, said, _ = ampmem_here(tmp_path, "show", *written(tmp_path))
     assert code == 0
-    assert said.startswith("The worst rank is 2 of 3 with 1.6 MiB at the peak, in backward of step 1, 6 % above")
+    assert said.startswith("Rank 2 of 3 is the worst, with 1.6 MiB at the peak, in backward of step 1, 6 % above")
     assert "ampmem report train.rank*-of-3.ampmem" in said
     assert "=====" not in said
 

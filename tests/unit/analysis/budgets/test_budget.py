@@ -47,7 +47,7 @@ def test_the_module_of_a_key() -> None:
         ("activation=1GiB", "unknown budget 'activation'; did you mean 'activations'?"),
         ("modules.encoder=1GiB", "such as modules.encoder.activations"),
         ("modules..peak=1GiB", "unknown budget 'modules..peak'"),
-        ("modules.encoder.activation=1", "of a module there is no 'activation'; did you mean 'activations'?"),
+        ("modules.encoder.activation=1", "a module does not have a budget 'activation'; did you mean 'activations'?"),
         ("peak", "'peak' is not a budget; write KEY=SIZE"),
         ("peak=much", "peak: 'much' is not a size"),
         ("peak=-1", "peak: '-1' is not a size"),

@@ -64,7 +64,7 @@ def test_every_bar_has_its_bytes_by_precision() -> None:
         "the loss": (LOSS, 0, 0),
         "norms": (BLOCKS * NORM, 0, 0),
         "gelu": (0, BLOCKS * GELU, 0),
-        "saved by no op": (0, 50, 0),
+        "not saved by any op": (0, 50, 0),
         "masks": (0, 0, BLOCKS * MASK),
     }
     assert [bar.label for bar in view.kinds][:3] == ["the loss", "norms", "gelu"]
@@ -72,7 +72,7 @@ def test_every_bar_has_its_bytes_by_precision() -> None:
         "the loss": "log-softmax",
         "norms": "layer norm",
         "gelu": "",
-        "saved by no op": "a variable or a checkpoint holds them; made by mm",
+        "not saved by any op": "a variable or a checkpoint holds them; made by mm",
         "masks": "where",
     }
     assert sizes(view.whole) == (LOSS + BLOCKS * NORM, BLOCKS * GELU + 50, BLOCKS * MASK)

@@ -33,7 +33,7 @@ the first row was allocated at
     /repo/train.py:3 main
     /repo/net.py:7 Net.forward
 
-activations: what grew since main.ampmem, where activations are largest: 2.0 MiB came, the same as
+activations: what grew since main.ampmem, when activations are largest: 2.0 MiB came, the same as
   of peak"""
 
 HELD = """\
@@ -56,7 +56,7 @@ the first row was allocated at
     /repo/net.py:7 Net.forward"""
 
 BY_MODULE = """\
-activations: what grew since main.ampmem, where activations are largest: 2.0 MiB came
+activations: what grew since main.ampmem, when activations are largest: 2.0 MiB came
 
   change   before    after  category     module
 --------  -------  -------  -----------  ---------
