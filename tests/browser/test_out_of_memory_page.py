@@ -115,7 +115,7 @@ def test_heading_tiles_bar_and_timeline_are_of_the_failure(open_page: Open, fail
     tiles = page.locator("#headlines .headline").evaluate_all("all => all.map((each) => each.innerText.split('\\n'))")
     assert [tile[:2] for tile in tiles] == [
         ["At the failure", alive],
-        ["Lacking", format_bytes(oom.lacking)],
+        ["Missing", format_bytes(oom.lacking)],
         ["Reserved", "0 B"],
         ["Free on the device", "1000 B"],
         ["Still to come", format_bytes(oom.to_come.gradients + (oom.to_come.optimizer_state or 0))],  # type: ignore[union-attr]
@@ -134,7 +134,7 @@ def test_heading_tiles_bar_and_timeline_are_of_the_failure(open_page: Open, fail
     assert layout["yaxis"]["range"][1] > block["y1"]
     texts = [note["text"] for note in layout["annotations"]]
     assert "1.0 GiB in total" in texts
-    assert "a block of 683.6 KiB in a new segment of 2.0 MiB: 2.0 MiB lacking" in texts
+    assert "a block of 683.6 KiB in a new segment of 2.0 MiB: 2.0 MiB missing" in texts
 
 
 def test_the_largest_tensors_and_what_to_run_next(open_page: Open, failed_page: Written) -> None:

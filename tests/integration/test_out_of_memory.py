@@ -152,7 +152,7 @@ def test_a_limit_of_the_process_is_told_apart_from_the_device(tmp_path: Path) ->
     assert (oom.device_total, oom.allowed, oom.reason) == (32 << 30, 8 << 30, "limited")
     assert oom.lacking == oom.reserved  # all of the limit was asked for
     text = " ".join(done.stderr.split())
-    assert "0 B" not in text.partition("lacking")[2].partition(" by ")[0] and "that this process may use" in text
+    assert "0 B" not in text.partition("missing")[2].partition(" by ")[0] and "that this process may use" in text
     assert alive(oom) == {"parameters": PARAMETERS}
 
 
@@ -317,6 +317,6 @@ def test_an_arm_that_runs_out_is_a_column(tmp_path: Path) -> None:
     assert "0 steps, peak 4.0 MiB, in train.fp32.ampmem" in done.stderr
     told = " ".join(done.stdout.split())
     assert "fp32 failed: torch.OutOfMemoryError: CUDA out of memory" in told
-    assert "it has 0 steps that ended" in told
+    assert "it recorded 0 steps that ended" in told
     assert "fp32 ran out of memory in setup: a block of 4.0 GiB was requested at" in told
     assert "at the peak, step 0" in told and "after backward, step 0" not in told

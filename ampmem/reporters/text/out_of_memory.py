@@ -33,7 +33,7 @@ _RAISE_THE_LIMIT = (
     "per_process_memory_fraction in PYTORCH_ALLOC_CONF"
 )
 _HOW_TO_FIT = (
-    "ampmem fit finds the largest batch size that fits; name the script's argument for the batch size, as in "
+    "ampmem fit finds the largest batch size that fits; name the argument for the batch size, as in "
     "ampmem fit SCRIPT --vary --batch-size=1:"
 )
 

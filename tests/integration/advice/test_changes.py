@@ -375,5 +375,5 @@ def test_each_way_to_update_has_the_number_that_a_run_of_it_has(sizes: tuple[int
         saved = before.peak.bytes - peak(**how).peak.bytes
         words = f"{format_bytes(abs(saved))} {'less' if saved > 0 else 'more'} at the peak"
         if abs(saved) < NOTABLE_BYTES:
-            words = "the peak stays"
+            words = "the same peak"
         assert f"{option}: {words}" in told.evidence

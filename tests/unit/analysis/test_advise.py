@@ -154,7 +154,7 @@ def test_where_nothing_is_enough_it_is_said_how_much_is_left() -> None:
     found = advice(search(50), SCRIPT, 50, title="train.py", steps=2, gpu="h100", total=1000)
     assert headline(found) == (
         "No run surely fits into 50 B of h100; checkpoint 12 of 12 blocks, fused=True allocates least, "
-        "and the device would need 30 B more at most."
+        "and the device would need up to 30 B more."
     )
     nothing = advice(search(None, total=10), SCRIPT, None, title="train.py", steps=2, gpu="h100", total=10)
     assert headline(nothing) == "No run fits into h100: memory runs out in each run."
@@ -173,7 +173,9 @@ def test_costs_and_code_are_of_this_script() -> None:
     assert cost_of(both, SCRIPT, unknown) == "recomputes the forward of 6 of 12 blocks in each step; fewer kernels"
     counted = Trial(memory=None, flops=500, recomputed_flops=100)
     assert cost_of(both, SCRIPT, counted) == "recomputes 25.0 % of the step's FLOPs; fewer kernels"
-    assert cost_of(FOREACH, SCRIPT, replace(counted, recomputed_flops=0)) == "separate kernels for each of 148 parameters"
+    assert (
+        cost_of(FOREACH, SCRIPT, replace(counted, recomputed_flops=0)) == "separate kernels for each of 148 parameters"
+    )
     other = Script(blocks=Blocks(names=("0.layers.0", "0.layers.1", "0.layers.5")), optimizers=(), updated=0)
     (line,) = code_of(Forced(checkpoint=("0.layers.0", "0.layers.1")), other)
     assert line.startswith("for block in model[0].layers[:2]: block.forward = ")
@@ -437,7 +439,10 @@ def test_settings_have_words_costs_and_code() -> None:
         *("--precision", "amp", "--dtype", "bf16"),
     ]
     assert name_of(forced, LOADED) == "expandable_segments, autocast bfloat16, batch size 2 of 8"
-    assert cost_of(forced, LOADED, Trial(memory=None)) == "rounds results to bfloat16; 4 steps for the same number of samples"
+    assert (
+        cost_of(forced, LOADED, Trial(memory=None))
+        == "rounds results to bfloat16; 4 steps for the same number of samples"
+    )
     setting, region, loader = code_of(forced, LOADED)
     assert setting.startswith("PYTORCH_ALLOC_CONF=expandable_segments:True") and "dtype=torch.bfloat16" in region
     assert loader.startswith("DataLoader(..., batch_size=2)")
@@ -513,7 +518,10 @@ def test_on_a_real_device_a_step_is_timed_and_nothing_is_computed() -> None:
     on_gpu = advice(trials, cuda, 64, title="train.py", steps=2, gpu="NVIDIA H100", total=None)
     for found in (on_cpu, on_gpu):
         jsonschema.Draft202012Validator(advise_schema()).validate(json.loads(found.to_json()))
-        assert found.runs[0].cost == "a step takes 2.5 ms (+25.0 %); recomputes the forward of 12 of 12 blocks in each step"
+        assert (
+            found.runs[0].cost
+            == "a step takes 2.5 ms (+25.0 %); recomputes the forward of 12 of 12 blocks in each step"
+        )
         assert found.runs[1].cost == "a step takes 2.0 ms"
         assert "cost (time measured)" in render(found)
     assert headline(on_cpu) == "With checkpoint 12 of 12 blocks the script fits into 80 B of tensors."
@@ -526,8 +534,7 @@ def test_on_a_real_device_a_step_is_timed_and_nothing_is_computed() -> None:
     assert (on_gpu.runs[0].reserved_bytes, on_gpu.runs[0].limited_bytes) == (60, 64)
     nothing = advice(trials, cpu, 40, title="train.py", steps=2, gpu="CPU", total=None)
     assert headline(nothing) == (
-        "No run fits into 40 B of tensors; checkpoint 12 of 12 blocks allocates least, "
-        "and needs 10 B more."
+        "No run fits into 40 B of tensors; checkpoint 12 of 12 blocks allocates least, and needs 10 B more."
     )
     free = advice(trials, cuda, None, title="train.py", steps=2, gpu="NVIDIA H100", total=None)
     assert headline(free) == "The script fits on NVIDIA H100 as it is; checkpoint 12 of 12 blocks allocates least."

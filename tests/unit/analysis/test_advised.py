@@ -154,7 +154,7 @@ def test_a_recording_of_something_else_keeps_its_findings_and_says_why(of_run: d
 def test_a_forced_precision_is_another_one() -> None:
     found = recorded()
     summary, _ = shown(replace(found, arm=replace(found.arm, name=Arm.AMP, forced=True)))
-    assert "another precision" in summary.notes[-1]
+    assert "(precision)" in summary.notes[-1]
 
 
 def test_the_file_of_a_search_is_read(tmp_path: Path) -> None:

@@ -140,8 +140,8 @@ def test_a_peak_that_moves_into_the_update() -> None:
         "Mixed precision lowers the peak from 1.4 to 1.3 MiB, -7 %, not to half: the peak moves from backward to the "
         "optimizer's update, which autocast does not touch. "
         "Parameters and gradients are the same in both: 400.0 KiB. "
-        "At the end of forward the total goes from 1.2 MiB to 700.0 KiB: activations fall by 600.0 KiB, to 0.40x; the "
-        "weights' copies add 100.0 KiB."
+        "At the end of forward the total goes from 1.2 MiB to 700.0 KiB: activations fall by 600.0 KiB, to 0.40x; cast "
+        "copies add 100.0 KiB."
     )
 
 
@@ -164,7 +164,8 @@ def test_peaks_of_other_phases_are_different_instants() -> None:
     forward = replace(found.answer.mixed, phase="forward", op="aten::nll_loss_forward")
     told = wording(replace(found, answer=replace(found.answer, mixed=forward))).text
     assert (
-        "The peaks are at different instants: fp32's is in backward, at AddmmBackward0; amp's is in forward, at " in told
+        "The peaks are at different instants: fp32's is in backward, at AddmmBackward0; amp's is in forward, at "
+        in told
     )
 
 
@@ -180,7 +181,7 @@ def test_peaks_of_one_phase_with_other_gradients_are_different_instants() -> Non
     )
     told = wording(replace(verdict(run(), early), answer=replace(found, changes=changes))).text
     assert (
-        "Both peaks are in backward, but not at the same instant: 150.0 KiB fewer gradients are there at amp's." in told
+        "Both peaks are in backward, but not at the same instant: at amp's 150.0 KiB fewer gradients are alive." in told
     )
 
 
@@ -318,9 +319,11 @@ def test_the_peak_of_an_allocator_is_what_it_has_handed_out() -> None:
     comparison = compare(entries)
     told = wording(verdict_of(comparison)).text
     assert told.startswith("Mixed precision lowers the peak from 2.000 to 1.500 GiB, -25 %, not to half: activations ")
-    rows = dict(re.findall(r"^((?:peak|requested)(?: \S+)*?)  +(.*)$", render_figures(comparison, PLAIN), re.MULTILINE))
+    rows = dict(
+        re.findall(r"^((?:peak|of which requested)(?: \S+)*?)  +(.*)$", render_figures(comparison, PLAIN), re.MULTILINE)
+    )
     assert rows["peak"].split() == ["2.000", "GiB", "1.500", "GiB"]
-    assert rows["requested of it"].split() == ["1.4", "MiB", "1.2", "MiB"]
+    assert rows["of which requested"].split() == ["1.4", "MiB", "1.2", "MiB"]
     assert "-512.0 MiB" in rows["peak vs fp32"]
     table = render_peak(replace(entries[1].summary, parameters=replace(entries[1].summary.parameters, count=0)), PLAIN)
     assert [column.peak_difference for column in comparison.columns] == [0, -512 * MIB]
@@ -411,8 +414,11 @@ def test_a_loss_is_told_as_measured() -> None:
 @pytest.mark.parametrize(
     ("phase", "change"),
     [
-        (Phase.OPTIMIZER, "none in the precision: the peak is in the optimizer's update"),
-        (Phase.EVALUATION, "no training batch size lowers it: the peak is in evaluation, where nothing is saved for backward"),
+        (Phase.OPTIMIZER, "no precision lowers it: the peak is in the optimizer's update"),
+        (
+            Phase.EVALUATION,
+            "no training batch size lowers it: the peak is in evaluation, where nothing is saved for backward",
+        ),
     ],
 )
 def test_where_the_update_or_an_evaluation_sets_the_peak_no_batch_size_is_named(phase: Phase, change: str) -> None:

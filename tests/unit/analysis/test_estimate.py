@@ -243,7 +243,9 @@ def test_what_libraries_keep_is_in_all_that_is_used() -> None:
     assert prediction.highest.bounds == {"NCCL's buffers": 200 * MIB}
     cells = [" ".join(line.split()) for line in render_prediction(prediction, "a GPU").splitlines()]
     assert "NCCL's buffers 4.0 MiB 4.0 MiB 200.0 MiB" in cells
-    assert "+ outside (assumed) 512.0 MiB + NCCL's buffers 4.0 MiB = 3.727 GiB in total" in list(sentences(prediction))[1]
+    assert (
+        "+ outside (assumed) 512.0 MiB + NCCL's buffers 4.0 MiB = 3.727 GiB in total" in list(sentences(prediction))[1]
+    )
     assert fit_in_short(prediction) == ("fits", "predicted: 3.7 GiB to 3.9 GiB of 4.0 GiB used")
 
 

@@ -855,7 +855,7 @@ def with_held_outputs(*variables: tuple[int, str]) -> Recording:
         (
             [(0x3000, "kept[0]")],
             "the local variable `kept[0]` of train (train.py:42) and others",
-            "let go of `kept[0]`",
+            "drop `kept[0]`",
             5000,
         ),
     ],
@@ -1008,6 +1008,4 @@ def test_reserved_memory_that_does_not_serve(
     assert (found and found.severity, found and found.off_reserved) == (severity, off_reserved)
     if found is not None:
         assert found.off_peak is None
-        assert change_of(found).startswith(
-            "to take 100.0 MiB off reserved memory: " if off_reserved else "hint: "
-        )
+        assert change_of(found).startswith("to take 100.0 MiB off reserved memory: " if off_reserved else "hint: ")

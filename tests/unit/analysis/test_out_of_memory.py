@@ -58,9 +58,9 @@ def test_what_was_lacking_is_what_the_device_or_the_limit_left(
     assert (oom.lacking, oom.reason) == (lacking, reason)
     text = " ".join(render(summary, ()).split())
     assert left in text
-    assert ("lacking" in text) == bool(lacking)
+    assert ("missing" in text) == bool(lacking)
     tiles = {tile.label: tile.bytes for tile in headlines(summary, None)}
-    assert tiles["At the failure"] == 1100 and tiles.get("Lacking", 0) == lacking
+    assert tiles["At the failure"] == 1100 and tiles.get("Missing", 0) == lacking
     assert tiles.get("Left of the limit") == (3000 if reason is Reason.LIMITED else None)
     if oom.allowed is not None:
         assert f"(which may take {'4.1' if oom.reason is Reason.LIMITED else '17.6'} KiB)" in text
@@ -251,9 +251,7 @@ def test_another_device_is_explained_without_the_categories_of_the_recorded_one(
     assert (oom.device, oom.recorded, oom.residual_bytes) == (1, False, 0)
     assert {str(category): size for category, size in oom.alive.items() if size} == {"other": 5000}
     assert (oom.reserved, oom.lacking, oom.to_come, oom.largest, oom.next_commands) == (5100, 7700, None, (), ())
-    assert summary.findings[0].message.startswith(
-        "cuda:1 (not the recorded device) ran out of memory"
-    )
+    assert summary.findings[0].message.startswith("cuda:1 (not the recorded device) ran out of memory")
     text = " ".join(render(summary, ()).split())
     assert "a block of 4.9 KiB in a new segment of 7.8 KiB on cuda:1 was requested" in text
     assert "device cuda:1 (not the recorded device): 19.5 KiB, of which 300 B were free" in text
@@ -303,7 +301,7 @@ def test_the_commands_run_the_same_script_with_the_same_options(
     if varied:
         varied_arguments((), varied)  # it is understood
     else:
-        assert "name the argument of the script" in render(summarize(replace(recording, run=run, ooms=(oom,))), ())
+        assert "name the argument for the batch size" in render(summarize(replace(recording, run=run, ooms=(oom,))), ())
 
 
 def test_what_no_command_line_has_started_has_no_command_that_proves_it() -> None:

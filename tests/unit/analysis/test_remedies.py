@@ -136,4 +136,6 @@ def test_each_reason_names_the_memory_that_did_not_serve() -> None:
     oom = summarize(limited).out_of_memory
     assert oom is not None
     assert oom.reason is Reason.LIMITED
-    assert (None, "allow the process more memory with torch.cuda.set_per_process_memory_fraction") in told(summarize(limited))
+    assert (None, "allow the process more memory with torch.cuda.set_per_process_memory_fraction") in told(
+        summarize(limited)
+    )

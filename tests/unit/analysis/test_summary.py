@@ -664,7 +664,7 @@ def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None
     assert (whole.where, whole.step) == (PeakPlace.NOT_RECORDED, None)
     flat = " ".join(render(summary, summary.notes).split())
     assert flat.startswith("The peak of the recorded steps is 3.0 KiB allocated, 517 B of it requested, in backward of")
-    assert "The peak of the whole run is 5.0 KiB, after the recorded steps; the tables and the findings are" in flat
+    assert "The peak of the whole run is 5.0 KiB, after the recorded steps; the tables and the findings cover" in flat
     assert "peak 5.0 KiB to 6.0 KiB allocated after the recorded steps, " in flat
     # Every command that limits or compares a peak takes that number.
     run = run_of(replace(rounded(5, 1).recording(), prediction=later), "run")

@@ -55,7 +55,7 @@ def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path) -> N
     with closing(sqlite3.connect(now)) as database, database:
         database.execute("UPDATE meta SET value = '{\"ended\": false}' WHERE key = 'ended'")
     code, output, _ = ampmem_here(tmp_path, "check", "now.ampmem", "--budget", "peak=8MiB")
-    assert code == 1 and output.startswith("now.ampmem: not judged: the recording was not ended")
+    assert code == 1 and output.startswith("now.ampmem: not judged: the recording has no end")
     write(tmp_path / "none.ampmem", replace(run(), steps=()))
     code, output, _ = ampmem_here(tmp_path, "check", "none.ampmem", "--budget", "peak=8MiB")
     assert code == 1 and output.startswith("none.ampmem: not judged: nothing to show: no step ended")
@@ -76,7 +76,7 @@ def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path) -> N
         (["train.py"], "no budget and no baseline given for train.py; give --budget peak=20GiB"),
         (["train.py", "--budget=peak=1"], "what follows it is its own: write --budget before it"),
         (["--budget", "peak=1", "none.py"], "none.py"),
-        (["now.ampmem", "--budget", "modules.encoder=1"], "modules.encoder: write what of the module is limited"),
+        (["now.ampmem", "--budget", "modules.encoder=1"], "modules.encoder: say what to limit in the module"),
         (["--baseline", "none.ampmem", "train.py"], "none.ampmem does not exist; --update-baseline makes it"),
     ],
 )
@@ -88,7 +88,7 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path, 
 def test_a_cpu_run_against_a_gpus_baseline_is_wrong_use(tmp_path: Path, now: Path) -> None:
     write(tmp_path / "gpu.ampmem", replace(run(), run=replace(RUN, source=SourceKind.SIMULATED, device_type="cuda")))
     said = refused(tmp_path, "check", "now.ampmem", "--baseline", "gpu.ampmem")
-    assert "the baseline gpu.ampmem is of a simulated a CPU, and now.ampmem of the CPU: devices" in said
+    assert "the baseline gpu.ampmem was recorded on a simulated a CPU, and now.ampmem on the CPU: devices" in said
 
 
 @pytest.mark.parametrize("device", [("--device", "sim"), ()], ids=" ".join)
@@ -101,7 +101,7 @@ def test_that_the_baseline_is_of_another_gpu_is_said_before_the_script_runs(
     said = refused(tmp_path, "check", *device, "--gpu", "h100", "--baseline", "main.ampmem", "train.py")
     *before, said = said.splitlines()
     assert said.startswith(
-        "ampmem: the baseline main.ampmem is of a simulated NVIDIA A40, and train.py of a simulated "
+        "ampmem: the baseline main.ampmem was recorded on a simulated NVIDIA A40, and train.py on a simulated "
     )
     assert len(before) == (0 if device else 1)  # that --gpu alone simulates one
 
@@ -227,7 +227,7 @@ def test_a_folder_that_cannot_be_made_for_a_baseline_is_one_line(tmp_path: Path,
 def test_a_file_that_is_no_baseline_is_not_written_over(name: str, text: str, tmp_path: Path, main: Path) -> None:
     (tmp_path / name).write_text(text)
     said = refused(tmp_path, "check", "main.ampmem", "--baseline", name, "--update-baseline")
-    assert f"{name} is neither a recording nor a summary" in said
+    assert f"{name} is neither an ampmem recording nor an ampmem summary" in said
     # A script is not even started for it.
     (tmp_path / "train.py").write_text("raise SystemExit(9)")
     assert said == refused(tmp_path, "check", "--baseline", name, "--update-baseline", "train.py")
@@ -309,7 +309,7 @@ def test_a_profile_and_a_summary_are_runs_in_python(now: Path, main: Path) -> No
     assert [each.grown for each in ampmem.check(prof, baseline=summary).broken[0].grew] == [2 * MIB]
     assert ampmem.check(summary, baseline=prof).ok and ampmem.check(prof, baseline=now).ok
     assert not ampmem.diff(prof, prof).changes and ampmem.diff(summary, prof).grown == 2 * MIB
-    with pytest.raises(UsageError, match="dict holds no run: give a recording"):
+    with pytest.raises(UsageError, match="dict is not a run: give a recording"):
         ampmem.check({})  # type: ignore[arg-type]
 
 
@@ -318,7 +318,7 @@ def test_what_cannot_be_meant_in_python_is_said(now: Path, main: Path) -> None:
         ampmem.check(now, baseline=main, allow=0.01)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="allow needs baseline"):
         ampmem.check(now, allow="1%")
-    with pytest.raises(UsageError, match="budgets are a mapping"):
+    with pytest.raises(UsageError, match="budgets must be a mapping"):
         ampmem.check(now, budgets=["peak=1"])  # type: ignore[arg-type]
 
 

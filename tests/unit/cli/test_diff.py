@@ -58,7 +58,7 @@ what changed
     at /home/me/repo/net.py:31 Net.forward; uint8 [8192], was uint8 [4096]
     +8 B  grew      8 B     16 B  inputs       not known
 
-The 2 changes add up to +4.0 KiB, residual 0 B.
+The 2 changes add up to +4.0 KiB; residual 0 B.
 """
     )
 
@@ -93,7 +93,7 @@ def test_the_json_of_a_summary_is_a_side(folder: Path) -> None:
     (folder / "main.json").write_text(summarize(run_of(BEFORE)).to_json())
     said = printed(folder, "main.json", "b.ampmem")
     assert "main.json is a summary, without single allocations: the changes are those of whole categories." in said
-    assert "The 2 changes add up to +4.0 KiB, residual 0 B." in said
+    assert "The 2 changes add up to +4.0 KiB; residual 0 B." in said
     (folder / "list.json").write_text(f"[{summarize(run_of(BEFORE)).to_json()}]")
     assert printed(folder, "list.json", "b.ampmem").splitlines()[0] == said.splitlines()[0]
 

@@ -91,7 +91,7 @@ def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into() -
     assert "--batch-size=2 fits (the allocator takes 3.9 of 48.8 KiB that the script lets this process use)" in text
     view = fit_view(found)
     assert view.capacity == view.may == 50_000
-    assert "and the script lets this process take 48.8 KiB: the allocator can take 48.8 KiB." in view.room
+    assert "and the script lets this process use 48.8 KiB: the allocator can take 48.8 KiB." in view.room
     assert fit_document(found).gpu.allowed_bytes == 50_000
 
 

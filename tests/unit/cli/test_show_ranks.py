@@ -93,7 +93,7 @@ def test_one_rank_alone_names_the_others(tmp_path: Path) -> None:
     )
     _, said, _ = ampmem_here(tmp_path, "show", "--ranks", files[0])
     assert said.startswith("Only rank 0 of 3 can be shown")
-    assert "rank 1 was not given, but lies beside: train.rank1-of-3.ampmem" in said
+    assert "rank 1 was not given, although its file is there: train.rank1-of-3.ampmem" in said
     assert "rank 2 has no file" in said
 
 
@@ -116,7 +116,7 @@ def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     assert "alone.ampmem is of a process that ran alone" in refused(tmp_path, "show", *files, "alone.ampmem")
     assert "ran alone" in refused(tmp_path, "show", "--ranks", "alone.ampmem")
     again = written(tmp_path, job="again")
-    assert "is there twice" in refused(tmp_path, "show", *files, again[1])
+    assert "is given twice" in refused(tmp_path, "show", *files, again[1])
 
 
 def test_in_python(tmp_path: Path) -> None:

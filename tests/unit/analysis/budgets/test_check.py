@@ -401,7 +401,9 @@ def test_less_is_never_a_failure_and_is_told() -> None:
 
 def test_a_cpu_run_and_a_gpu_are_not_compared() -> None:
     gpu = replace(recording(), run=replace(RUN, source=SourceKind.SIMULATED, device_type="cuda", device_name="H100"))
-    with pytest.raises(UsageError, match=r"main\.ampmem was recorded on the CPU, and run\.ampmem on a simulated H100: devices"):
+    with pytest.raises(
+        UsageError, match=r"main\.ampmem was recorded on the CPU, and run\.ampmem on a simulated H100: devices"
+    ):
         judged(gpu, recording())
 
 
@@ -411,10 +413,14 @@ def test_only_runs_of_the_same_device_are_compared() -> None:
 
     cuda, simulated, snapshot = SourceKind.CUDA, SourceKind.SIMULATED, SourceKind.SNAPSHOT
     for before, after, said in (
-        (on(simulated, "H100"), on(simulated, "A100"), "was recorded on a simulated H100, and run.ampmem on a simulated A100"),
-        (on(cuda, "H100"), on(cuda, "A100"), "is of the GPU H100, and run.ampmem of the GPU A100"),
-        (on(simulated, "H100"), on(cuda, "H100"), "is of a simulated H100, and run.ampmem of the GPU H100"),
-        (on(simulated, "H100"), on(snapshot, "device 0"), "is of a simulated H100, and run.ampmem of a GPU"),
+        (
+            on(simulated, "H100"),
+            on(simulated, "A100"),
+            "was recorded on a simulated H100, and run.ampmem on a simulated A100",
+        ),
+        (on(cuda, "H100"), on(cuda, "A100"), "was recorded on the GPU H100, and run.ampmem on the GPU A100"),
+        (on(simulated, "H100"), on(cuda, "H100"), "was recorded on a simulated H100, and run.ampmem on the GPU H100"),
+        (on(simulated, "H100"), on(snapshot, "device 0"), "was recorded on a simulated H100, and run.ampmem on a GPU"),
     ):
         with pytest.raises(UsageError) as error:
             judged(after, before)
@@ -469,7 +475,7 @@ def test_what_cannot_be_trusted_is_not_judged() -> None:
     failure = FailureRecord(kind=FailureKind.RAISED, error="ValueError", message="no")
     cases = {
         "off the allocator's own total": replace(good, events=replace(good.events, allocated=allocated)),
-        "was not ended": replace(good, ended=False),
+        "has no end": replace(good, ended=False),
         "the script failed: ValueError: no": replace(good, run=replace(RUN, failure=failure)),
         "memory ran out in step 2": replace(good, steps=(*good.steps[:-1], replace(good.steps[-1], finished=False))),
     }

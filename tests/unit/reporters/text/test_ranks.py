@@ -94,7 +94,7 @@ def test_the_peak_of_a_rank_is_what_its_allocator_has_handed_out() -> None:
     assert merged.ranks[1].whole.bytes == merged.ranks[1].largest.said == most.said
     assert said(merged) == (
         "Rank 1 of 2 is the worst, with 2.5 MiB at the peak, in backward of step 1, 65 % above rank 0: it has 1.0 MiB "
-        "more of rounding."
+        "more in rounding."
     )
     head = next(line for line in render_ranks(merged).splitlines() if line.startswith("rank  "))
     assert head.split()[-1] == "rounding"
@@ -126,7 +126,7 @@ def test_of_what_does_not_add_up_there_is_no_verdict() -> None:
     merged = merge(runs)
     assert said(merged).startswith("No verdict: the sums of rank 1 differ from the allocator's")
     text = render_ranks(merged)
-    assert "WARNING" in text and "rank 1: the sums are not the allocator's own, by up to 4.0 KiB" in text
+    assert "WARNING" in text and "rank 1: the sums differ from the allocator's by up to 4.0 KiB" in text
     amp = [run_of(rank_recording(rank, 3, arm=ARM), "amp") for rank in range(3)]
     assert render_jobs(merge_all([*runs, *amp])).startswith("No verdict: the sums of rank 1 of fp32")
 
@@ -135,7 +135,7 @@ def test_who_is_missing_is_said_with_the_reason() -> None:
     assert list(absences(merge(with_missing()))) == [
         "rank 1 has no file",
         "rank 3 is left out: train.rank3-of-5.ampmem is not an ampmem recording, or it is damaged (it is empty)",
-        "rank 2 is left out: it ended no step after 0: its recording does not say why; it may have been killed",
+        "rank 2 is left out: it ended no step after step 0; its recording does not say why, it may have been killed",
     ]
 
 
@@ -149,7 +149,7 @@ def killed(run: RankRun) -> RankRun:
 def test_a_rank_that_was_killed_is_named_first_though_all_ended_the_same_step() -> None:
     merged = merge([run_of(rank_recording(0, 2)), killed(run_of(rank_recording(1, 2)))])
     assert list(doubts(merged)) == [
-        "rank 1 was killed, or its machine went away, in the step after step 1: its recording was not ended"
+        "rank 1 was killed, or its machine went away, in the step after step 1: its recording has no end"
     ]
     assert "WARNING  rank 1 was killed" in render_ranks(merged)
 
@@ -158,7 +158,7 @@ def test_a_rank_that_was_killed_before_the_others_got_on() -> None:
     merged = merge(
         [run_of(rank_recording(0, 3)), killed(run_of(rank_recording(1, 3, steps=1))), run_of(rank_recording(2, 3))]
     )
-    assert list(absences(merged)) == ["rank 1 is left out: it ended no step after 0, see the warning"]
+    assert list(absences(merged)) == ["rank 1 is left out: it ended no step after step 0, see the warning"]
 
 
 def test_a_rank_that_failed_is_named() -> None:
