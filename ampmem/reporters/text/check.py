@@ -274,7 +274,7 @@ def _by_module(changes: Sequence[GroupChange], layout: Layout) -> str:
 
 def _there(result: CheckResult, broken: Broken) -> str:
     why = "" if result.baseline is None else f"; nothing grew since {result.baseline.label}"
-    return f"{broken.key}: what is largest {broken.instant}{why}"
+    return f"{broken.key}: what is alive {broken.instant}, largest first{why}"
 
 
 def _largest(broken: Broken, caption: str, layout: Layout) -> str:

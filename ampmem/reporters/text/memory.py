@@ -362,7 +362,7 @@ def render_casts(summary: Summary, layout: Layout) -> str:
 
 
 def _caption(casts: Casts, layout: Layout, *, uses: bool) -> str:
-    served = f"; {format_count(casts.cache_hits or 0)} uses served by the cache" if uses else ""
+    served = f"; {format_count(casts.cache_hits or 0)} cache hits" if uses else ""
     text = (
         f"cast copies: {format_count(casts.copies)} made, {format_bytes(casts.bytes)}{served}; "
         f"at most {format_bytes(casts.peak_bytes)} at once"

@@ -43,7 +43,7 @@ run: broken: peak 4.0 MiB, 2.0 MiB over its budget of 2.0 MiB
 ----  ------  -------  --------  -----------------
 peak  budget  2.0 MiB   4.0 MiB  BROKEN by 2.0 MiB
 
-peak: what is largest at the peak
+peak: what is alive at the peak, largest first
 
   bytes  category     what
 -------  -----------  ----------------
@@ -79,7 +79,7 @@ def test_of_a_summary_modules_are_told_and_that_is_said() -> None:
 
 def test_a_budget_that_is_broken_though_nothing_grew() -> None:
     text = render_check(result(run(), run(), peak=1))
-    assert "peak: what is largest at the peak; nothing grew since main.ampmem" in text
+    assert "peak: what is alive at the peak, largest first; nothing grew since main.ampmem" in text
 
 
 def test_what_is_only_at_another_instant_is_told_apart() -> None:
