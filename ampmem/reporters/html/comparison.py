@@ -152,7 +152,7 @@ def difference_headline(comparison: Comparison, index: int) -> Headline | None:
     base = comparison.columns[comparison.baseline]
     baseline, which = base.entry.label, step_in_words((column, base))
     return Headline(
-        label=f"Against {baseline}", value=signed(difference), detail=f"at the peak, {which}", bytes=difference
+        label=f"Compared with {baseline}", value=signed(difference), detail=f"at the peak, {which}", bytes=difference
     )
 
 
@@ -247,7 +247,7 @@ def changes_view(found: Difference) -> ChangesView:
     """The section "What changed"."""
     folds = folded(found.changes)
     left = folds[ROWS:]
-    more = f" {len(left):,} smaller ones, {signed(sum(fold.grown for fold in left))}, are left out." if left else ""
+    more = f" {len(left):,} smaller changes, {signed(sum(fold.grown for fold in left))}, are left out." if left else ""
     return ChangesView(note=foot(found) + more, rows=tuple(map(_change_row, folds[:ROWS])))
 
 

@@ -222,7 +222,7 @@ def test_headlines_are_at_most_five_and_begin_with_the_peak() -> None:
         "Reserved",
         "Cached",
         "Bytes per parameter",
-        "Against fp32",
+        "Compared with fp32",
     ]
 
 

@@ -27,7 +27,7 @@ function changeColumns(categoryOf) {
   const text = (/** @type {string} */ value) => value || "-";
   return [
     { head: "Change", class: "number", value: (row) => row.grown, show: (row) => formatSigned(row.grown) },
-    { head: "What became", class: "", value: (row) => row.kind, show: (row) => row.kind },
+    { head: "Kind", class: "", value: (row) => row.kind, show: (row) => row.kind },
     { head: "Before", class: "number", value: (row) => row.before, show: (row) => formatBytes(row.before), label: "from" },
     { head: "After", class: "number", value: (row) => row.after, show: (row) => formatBytes(row.after), label: "to" },
     {
@@ -169,7 +169,7 @@ class ChangeTable {
   #details(change) {
     const facts = [
       ["Bytes", `${formatCount(change.before)} before, ${formatCount(change.after)} after`],
-      ["Alike", change.changes > 1 ? `${formatCount(change.changes)} changes; what follows is of the largest` : ""],
+      ["Equal layers", change.changes > 1 ? `${formatCount(change.changes)} changes; the rest is about the largest` : ""],
       ["Tensors", change.tensors],
       ["Name", change.name],
       ["Module", change.module],
@@ -183,7 +183,7 @@ class ChangeTable {
     const stack = change.stack.length
       ? this.#stacks.list(change.stack)
       : make("p", { class: "quiet" }, "No Python stack was recorded for it.");
-    const whose = change.line_before ? make("p", { class: "quiet" }, "The stack is that of the run before.") : null;
+    const whose = change.line_before ? make("p", { class: "quiet" }, "The stack is from the run before.") : null;
     const inside = make("td", { colspan: this.columns.length + 1, role: "cell" }, list, whose, stack);
     return make("tr", { class: "details", role: "row" }, inside);
   }

@@ -26,9 +26,9 @@ function figures(comparison) {
   ];
   rows.push(["Peak reserved", ...each(comparison.peak_reserved, formatBytes)]);
   if (comparison.baseline !== null) {
-    rows.push([`Step time against ${comparison.baseline}`, ...each(times, (time) => time.ratio_text ?? "-")]);
-    rows.push([`Peak against ${comparison.baseline}`, ...each(comparison.peak_difference, formatSigned)]);
-    rows.push([`Activations after forward, against ${comparison.baseline}`, ...each(comparison.activation_ratio_texts, String)]);
+    rows.push([`Step time vs ${comparison.baseline}`, ...each(times, (time) => time.ratio_text ?? "-")]);
+    rows.push([`Peak vs ${comparison.baseline}`, ...each(comparison.peak_difference, formatSigned)]);
+    rows.push([`Activations after forward, vs ${comparison.baseline}`, ...each(comparison.activation_ratio_texts, String)]);
   }
   return tableOf({
     caption: "Time and memory",
@@ -54,7 +54,7 @@ function losses(comparison) {
   const text = (/** @type {number|null} */ value) => (value === null ? "-" : String(Number(value.toPrecision(6))));
   const rows = shown.map((row) => [String(row.step), ...(row.texts ?? row.values.map(text))]);
   const differences = comparison.loss_difference_texts;
-  if (comparison.baseline !== null && differences) rows.push([`Off ${comparison.baseline} by up to`, ...differences]);
+  if (comparison.baseline !== null && differences) rows.push([`vs ${comparison.baseline}, up to`, ...differences]);
   return tableOf({
     caption: shown.length < comparison.losses.length ? "Losses of the first and the last step" : "Losses",
     columns: columnsOf("Step", comparison.labels),
