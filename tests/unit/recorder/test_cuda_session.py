@@ -229,7 +229,7 @@ def test_the_finding_says_who_asked_what_lived_and_why_the_cache_did_not_serve()
     assert summary.out_of_memory.cached == 36 * MIB  # enough for the request, if it were one block
     finding = summary.findings[0]
     assert (finding.code, finding.severity, finding.bytes) == ("out-of-memory", "warning", 30 * MIB)
-    assert "30.0 MiB were needed: there is enough free memory, but it is too fragmented" in finding.message
+    assert "30.0 MiB were requested: there is enough free memory, but it is too fragmented" in finding.message
     assert finding.message.endswith("The script went on.")
     assert "expandable_segments:True" in finding.change
     assert finding.evidence == ("asked by aten::mm in layers.0 at net.py:3 forward",)
