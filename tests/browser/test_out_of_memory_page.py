@@ -145,7 +145,7 @@ def test_the_largest_tensors_and_what_to_run_next(open_page: Open, failed_page: 
     assert first[0] == format_bytes(oom.largest[0].bytes)
     assert section.locator("pre").all_inner_texts() == list(oom.next_commands)
     assert "ampmem profile --device sim --gpu rtx4060 train.py --epochs 1" in oom.next_commands
-    assert "name the argument of the script" in section.inner_text()
+    assert "name the argument for the batch size" in section.inner_text()
 
 
 def test_what_ran_out_after_the_recorded_steps_is_not_in_the_charts(open_page: Open, tmp_path: Path) -> None:

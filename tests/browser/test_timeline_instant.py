@@ -144,5 +144,5 @@ def test_a_reduced_page_lists_what_lives_at_the_peak_only(
     assert page.locator("#live-note").inner_text().startswith(f"{int(alive.sum())} allocations")
     assert not page.get_by_role("button", name="Next event").is_visible()
     page.keyboard.press("ArrowLeft")
-    assert "at the peak only" in page.locator("#live-note").inner_text()
+    assert "only at the peak" in page.locator("#live-note").inner_text()
     assert page.locator(".live-row").count() == 0

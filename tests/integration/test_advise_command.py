@@ -240,7 +240,7 @@ def test_a_finding_that_advise_has_disproved_is_not_shown_again(tmp_path: Path) 
     assert again.returncode == 0, again.stderr
     codes, notes = shown()
     assert "foreach-temporaries" in codes
-    assert notes == ["runs: its runs have another source of the script, so no finding is left out for them"]
+    assert notes == ["runs: its runs differ from this one (source of the script), so no finding is left out"]
 
 
 def test_a_script_under_autocast_is_not_given_another(tmp_path: Path) -> None:

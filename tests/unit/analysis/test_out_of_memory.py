@@ -61,9 +61,9 @@ def test_what_was_lacking_is_what_the_device_or_the_limit_left(
     assert ("missing" in text) == bool(lacking)
     tiles = {tile.label: tile.bytes for tile in headlines(summary, None)}
     assert tiles["At the failure"] == 1100 and tiles.get("Missing", 0) == lacking
-    assert tiles.get("Left of the limit") == (3000 if reason is Reason.LIMITED else None)
+    assert tiles.get("Left below the limit") == (3000 if reason is Reason.LIMITED else None)
     if oom.allowed is not None:
-        assert f"(which may take {'4.1' if oom.reason is Reason.LIMITED else '17.6'} KiB)" in text
+        assert f"(which may use {'4.1' if oom.reason is Reason.LIMITED else '17.6'} KiB)" in text
 
 
 def test_what_is_to_come_are_the_gradients_and_the_state_that_do_not_exist() -> None:
