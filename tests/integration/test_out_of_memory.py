@@ -184,7 +184,7 @@ def test_while_the_model_is_moved_bytes_are_divided_by_what_is_there(tmp_path: P
     # As much of gradients, twice that of Adam's state, and its temporaries: 3.1 GiB; the rtx4060 has 8.
     assert "ampmem profile --device sim --gpu rtx4060 train.py" in told
     checked = ampmem(tmp_path, "check", "--budget", "peak=1TiB", "train.ampmem")
-    assert checked.stdout.startswith("train.ampmem: not judged: memory ran out in setup: what the run would have")
+    assert checked.stdout.startswith("train.ampmem: not judged: memory ran out in setup: how much the run")
     assert "kept" not in checked.stdout
 
 
@@ -209,7 +209,7 @@ def test_after_the_recorded_steps_it_is_one_story(tmp_path: Path) -> None:
     assert "in the run after the recorded steps" in shown and "for the whole run" not in shown
     assert "The whole run" not in shown and "Largest saving" not in shown
     checked = ampmem(tmp_path, "check", "--budget", "peak=1TiB", "train.ampmem")
-    assert "memory ran out in the run after the recorded steps: what the run" in checked.stdout
+    assert "memory ran out in the run after the recorded steps: how much the run" in checked.stdout
 
 
 def test_in_forward_what_forward_made_are_activations(tmp_path: Path) -> None:

@@ -675,7 +675,7 @@ def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None
     assert sizes["allocated", Limit.BUDGET][1] == 6144
     assert sizes["peak", Limit.BASELINE] == (3072, 5120, None, False)
     told = " ".join(render_check(found).split())
-    assert "note: the peak of the whole run is 5.0 KiB after the recorded steps; that of the recorded" in told
+    assert "note: the peak of the whole run is 5.0 KiB, after the recorded steps; the peak of the recorded" in told
     changed = difference(before, side_of(replace(rounded(5, 1).recording(), prediction=later), "after"))
     assert (changed.before, changed.after, changed.peaks) == (517, 517, (3072, 3072))
     assert changed.elsewhere_in_run == ("the peak of the whole run of after is 5.0 KiB, after the recorded steps",)

@@ -232,7 +232,7 @@ def test_the_finding_says_who_asked_what_lived_and_why_the_cache_did_not_serve()
     assert "30.0 MiB were requested: there is enough free memory, but it is too fragmented" in finding.message
     assert finding.message.endswith("The script went on.")
     assert "expandable_segments:True" in finding.change
-    assert finding.evidence == ("asked by aten::mm in layers.0 at net.py:3 forward",)
+    assert finding.evidence == ("requested by aten::mm in layers.0 at net.py:3 forward",)
 
 
 @pytest.mark.parametrize(
