@@ -353,7 +353,7 @@ def test_the_variable_that_holds_the_outputs_is_named() -> None:
     line = next(
         number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "logits = model(" in text
     )
-    assert told.message.endswith(f"held by the local `logits` of {Path(__file__).name}:{line} (in logits).")
+    assert told.message.endswith(f"held by the local variable `logits` of logits ({Path(__file__).name}:{line}).")
     assert told.change == "del logits after the loss, if nothing reads it later"
 
 
