@@ -238,7 +238,7 @@ PARTS: dict[str, str] = {
     "dispatch mode: Python frames": "recorder.models.stacks:Stacks.capture",
     "dispatch mode: the log": "recorder.facts.log:Log.op",
     "dispatch mode: tags of events": "recorder.sources.cuda.source:CudaSource._stamp",
-    "saved tensors": """recorder.hooks.saved:SavedByNodes.read recorder.hooks.saved:SavedByNodes.returned
+    "saved tensors": """recorder.hooks.forward:SavedByNodes.read recorder.hooks.forward:SavedByNodes.returned
         recorder.hooks.forward:SavedTensors.pack recorder.hooks.forward:SavedTensors.unpack""",
     "casts": "recorder.hooks.casts:CastHooks.made recorder.hooks.casts:CastHooks.used",
     "hooks of modules": "recorder.hooks.modules:ModuleHooks._before recorder.hooks.modules:ModuleHooks._ended",
@@ -248,10 +248,10 @@ PARTS: dict[str, str] = {
         recorder.hooks.optimizers:OptimizerHooks._after recorder.hooks.optimizers:OptimizerHooks.note_gradients
         recorder.hooks.optimizers:OptimizerHooks.note_state""",
     "names of the model": "recorder.models.models:Models.note",
-    "the script's variables": "recorder.models.variables:Variables._note",
+    "the script's variables": "recorder.models.holders:Variables._note",
     "who holds what: the objects that are alive": "recorder.models.live:live_tensors",
     "who holds what: their owners": "recorder.models.holders:names_of_holders",
-    "who holds what: the rest": """recorder.models.holders:Holders.note recorder.models.holders:Holders.note_rest
+    "who holds what: the rest": """recorder.models.holders:HolderLog.note recorder.models.holders:HolderLog.note_rest
         recorder.hooks.optimizers:OptimizerHooks.note_idle""",
     "marks: the allocator's statistics": "recorder.sources.cuda.source:CudaSource.mark",
     "step's end: the wait": "recorder.sources.cuda.device:TorchCuda.synchronize",
@@ -260,17 +260,17 @@ PARTS: dict[str, str] = {
     "step's end: the allocator's snapshot": "recorder.sources.cuda.device:TorchCuda.snapshot",
     "step's end: reading the trace": "recorder.sources.cuda.events:History.read",
     "step's end: settling events": "recorder.sources.ledger:Ledger.settle recorder.sources.cuda.events:History.settle",
-    "step's end: the rest of the source": """recorder.sources.cuda.source:Peaks.note
+    "step's end: the rest of the source": """recorder.sources.cuda.source:TracePeaks.note
         recorder.sources.cuda.source:CudaSource._take""",
-    "step's end: joining events": "recorder.writing.writer:Joiner.join",
+    "step's end: joining events": "recorder.writing:Joiner.join",
     "step's end: the log as columns": """recorder.facts.log:Log.take_facts recorder.facts.log:Log.take_ops
         recorder.facts.log:Log.take_phases recorder.facts.log:Log.take_modules""",
     "following the script's phases": """recorder.session:Session.forward_started
         recorder.session:Session.forward_ended recorder.session:Session.backward_started
         recorder.session:Session.backward_ended recorder.session:Session.optimizer_started
         recorder.session:Session.updated""",
-    "step's end: what is known of the run": """recorder.writing.describe:Describer.description
-        recorder.writing.describe:Describer.changed""",
+    "step's end: what is known of the run": """recorder.writing:Describer.description
+        recorder.writing:Describer.changed""",
     "SQLite: the file made and closed": "recording:RecordingWriter.__init__ recording:RecordingWriter.close",
     "SQLite: steps written": "recording:RecordingWriter.append",
     "end of the session": """block:Profile.__exit__ recorder.session:Session.close recorder.session:Session._end

@@ -30,7 +30,7 @@ from ampmem.allocator.snapshot import ALLOC, FREE_REQUESTED
 from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
-from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.live import collection_paused
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, joined
@@ -237,8 +237,10 @@ class CudaSource:
         """The events since the last call."""
         return self._take(go_on=True)
 
-    def blocks(self) -> None:
-        """``None``: the live blocks are not kept."""
+    def blocks(self) -> AliveBlocks:
+        """The live blocks after the last event. No hook tells this source which of them it has seen."""
+        alive = self._history.alive()
+        return AliveBlocks(alive, sum(alive.values()))
 
     def stop(self) -> RawEvents:
         """The last events; switches off what :meth:`start` switched on."""
