@@ -77,7 +77,7 @@ class OutOfMemoryReport:
         left = f"{format_bytes(self.device_free)} of the device's {format_bytes(self.device_total)} was free"
         if self.allowed is not None and self.allowed - self.reserved < self.device_free:
             rest = format_bytes(max(self.allowed - self.reserved, 0))
-            left = f"{rest} was left of the {format_bytes(self.allowed)} that this process may take"
+            left = f"{rest} was left of the {format_bytes(self.allowed)} that this process may use"
         return f"out of memory: the script tried to allocate {self._wanted}, and {left}"
 
     @property
@@ -94,7 +94,7 @@ class OutOfMemoryReport:
         ]
         if self.allowed is not None:
             left = format_bytes(max(self.allowed - self.reserved, 0))
-            sentences.append(f"This process may take {format_bytes(self.allowed)}, of which {left} is left")
+            sentences.append(f"This process may use {format_bytes(self.allowed)}, of which {left} is left")
         cached = f"{format_bytes(self.cached)} is cached (largest usable block: {format_bytes(self.largest_free)})"
         sentences.append(
             f"This process has reserved {format_bytes(self.reserved)}: {format_bytes(self.allocated)} is allocated "

@@ -18,7 +18,7 @@ LOW_PRECISION = ("bfloat16", "float16")
 FULL_PRECISION = ("float32", "float64")
 MASKS, INDICES, WORKSPACE, UNSAVED = "masks", "indices", "workspace of", "unsaved"
 """The kinds of groups that are not named after an op."""
-UNSAVED_IN_WORDS = "saved by no op"
+UNSAVED_IN_WORDS = "not saved by any op"
 """The plain kind of an activation that no op saved: a script's variable holds it (the logits), a checkpoint does (its
 input), or no hook saw the save."""
 _KINDS = (("norm", "norms"), ("softmax", "softmax"), ("loss", "loss"), ("cross_entropy", "loss"))

@@ -211,9 +211,9 @@ def blocks_of_ranks(blocks: Iterable[Blocks | None]) -> Blocks | None:
 
 def _no_precision(recording: Recording) -> str | None:
     if recording.arm.forced:
-        return f"every run has the precision {recording.arm.name}"
+        return f"every run already has the precision {recording.arm.name}"
     if recording.arm.name in AUTOCAST_ARMS:
-        return f"the script uses autocast already, to {recording.arm.dtype}"
+        return f"the script already uses autocast, with {recording.arm.dtype}"
     others = {parameter.dtype for parameter in recording.parameters} - {"float32"}
     return f"the script's parameters are {', '.join(sorted(others))}, not float32" if others else None
 
@@ -222,10 +222,10 @@ def why_not_run(forced: Forced, script: Script) -> str | None:
     """Why ``forced`` is not run, judging by the run of the unchanged script; ``None`` where it is run."""
     if script.device is Device.CPU:
         for changes, why in (
-            (forced.allocator, "it sets CUDA's caching allocator, which the CPU does not have"),
-            (forced.workspace, "it sets cuBLAS's workspaces, which the CPU does not have"),
-            (forced.offload, "what forward saves for backward is in the CPU's memory already"),
-            (forced.foreach is False, "torch's optimizers use foreach on a CPU only where the script says so"),
+            (forced.allocator, "the setting is for CUDA's caching allocator, which the CPU does not have"),
+            (forced.workspace, "the setting is for cuBLAS's workspaces, which the CPU does not have"),
+            (forced.offload, "saved tensors are in the CPU's memory already"),
+            (forced.foreach is False, "on a CPU torch's optimizers use foreach only if the script asks for it"),
         ):
             if changes:
                 return why
@@ -234,9 +234,9 @@ def why_not_run(forced: Forced, script: Script) -> str | None:
     if forced.loss_chunks and script.no_loss is not None:
         return script.no_loss
     if forced.batch_size == 0:
-        return "no DataLoader was seen to make the script's batches"
+        return "no DataLoader was seen making the script's batches"
     if forced.batch_size is not None and script.batch == 1:
-        return "a batch has one sample"
+        return "the batch has only one sample"
     return None
 
 
@@ -495,7 +495,7 @@ def why_unproven(trials: Trials, script: Script) -> str | None:
         return None
     plain = trials[NOTHING_FORCED]
     if plain.memory is None:
-        return "the script as it is needs more memory than the GPU has, which is too much for a CPU"
+        return "the script as it is needs more memory than the GPU has, too much for a CPU"
     for size, most, what in (
         (plain.flops, _MOST_FLOPS, f"{plain.flops:.2g} FLOPs in a step, more than {_MOST_FLOPS:.2g}"),
         (script.trained_bytes, _MOST_TRAINED, f"{format_bytes(script.trained_bytes)} of parameters to train"),
@@ -509,9 +509,9 @@ def why_unproven(trials: Trials, script: Script) -> str | None:
 def incomparable(forced: Forced) -> str | None:
     """Why ``forced`` is not compared: other results are expected, or no run is needed; ``None`` if it is."""
     if forced.batch_size is not None:
-        return "a smaller batch has other losses"
+        return "a smaller batch gives other losses"
     if forced.kinds() == ("allocator",):
-        return "the setting changes where tensors lie, and a CPU does not have that allocator"
+        return "the setting changes where CUDA's allocator places tensors, and a CPU does not have that allocator"
     if forced.kinds() == ("workspace",):
         return "a CPU does not have cuBLAS"
     return None
@@ -558,16 +558,18 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
         share = trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1)
         words.append(f"recomputes {share:.1%} of the step's FLOPs".replace("%", " %"))
     elif forced.checkpoint and script.blocks is not None:
-        words.append(f"forward of {len(forced.checkpoint)} of {len(script.blocks.names)} blocks once more in a step")
+        words.append(
+            f"recomputes the forward of {len(forced.checkpoint)} of {len(script.blocks.names)} blocks in each step"
+        )
     if forced.offload:
         moved = f"{format_bytes(trial.moved_bytes)} move" if trial.moved_bytes else "saved tensors move"
-        words.append(f"{moved} between GPU and CPU in a step")
+        words.append(f"{moved} between GPU and CPU in each step")
     if forced.foreach is False:
-        words.append(f"kernels for each of {script.updated} parameters")
+        words.append(f"separate kernels for each of {script.updated} parameters")
     if forced.fused:
         words.append("fewer kernels")
     if forced.reshard:
-        words.append("gathers parameters once more, for backward")
+        words.append("gathers parameters again for backward")
     if forced.no_prefetch:
         words.append("backward waits for each all-gather")
     if forced.policy:
@@ -577,11 +579,11 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
     if forced.workspace:
         words.append("matrix products may take slower kernels")
     if forced.loss_chunks:
-        words.append("log-softmax of the loss once more in a step")
+        words.append("recomputes the loss's log-softmax in each step")
     if forced.bfloat16:
         words.append("rounds results to bfloat16")
     if forced.batch_size and script.batch:
-        words.append(f"{script.batch / forced.batch_size:.3g} steps for as many samples")
+        words.append(f"{script.batch / forced.batch_size:.3g} steps for the same number of samples")
     return "; ".join(words)
 
 

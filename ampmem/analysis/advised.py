@@ -85,9 +85,7 @@ class Advised:
         """``summary`` without the findings that the runs of its script disprove, and the notes about that."""
         other = self._differences(run, arm, summary)
         if other:
-            told = [
-                f"{self.path}: its runs have another {', another '.join(other)}, so no finding is left out for them"
-            ]
+            told = [f"{self.path}: its runs differ from this one ({', '.join(other)}), so no finding is left out"]
             kept = list(summary.findings)
         else:
             found = {finding.code: self.disproof(finding) for finding in summary.findings}
@@ -106,7 +104,7 @@ class Advised:
         if not ran or any(saved is None or self._notable(saved) for saved in ran.values()):
             return None
         said = ", ".join(f"{name} saved {_size(saved or 0)}" for name, saved in ran.items())
-        return f"the finding {finding.code} is left out: ampmem advise ran its change for this script, and {said}"
+        return f"the finding {finding.code} is left out: ampmem advise ran its change for this script: {said}"
 
     def _ran(self, forced: Forced) -> bool:
         return forced in self.trials and self.trials[forced].failure is None
@@ -154,9 +152,11 @@ def read_advised(path: Path) -> Advised:
         raise UsageError(f"--advised {path}: {error}") from error
     of = identity_in(first)
     if of is None:
-        raise UsageError(f"--advised {path}: it is not a file that ampmem advise --resume has written")
+        raise UsageError(f"--advised {path}: not a file that ampmem advise --resume has written")
     ended = [run for run in map(run_in, lines) if run is not None]
     plain = next((run.script for run in ended if run.script is not None), None)
     if plain is None:
-        raise UsageError(f"--advised {path}: it has no run of the script as it is yet; let ampmem advise end")
+        raise UsageError(
+            f"--advised {path}: it does not have the run of the script as it is yet; let ampmem advise finish"
+        )
     return Advised(path=path, of=of, trials={run.forced: run.trial for run in ended}, script=plain)

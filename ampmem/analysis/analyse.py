@@ -43,7 +43,7 @@ class Conservation:
             parts.append(f"the categories are up to {_exactly(self.residual_bytes)} off the allocator's own total")
         if self.reserved_residual_bytes:
             size = _exactly(self.reserved_residual_bytes)
-            parts.append(f"the segments are up to {size} off what the allocator says it has reserved")
+            parts.append(f"the segments are up to {size} off the allocator's own reserved bytes")
         return ", and ".join(parts) or None
 
 
@@ -75,7 +75,8 @@ def doubts_of(conservation: Conservation, static_problem: str | None, notes: Seq
     breach = conservation.breach
     if breach is not None:
         found.append(
-            f"{breach}. Some of the memory below has a wrong name, or none, and the static model proves nothing."
+            f"{breach}. Some of the memory below is attributed wrongly or not at all, and the static model proves "
+            "nothing."
         )
     if static_problem not in (None, breach):
         found.append(f"{static_problem}.")

@@ -439,11 +439,11 @@ def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
         return None
     more = mine.peak - full.peak
     if effect is Effect.COSTS:
-        message = f"AMP takes {format_bytes(more)} more than {full.label} at the peak, as measured."
+        message = f"AMP needs {format_bytes(more)} more than {full.label} at the peak (measured)."
     elif -more >= _WORTH_SAYING * full.peak:
-        message = f"AMP lowers the peak of {full.label} by {format_bytes(-more)} only, as measured."
+        message = f"AMP lowers the peak of {full.label} by only {format_bytes(-more)} (measured)."
     else:
-        message = f"AMP does not lower the peak of {full.label}, as measured."
+        message = f"AMP does not lower the peak of {full.label} (measured)."
     return replace(
         finding,
         code="amp-saves-nothing",
@@ -458,13 +458,15 @@ def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
 def _change_measured(mine: _Run) -> str:
     if mine.step.peak.phase == "optimizer":
         return (
-            "none in the precision: the peak is in the optimizer's update, and only activations larger than what that "
-            "takes would move it"
+            "no precision lowers it: the peak is in the optimizer's update, and would move only if activations needed "
+            "more than the update does"
         )
     if mine.step.peak.phase == "evaluation":
-        return "none in the training batch: the peak is in evaluation, where nothing is kept for backward"
+        return "no training batch size lowers it: the peak is in evaluation, where nothing is saved for backward"
     if mine.break_even is not None and math.isfinite(mine.break_even):
-        larger = f"batch_size >= {math.floor(mine.break_even) + 1}, from where on it saves at the end of forward"
+        larger = (
+            f"batch_size >= {math.floor(mine.break_even) + 1}, from which on AMP saves memory at the end of forward"
+        )
     else:
         larger = "train on larger batches or longer sequences"
     return f"{larger}; or keep FP32 if memory is the reason for AMP"
@@ -489,7 +491,7 @@ def _without_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
 
 def _with_cache(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
     """The saving of the cache, compared with the run with it."""
-    uses = "weights are used more than once before backward and each use keeps a cast copy of its own"
+    uses = "weights are used more than once before backward and each use keeps its own cast copy"
     return _cheaper(finding, mine, other, f"{uses}: with autocast's cache ({other.label}) they")
 
 
@@ -499,7 +501,7 @@ def _cheaper(finding: Finding, mine: _Run, other: _Run, whose: str) -> Finding |
     if copies <= 0:
         return None
     lower = saved > 0
-    of_the_peak = f"and the run's peak is {format_bytes(saved)} lower" if lower else "but the run's peak is no lower"
+    of_the_peak = f"and the run's peak is {format_bytes(saved)} lower" if lower else "but the run's peak is not lower"
     return replace(
         finding,
         message=f"{whose} take {format_bytes(copies)} less at their peak, {of_the_peak}.",
@@ -518,7 +520,7 @@ def _cache_pays(finding: Finding, mine: _Run, other: _Run) -> Finding | None:
         f"weights are used more than once before backward: without autocast's cache ({other.label}) their cast copies "
         f"take {format_bytes(copies)} more at their peak, and the run's peak is "
     )
-    message += f"{format_bytes(cost)} higher." if cost > 0 else "no higher."
+    message += f"{format_bytes(cost)} higher." if cost > 0 else "not higher."
     return replace(finding, message=message, bytes=copies)
 
 

@@ -352,7 +352,7 @@ def memory_of(recording: Recording) -> Memory | None:
     if recording.ooms:
         return None
     if recording.prediction is None:
-        raise RecordingError("the recording does not say what the run takes of the GPU's memory")
+        raise RecordingError("the recording does not say how much of the GPU's memory the run needs")
     found = prediction_of(recording.prediction)
     if found.fit is Fit.DOES_NOT_FIT:
         return None

@@ -143,7 +143,7 @@ def parsed(text: str) -> Json:
     try:
         return cast(Json, json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise NotOfThisKind(f"it is no JSON: {error}") from None
+        raise NotOfThisKind(f"it is not JSON: {error}") from None
 
 
 def from_json(kind: type[_Of], value: Json) -> _Of:

@@ -31,7 +31,7 @@ _REASONS = {
     Reason.OVERSIZE: "raise max_split_size_mb in PYTORCH_ALLOC_CONF, or leave it out",
     Reason.WRONG_STREAM: "allocate on one stream, or call torch.cuda.empty_cache() before the other one needs memory",
     Reason.WRONG_POOL: "drop CUDA graphs and memory pools that are no longer used, then call torch.cuda.empty_cache()",
-    Reason.LIMITED: "allow the process more with torch.cuda.set_per_process_memory_fraction",
+    Reason.LIMITED: "allow the process more memory with torch.cuda.set_per_process_memory_fraction",
 }
 _MOST = 1 << 62
 _ERROR = "OutOfMemoryError"
@@ -39,7 +39,7 @@ _EXPANDABLE = "set PYTORCH_ALLOC_CONF=expandable_segments:True"
 _LARGEST = {
     Category.ACTIVATIONS: "make the batch smaller, or recompute activations with torch.utils.checkpoint",
     Category.CAST_COPIES: "run what needs no gradient under torch.no_grad(), and use a weight once per forward",
-    Category.OPTIMIZER_STATE: "take an optimizer with a smaller state, or spread it over several GPUs",
+    Category.OPTIMIZER_STATE: "use an optimizer with a smaller state, or spread the state over several GPUs",
     Category.GRADIENTS: "set gradients to None before the forward (zero_grad(set_to_none=True))",
 }
 _OTHERWISE = "make the batch or the model smaller, or spread the model over several GPUs"
@@ -57,14 +57,14 @@ _BATCH_SIZE = re.compile(r"-b|(--?)?([\w-]+[._-])?(batch[_-]?size|bs|bsz)|--?bat
 _WITHOUT_BATCH = (Phase.SETUP, Phase.OPTIMIZER)
 """Phases whose memory a smaller batch hardly changes."""
 _PHASES = {
-    "data": "the loading of data",
+    "data": "data loading",
     "optimizer": "the optimizer's update",
     "evaluation": "an evaluation",
     "between": "the script outside of its steps",
 }
 _NOT_OF_A_STEP = ("data", "evaluation")
 _MODEL = "make the model smaller, or spread it over several GPUs"
-_FOREACH = "let the optimizer take one parameter at a time (foreach=False)"
+_FOREACH = "let the optimizer update one parameter at a time (foreach=False)"
 _OR_FUSED = f"{_FOREACH}, or use fused=True"
 
 

@@ -32,7 +32,7 @@ def wrong_sums(summary: Summary) -> tuple[str, ...]:
     conservation = summary.conservation
     found = []
     if conservation.residual_bytes is None:
-        found.append("the recording has no total of the allocator to check the sums against")
+        found.append("the recording does not have the allocator's total to check the sums against")
     if conservation.breach is not None:
         found.append(conservation.breach)
     return tuple(found)

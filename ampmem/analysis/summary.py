@@ -380,10 +380,12 @@ def require_training(recording: Recording) -> None:
     if recording.steps and not recording.steps[-1].finished:  # memory may run out before there is a model
         return
     if not recording.steps and STILL_WRITTEN in recording.notes:
-        raise NothingRecorded("nothing to show yet: the recording is being written, and no step has ended; try again")
+        raise NothingRecorded(
+            "nothing to show yet: the recording is being written, and no step has ended; try again later"
+        )
     if not recording.steps:
         raise NothingRecorded(
-            "nothing to show: no step ended while it was recorded; "
+            "nothing to show: no step ended during the recording; "
             "a step ends with an optimizer update, so let the script run until optimizer.step() has been called"
         )
     if trains(recording) and not (recording.phases.phase == Phase.BACKWARD).any():
@@ -394,7 +396,7 @@ def require_training(recording: Recording) -> None:
     if not recording.parameters:
         raise NothingRecorded(
             "nothing to show: no model parameters were found; train a torch.nn.Module, "
-            "or hand the model to ampmem.profile(model)"
+            "or pass the model to ampmem.profile(model)"
         )
 
 

@@ -135,9 +135,9 @@ def watched_run(
     notes = list(run.notes)
     running = ending is None and being_written(run.path)
     if ending is None and not running:
-        notes.append("the run was killed, or its machine went down: it wrote no end")
+        notes.append("the run was killed, or its machine went down: the file has no end")
     if run.unread:
-        notes.append(f"the last {run.unread} bytes of the file are of a row that is not whole, and left out")
+        notes.append(f"the last {run.unread} bytes of the file are an incomplete row, which is left out")
     shortage = _shortage(rows, ending, full) if ending is not None and ending.out_of_memory else None
     return WatchedSummary(
         format=FORMAT,
@@ -175,7 +175,7 @@ def full_recording(run: WatchedRun, number: int, into: Path) -> Full:
             extract(run, full, into)
             return full
     there = ", ".join(str(full.number) for full in run.full) or "none"
-    raise UsageError(f"{run.path} has no full recording {number}; there are: {there}")
+    raise UsageError(f"{run.path} has no full recording {number}; it has: {there}")
 
 
 def _part(run: WatchedRun, full: Full) -> FullPart:

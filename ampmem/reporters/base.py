@@ -26,11 +26,11 @@ WHAT = {
     Detail.MARKS: "the categories after forward, after backward and after the update",
     Detail.STATIC_MODEL: "the rule of thumb for static memory, and what explains the rest",
     Detail.ACTIVATIONS: "what activations under autocast were saved for, what made them, and their types",
-    Detail.CASTS: "the ledger of the copies that autocast makes",
+    Detail.CASTS: "the copies that autocast makes, and who holds them",
     Detail.MODULES: "the modules with the most bytes",
     Detail.LARGEST: "the largest allocations at the peak, with the script's lines",
-    Detail.LOSSES: "the loss of each step, of several recordings",
-    Detail.EVIDENCE: "what shows each finding",
+    Detail.LOSSES: "the loss of each step, for several recordings",
+    Detail.EVIDENCE: "the evidence for each finding",
 }
 
 EVERYTHING: frozenset[Detail] = frozenset(Detail)

@@ -184,7 +184,7 @@ def test_the_map_says_what_a_block_is_and_a_click_shows_its_allocation(open_page
     assert texts[lives.op[piece.allocation]] in said
     assert f"in {texts[lives.module[piece.allocation]]}" in said
     assert f"uint8 1{BY}{asked}," in said
-    assert f"({asked:,} B) of it asked for" in said
+    assert f"({asked:,} B) of it requested" in said
     event = int(lives.born[piece.allocation])
     assert f"Allocated by event {event + 1:,}, " in said
     assert f"of step {int(lives.step[piece.allocation])}." in said

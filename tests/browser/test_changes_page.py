@@ -47,7 +47,7 @@ def column(page: Any, number: int) -> list[str]:
 def test_the_answer_and_the_changes_with_the_largest_first(open_page: Open, changes_page: Path) -> None:
     page = open_page(changes_page)
     assert page.inner_text("#verdict-title").startswith("The peak grew from 9.1 KiB to 12.9 KiB, +3.8 KiB, nearly all")
-    assert page.inner_text("#changes-note") == "The 3 changes add up to +3.8 KiB, residual 0 B."
+    assert page.inner_text("#changes-note") == "The 3 changes add up to +3.8 KiB; residual 0 B."
     assert column(page, 1) == ["+4.0 KiB", "-256 B", "+8 B"]
     assert column(page, 2) == ["grew", "shrank", "grew"]
     assert column(page, 6) == ["mm in layers.1", "mm in layers.2", "not known"]

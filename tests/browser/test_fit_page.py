@@ -82,7 +82,7 @@ def test_what_may_fit_is_neither_what_fits_nor_what_does_not(tmp_path: Path, ope
     points = {"fp32": {16: at(700), 32: at(1100), 33: at(1170), 64: None}, "amp": {16: at(520), 43: at(1140)}}
     write_fit(fit_of(points, 2048 * MIB, "2GiB"), tmp_path / "fit.html")
     page = open_page(tmp_path / "fit.html")
-    assert page.locator("h1").inner_text() == "On 2 GiB AMP trains 43 or more a batch, FP32 32."
+    assert page.locator("h1").inner_text() == "On 2 GiB AMP fits a batch of 43 or more, FP32 32."
     symbols = "Object.fromEntries(document.getElementById('chart').data.map((one) => [one.name, one.marker?.symbol]))"
     drawn = page.evaluate(symbols)
     assert drawn["fp32"] == ["circle", "circle", "circle-open"]

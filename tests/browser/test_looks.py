@@ -184,7 +184,7 @@ def test_an_address_map_is_drawn_when_there_is_one(open_page: Open, long_page: W
 
     page = open_page(changed(long_page.path, tmp_path / "page.html", with_map))
     assert page.locator("#addresses canvas").is_visible()
-    assert "Too many blocks for bars" in page.locator("#addresses-note").inner_text()
+    assert "too many blocks for bars" in page.locator("#addresses-note").inner_text()
     assert "Address map" in page.locator("#jumps").inner_text()
 
 

@@ -115,7 +115,7 @@ def test_heading_tiles_bar_and_timeline_are_of_the_failure(open_page: Open, fail
     tiles = page.locator("#headlines .headline").evaluate_all("all => all.map((each) => each.innerText.split('\\n'))")
     assert [tile[:2] for tile in tiles] == [
         ["At the failure", alive],
-        ["Lacking", format_bytes(oom.lacking)],
+        ["Missing", format_bytes(oom.lacking)],
         ["Reserved", "0 B"],
         ["Free on the device", "1000 B"],
         ["Still to come", format_bytes(oom.to_come.gradients + (oom.to_come.optimizer_state or 0))],  # type: ignore[union-attr]
@@ -133,8 +133,8 @@ def test_heading_tiles_bar_and_timeline_are_of_the_failure(open_page: Open, fail
     assert (block["y0"], block["y1"]) == ((1 << 30) - 1000, (1 << 30) - 1000 + 2_097_152)
     assert layout["yaxis"]["range"][1] > block["y1"]
     texts = [note["text"] for note in layout["annotations"]]
-    assert "1.0 GiB in all" in texts
-    assert "a block of 683.6 KiB in a new segment of 2.0 MiB: 2.0 MiB lacking" in texts
+    assert "1.0 GiB in total" in texts
+    assert "a block of 683.6 KiB in a new segment of 2.0 MiB: 2.0 MiB missing" in texts
 
 
 def test_the_largest_tensors_and_what_to_run_next(open_page: Open, failed_page: Written) -> None:
@@ -145,7 +145,7 @@ def test_the_largest_tensors_and_what_to_run_next(open_page: Open, failed_page: 
     assert first[0] == format_bytes(oom.largest[0].bytes)
     assert section.locator("pre").all_inner_texts() == list(oom.next_commands)
     assert "ampmem profile --device sim --gpu rtx4060 train.py --epochs 1" in oom.next_commands
-    assert "name the argument of the script" in section.inner_text()
+    assert "name the argument for the batch size" in section.inner_text()
 
 
 def test_what_ran_out_after_the_recorded_steps_is_not_in_the_charts(open_page: Open, tmp_path: Path) -> None:

@@ -261,14 +261,14 @@ def test_a_reduced_stream_keeps_the_peak_and_says_what_it_lacks(
     monkeypatch.setattr(importlib.import_module("ampmem.reporters.html.write"), "STREAM_LIMIT", 100)
     page = open_page(written(tmp_path, long_page.analysis.recording).path)
     assert page.evaluate(DRAWN)["most"] == total(long_page).max()
-    assert "instants kept" in page.locator("#shown").inner_text()
+    assert "kept instants" in page.locator("#shown").inner_text()
     _, size = alive(long_page, int(total(long_page).argmax()))
     assert page.locator("#allocations-note").inner_text().endswith(f"({size:,} B), alive at the peak")
     page.locator("#chart-frame").focus()
     for key in ("p", "ArrowLeft", "Enter"):
         page.keyboard.press(key)
     assert readout(page) == expected_readout(long_page, position(page))
-    assert "at the peak only" in page.locator("#modules-note").inner_text()
+    assert "only at the peak" in page.locator("#modules-note").inner_text()
     assert page.locator("#allocations-note").inner_text().endswith(f"({size:,} B), alive at the peak")
 
 
@@ -287,8 +287,8 @@ def test_a_page_of_json_has_all_but_what_needs_the_events(open_page: Open, arms_
     page = open_page(tmp_path / "page.html")
     note = page.locator("#no-events").inner_text()
     assert note == (
-        "This run was given as the JSON of ampmem show --json, which has no events: the timeline, modules, stacks, "
-        "addresses and allocations are on the page of the recording only."
+        "This run was given as JSON from ampmem show --json, which does not have events: only the page of the "
+        "recording has the timeline, modules, stacks, addresses and allocations."
     )
     for name in ("timeline", "modules", "stacks", "addresses", "allocations"):
         assert page.locator(f"#{name}").is_hidden(), name

@@ -74,8 +74,8 @@ def test_the_verdict_and_every_rank_are_read_without_scripts(browser: Any, job: 
     page = context.new_page()
     page.goto(path.as_uri())
     assert ranks.worst is not None
-    assert page.locator("h1").all_inner_texts()[0].startswith("The worst rank is 1 of 4 with 3.9 MiB at the peak")
-    assert page.locator("#verdict .why-line").inner_text() == "It has 600.0 KiB more of activations."
+    assert page.locator("h1").all_inner_texts()[0].startswith("Rank 1 of 4 is the worst, with 3.9 MiB at the peak")
+    assert page.locator("#verdict .why-line").inner_text() == "It has 600.0 KiB more in activations."
     bars = page.locator("#verdict .bars").first.locator("tr").all_inner_texts()
     assert [bar.split("\t")[0] for bar in bars] == ["Rank 1, most", "Rank 3, median", "Rank 2, least"]
     box = page.locator("#verdict").bounding_box()
@@ -168,7 +168,7 @@ def test_of_several_precisions_the_worst_ranks_are_compared(open_page: Open, tmp
     write(files, tmp_path / "page.html")
     page = open_page(tmp_path / "page.html")
     title = page.locator("h1").inner_text()
-    assert title.startswith("On the worst rank of each precision, mixed precision takes the peak from 3.9 to 2.4 MiB")
+    assert title.startswith("On the worst rank of each precision, mixed precision lowers the peak from 3.9 to 2.4 MiB")
     bars = page.locator("#verdict .bars").first.locator("tr").all_inner_texts()
     assert [bar.split("\t")[0] for bar in bars] == ["fp32 rank 1", "amp rank 1"]
     assert page.locator("#ranks h3").all_inner_texts() == ["fp32", "amp bfloat16"]

@@ -44,7 +44,7 @@ def test_activations_are_told_by_kind_and_precision(real_open: Any, profiled_pag
         for index in np.flatnonzero(mine)
         if texts[saved.op[index]] == "aten::native_layer_norm"
     ]
-    # Some of them were saved by no op: nobody knows that those are kept for backward.
+    # Some of them were not saved by any op: nobody knows that those are kept for backward.
     said = f"Activations alive at the end of forward: {format_bytes(int(analysis.lifetimes.bytes[mine].sum()))}."
     assert section.locator("p.quiet").first.inner_text() == said
     row = section.get_by_role("table", name="What they were saved for").get_by_role("row").filter(has_text="norms")

@@ -52,14 +52,14 @@ def test_events_are_stepped_through_one_at_a_time(long_open: Any, long_page: Wri
         assert event.inner_text() == event_in_words(long_page, at)
         kinds.add(event.inner_text().split()[0])
     for _ in range(3):
-        page.get_by_role("button", name="The next event").click()
+        page.get_by_role("button", name="Next event").click()
         at += 1
         assert (position(page), event.inner_text()) == (at, event_in_words(long_page, at))
         kinds.add(event.inner_text().split()[0])
     assert kinds == {"alloc", "free"}
     page.locator("#chart-frame").focus()
     page.keyboard.press("Enter")
-    page.get_by_role("button", name="The event before").click()
+    page.get_by_role("button", name="Previous event").click()
     assert position(page) == at - 1
     assert page.locator("#readout-title").inner_text() == "At the pinned event"
     assert page.locator("#allocations-note").inner_text().endswith(f"alive at event {format_count(at - 1)}")
@@ -142,7 +142,7 @@ def test_a_reduced_page_lists_what_lives_at_the_peak_only(
     page.keyboard.press("Home")
     alive = long_page.analysis.lifetimes.alive_at(position(page))
     assert page.locator("#live-note").inner_text().startswith(f"{int(alive.sum())} allocations")
-    assert not page.get_by_role("button", name="The next event").is_visible()
+    assert not page.get_by_role("button", name="Next event").is_visible()
     page.keyboard.press("ArrowLeft")
-    assert "at the peak only" in page.locator("#live-note").inner_text()
+    assert "only at the peak" in page.locator("#live-note").inner_text()
     assert page.locator(".live-row").count() == 0

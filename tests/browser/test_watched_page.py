@@ -90,7 +90,7 @@ def test_out_of_memory_names_the_batch_and_the_line(tmp_path: Path, open_page: O
     write_watched(written(tmp_path, failed=True), tmp_path / "run.html")
     page = open_page(tmp_path / "run.html")
     text = page.locator("#shortage").inner_text()
-    assert "step 30, in backward, asked for 50.0 MiB at train.py:8; 20.0 MiB of 80.0 MiB was free" in text
+    assert "step 30, in backward: 50.0 MiB requested at train.py:8; 20.0 MiB of 80.0 MiB was free" in text
     assert "the batch was 8x4000 int64" in text
     assert "train.py:8" in page.locator("#held").inner_text()
     assert "failed in step 30" in page.locator("#chart").inner_text()

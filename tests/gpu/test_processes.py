@@ -23,7 +23,7 @@ while True:
     loss = model(torch.randn(batch, 2048, device="cuda")).square().mean()
     loss.backward()
     optimizer.step()
-    batch *= 4 if {late} else 1 << 16  # 32 GiB, less than the device has and more than the process may take
+    batch *= 4 if {late} else 1 << 16  # 32 GiB, less than the device has and more than the process may use
 """
 
 BROKEN = """
@@ -65,7 +65,7 @@ def test_out_of_memory_on_purpose(tmp_path: Path, late: bool) -> None:
     assert oom.asked <= oom.segment and oom.total > 0
     assert "oom.py" in oom.stack
     shown = ampmem(tmp_path, "show", "oom.ampmem").stdout
-    assert "out of memory in " in shown and "that this process may take" in " ".join(shown.split())
+    assert "out of memory in " in shown and "that this process may use" in " ".join(shown.split())
     assert not recording.steps[-1].finished
 
 

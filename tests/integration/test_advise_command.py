@@ -203,7 +203,7 @@ def test_what_offloading_moves_is_counted(tmp_path: Path) -> None:
     assert runs["the script as it is"]["moved_bytes"] == 4 * batch
     saved = batch + 2 * 4096 * 700 + 2 * 4096 * 500 + 700 * 500 + 500 * 8  # inputs of layers, and weights but the first
     assert runs["offload saved tensors"]["moved_bytes"] == 4 * (batch + 2 * saved)
-    assert runs["offload saved tensors"]["cost"].endswith(" move between GPU and CPU in a step")
+    assert runs["offload saved tensors"]["cost"].endswith(" move between GPU and CPU in each step")
     assert runs["offload saved tensors"]["saved_bytes"] > 0
 
 
@@ -226,7 +226,7 @@ def test_a_finding_that_advise_has_disproved_is_not_shown_again(tmp_path: Path) 
     memory = json.loads(plain)["trial"]["memory"]
     nothing = [json.dumps(run | {"trial": run["trial"] | {"memory": memory}}) for run in map(json.loads, others)]
     (tmp_path / "runs").write_text("\n".join((first, plain, *nothing)))
-    said = "the finding foreach-temporaries is left out: ampmem advise ran its change for this script, and fused=True "
+    said = "the finding foreach-temporaries is left out: ampmem advise ran its change for this script: fused=True "
     said += "saved nothing, foreach=False saved nothing"
     codes, notes = shown()
     assert "foreach-temporaries" not in codes and notes == [said]
@@ -240,16 +240,16 @@ def test_a_finding_that_advise_has_disproved_is_not_shown_again(tmp_path: Path) 
     assert again.returncode == 0, again.stderr
     codes, notes = shown()
     assert "foreach-temporaries" in codes
-    assert notes == ["runs: its runs have another source of the script, so no finding is left out for them"]
+    assert notes == ["runs: its runs differ from this one (source of the script), so no finding is left out"]
 
 
 def test_a_script_under_autocast_is_not_given_another(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SETTINGS.format(**AS_IS | WRITTEN["autocast bfloat16"]))
     found, _ = advised(tmp_path, "--allow", "precision")
     (refused,) = [run for run in found["runs"] if run["failure"] is not None]
-    assert refused["failure"] == "the script uses autocast already, to bfloat16"
+    assert refused["failure"] == "the script already uses autocast, with bfloat16"
     found, _ = advised(tmp_path, "--allow", "precision", "--precision", "fp32")
-    assert [run["failure"] for run in found["runs"]][1:] == ["every run has the precision fp32"]
+    assert [run["failure"] for run in found["runs"]][1:] == ["every run already has the precision fp32"]
 
 
 def test_after_an_out_of_memory_the_command_is_named_and_finds_what_fits(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_finding_names_the_command_that_proves_its_change(tmp_path: Path) -> N
     done = ampmem(tmp_path, "profile", "--device", "sim", "--gpu", "h100", "-o", "run.ampmem", "train.py", "cuda")
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines()
-    named = said[said.index(next(line for line in said if line.endswith("to prove it by running it:"))) + 1].split()
+    named = said[said.index(next(line for line in said if line.endswith("run this to prove it:"))) + 1].split()
     assert named == ["ampmem", "advise", "--gpu", "h100", "--allow", "foreach,fused", "train.py", "cuda"]
     (told,) = [each for each in summarize(read(tmp_path / "run.ampmem")).findings if each.code == "foreach-temporaries"]
     assert told.proof.split() == named
@@ -306,7 +306,7 @@ def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path:
     assert all(
         "the script set foreach=True for AdamW itself" in failures[each] for each in ("fused=True", "foreach=False")
     )
-    assert failures["smaller batches"] == "no DataLoader was seen to make the script's batches"
+    assert failures["smaller batches"] == "no DataLoader was seen making the script's batches"
     assert failures["loss in 8 chunks"] == "no F.cross_entropy was seen"
     assert len(failures) == 5 and "refused or failed: --force-fused: " in said and ": not tried: no DataLoader" in said
 

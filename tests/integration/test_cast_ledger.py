@@ -153,7 +153,7 @@ def test_a_region_that_is_left_after_backward_holds_its_copies_through_it() -> N
         assert step.after_forward is not None
         assert (step.after_forward.both, step.after_forward.cache) == (weights, biases)
         assert step.after_forward.autograd == step.after_forward.neither == NONE
-        why = "copies that the cache still holds: autocast has not been left"
+        why = "copies that the cache still holds: the autocast region has not ended"
         assert terms(verdict, "after_backward", "cast_copies") == {why: 2 * 512 + 2 * 32}
         assert terms(verdict, "after_optimizer", "cast_copies") == {}
         assert step.surviving == NONE

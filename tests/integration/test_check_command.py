@@ -43,7 +43,7 @@ def test_the_example_of_the_docs(project: Path) -> None:
     # To the byte, without a tolerance.
     same = ampmem(project, "check", *SIM, "--baseline", "main.ampmem", "--budget", "growth=0B", "train.py")
     assert same.returncode == 0, same.stdout
-    assert same.stdout.startswith("train.py: kept: growth, 0 B of 0 B; all sizes are those of main.ampmem")
+    assert same.stdout.startswith("train.py: kept: growth, 0 B of 0 B; all sizes equal those of main.ampmem")
     train.write_text(script.replace("torch.relu", "nn.functional.gelu"))
     grown = ampmem(project, "check", *SIM, "--baseline", "main.ampmem", "train.py")
     assert grown.returncode == 1
@@ -67,5 +67,5 @@ def test_a_script_that_runs_out_of_memory_is_not_kept(tmp_path: Path) -> None:
     done = ampmem(tmp_path, "check", "--device", "sim", "--gpu", "592MiB", "--budget", "peak=1TiB", "train.py")
     assert done.returncode == 1
     assert " ".join(done.stdout.split()).startswith(
-        "train.py: not judged: memory ran out in forward of step 0: what the run would have needed is not known"
+        "train.py: not judged: memory ran out in forward of step 0: how much the run would have needed is not known"
     )

@@ -163,7 +163,7 @@ def test_an_arm_that_fails_is_a_column(tmp_path: Path, in_step: str, failure: st
     assert said[-1].startswith("2 of 2: fp32: 3 steps, peak ")
     assert (tmp_path / "train.amp.ampmem").exists() == bool(steps)
     assert len(read(tmp_path / "train.fp32.ampmem").steps) == 3
-    kept = "; it has 1 step" if steps else ""
+    kept = "; it recorded 1 step" if steps else ""
     assert any(line.startswith(f"amp failed: {failure}") and line.endswith(kept) for line in done.stdout.splitlines())
     size = f"{format_bytes(212 * 4)} 4.00"
     assert rows(done.stdout, "parameters")[0] == (f"{size} {size}" if steps else f"- - {size}")

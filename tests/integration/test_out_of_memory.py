@@ -152,7 +152,7 @@ def test_a_limit_of_the_process_is_told_apart_from_the_device(tmp_path: Path) ->
     assert (oom.device_total, oom.allowed, oom.reason) == (32 << 30, 8 << 30, "limited")
     assert oom.lacking == oom.reserved  # all of the limit was asked for
     text = " ".join(done.stderr.split())
-    assert "0 B" not in text.partition("lacking")[2].partition(" by ")[0] and "that this process may take" in text
+    assert "0 B" not in text.partition("missing")[2].partition(" by ")[0] and "that this process may use" in text
     assert alive(oom) == {"parameters": PARAMETERS}
 
 
@@ -166,8 +166,8 @@ def test_within_the_limit_the_verdict_is_of_the_limit(tmp_path: Path) -> None:
     assert prediction is not None and prediction.allowed == 8 << 30 and prediction.limited
     assert prediction.margin == (8 << 30) - prediction.at_peak_reserved.reserved
     text = " ".join(done.stderr.split())
-    assert "it fits, with 8.0 GiB to spare of the 8.0 GiB that this process may take" in text
-    assert "the prediction for a GPU of 32.0 GiB, of which this process may take 8.0 GiB" in text
+    assert "it fits, with 8.0 GiB to spare of the 8.0 GiB that this process may use" in text
+    assert "the prediction for a GPU of 32.0 GiB, of which this process may use 8.0 GiB" in text
 
 
 def test_while_the_model_is_moved_bytes_are_divided_by_what_is_there(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_while_the_model_is_moved_bytes_are_divided_by_what_is_there(tmp_path: P
     # As much of gradients, twice that of Adam's state, and its temporaries: 3.1 GiB; the rtx4060 has 8.
     assert "ampmem profile --device sim --gpu rtx4060 train.py" in told
     checked = ampmem(tmp_path, "check", "--budget", "peak=1TiB", "train.ampmem")
-    assert checked.stdout.startswith("train.ampmem: not judged: memory ran out in setup: what the run would have")
+    assert checked.stdout.startswith("train.ampmem: not judged: memory ran out in setup: how much the run")
     assert "kept" not in checked.stdout
 
 
@@ -209,7 +209,7 @@ def test_after_the_recorded_steps_it_is_one_story(tmp_path: Path) -> None:
     assert "in the run after the recorded steps" in shown and "for the whole run" not in shown
     assert "The whole run" not in shown and "Largest saving" not in shown
     checked = ampmem(tmp_path, "check", "--budget", "peak=1TiB", "train.ampmem")
-    assert "memory ran out in the run after the recorded steps: what the run" in checked.stdout
+    assert "memory ran out in the run after the recorded steps: how much the run" in checked.stdout
 
 
 def test_in_forward_what_forward_made_are_activations(tmp_path: Path) -> None:
@@ -317,6 +317,6 @@ def test_an_arm_that_runs_out_is_a_column(tmp_path: Path) -> None:
     assert "0 steps, peak 4.0 MiB, in train.fp32.ampmem" in done.stderr
     told = " ".join(done.stdout.split())
     assert "fp32 failed: torch.OutOfMemoryError: CUDA out of memory" in told
-    assert "it has 0 steps that ended" in told
-    assert "fp32 ran out of memory in setup: a block of 4.0 GiB was asked for at" in told
+    assert "it recorded 0 steps that ended" in told
+    assert "fp32 ran out of memory in setup: a block of 4.0 GiB was requested at" in told
     assert "at the peak, step 0" in told and "after backward, step 0" not in told

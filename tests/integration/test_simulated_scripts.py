@@ -138,7 +138,7 @@ assert torch.cuda.get_per_process_memory_fraction() == 0.25
 try:
     torch.empty(21 << 30, dtype=torch.uint8, device="cuda")
 except torch.cuda.OutOfMemoryError as error:
-    assert "This process may take 19.8 GiB" in str(error), error
+    assert "This process may use 19.8 GiB" in str(error), error
 else:
     raise SystemExit("the fraction is ignored")
 train()

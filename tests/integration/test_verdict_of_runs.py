@@ -23,18 +23,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
 
 NORMS = (nn.LayerNorm, nn.BatchNorm2d)
 COUNTERS = "scalars of the optimizer: step"
-NO_NORMS = "norms: no cast of their parameters was made"
-NO_EMBEDDINGS = "embeddings: no cast of them was made"
+NO_NORMS = "norms: their parameters were not cast"
+NO_EMBEDDINGS = "embeddings: their parameters were not cast"
 FREED = "copies freed before this mark: nothing kept them"
 CHECKPOINTED = "copies freed before this mark: backward made them again, as checkpointing does"
-AGAIN = "copies made again for another use: no cache served it"
+AGAIN = "copies made again for another use, without the cache"
 ZEROED = "gradients freed before this mark"
 FROZEN = "frozen parameters"
-TIED = "tied weights: a tensor for each of the names"
+TIED = "tied weights: a tensor for each name"
 NOT_YET = "no optimizer state before the first update"
 SKIPPED = "no optimizer state yet: the loss scaler skipped the updates"
 NO_OPTIMIZER = "parameters that no optimizer of this process has updated"
-NO_GRADIENTS = "no gradient: none of theirs was seen in the recording"
+NO_GRADIENTS = "no gradient: it was not seen in the recording"
 LATER = "no gradient before this mark: the first came later"
 
 MIB = 2**20
@@ -259,7 +259,7 @@ def test_decorated_forwards_and_islands_of_float32(kind: type[Net], arm: str) ->
     expected = {
         NO_NORMS: -2 * 2 * 64,
         NO_EMBEDDINGS: -2 * 30 * 32,
-        "other parameters of which no cast was made": -2 * (64 * 64 + 64),
+        "other parameters that were not cast": -2 * (64 * 64 + 64),
         FREED: -2 * 64,
     }
     assert found == ({} if arm == "fp32" else expected)
@@ -359,7 +359,7 @@ def test_other_optimizers(name: str) -> None:
     keys = [key for state in states for key, t in state.items() if isinstance(t, Tensor) and t.dim() == 0]
     expected = {f"scalars of the optimizer: {key}": 4 * keys.count(key) for key in keys}
     if name == "rows":
-        expected["state that the model does not have: rows"] = sum(4 * (7 + p.shape[0]) for p in model.parameters())
+        expected["state that the rule does not have: rows"] = sum(4 * (7 + p.shape[0]) for p in model.parameters())
     assert terms(verdict, "after_optimizer", "optimizer_state") == expected
 
 
@@ -403,8 +403,8 @@ def test_eight_bit_adam() -> None:
     assert part(verdict, "after_optimizer", "optimizer_state").measured_bytes == kept + 2 * 1024
     assert terms(verdict, "after_optimizer", "optimizer_state") == {
         "scales of the blocks, and small tensors kept in float32": kept - 2 * count,
-        "state that the model does not have: qmap1": 1024,
-        "state that the model does not have: qmap2": 1024,
+        "state that the rule does not have: qmap1": 1024,
+        "state that the rule does not have: qmap2": 1024,
     }
     assert kept == sum(
         2 * p.numel() + 8 * -(-p.numel() // 256) if p.numel() >= 4096 else 8 * p.numel() for p in model.parameters()
@@ -439,7 +439,7 @@ def test_parameters_that_no_optimizer_has_and_parameters_that_no_step_uses() -> 
     state = terms(verdict, "after_optimizer", "optimizer_state")
     assert state == {
         NO_OPTIMIZER: -8 * 30 * 32,
-        "no optimizer state: they have had no gradient": -8 * unused,
+        "no optimizer state: these parameters have had no gradient": -8 * unused,
         COUNTERS: 4 * (len(list(model.parameters())) - 1 - 2),
     }
     assert terms(verdict, "after_backward", "gradients") == {NO_GRADIENTS: -4 * unused}

@@ -94,7 +94,7 @@ def test_a_leak_of_one_kibibyte_a_step_is_found_and_named(tmp_path: Path) -> Non
     script(tmp_path, steps=60, more=LEAK)
     _, _, said = watched(tmp_path)
     text = " ".join(said.split())
-    assert "memory grows: what is allocated at the end of a step rises by 1.0 KiB a step" in text
+    assert "memory grows: the memory allocated at the end of each step rises by 1.0 KiB per step" in text
     assert "10.0 KiB in 10 by kept[*]" in text
 
 
@@ -108,7 +108,7 @@ def test_a_longer_batch_runs_out_of_simulated_memory(tmp_path: Path) -> None:
     assert ending.line.endswith("train.py:9")
     held = {each.what: each.bytes for each in ending.held}
     assert held["parameters"] == sum(-(-size // 512) * 512 for size in (256 * 256 * 4, 1024, 10240, 40))
-    assert "85.8 GiB at" in said and "ampmem advise --gpu 24GiB" in said
+    assert "85.8 GiB requested at" in said and "ampmem advise --gpu 24GiB" in said
     assert len(run.rows) == 300
 
 
@@ -239,7 +239,7 @@ def test_a_full_recording_is_a_recording_like_any_other(tmp_path: Path) -> None:
     assert found["conservation"]["residual_bytes"] == 0
     assert found["parameters"]["count"] * 4 == PARAMETERS
     done = ampmem(tmp_path, "show", "train-watch.ampmem", "--full", "5")
-    assert done.returncode == 2 and "no full recording 5; there are: 0" in done.stderr
+    assert done.returncode == 2 and "no full recording 5; it has: 0" in done.stderr
 
 
 def test_the_page_and_the_pages_of_full_recordings(tmp_path: Path) -> None:

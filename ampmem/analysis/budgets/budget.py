@@ -95,7 +95,7 @@ def budgets_of(limits: Mapping[str, str | int]) -> tuple[Budget, ...]:
     Raises :class:`UsageError` as :func:`budget_of` does, and for anything but a mapping.
     """
     if not isinstance(limits, Mapping):
-        raise UsageError(f"budgets are a mapping from keys to limits, such as {{'peak': '20GiB'}}, and not {limits!r}")
+        raise UsageError(f"budgets must be a mapping from keys to limits, such as {{'peak': '20GiB'}}, not {limits!r}")
     return tuple(budget_of(key, limit) for key, limit in limits.items())
 
 
@@ -114,7 +114,7 @@ def parse_allowance(text: str | int, option: str = "--allow") -> Allowance:
     except (ValueError, ZeroDivisionError):
         raise UsageError(f"{option}: {given!r} is neither a share, such as 1%, nor a size, such as 10MiB") from None
     if fraction < 0:
-        raise UsageError(f"{option}: {given} is below 0; a peak that shrinks never fails")
+        raise UsageError(f"{option}: {given} is negative; give 0 or more (a smaller peak never fails)")
     return Allowance(fraction=fraction, text=given)
 
 
@@ -132,15 +132,15 @@ def check_key(key: str) -> None:
     found = module_in(key)
     first, _, name = key.partition(".")
     if first == MODULES and name and "." not in name:
-        raise UsageError(f"{key}: write what of the module is limited, such as {key}.activations")
+        raise UsageError(f"{key}: say what to limit in the module, such as {key}.activations")
     if found is None:
         raise UsageError(
             f"unknown budget {key!r}{nearest(key.lower(), (*KEYS, f'{MODULES}.'))}; "
-            f"there are {', '.join(KEYS)} and {MODULES}.NAME.KEY"
+            f"choose one of {', '.join(KEYS)} or {MODULES}.NAME.KEY"
         )
     if found[1] not in OF_MODULE:
         meant, known = nearest(found[1], OF_MODULE), ", ".join(OF_MODULE)
-        raise UsageError(f"{key}: of a module there is no {found[1]!r}{meant}; there are {known}")
+        raise UsageError(f"{key}: a module does not have a budget {found[1]!r}{meant}; choose one of {known}")
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -199,7 +199,7 @@ class BudgetFile:
             if there is None or not _is_there(name, self.path.parent, there):
                 meant = _meant(name, _names_like(name, [] if there is None else there, script))
                 if meant or there is not None:
-                    yield f"[{TABLE}.{_quoted(name)}] of {self.path} is of no script and of no module{meant}"
+                    yield f"[{TABLE}.{_quoted(name)}] in {self.path} does not name a script or a module{meant}"
 
 
 def merged(*several: tuple[Budget, ...]) -> tuple[Budget, ...]:
@@ -242,7 +242,9 @@ def _budget_file(path: Path, ampmem: object) -> BudgetFile:
         raise UsageError(f"{path}: tool.ampmem is not a table")
     for key in ampmem:
         if key != "budgets":
-            raise UsageError(f"{path}: unknown table tool.ampmem.{key}{nearest(key, ['budgets'])}; there is {TABLE}")
+            raise UsageError(
+                f"{path}: unknown table tool.ampmem.{key}{nearest(key, ['budgets'])}; the only table is {TABLE}"
+            )
     general: list[Budget] = []
     scripts: dict[str, tuple[Budget, ...]] = {}
     for key, value in _table(ampmem, "budgets", path).items():
@@ -276,7 +278,7 @@ def _flat(limits: _Toml, before: str = "") -> Iterator[tuple[str, object]]:
 def _require_script(path: Path, key: str) -> None:
     """Raise :class:`UsageError` for a table not named like a script: it may be a misspelled key."""
     if not key.strip() or (nearest(key, KEYS) and not key.endswith(".py")):
-        raise UsageError(f"{path}: [{TABLE}.{_quoted(key)}] is a table of a script{nearest(key, KEYS)}")
+        raise UsageError(f"{path}: [{TABLE}.{_quoted(key)}] would be the table of a script{nearest(key, KEYS)}")
 
 
 def _is_name_of(name: str, script: str) -> bool:

@@ -93,7 +93,7 @@ def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
     categories = _what(key)
     instant = AT_PEAK if not categories else _where_largest(categories)
     if not categories and run.summary.whole.where is not PeakPlace.STEP:
-        instant += " of the recorded steps, which is not the run's,"
+        instant += " of the recorded steps (not the peak of the run),"
     if key in _BESIDE and (key != PEAK or run.summary.peak.allocated is not None):
         instant += f" of tensors alone, without {_BESIDE[key]}{_assumed(run)}"
     held = _held(run.side, categories)
@@ -102,7 +102,7 @@ def grown(run: JudgedRun, baseline: Side | None, key: str) -> GrownGroups:
     grouped = baseline.groups is not None and run.side.groups is not None
     if not grouped:
         if not categories:
-            instant = "with the most of each category, whenever that was"
+            instant = "at the largest size of each category"
         sums = _of_summaries(baseline, run.side, categories)
         return GrownGroups(instant=instant, changes=_ordered(sums), grouped=False, held=held)
     found = [difference(baseline, run.side, category=category) for category in categories or (None,)]
@@ -148,7 +148,7 @@ def _of_summaries(before: Side, after: Side, categories: Sequence[Category]) -> 
 
 def _where_largest(categories: Sequence[Category]) -> str:
     one = len(categories) == 1 and not (categories[0].endswith("s"))
-    return f"where {' and '.join(categories)} {'is' if one else 'are'} largest"
+    return f"when {' and '.join(categories)} {'is' if one else 'are'} largest"
 
 
 def _what(key: str) -> tuple[Category, ...]:
@@ -184,7 +184,7 @@ def _from_step_to_step(run: JudgedRun) -> GrownGroups:
     growth = run.growth
     assert growth is not None
     return GrownGroups(
-        instant=f"from the end of step {growth.first} to that of step {growth.last}",
+        instant=f"from the end of step {growth.first} to the end of step {growth.last}",
         changes=_ordered(changes_between(growth.before, growth.after)),
     )
 
@@ -238,19 +238,15 @@ def _ordered(changes: Iterable[GroupChange]) -> tuple[GroupChange, ...]:
     return tuple(sorted(changes, key=lambda change: -change.grown))
 
 
-# Checks a run against its budgets and a baseline, as typed values and as JSON (``ampmem.check/1``). The dataclasses
-# have the names and the order of the JSON. ``None`` means unknown.
-
 SCHEMA = "ampmem.check/1"
 
 TRIALS_NOT_JUDGED = (
-    "budgets are held against what there is without the trials of torch.backends.cudnn.benchmark, which take nothing "
-    "but memory that is free"
+    "budgets do not count the trials of torch.backends.cudnn.benchmark, which only take memory that is free"
 )
 """The note of a run in which cuDNN's benchmark trials may fill the device."""
 
 
-PEAK_IS = "the peak is that of the whole run, "
+PEAK_IS = "the peak of the whole run is "
 """The beginning of the note of a run whose peak is outside of the recorded steps."""
 
 
@@ -374,7 +370,7 @@ def check_schema() -> dict[str, Json]:
     return schema_of(
         CheckResult,
         title="ampmem check, version 1",
-        description="What `ampmem check --json` prints. Sizes are bytes; null is what is not known.",
+        description="What `ampmem check --json` prints. Sizes are bytes; null is a value that is not known.",
     )
 
 
@@ -466,8 +462,8 @@ def _place(run: JudgedRun, judged: Sequence[Judged]) -> Iterator[str]:
     whole = run.summary.whole
     if whole.where is not PeakPlace.STEP and any(each.key == PEAK for each in judged):
         yield (
-            f"{PEAK_IS}{format_peak(whole.bytes)} {PLACES[whole.where]}; that of the recorded steps is "
-            f"{format_peak(run.summary.peak.said)}, and the categories and growth are of those steps"
+            f"{PEAK_IS}{format_peak(whole.bytes)}, {PLACES[whole.where]}; the peak of the recorded steps is "
+            f"{format_peak(run.summary.peak.said)}, and categories and growth are those of these steps"
         )
 
 

@@ -142,18 +142,18 @@ def _problems(summary: Summary) -> Iterator[str]:
     oom = summary.out_of_memory
     if oom is not None:
         went_on = "" if oom.ended_the_run else ", and the script went on"
-        yield f"memory ran out in {oom.where}{went_on}: what the run would have needed is not known"
+        yield f"memory ran out in {oom.where}{went_on}: how much the run would have needed is not known"
     elif unfinished is not None:
-        yield f"memory ran out in step {unfinished}: what the run would have needed is not known"
+        yield f"memory ran out in step {unfinished}: how much the run would have needed is not known"
 
 
 def _ending(recording: Recording, summary: Summary) -> Iterator[str]:
     if recording.ended is False:
-        yield "the recording was not ended: its process was killed, and what it would have needed is not known"
+        yield "the recording has no end: its process was killed, and how much it would have needed is not known"
     # A run that ran out of memory says so already.
     said = summary.ended_by is not None or not all(step.finished for step in recording.steps)
     if recording.run.failure is not None and not said:
-        yield f"{recording.run.failure.note}; what it would have needed is not known"
+        yield f"{recording.run.failure.note}; how much it would have needed is not known"
 
 
 def _total(groups: tuple[Group, ...]) -> int:
@@ -248,15 +248,15 @@ def _growth_per_step(run: JudgedRun) -> int:
     if run.growth is not None:
         return run.growth.per_step
     if run.side.groups is None:
-        raise NotMeasured("a summary's JSON does not say what is alive at the ends of steps; give the recording")
-    raise NotMeasured("it takes two steps with an update or more; record more of them with --steps")
+        raise NotMeasured("a summary's JSON does not have what is alive at the end of each step; give the recording")
+    raise NotMeasured("it needs at least two steps with an update; record more with --steps")
 
 
 def _allocated_at_most(run: JudgedRun) -> int:
     summary = run.summary
     if run.allocated is not None:
         return max(run.allocated, summary.whole.at_most)
-    raise NotMeasured("a summary's JSON does not say it of every event; give the recording")
+    raise NotMeasured("a summary's JSON does not have the allocated bytes of each event; give the recording")
 
 
 def _reserved(summary: Summary) -> int:
@@ -265,7 +265,9 @@ def _reserved(summary: Summary) -> int:
     if not found:
         cpu = summary.source is SourceKind.CPU
         why = (
-            "the CPU's allocator reserves nothing; record on a GPU, or with --device sim" if cpu else "it is not known"
+            "the CPU's allocator reserves nothing; record on a GPU, or with --device sim"
+            if cpu
+            else "the reserved memory is not known"
         )
         raise NotMeasured(why)
     return max(*found, 0 if summary.prediction is None else summary.prediction.most_reserved)
@@ -277,7 +279,7 @@ def _device(summary: Summary, reserved: int) -> int:
     if prediction is not None:
         return prediction.most_total
     if summary.allocator.outside is None:
-        raise NotMeasured("what is outside of the allocator is not known")
+        raise NotMeasured("the memory outside of the allocator is not known")
     return reserved + summary.allocator.outside
 
 
@@ -321,8 +323,8 @@ def require_comparable(before: Side, device: RunsOn, label: str) -> None:
     found = runs_on(before.summary)
     if not found.is_comparable(device):
         raise UsageError(
-            f"the baseline {before.label} is of {found}, and {label} of {device}: devices allocate differently, "
-            "whatever the code is; make a baseline on the same device"
+            f"the baseline {before.label} was recorded on {found}, and {label} on {device}: devices allocate "
+            "differently, whatever the code is; make a baseline on the same device"
         )
 
 
@@ -343,8 +345,8 @@ def require_replaceable(path: Path) -> None:
     if not path.is_file() or not path.stat().st_size or is_recording(path) or (is_json(path) and _is_summary(path)):
         return
     raise UsageError(
-        f"{path} is neither a recording nor a summary of ampmem's, so no baseline is written over it; give another "
-        "name, or remove it first"
+        f"{path} is neither an ampmem recording nor an ampmem summary, so the baseline does not replace it; give "
+        "another name, or remove it first"
     )
 
 

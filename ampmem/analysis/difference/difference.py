@@ -112,14 +112,17 @@ class Difference(Shown):
     category: Category | None
     """The compared category, at the instant at which it is largest; null for all categories at the peak."""
     before: int
-    """Bytes requested at the compared instant, so without the rounding of blocks."""
+    """Bytes requested before, at the compared instant, so without the rounding of blocks."""
     after: int
+    """Bytes requested after, at the compared instant, so without the rounding of blocks."""
     moment_before: Moment | None
-    """The compared instant; null where not known."""
+    """The compared instant before; null where not known."""
     moment_after: Moment | None
+    """The compared instant after; null where not known."""
     categories_before: Breakdown
-    """Bytes of each category at the peak."""
+    """Bytes of each category at the peak before."""
     categories_after: Breakdown
+    """Bytes of each category at the peak after."""
     conditions: tuple[Condition, ...]
     """The differences between the runs besides their code."""
     doubts: tuple[str, ...]
@@ -133,9 +136,10 @@ class Difference(Shown):
     residual: Signed
     """Bytes of the difference that are in no change: 0 unless something is wrong."""
     allocated_before: int | None = None
-    """The peak of allocated bytes, with the rounding of blocks; null if the run has no such allocator, or one category
-    is compared."""
+    """The peak of allocated bytes before, with the rounding of blocks; null if the run has no such allocator, or one
+    category is compared."""
     allocated_after: int | None = None
+    """The peak of allocated bytes after, with the rounding of blocks; null likewise."""
     elsewhere_in_run: tuple[str, ...] = ()
     """A sentence for each run whose peak is outside of the recorded steps, which are compared."""
 
@@ -181,7 +185,7 @@ def difference_schema() -> dict[str, Json]:
     return schema_of(
         Difference,
         title="ampmem diff, version 1",
-        description="What `ampmem diff --json` prints. Sizes are bytes; null is what is not known.",
+        description="What `ampmem diff --json` prints. Sizes are bytes; null is a value that is not known.",
     )
 
 

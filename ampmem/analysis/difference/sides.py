@@ -200,7 +200,7 @@ class Side:
         breach, oom = self.summary.conservation.breach, self.summary.ended_by
         found = [] if breach is None else [f"{self.label}: {breach}"]
         if oom is not None:
-            found.append(f"{self.label} ran out of memory in {oom.where}: its bytes are those of the part before")
+            found.append(f"{self.label} ran out of memory in {oom.where}: its numbers are those of the part before")
         return tuple(found)
 
 
@@ -238,7 +238,7 @@ def path_given(given: object) -> Path:
     if isinstance(given, str | PathLike):
         return Path(given)
     raise UsageError(
-        f"{type(given).__name__} holds no run: give a recording, a file with one, or a summary, such as "
+        f"{type(given).__name__} is not a run: give a recording, a file with one, or a summary, such as "
         "profile.recording()"
     )
 
@@ -278,7 +278,9 @@ def _worst(ranks: list[Path]) -> Path:
     runs = read_runs(ranks)
     jobs = merge_all(runs).jobs
     if len(jobs) > 1:
-        raise UsageError(f"{ranks[0]} and those beside it are of jobs in several precisions; name one rank of one")
+        raise UsageError(
+            f"{ranks[0]} and the ranks beside it are from jobs in several precisions; name the file of one rank"
+        )
     peaks = {run.path: run.summary.whole.bytes for run in runs if run.summary is not None}
     return max(peaks, key=lambda path: peaks[path])
 

@@ -84,8 +84,8 @@ class Finding:
         """The saving of the change, in words; empty if unknown."""
         if not self.saved:
             return ""
-        off = "off the peak" if self.off_peak else "off reserved memory" if self.off_reserved else "less at the failure"
-        return f"{format_bytes(self.saved)} {off}"
+        of = "the peak" if self.off_peak else "reserved memory" if self.off_reserved else "the memory at the failure"
+        return f"{format_bytes(self.saved)} off {of}"
 
 
 @dataclass(frozen=True, kw_only=True)

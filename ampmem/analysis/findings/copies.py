@@ -90,7 +90,7 @@ def autocast_in_backward(run: TrainingRun) -> Finding | None:
         return None
     index, holders = found[-1]
     held = 0 if holders is None or holders.cache is None else holders.cache.bytes
-    cost = f" {format_bytes(held)} of cast copies that only its cache holds live through backward." if held else ""
+    cost = f" Only its cache keeps {format_bytes(held)} of cast copies alive through backward." if held else ""
     return Finding(
         code="autocast-in-backward",
         severity="advice",
@@ -132,7 +132,7 @@ def cache_off_costs(run: TrainingRun) -> Finding | None:
         message=f"weights are used more than once before backward: with cache_enabled=False their cast copies would "
         f"take {format_bytes(cost)} more at the end of forward.",
         bytes=cost,
-        change="leave torch.autocast(..., cache_enabled=True), the default, as it is",
+        change="keep the default, torch.autocast(..., cache_enabled=True)",
         evidence=run.copied_parameters(extra),
     )
 
@@ -149,7 +149,7 @@ def cache_on_saves(run: TrainingRun) -> Finding | None:
         code="cache-on-saves",
         severity="advice",
         section=Section.CASTS,
-        message=f"weights are used more than once before backward and each use keeps a cast copy of its own: "
+        message=f"weights are used more than once before backward and each use keeps its own cast copy: "
         f"autocast's cache would save {format_bytes(size)} at the end of forward.",
         bytes=size,
         change="torch.autocast(..., cache_enabled=True), with all the uses in one region",
@@ -182,10 +182,11 @@ def cache_off_saves(run: TrainingRun) -> Finding | None:
         code="cache-off-saves",
         severity="advice",
         section=Section.CASTS,
-        message=f"{format_bytes(int(held.sum()))} of cast copies stay only because autocast's cache holds them until "
-        f"the region ends: without the cache cast copies would take about {format_bytes(saved)} less at most.",
+        message=f"{format_bytes(int(held.sum()))} of cast copies stay alive only because autocast's cache holds them "
+        f"until the region ends: without the cache the peak of the cast copies would be about {format_bytes(saved)} "
+        "lower.",
         bytes=saved,
-        change="torch.autocast(..., cache_enabled=False) for the forward that keeps nothing for backward "
+        change="torch.autocast(..., cache_enabled=False) for the forward that saves nothing for backward "
         "(evaluation, checkpointed blocks)",
         evidence=run.copied_parameters(held),
         off_peak=_off_peak_without_cache(run, idle),
@@ -228,7 +229,7 @@ def copies_grow(run: TrainingRun) -> Finding | None:
         section=Section.CASTS,
         message=f"the cast copies alive at the end of a step grew by {format_bytes(growth)} in {len(ends)} steps.",
         bytes=growth,
-        change="keep no graph from step to step: total += loss.item() or loss.detach(); "
+        change="do not keep the graph from step to step: total += loss.item() or loss.detach(); "
         "and close the autocast region in every step",
         evidence=(
             "at the ends of the steps: " + ", ".join(format_bytes(size) for size in ends),
@@ -250,7 +251,11 @@ def copies_survive(run: TrainingRun) -> Finding | None:
         return None
     cleared = run.with_fact(Fact.CACHED, before_ns=start)[ledger.allocation] > 0
     cached = bool((surviving & ledger.cached & ~cleared).any())
-    why = ": autocast stays open across the update, and its cache serves the weights from before it" if cached else ""
+    why = (
+        ": autocast stays open across the update, and its cache returns the weights from before the update"
+        if cached
+        else ""
+    )
     return Finding(
         code="copies-survive",
         severity="warning",
@@ -305,7 +310,7 @@ def recompute_recasts(run: TrainingRun) -> Finding | None:
         message=f"recomputation in backward casts weights again: {last.recomputed.copies} copies, "
         f"{format_bytes(last.recomputed.bytes)} per step.",
         bytes=last.recomputed.bytes,
-        change="nothing to mend: autocast's cache is empty by then; fewer checkpointed blocks cast less",
+        change="nothing to fix: autocast's cache is empty by then; fewer checkpointed blocks cast less",
         evidence=run.copied_parameters(ledger.bytes * mine),
     )
 

@@ -33,7 +33,7 @@ def no_autocast_effect(run: TrainingRun) -> Finding | None:
             "the device that the model is on"
         )
     entered = run.recording.arm.dtype is not None
-    said = "autocast was on, but" if entered else "the run was to be under autocast, but no forward was seen under it:"
+    said = "autocast was on, but" if entered else "autocast was requested, but no forward was seen under it:"
     return Finding(
         code="no-autocast-effect",
         severity="warning",
@@ -41,7 +41,7 @@ def no_autocast_effect(run: TrainingRun) -> Finding | None:
         message=f"{said} no parameter was cast and nothing ran in low precision.",
         bytes=None,
         change=where,
-        evidence=(f"device: {device}", f"ops' results seen, all in other types: {int(seen.sum())}"),
+        evidence=(f"device: {device}", f"op results seen, none in low precision: {int(seen.sum())}"),
     )
 
 
@@ -163,7 +163,7 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
         severity="advice",
         section=Section.ACTIVATIONS,
         message=f"{format_bytes(size)} of the {format_bytes(activations)} that autograd keeps at {run.instant} are "
-        f"float32 in spite of autocast, for {each[0][0]}{listed if len(each) > 1 else ''}.",
+        f"float32 in spite of autocast, kept for {each[0][0]}{listed if len(each) > 1 else ''}.",
         bytes=size,
         change=_text(run, kind, each[0][0], shapes),
         evidence=(
@@ -296,7 +296,11 @@ def _fused_loss(run: TrainingRun, shapes: list[tuple[int, ...]]) -> tuple[str, .
         return ()
     major, minor, *_ = (*run.recording.run.torch.split("."), "0", "0")
     known = major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= _FUSED_LOSS_SINCE
-    return ("instead of chunks, this torch has F.linear_cross_entropy, which keeps no logits",) if known else ()
+    return (
+        ("instead of chunks, use F.linear_cross_entropy, which this torch has and which does not keep the logits",)
+        if known
+        else ()
+    )
 
 
 _GIVEN = (Category.INPUTS, Category.BUFFERS)
@@ -316,7 +320,7 @@ All measured calls took half as many bytes in float16 as in float32: ``simulator
 """
 
 IN_EVALUATION = (
-    "the peak is in evaluation, where nothing is kept for backward, so larger training batches do not make AMP pay "
+    "the peak is in evaluation, where nothing is saved for backward, so larger training batches do not make AMP pay "
     "there: ampmem compare measures what AMP changes at that peak"
 )
 
@@ -428,7 +432,7 @@ def _pays(run: TrainingRun, position: int, copies: int, saved: int) -> Finding:
         message=f"AMP saves about {format_bytes(saved - copies)} at the end of forward{_from(run, copies, saved)} "
         "(an estimate from this run alone).",
         bytes=saved - copies,
-        change="ampmem compare measures it against FP32",
+        change="run ampmem compare to measure it against FP32",
         evidence=_numbers(run, position, copies, saved),
     )
 
@@ -455,8 +459,8 @@ def _change(run: TrainingRun, copies: int, saved: int) -> str:
         )
     if run.peak_in_update:
         return (
-            "the peak is in the optimizer's update, which AMP does not touch: only activations larger than what that "
-            "takes would move it; keep FP32 if memory is the reason for AMP"
+            "the peak is in the optimizer's update, which AMP does not touch: it would move only if activations needed "
+            "more than the update does; keep FP32 if memory is the reason for AMP"
         )
     if run.peak_in_evaluation:
         return IN_EVALUATION
@@ -477,7 +481,7 @@ def _backward_could_be_higher(run: TrainingRun, saved: int) -> bool:
 def _at_the_peak(run: TrainingRun) -> str:
     """Words on a peak in backward, where copies die and gradients may be halved; the end of forward says little."""
     if run.peak_in_backward:
-        return "the peak is in backward, and may be lower with AMP even so: ampmem compare measures that"
+        return "the peak is in backward, and may still be lower with AMP: ampmem compare measures that"
     return "or keep FP32 if memory is the reason for AMP"
 
 
@@ -487,12 +491,12 @@ def _from(run: TrainingRun, copies: int, saved: int) -> str:
     if run.peak_in_update or run.peak_in_evaluation:
         return ""  # no batch size is where the peak begins to fall
     if first is not None and copies:
-        return f"; by that it saves from batch size {first} on"
+        return f"; it saves from batch size {first} on"
     if saved <= 0 or saved > copies:
         return ""
     times = copies / saved
     factor = f"{times:.3g}" if times < 1.1 else f"{times:.2g}" if times < 10 else f"{times:,.0f}"
-    return f"; by that it saves once the activations are more than {factor} times as large as here"
+    return f"; it saves once the activations are more than {factor} times as large as here"
 
 
 def _batch_size(run: TrainingRun) -> int:

@@ -56,8 +56,7 @@ def foreach_temporaries(run: TrainingRun) -> Finding | None:
         code="foreach-temporaries",
         severity="advice",
         section=Section.TIMELINE,
-        message=f"at the peak {format_bytes(temporaries)} are temporaries of the foreach update of "
-        f"{optimizer.class_name}.",
+        message=f"{format_bytes(temporaries)} at the peak are temporaries of {optimizer.class_name}'s foreach update.",
         bytes=temporaries,
         change=f"{optimizer.class_name}(..., {best})",
         evidence=(
@@ -83,8 +82,8 @@ def _at_failure(
         code="foreach-temporaries",
         severity="advice",
         section=Section.TIMELINE,
-        message=f"at the failure {format_bytes(temporaries)} are temporaries of the foreach update of "
-        f"{optimizer.class_name}.",
+        message=f"{format_bytes(temporaries)} at the failure are temporaries of {optimizer.class_name}'s foreach "
+        "update.",
         bytes=temporaries,
         change=f"{optimizer.class_name}(..., {best})",
         evidence=tuple(f"{option}: {format_bytes(size)} less at the failure" for option, size in choices if size > 0),
@@ -102,7 +101,7 @@ def _temporaries_of(run: TrainingRun, optimizer: OptimizerRecord) -> Column:
 
 def _effect(saved: int) -> str:
     if abs(saved) < NOTABLE_BYTES:
-        return "the peak stays"
+        return "the same peak"
     return f"{format_bytes(abs(saved))} {'less' if saved > 0 else 'more'} at the peak"
 
 
@@ -181,7 +180,7 @@ def gradients_through_forward(run: TrainingRun) -> Finding | None:
     if len(late) == 0 and len(kept) == 0:
         return None
     if sizes[late].sum() >= sizes[kept].sum():
-        how = "that the optimizer has used already are alive when forward starts and are freed only later."
+        how = "are still alive when forward starts, although the optimizer has used them already; they are freed later."
         return _held(run, gradients, late, how, _DROP + _after_the_update(run, late))
     how = "stay alive from step to step, through forward: they are zeroed in place, or not at all."
     return _held(run, gradients, kept, how, f"{_whose(run, kept)}.zero_grad(set_to_none=True) before forward")
@@ -320,20 +319,18 @@ def _names(run: TrainingRun, mine: Column) -> tuple[str, ...]:
 
 
 _CHANGE = (
-    "del the variable (outputs, logits) as soon as the loss is there, if nothing reads it later; "
-    "of losses keep numbers, loss.item()"
+    "del the variable (outputs, logits) once the loss is computed, if nothing reads it later; "
+    "keep losses as numbers, loss.item()"
 )
 _SOMETHING = "variables of the script"
 _OR_SCHEDULE = ", or the schedule of its pipeline"
-_CHANGE_OF_PIPELINE = "what the script holds (outputs, losses): del it after the update; what the schedule holds stays"
+_CHANGE_OF_PIPELINE = "del what the script holds (outputs, losses) after the update; what the schedule holds stays"
 _NAMED = 3
 """The most variables that are named."""
 _LIBRARIES = "/site-packages/"
 
 
-_SHRUNK = (
-    "a number that PyTorch has shrunk from a tensor of all elements, as mse_loss does, keeps the memory of all of them"
-)
+_SHRUNK = "a number that PyTorch shrank from a full tensor, as mse_loss does, keeps the memory of the full tensor"
 
 
 def outputs_kept(run: TrainingRun) -> Finding | None:
@@ -364,7 +361,7 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         code="outputs-kept",
         severity="advice",
         section=Section.ALLOCATIONS,
-        message=f"{format_bytes(size)} of a forward's results are alive at {run.instant}, and backward does not "
+        message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although backward does not "
         f"need them: they are held by {_listed(names) or _SOMETHING}{_OR_SCHEDULE if run.pipelined else ''}.",
         bytes=size,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _change(shown),
@@ -394,8 +391,8 @@ class _Variable:
         """The variable and its assignment in words; ``file`` is the name to use for its file."""
         where = f"{file}:{self.line}" if self.line else file
         if self.function.startswith("<"):
-            return f"the variable `{self.name}` of {where}"
-        return f"the local `{self.name}` of {where} (in {self.function})"
+            return f"the variable `{self.name}` ({where})"
+        return f"the local variable `{self.name}` of {self.function} ({where})"
 
     @property
     def dropped(self) -> str:
@@ -466,7 +463,7 @@ def _change(variables: Sequence[_Variable]) -> str:
     what = f"del {', '.join(dropped)}"
     if "" in dropped:
         dropped = [f"`{each.name}`" for each in variables]
-        what = f"let go of {_listed(dropped)}"
+        what = f"drop {_listed(dropped)}"
     return f"{what} after the loss, if nothing reads {'it' if len(dropped) == 1 else 'them'} later"
 
 
@@ -539,15 +536,15 @@ def state_not_there_yet(run: TrainingRun) -> Finding | None:
     to_come = _modelled(run)
     if run.recording.optimizers and to_come == 0:
         return None
-    come = f"{format_bytes(to_come)} of it" if to_come else "what it keeps (Adam: 8 bytes per parameter)"
+    come = f"{format_bytes(to_come)} of it" if to_come else "all of it (Adam: 8 bytes per parameter)"
     return Finding(
         code="state-not-there-yet",
         severity="info",
         section=Section.STATIC_MODEL,
         message=f"the loss scaler has skipped every update so far, so there is no optimizer state yet: {come} will "
-        "come with the first update that is done.",
+        "come with the first update that is not skipped.",
         bytes=to_come or None,
-        change="record more steps: ampmem profile --steps N, until an update is done",
+        change="record more steps: ampmem profile --steps N, until an update is not skipped",
         evidence=(f"skipped updates: {len(steps)} of {len(steps)} steps",),
     )
 

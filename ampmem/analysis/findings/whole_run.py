@@ -31,7 +31,7 @@ def residual(run: TrainingRun) -> Finding | None:
         severity="warning",
         section=Section.PEAK,
         message=f"{conservation.breach}: memory was allocated or freed where ampmem did not see it, so some of the "
-        "bytes shown have a wrong name or none.",
+        "bytes shown are attributed wrongly or not at all.",
         bytes=max(conservation.residual_bytes or 0, conservation.reserved_residual_bytes or 0),
         change="do not trust this run's numbers; please report the script, or what it uses besides torch",
         evidence=(f"events compared: {conservation.events}",),
@@ -45,21 +45,21 @@ def out_of_memory(run: TrainingRun) -> Finding | None:
         return None
     times = f" ({oom.failures} requests failed; this is the last)" if oom.failures > 1 else ""
     end = "" if oom.ended_the_run else " The script went on."
-    device = "the device" if oom.recorded else f"cuda:{oom.device}, which is not the device that was recorded,"
+    device = "the device" if oom.recorded else f"cuda:{oom.device} (not the recorded device)"
     return Finding(
         code="out-of-memory",
         severity="warning",
         section=Section.OUT_OF_MEMORY,
-        message=f"{device} ran out of memory in {oom.where}, where {format_bytes(oom.asked)} were needed{times}: "
+        message=f"{device} ran out of memory in {oom.where}, where {format_bytes(oom.asked)} were requested{times}: "
         f"{oom.explanation}.{end}",
         bytes=oom.asked,
         change=oom.changes[0],
-        evidence=(f"asked by {_asked_by(oom)}",),
+        evidence=(f"requested by {_asked_by(oom)}",),
     )
 
 
 def _asked_by(oom: FailedRequest) -> str:
-    words = [oom.op or "an op that is not known"]
+    words = [oom.op or "an unknown op"]
     if oom.module:
         words.append(f"in {oom.module}")
     if oom.stack:
@@ -109,17 +109,17 @@ def fragmentation(run: TrainingRun) -> Finding | None:
         code="fragmentation",
         severity="advice" if proven else "info",
         section=Section.TIMELINE,
-        message=f"the allocator reserves up to {format_bytes(reserved)}, {format_bytes(idle)} more than it ever has in "
-        "use: its free memory lies in pieces that do not fit what is asked for.",
+        message=f"the allocator reserves up to {format_bytes(reserved)}, {format_bytes(idle)} more than is ever "
+        "allocated at once: its free memory is in pieces that do not fit the requests.",
         bytes=idle,
         change=f"{_variable(run, best)} in the environment, before torch is imported",
         evidence=(
-            f"most in use at once: {format_bytes(reserved - idle)}",
+            f"most allocated at once: {format_bytes(reserved - idle)}",
             f"the recorded allocations in ampmem's model of the allocator: {format_bytes(peaks[''])} reserved, "
             + ", ".join(f"{format_bytes(peaks[each])} with {each}" for each in dict.fromkeys((best, _SETTING)))
             if proven
-            else f"what {_SETTING} would take off is not known: the recorded allocations cannot be replayed, or not to "
-            "the peak that was recorded",
+            else f"how much {_SETTING} would save is not known: the recorded allocations cannot be replayed, or the "
+            "replay has another peak",
         ),
         off_reserved=saved or None,
     )
@@ -226,7 +226,7 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
         "by the end of the recording.",
         bytes=each[-1],
         change="append numbers, not tensors: losses.append(loss.item()), or loss.detach().cpu(); "
-        "clear what collects from step to step",
+        "clear lists and caches that grow from step to step",
         evidence=(
             _by_step(steps, each),
             *(_words(run, place, places[place][steps[-1]]) for place in ordered[:3]),
@@ -237,10 +237,10 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
 def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Finding:
     """The finding for growth of unknown place; ``own`` says that the recorded thread allocated it all."""
     who = (
-        "the recorded thread allocates it in ops that were not recorded; who holds it was not seen, so it need not "
+        "the recorded thread allocates it in ops that were not recorded; its holder was not seen, so it need not "
         "be a leak."
         if own
-        else "who holds it was not seen, so it may be another thread's or a library's, and need not be a leak."
+        else "its holder was not seen, so it may be another thread's or a library's, and need not be a leak."
     )
     where = (
         "look at what the training keeps outside of forward and backward (lists, dictionaries, caches)"
@@ -251,7 +251,7 @@ def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Findi
         code="steady-growth",
         severity="info",
         section=Section.TIMELINE,
-        message=f"memory that nothing names grows with every step, in the last one by {format_bytes(grown[-1])}: {who}",
+        message=f"memory of unknown origin grows with every step, in the last one by {format_bytes(grown[-1])}: {who}",
         bytes=grown[-1],
         change=f"{where}, and record more steps",
         evidence=(_by_step(steps, grown),),
@@ -259,7 +259,7 @@ def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Findi
 
 
 def _by_step(steps: Sequence[int], each: Sequence[int]) -> str:
-    return f"left behind by the steps {steps[0]} to {steps[-1]}: {', '.join(map(format_bytes, each))}"
+    return f"left behind by steps {steps[0]} to {steps[-1]}: {', '.join(map(format_bytes, each))}"
 
 
 def _left_behind(run: TrainingRun) -> dict[_Place, dict[int, int]]:

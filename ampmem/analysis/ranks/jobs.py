@@ -165,7 +165,7 @@ def _require_one(what: str, of: Callable[[RankRun], str], runs: Sequence[RankRun
     other = next((run for run in runs if first is not None and not _same(of(run), of(first))), None)
     if first is not None and other is not None:
         raise UsageError(
-            f"these are not the ranks of one job, the {what} differ: {of(first)} in {first.path}, "
+            f"these are not the ranks of one job, as the {what} differ: {of(first)} in {first.path}, "
             f"{of(other)} in {other.path}; show each job by itself"
         )
 
@@ -194,7 +194,7 @@ def _require_ranks(job: Sequence[RankRun]) -> None:
     for run in job:
         if run.rank in seen:
             raise UsageError(
-                f"rank {run.rank} is there twice, in {seen[run.rank]} and in {run.path}; give one file of each rank"
+                f"rank {run.rank} is given twice, in {seen[run.rank]} and in {run.path}; give one file for each rank"
             )
         seen[run.rank] = run.path
     for run in job:

@@ -303,7 +303,9 @@ def _remarks(read: Sequence[tuple[RankRun, Entry, Summary]], at: ComparedStep) -
     launchers = {run.job for run in started}
     found = []
     if len(launchers) > 1 and any(run.local_rank is None for run in started):
-        found.append(f"{len(launchers)} launchers started the ranks: on as many machines, or else they are not one job")
+        found.append(
+            f"{len(launchers)} launchers started the ranks: unless each ran on its own machine, this is not one job"
+        )
     for what, values in (
         ("devices", [summary.device.name for _, _, summary in read]),
         ("versions of ampmem", [summary.ampmem for _, _, summary in read]),
@@ -311,7 +313,7 @@ def _remarks(read: Sequence[tuple[RankRun, Entry, Summary]], at: ComparedStep) -
         if len(set(values)) > 1:
             found.append(f"the {what} differ between the ranks: {', '.join(dict.fromkeys(values))}")
     if at.index is None and len({step.index for step in at.steps if step is not None}) > 1:
-        found.append("the ranks have no step in common whose update was done: of each its last step is compared")
+        found.append("the ranks have no common step with an update that was done, so each rank's last step is compared")
     return tuple(found)
 
 

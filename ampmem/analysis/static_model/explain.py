@@ -31,9 +31,9 @@ class TermKind(StrEnum):
     """
 
     FROZEN = "frozen parameters"
-    TIED = "tied weights: a tensor for each of the names"
-    OVERLAPPING = "parameters that lie in part in another's memory: a tensor for the whole of each"
-    PADDING = "padding of shards, so that those of all ranks are equally long"
+    TIED = "tied weights: a tensor for each name"
+    OVERLAPPING = "parameters that share part of another's memory: a whole tensor for each"
+    PADDING = "padding that makes the shards of all ranks equally long"
     ROUNDING = "rounding up to the allocator's blocks"
 
     PARAMETER_TYPE = "kept in {about}"
@@ -50,8 +50,8 @@ class TermKind(StrEnum):
     SPARSE_GRADIENTS = "sparse gradients: their indices and values instead of all elements"
     GRADIENTS_FREED = "gradients freed before this mark"
     GRADIENTS_LATER = "no gradient before this mark: the first came later"
-    NO_GRADIENTS = "no gradient: none of theirs was seen in the recording"
-    FUNCTIONAL_GRADIENTS = "no gradient of theirs: those that torch.func gives are the script's own tensors"
+    NO_GRADIENTS = "no gradient: it was not seen in the recording"
+    FUNCTIONAL_GRADIENTS = "no gradient: torch.func's gradients are the script's own tensors"
     GRADIENTS_OF_INPUTS = "gradients of inputs"
     AROUND_GRADIENTS = "memory around gradients that are views of a larger buffer"
 
@@ -59,25 +59,25 @@ class TermKind(StrEnum):
     NO_MASTER = "parameters without a master copy in this process"
     MASTERS_GONE = "master copies freed before this mark"
     MASTERS_LATER = "master copies made after this mark"
-    MORE_MASTERS = "more master copies than the model tells"
+    MORE_MASTERS = "more master copies than the rule expects"
     AROUND_MASTERS = "memory around master copies that are views of a larger buffer"
 
     COPIES_FREED_WITH_GRAPH = "copies freed before this mark, with the graph that had saved them"
     COPIES_NOT_SAVED = "copies freed before this mark: nothing kept them"
     COPIES_CHECKPOINTED = "copies freed before this mark: backward made them again, as checkpointing does"
     COMPILED = "no cast was seen: casts inside compiled code cannot be identified"
-    NORMS_NOT_CAST = "norms: no cast of their parameters was made"
-    EMBEDDINGS_NOT_CAST = "embeddings: no cast of them was made"
+    NORMS_NOT_CAST = "norms: their parameters were not cast"
+    EMBEDDINGS_NOT_CAST = "embeddings: their parameters were not cast"
     DOUBLES_NOT_CAST = "float64 parameters, which autocast does not cast"
-    NOT_CAST = "other parameters of which no cast was made"
+    NOT_CAST = "other parameters that were not cast"
     CASTS_OF_THE_SCRIPT = "casts that are not autocast's"
-    COPIES_IN_CACHE = "copies that the cache still holds: autocast has not been left"
+    COPIES_IN_CACHE = "copies that the cache still holds: the autocast region has not ended"
     COPIES_IN_GRAPH = "copies that autograd had saved and that are still alive"
     COPIES_ELSEWHERE = "copies that autograd had not saved and that are still alive"
     COPIES_OF_WHOLES = "copies of whole parameters, of which this rank keeps a shard"
-    COPY_TYPE = "copies in another type than the model tells"
+    COPY_TYPE = "copies in another type than the rule expects"
     COPIES_OF_EARLIER_STEPS = "copies of an earlier step that are still alive"
-    COPIES_MADE_AGAIN = "copies made again for another use: no cache served it"
+    COPIES_MADE_AGAIN = "copies made again for another use, without the cache"
     COPIES_OF_UNTRAINED = "copies of parameters that nothing trains"
     COPIES_OF_VIEWS_TOO = "copies of views of a parameter, besides the whole"
     COPIES_OF_VIEWS_ONLY = "copies of views of a parameter instead of the whole"
@@ -85,17 +85,17 @@ class TermKind(StrEnum):
     STATE_TYPE = "state of {about} parameters"
     FACTORED_STATE = "rows and columns instead of full second moments"
     SCALES_OF_BLOCKS = "scales of the blocks, and small tensors kept in float32"
-    STATES_LATER = "states that came after this mark: {about}"
+    STATES_LATER = "states made after this mark: {about}"
     STATES_GONE = "states freed before this mark: {about}"
     SCALARS = "scalars of the optimizer: {about}"
-    UNKNOWN_STATE = "state that the model does not have: {about}"
+    UNKNOWN_STATE = "state that the rule does not have: {about}"
     AROUND_STATES = "memory around states that are views of a larger buffer"
     STATE_FREED = "optimizer state freed before this mark"
     NOT_OPTIMIZED = "parameters that no optimizer of this process has updated"
     UPDATES_SKIPPED = "no optimizer state yet: the loss scaler skipped the updates"
     NO_UPDATE_YET = "no optimizer state before the first update"
-    STATE_LATER = "no optimizer state yet: theirs came with an update after this mark"
-    NEVER_A_GRADIENT = "no optimizer state: they have had no gradient"
+    STATE_LATER = "no optimizer state yet: it came with an update after this mark"
+    NEVER_A_GRADIENT = "no optimizer state: these parameters have had no gradient"
 
     def words(self, about: str) -> str:
         """The words with the type or name ``about`` in them."""
@@ -175,12 +175,6 @@ class TermSums:
                     together._sums.setdefault(key, _Sum()).add(found.bytes, found.tensors, found.sizes.items())
         return together
 
-
-# Why a component differs from the static model: terms of several kinds, each computed from evidence.
-#
-# Every function takes the evidence and the model's bytes per element, and goes through the parameters. A parameter
-# counts with the elements that no earlier parameter has: with none if it is in another's memory (tied weights). Missing
-# memory is explained only if facts say what became of it.
 
 _LARGEST_ITEMSIZE = 4
 """Bytes per element of one gradient; where the model has more, there are two gradients."""
@@ -291,7 +285,7 @@ def master_terms(evidence: Evidence, per_element: float) -> TermSums:
         more = found[1:] if per_element else found
         terms.add(TermKind.MORE_MASTERS, sum(more), name, tensors=len(more))
         if per_element:
-            about = types.get(name) or f"another type than that of {record.dtype} parameters"
+            about = types.get(name) or f"another type than the {record.dtype} parameters"
             terms.add(TermKind.MASTER_TYPE, found[0] - whole, name, about=about)
     terms.add(TermKind.AROUND_MASTERS, credits.beyond)
     return terms

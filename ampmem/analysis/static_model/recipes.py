@@ -455,7 +455,7 @@ _FORMULAS = (
         master_copies=0.0,
         optimizer_state=8.0,
         total=8.0,
-        counts="The largest part and not the sum; the gradients are counted in float32 and again in float16.",
+        counts="The largest part, not the sum; the gradients are counted in float32 and again in float16.",
         source=_ACCELERATE,
     ),
     Published(

@@ -56,7 +56,7 @@ from ampmem.names import NOT_KNOWN, StateName
 from ampmem.units import format_count
 from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Arm, Mark, SourceKind
 
-NONE = OptimizerModel(key="none", title="no optimizer of torch.optim", states=(), source="this recording")
+NONE = OptimizerModel(key="none", title="no torch.optim optimizer", states=(), source="this recording")
 """The model if no optimizer was seen: whatever updates the parameters has no known state."""
 
 _AS_SEEN = "as-seen"
@@ -346,13 +346,6 @@ def unknown_of(recording: Recording) -> tuple[str, ...]:
     return tuple(what for what, is_known in known.items() if not is_known)
 
 
-# The static model against a run: the recipe that fits, and every byte by which the run differs from it.
-#
-# The model is a recipe of :mod:`ampmem.analysis.static_model.recipes` times the number of parameters; the measured
-# sizes are the categories at a mark. The terms between them are computed from what the hooks saw of each parameter (its
-# type, optimizer, gradient and copies), never from the difference itself. So the residual is a real check: it is 0 only
-# if the terms account for every byte.
-
 TOTAL = "total"
 _SOME = 0.1
 """Gradients of a smaller share of the elements do not decide on a recipe: a variable may hold one."""
@@ -473,7 +466,7 @@ def _lost_parameters(evidence: Mapping[Mark, Evidence]) -> str | None:
             when = str(mark).replace("_", " ")
             return (
                 f"none of the model's parameters ({format_count(size)} bytes) was found in the recorded memory {when}: "
-                "they lie where ampmem did not look, and are not in the sums under their name"
+                "ampmem did not look where they are, so the sums do not have them as parameters"
             )
     return None
 

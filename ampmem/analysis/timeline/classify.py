@@ -75,10 +75,6 @@ def _shapes(path: str, records: Sequence[ParameterRecord]) -> tuple[tuple[str, t
     return tuple((record.name.removeprefix(path), record.shape) for record in records)
 
 
-# Which category an allocation is in: ordered rules, of which the first that matches decides.
-#
-# A rule looks at the facts and lifetimes of all allocations at once and returns a mask.
-
 _PLACES = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.EVALUATION)
 
 

@@ -71,7 +71,7 @@ def _of_run(result: CheckResult, workspace: Path) -> Iterator[str]:
     yield f"### {'✅' if result.ok else '❌'} {_text(answer(result))}"
     yield ""
     if noteworthy(result):
-        yield from ("| | limit of | limit | there | |", "|---|---|--:|--:|---|")
+        yield from ("| | source | limit | measured | |", "|---|---|--:|--:|---|")
         yield from map(_limit, noteworthy(result))
         yield ""
     for each in explained(result):

@@ -59,7 +59,7 @@ def compared_runs(comparison: Comparison) -> ComparedRuns:
         waterfalls=tuple(_waterfalls(comparison)),
         figures=tuple(row for row in figures if set(row[1:]) != {ABSENT}),
         losses=tuple((str(step), *map(short, losses)) for step, losses in comparison.losses.items()),
-        loss_differences=() if base is None else (f"Off {labels[base]} by up to", *differences),
+        loss_differences=() if base is None else (f"vs {labels[base]}, up to", *differences),
         remarks=comparison.remarks,
         failures=tuple(
             f"{each.label} failed: {each.failure}" for each in comparison.entries if each.failure is not None
@@ -81,10 +81,10 @@ def _figures(columns: Sequence[Compared], baseline: str | None) -> Iterator[tupl
     )
     yield "Peak reserved", *(ABSENT if size is None else format_bytes(size) for size in reserved)
     if baseline is not None:
-        yield f"Step time against {baseline}", *timed(lambda time: times(time.ratio))
-        yield f"Peak against {baseline}", *(signed(column.peak_difference) for column in columns)
+        yield f"Step time vs {baseline}", *timed(lambda time: times(time.ratio))
+        yield f"Peak vs {baseline}", *(signed(column.peak_difference) for column in columns)
         ratios = (times(column.activation_ratio) for column in columns)
-        yield f"Activations after forward, against {baseline}", *ratios
+        yield f"Activations after forward, vs {baseline}", *ratios
 
 
 def _waterfalls(comparison: Comparison) -> Iterator[tuple[int, Mark]]:
@@ -116,7 +116,7 @@ def difference_headline(comparison: Comparison, index: int) -> Headline | None:
     base = comparison.columns[comparison.baseline]
     baseline, which = base.entry.label, step_in_words((column, base))
     return Headline(
-        label=f"Against {baseline}", value=signed(difference), detail=f"at the peak, {which}", bytes=difference
+        label=f"Compared with {baseline}", value=signed(difference), detail=f"at the peak, {which}", bytes=difference
     )
 
 
@@ -155,7 +155,7 @@ def changes_view(found: Difference) -> ChangesView:
     """The section "What changed"."""
     folds = folded(found.changes)
     left = folds[ROWS:]
-    more = f" {len(left):,} smaller ones, {signed(sum(fold.grown for fold in left))}, are left out." if left else ""
+    more = f" {len(left):,} smaller changes, {signed(sum(fold.grown for fold in left))}, are left out." if left else ""
     return ChangesView(note=foot(found) + more, rows=tuple(map(_change_row, folds[:ROWS])))
 
 

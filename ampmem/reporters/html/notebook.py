@@ -45,7 +45,7 @@ from ampmem.vocabulary import AUTOCAST_ARMS, Mark
 MOST_RANKS = 16
 """The most ranks that have a row each."""
 
-_TOTAL, _ALLOCATED = "Total", "Allocated, the peak"
+_TOTAL, _ALLOCATED = "Total", "Allocated (the peak)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +264,7 @@ def check_card(result: CheckResult) -> Card:
         alarms=() if result.ok else (said,),
         facts=("ampmem", *([] if result.baseline is None else [f"baseline {result.baseline.label}"])),
         caption="the limits",
-        columns=("limit", "there is", "before", "of", ""),
+        columns=("limit", "measured", "before", "source", ""),
         rows=[_limit(judged) for judged in result.judged],
         remarks=[Remark(text=text) for text in remarks(result)],
     )

@@ -158,14 +158,14 @@ class _Table:
         every = "Both ranks" if count == 2 else f"All {format_count(count)} ranks"
         title = every if count == ranks.job.world_size else f"{format_count(count)} ranks"
         rows = tuple(self._overall()) if self._differs else ()
-        yield RankRows(title=title, detail="of each column by itself", rows=rows)
+        yield RankRows(title=title, detail="each column by itself", rows=rows)
         yield RankRows(title="Ranks", detail="each at its own peak", rows=(*self._each(), *self._absent()))
         for (kind, axis), those in groupby(ranks.groups, key=lambda group: (group.kind, group.axis)):
             members = tuple(those)
             if len(members) == 1 or all(len(group.ranks) == 1 for group in members):
                 continue  # the ranks' own rows show the same
             title = "Pipeline stages" if kind is GroupKind.STAGE else f"Mesh axis {visible(axis or '')}".rstrip()
-            yield RankRows(title=title, detail="of each its worst rank", rows=tuple(map(self._group, members)))
+            yield RankRows(title=title, detail="the worst rank of each", rows=tuple(map(self._group, members)))
 
     def _overall(self) -> Iterable[RankRow]:
         spreads = [*(item for item in (self._ranks.peak, self._ranks.reserved) if item is not None)]
@@ -238,7 +238,7 @@ class _Table:
         above = size - spread.min
         return Cell(
             text=format_peak(size) if size else "0",
-            title=f"{format_count(size)} bytes" + (f", {format_count(above)} above the least" if above else ""),
+            title=f"{format_count(size)} bytes" + (f", {format_count(above)} above the smallest" if above else ""),
             shade=min(100.0, 100 * above / self._scale) if self._scale else 0.0,
             most=spread.marks(size),
         )
@@ -264,7 +264,7 @@ def _alike_in_words(alike: Alike) -> str:
     count = len(alike.ranks)
     if count == 1:
         return ""
-    how = f"alike to within {format_bytes(alike.within)}, here the largest" if alike.within else "the same"
+    how = f"equal to within {format_bytes(alike.within)}; the largest is shown" if alike.within else "the same"
     return f"{format_count(count)} ranks, {how}"
 
 
@@ -325,12 +325,10 @@ def _pages(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
         beside = ", and the precisions side by side," if len(jobs) > 1 else ""
         return f"This page was made from JSON: the pages of single ranks{beside} need the recordings."
     if all(len(shown) == len(ranks.ranks) for ranks, shown in zip(jobs, pages, strict=True)):
-        return (
-            "Every rank's page is in this file: its number in the table above leads there, or the chooser at the top."
-        )
+        return "Every rank's page is in this file: follow its number in the table above, or choose it at the top."
     return (
-        "All that follows is of this one rank. In this file are the pages of the worst rank and of ranks that differ "
-        "from it: their numbers in the table above lead there, or the chooser at the top."
+        "All that follows is about this one rank. This file has the pages of the worst rank and of ranks that differ "
+        "from it: follow their numbers in the table above, or choose one at the top."
     )
 
 

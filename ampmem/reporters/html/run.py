@@ -162,7 +162,7 @@ def _by_kind(parts: Iterable[_Part]) -> Iterator[PrecisionBar]:
 def _by_maker(parts: Iterable[_Part]) -> Iterator[PrecisionBar]:
     kinds: dict[str, list[_Part]] = {}
     for group, part in parts:
-        kinds.setdefault(plain_kind(part.made_by or "") or "an op that is not known", []).append((group, part))
+        kinds.setdefault(plain_kind(part.made_by or "") or "an unknown op", []).append((group, part))
     for kind, mine in kinds.items():
         ops = _largest_ops((part.made_by, part.bytes) for _, part in mine)
         yield _bar(kind, _named(ops, kind), mine, ops=((part.made_by, group.dtype) for group, part in mine))
@@ -595,7 +595,7 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
     yield Headline(
         label="Residual",
         value=format_bytes(residual),
-        detail=f"categories against the allocator, {format_count(summary.conservation.events)} events",
+        detail=f"categories compared with the allocator, {format_count(summary.conservation.events)} events",
         bytes=residual,
     )
 
@@ -604,10 +604,10 @@ def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
     """The numbers of the failed request: what was alive, what was asked for, and what is still to come."""
     yield _size("At the failure", sum(oom.alive.values()), f"in tensors, in {oom.where}")
     if oom.lacking:
-        yield _size("Lacking", oom.lacking, f"for {asked(oom)}")
+        yield _size("Missing", oom.lacking, f"for {asked(oom)}")
     yield _size("Reserved", oom.reserved, f"by the allocator; {format_bytes(oom.cached)} of it not in use")
     if oom.by_the_limit and oom.allowed is not None:
-        yield _size("Left of the limit", oom.left, f"of {format_bytes(oom.allowed)}")
+        yield _size("Left below the limit", oom.left, f"of {format_bytes(oom.allowed)}")
     else:
         yield _size(
             "Free on the device",
@@ -629,7 +629,7 @@ def _finding(finding: Finding) -> FindingView:
         severity=finding.severity,
         message=capital(finding.message),
         change=finding.change,
-        evidence=(*finding.evidence, *([f"to prove it by running it: {finding.proof}"] if finding.proof else [])),
+        evidence=(*finding.evidence, *([f"run this to prove it: {finding.proof}"] if finding.proof else [])),
         saves=finding.saves,
         jump=_section(finding),
     )
@@ -688,7 +688,7 @@ def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
         headline=headline(oom),
         available=_available(oom),
         used=oom.reserved if oom.by_the_limit or oom.device_total is None else oom.device_total - oom.device_free,
-        block=f"{asked(oom)}" + (f": {format_bytes(oom.lacking)} lacking" if oom.lacking else ""),
+        block=f"{asked(oom)}" + (f": {format_bytes(oom.lacking)} missing" if oom.lacking else ""),
         largest=tuple(
             LargeTensorView(bytes=size, count=count, kind=kind, category=category, name=name)
             for size, count, kind, category, name in largest_rows(oom.largest, LARGEST_ROWS)
@@ -720,9 +720,9 @@ def _remedy(remedy: Remedy) -> RemedyView:
 
 
 def _shortage_facts(oom: FailedRequest, moved: str) -> Iterator[FactView]:
-    yield FactView(label="Asked", text=asked(oom))
+    yield FactView(label="Request", text=asked(oom))
     if oom.lacking:
-        yield FactView(label="Lacking", text=lacking(oom))
+        yield FactView(label="Missing", text=lacking(oom))
     if by := asked_by(oom):
         yield FactView(label="By", text=by)
     yield FactView(label="Device", text=device(oom))

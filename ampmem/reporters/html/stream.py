@@ -370,7 +370,7 @@ def reduced_stream(
     events = len(analysis.recording.events)
     note = (
         f"{format_count(events)} events are too many for one page. The timeline is drawn from {len(positions):,} of "
-        "them: the lowest and the highest of every stretch, and all around the peaks, exact. "
+        "them: the lowest and the highest of every stretch, and every event around the peaks. "
         f"Modules, stacks, addresses and allocations are those at the {when}."
     )
     packed = compressed([framed(header), *_arrays(analysis, layers, positions)])

@@ -71,7 +71,7 @@ class End:
     bytes: int
 
 
-REQUESTED = ", of what was requested, without the rounding of blocks"
+REQUESTED = ", in requested bytes, without the rounding of blocks"
 """The words for a waterfall of requested bytes, where the peaks are allocated bytes."""
 
 
@@ -227,7 +227,7 @@ def _waterfall(answer: Answer) -> Waterfall:
     sizes, changes, alike = (before.bytes, after.bytes), answer.changes, answer.unchanged
     if answer.by_forward and answer.forward is not None:
         sizes, changes, alike = answer.forward, answer.forward_changes, answer.forward_unchanged
-        instants, requested = "at the end of forward, an instant of both", ""
+        instants, requested = "at the end of forward of both", ""
     elif answer.same_phase and answer.fewer_gradients:
         instants = f"between two instants, both {when(before, where=False)}"
     elif answer.same_phase:

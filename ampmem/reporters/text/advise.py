@@ -32,7 +32,7 @@ REFUSED = "refused or failed"
 PROVEN = "losses and gradients of three steps on the CPU"
 
 
-COMPUTED = "not run: what else lowers the peak of the script as it is, computed from its recording"
+COMPUTED = "not run: other changes that lower the peak of the script as it is, computed from its recording"
 BLOCKS = "blocks, in the order in which they are checkpointed"
 COLUMNS_OF_BLOCKS = ("order", "block", "kept for\nbackward", "FLOPs of\nforward")
 
@@ -95,16 +95,13 @@ def headline(found: AdviceDocument) -> str:
     if best.meets:
         return f"With {best.change} the script fits into {limit}."
     if best.allocated_bytes is None:
-        return f"Nothing that was run fits into {limit}: memory runs out in each run."
+        return f"No run fits into {limit}: memory runs out in each run."
     over = (best.limited_bytes or 0) - (found.budget_bytes or found.gpu_bytes or 0)
     if found.device is not Device.SIMULATED:
-        return (
-            f"Nothing that was run fits into {limit}; {best.change} allocates least, and needs "
-            f"{format_bytes(max(over, 0))} more."
-        )
+        return f"No run fits into {limit}; {best.change} allocates least, and needs {format_bytes(max(over, 0))} more."
     return (
-        f"Nothing that was run surely fits into {limit}; {best.change} allocates least, and the device would need "
-        f"{format_bytes(max(over, 0))} more at most."
+        f"No run surely fits into {limit}; {best.change} allocates least, and the device would need up to "
+        f"{format_bytes(max(over, 0))} more."
     )
 
 
@@ -114,7 +111,7 @@ def ranks_line(found: AdviceDocument) -> str:
     if found.device is not Device.SIMULATED:
         return f"Each run has {size} ranks; its peaks are those of the worst one."
     if len(ranks) == size:
-        return f"Each run was made as each of {size} ranks; its peaks are those of the worst one."
+        return f"Each change was run as each of {size} ranks; its peaks are those of the worst one."
     few, these = ("rank", "this one") if len(ranks) == 1 else ("ranks", "one of these")
     return (
         f"The peaks are those of the worst of {size} ranks. The script as it is was run as each of them, and changes "
@@ -130,7 +127,7 @@ def proof_in_words(proof: ProvenResults) -> str:
     if proof.equal:
         return f"{what} equal those of {proof.compared_with}, bit for bit"
     if proof.loss_difference is None and proof.largest_loss is None:
-        return f"other losses or gradients than {proof.compared_with} has: their numbers or shapes differ"
+        return f"losses or gradients differ from those of {proof.compared_with} in number or shape"
     losses = _apart("losses", proof.loss_difference, proof.largest_loss)
     gradients = _apart("gradients", proof.gradient_difference, proof.largest_gradient)
     return f"{what} differ from those of {proof.compared_with}: {losses}, {gradients}"

@@ -26,7 +26,7 @@ def asked_by(oom: FailedRequest) -> str:
     """The op and module of the request; empty if both are unknown."""
     if not oom.op and not oom.module:
         return ""
-    return " in ".join(part for part in (oom.op or "an op that is not known", oom.module) if part)
+    return " in ".join(part for part in (oom.op or "an unknown op", oom.module) if part)
 
 
 def lacking(oom: FailedRequest) -> str:
@@ -37,15 +37,15 @@ def lacking(oom: FailedRequest) -> str:
 def left(oom: FailedRequest) -> str:
     """What the device could give, or this process could take."""
     if oom.allowed is not None and oom.left < oom.device_free:
-        return f"{format_bytes(oom.left)} were left of the {format_bytes(oom.allowed)} that this process may take"
+        return f"{format_bytes(oom.left)} were left of the {format_bytes(oom.allowed)} that this process may use"
     return f"the device had {format_bytes(oom.device_free)} free"
 
 
 def device(oom: FailedRequest) -> str:
     """Who held the device's memory."""
-    limit = "" if oom.allowed is None else f" (which may take {format_bytes(oom.allowed)})"
+    limit = "" if oom.allowed is None else f" (which may use {format_bytes(oom.allowed)})"
     free, mine = f"{format_bytes(oom.device_free)} were free", f"{format_bytes(oom.reserved)} reserved by this process"
-    index = "" if oom.recorded else f"cuda:{oom.device}, which is not the device that was recorded: "
+    index = "" if oom.recorded else f"cuda:{oom.device} (not the recorded device): "
     if oom.outside is None or oom.device_total is None:
         return f"{index}{free}, {mine}{limit}"
     others = f"{format_bytes(oom.outside)} used outside of its allocator"
@@ -63,7 +63,7 @@ def to_come(oom: FailedRequest) -> str:
     if found.optimizer_state:
         parts.append(f"{format_bytes(found.optimizer_state)} of optimizer state ({', '.join(found.optimizers)})")
     elif found.optimizer_state is None:
-        parts.append("optimizer state, of which it is not known how much")
+        parts.append("optimizer state of unknown size")
     return " and ".join(parts) if found.gradients or found.optimizer_state else ""
 
 
@@ -71,16 +71,16 @@ def free_blocks(oom: FailedRequest) -> str:
     """The largest free blocks in cached memory."""
     free = oom.largest_free
     return (
-        f"{format_bytes(free.usable)} that it could use, {format_bytes(free.other_streams)} of other streams, "
+        f"{format_bytes(free.usable)} usable for the request, {format_bytes(free.other_streams)} of other streams, "
         f"{format_bytes(free.other_pools)} of other pools"
     )
 
 
 def shortage(oom: FailedRequest) -> tuple[str, ...]:
     """Sentences on the request, the missing bytes, and what is still to come."""
-    less = f": {format_bytes(oom.lacking)} were lacking" if oom.lacking else ""
+    less = f": {format_bytes(oom.lacking)} were missing" if oom.lacking else ""
     coming = to_come(oom)
-    return (f"In {oom.where}, {asked(oom)} was asked for{less}.", *([f"Still to come: {coming}."] if coming else []))
+    return (f"In {oom.where}, {asked(oom)} was requested{less}.", *([f"Still to come: {coming}."] if coming else []))
 
 
 def why_it_does_not_fit(oom: FailedRequest) -> str:
@@ -88,9 +88,9 @@ def why_it_does_not_fit(oom: FailedRequest) -> str:
     if not oom.lacking:
         return f"out of memory in {oom.where}"
     if oom.by_the_limit and oom.allowed is not None:
-        limit = f"the {format_bytes(oom.allowed)} that this process may take"
+        limit = f"the {format_bytes(oom.allowed)} that this process may use"
         return f"{format_bytes(oom.lacking)} more than {limit} were needed in {oom.where}"
-    return f"{format_bytes(oom.lacking)} were lacking in {oom.where}"
+    return f"{format_bytes(oom.lacking)} were missing in {oom.where}"
 
 
 _HALF = 0.55
@@ -116,10 +116,10 @@ _LEAST_HALF = 0.45
 _LABELS = 4
 """The number of recordings up to which each is named."""
 _WORDS = {
-    Category.CAST_COPIES: "the weights' copies",
+    Category.CAST_COPIES: "cast copies",
     Category.MASTER_COPIES: "master copies",
     Category.OPTIMIZER_STATE: "optimizer state",
-    Category.UNTRAINED: "models that nothing trains",
+    Category.UNTRAINED: "untrained models",
 }
 _SINGULAR = (Category.OPTIMIZER_STATE, Category.WORKSPACE, Category.COMMUNICATION, Category.OTHER)
 _UPDATE = "optimizer"
@@ -146,7 +146,7 @@ def wording(verdict: Verdict) -> Wording:
     if verdict.unsound:
         return Wording(
             headline="No verdict",
-            why=f"the sums of {listed(verdict.unsound)} are not the allocator's own, see the warning",
+            why=f"the sums of {listed(verdict.unsound)} differ from the allocator's, see the warning",
         )
     if verdict.answer is not None:
         said = _answered(verdict.answer)
@@ -168,11 +168,11 @@ def _own_peaks(verdict: Verdict) -> list[str]:
     steps = {item.step for _, item, _ in known}
     which = "the last step of each"
     if len(steps) == 1:
-        which = f"step {steps.pop()} of each, as a comparison needs one common step"
+        which = f"step {steps.pop()} of each, as it needs a common step"
     own = [f"{label} {format_peak(whole.bytes)} {place_of(whole)}" for label, _, whole in known[:_LABELS]]
     if len(known) > _LABELS:
         own.append(f"{len(known) - _LABELS} more")
-    return [f"Compared is {which}; the peak of each whole run: {', '.join(own)}."]
+    return [f"The comparison uses {which}; the peak of each whole run: {', '.join(own)}."]
 
 
 def place_of(whole: WholePeak) -> str:
@@ -202,7 +202,9 @@ def _headline(answer: Answer) -> str:
     sizes = f"{_from_to(before, after)}, {percent_of(answer.ratio - 1)}"
     if answer.effect is Effect.COSTS:
         return f"Mixed precision raises the peak from {sizes}"
-    return f"Mixed precision takes the peak from {sizes}, {'to about half' if answer.ratio <= _HALF else 'not to half'}"
+    return (
+        f"Mixed precision lowers the peak from {sizes}, {'to about half' if answer.ratio <= _HALF else 'not to half'}"
+    )
 
 
 def _from_to(before: str, after: str) -> str:
@@ -291,12 +293,14 @@ def _instants(answer: Answer) -> list[str]:
         if not any(change.category is Category.GRADIENTS for change in _notable(answer, answer.changes)[0]):
             return []
         earlier = (
-            f"{format_bytes(abs(fewer))} {'fewer' if fewer > 0 else 'more'} gradients are there at {after.label}'s"
+            f"at {after.label}'s {format_bytes(abs(fewer))} {'fewer' if fewer > 0 else 'more'} gradients are alive"
         )
         return [f"Both peaks are {in_phase(before.phase)}, but not at the same instant: {earlier}."]
     if _UPDATE in (before.phase, after.phase):
         return []  # as it is given as the reason already
-    return [f"The peaks are different instants: {before.label}'s is {when(before)}; {after.label}'s is {when(after)}."]
+    return [
+        f"The peaks are at different instants: {before.label}'s is {when(before)}; {after.label}'s is {when(after)}."
+    ]
 
 
 def _at_the_peaks(answer: Answer) -> list[str]:
@@ -378,13 +382,13 @@ def _outside(found: Composition) -> Iterator[str]:
         where = "after the last step" if found.outside.after else "before the first step"
         size, parts = format_peak(found.outside.said), _made_of(found.outside_parts, found.outside.bytes)
         yield (
-            f"The most of the whole recording is {size}, {where}, {when(found.outside)} ({parts}); the tables are of "
-            "the steps."
+            f"The highest total of the whole recording is {size}, {where}, {when(found.outside)} ({parts}); the "
+            "tables cover the steps."
         )
     if found.whole is not None and found.whole.where is PeakPlace.NOT_RECORDED:
         yield (
             f"The peak of the whole run is {format_peak(found.whole.bytes)}, {place_of(found.whole)}; the tables and "
-            "the findings are of the steps (--steps records more)."
+            "the findings cover the recorded steps (--steps records more)."
         )
 
 

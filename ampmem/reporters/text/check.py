@@ -21,7 +21,7 @@ CHANGES = 5
 FRAMES = 6
 """The number of frames of the largest change's stack, the innermost."""
 
-MOVED = "more at this instant than at that of before, but most of it was there before, too, at another one"
+MOVED = "more than at the baseline's instant, but the baseline had most of it, too, at another instant"
 """The note for changes that did not grow."""
 _INDENT = 4
 
@@ -93,11 +93,11 @@ def remarks(result: CheckResult) -> Iterator[str]:
     baseline = result.baseline
     if baseline is not None:
         if result.shrunk:
-            yield f"less than in {baseline.label}: {', '.join(map(_less, result.shrunk))}"
+            yield f"smaller than in {baseline.label}: {', '.join(map(_less, result.shrunk))}"
         for condition in baseline.conditions:
             yield f"note: {_condition(condition, baseline.label)}"
         if any(broken.grew and not broken.grouped for broken in result.broken):
-            yield "note: one of the two is a summary: what grew is told by category and module, and not by line"
+            yield "note: one of the two is a summary, so growth is shown by category and module, not by line"
     if TRIALS_NOT_JUDGED in result.notes:
         yield f"note: {TRIALS_NOT_JUDGED}"
     yield from (f"note: {note}" for note in result.notes if note.startswith(PEAK_IS))
@@ -123,10 +123,10 @@ def _kept(result: CheckResult) -> str:
 def _as_in(result: CheckResult, label: str) -> str:
     compared = [each for each in result.judged if each.limit_of is Limit.BASELINE]
     if all(each.after == each.before for each in compared):
-        return f"all sizes are those of {label}"
+        return f"all sizes equal those of {label}"
     if any((each.after or 0) > (each.before or 0) for each in compared):
-        return f"nothing is more than in {label} by more than is allowed"
-    return f"nothing is more than in {label}"
+        return f"no size is larger than in {label} by more than is allowed"
+    return f"no size is larger than in {label}"
 
 
 def _answer(result: CheckResult, layout: Layout) -> list[str]:
@@ -148,7 +148,7 @@ def _limits(result: CheckResult, layout: Layout) -> str:
     shown = noteworthy(result)
     if not shown:
         return ""
-    columns = [words("", least=16), words("limit of", rank=2), number("limit"), number("there"), words("")]
+    columns = [words("", least=16), words("source", rank=2), number("limit"), number("measured"), words("")]
     return table(columns, [limit_row(each) for each in shown], layout)
 
 
@@ -194,7 +194,7 @@ def explained(result: CheckResult) -> Iterator[Explained]:
         places = (broken.grew + broken.moved) or broken.held
         caption = _there(result, broken) if broken.held else _came(result, broken)
         if places and places in told:
-            yield Explained(broken=broken, caption=f"{caption}, the same as of {told[places]}", is_new=False)
+            yield Explained(broken=broken, caption=f"{caption}, the same as for {told[places]}", is_new=False)
         elif places:
             told[places] = broken.key
             yield Explained(broken=broken, caption=caption, is_new=True)
@@ -243,9 +243,9 @@ def _came(result: CheckResult, broken: Broken) -> str:
     """``activations: what grew since main.ampmem, where activations are largest: 1.2 GiB came, and 0.1 GiB went``."""
     came = sum(change.grown for change in broken.grew)
     moved = sum(change.grown for change in broken.moved)
-    parts = [f"{format_bytes(came)} came"] if came else ["not explained by any line, as none has grown"]
-    parts += [f"{format_bytes(moved)} were there before at another instant"] if moved else []
-    parts += [f"and {format_bytes(-broken.shrank)} elsewhere went"] if broken.shrank else []
+    parts = [f"{format_bytes(came)} more"] if came else ["not explained by any line, as none has grown"]
+    parts += [f"{format_bytes(moved)} were in the baseline at another instant"] if moved else []
+    parts += [f"and {format_bytes(-broken.shrank)} less elsewhere"] if broken.shrank else []
     since = "" if result.baseline is None or broken.key == GROWTH else f" since {result.baseline.label},"
     return f"{broken.key}: what grew{since} {broken.instant}: {', '.join(parts)}"
 
@@ -274,7 +274,7 @@ def _by_module(changes: Sequence[GroupChange], layout: Layout) -> str:
 
 def _there(result: CheckResult, broken: Broken) -> str:
     why = "" if result.baseline is None else f"; nothing grew since {result.baseline.label}"
-    return f"{broken.key}: what is largest {broken.instant}{why}"
+    return f"{broken.key}: what is alive {broken.instant}, largest first{why}"
 
 
 def _largest(broken: Broken, caption: str, layout: Layout) -> str:
@@ -300,9 +300,9 @@ def _stack(stack: Sequence[str], layout: Layout) -> list[str]:
     if len(stack) < 2:
         return []
     left = len(stack) - FRAMES
-    shown = [*([f"… {format_count(left)} more above"] if left > 0 else []), *stack[-FRAMES:]]
+    shown = [*([f"… {format_count(left)} more frames above"] if left > 0 else []), *stack[-FRAMES:]]
     lines = [f"{'':{_INDENT}}{shorten(frame, layout.width - _INDENT)}" for frame in shown]
-    return ["", "the first of these was allocated at", *map(layout.faint, lines)]
+    return ["", "the first row was allocated at", *map(layout.faint, lines)]
 
 
 def _less(judged: Judged) -> str:
@@ -311,4 +311,6 @@ def _less(judged: Judged) -> str:
 
 
 def _condition(condition: Condition, label: str) -> str:
-    return f"{condition.what} is {condition.after}, and {condition.before} in {label}, which may explain a difference"
+    return (
+        f"{condition.what} is {condition.after} here and {condition.before} in {label}, which may explain a difference"
+    )

@@ -128,7 +128,7 @@ def render_figures(comparison: Comparison, layout: Layout) -> str:
             rows.append((name, list(cells)))
 
     if said != requested:
-        add("requested of it", list(map(_size, requested)))
+        add("of which requested", list(map(_size, requested)))
     add(f"peak vs {BASELINE}", [signed(column.peak_difference) for column in columns])
     add("peak reserved", [_size(column.peak_reserved) for column in columns])
     for name, predicted in _PREDICTED:
@@ -142,7 +142,7 @@ def render_figures(comparison: Comparison, layout: Layout) -> str:
     add("break-even batch size", [_break_even(column.break_even) for column in columns])
     for name, figure in _STEP_TIMES:
         add(name, [ABSENT if column.step_time is None else figure(column.step_time) for column in columns])
-    add(f"loss off {BASELINE} by up to", [percent(column.loss_difference) for column in columns])
+    add(f"loss vs {BASELINE}, up to", [percent(column.loss_difference) for column in columns])
     text = f"{layout.strong('figures')}\n\n{_per_entry(comparison, rows, '', layout)}"
     return "\n".join([text, *_when(comparison, layout), *_rule(comparison, layout)])
 
@@ -152,7 +152,7 @@ def _when(comparison: Comparison, layout: Layout) -> list[str]:
     columns = comparison.columns
     if all(column.activation_ratio is None and column.low_precision is None for column in columns):
         return []
-    return wrapped("activations: here those after forward, not those at the peak", layout.width)
+    return wrapped("activations: those after forward, not those at the peak", layout.width)
 
 
 def _rule(comparison: Comparison, layout: Layout) -> list[str]:
@@ -176,10 +176,10 @@ _STEP_TIMES: tuple[tuple[str, Callable[[StepTime], str]], ...] = (
 
 
 _PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
-    ("in all on the GPU", lambda prediction: format_peak(prediction.likely_total)),
-    ("in all, up to", lambda prediction: ABSENT if prediction.highest is None else format_peak(prediction.most_total)),
-    ("the GPU has", lambda prediction: format_bytes(prediction.gpu_bytes)),
-    ("which means that it", lambda prediction: fit_in_short(prediction)[0]),
+    ("total on the GPU", lambda prediction: format_peak(prediction.likely_total)),
+    ("total, up to", lambda prediction: ABSENT if prediction.highest is None else format_peak(prediction.most_total)),
+    ("memory of the GPU", lambda prediction: format_bytes(prediction.gpu_bytes)),
+    ("so the run", lambda prediction: fit_in_short(prediction)[0]),
 )
 """The rows of simulated runs; memory outside of the allocator is in the first."""
 
@@ -331,7 +331,7 @@ def _troubles(comparison: Comparison, layout: Layout) -> str:
     lines: list[str] = []
     for entry in comparison.entries:
         if entry.failure is not None:
-            kept = "" if entry.summary is None else f"; it has {_steps(entry.summary)}"
+            kept = "" if entry.summary is None else f"; it recorded {_steps(entry.summary)}"
             lines += wrapped(f"{_label(entry)} failed: {entry.failure}{kept}", layout.width)
         elif entry.summary is None:
             lines += wrapped(f"{_label(entry)}: nothing was recorded", layout.width)
@@ -385,7 +385,7 @@ def _described(entry: Entry, *, baseline: bool) -> str:
     if entry.failure is not None:
         words.append("(failed)")
     if baseline:
-        words.append("(what the others are compared with)")
+        words.append("(the others are compared with it)")
     return " ".join(words)
 
 

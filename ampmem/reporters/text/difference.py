@@ -42,16 +42,16 @@ def render_difference(found: Difference, layout: Layout, *, most: int | None = C
 
 def headline(found: Difference) -> str:
     """The answer in one sentence."""
-    what = "peak" if found.category is None else f"most bytes of {name(found.category)}"
+    what = "peak" if found.category is None else f"maximum of {name(found.category)}"
     before, after = (peaks_apart if found.category is None else format_apart)(*found.peaks)
     if not found.changes:
-        same = "" if found.without_groups else ", and of the same allocations"
+        same = "" if found.without_groups else "; the allocations are the same"
         if found.grown:
-            return f"The {what} goes from {before} to {after} by the rounding of blocks alone{same}."
+            return f"The {what} goes from {before} to {after} only by the rounding of blocks{same}."
         return f"No difference: the {what} is {before} in both{same}."
     if not found.grown:
         added = sum(change.grown for change in found.changes if change.grown > 0)
-        return f"The {what} is {before} in both: {format_bytes(added)} came, and as much went."
+        return f"The {what} is {before} in both: {format_bytes(added)} were added, and as much went away."
     grew = "grew" if found.grown > 0 else "fell"
     return f"The {what} {grew} from {before} to {after}, {signed(found.grown)}{_parts(found)}."
 
@@ -87,7 +87,7 @@ def remarks(found: Difference) -> Iterator[str]:
     """What else is worth knowing about the answer, a sentence each."""
     if found.conditions:
         differ = listed([_condition(condition) for condition in found.conditions])
-        yield f"Not of the code alone: {differ}."
+        yield f"Not only the code differs: {differ}."
     if found.without_groups:
         distinct = [*dict.fromkeys(found.without_groups)]
         names, several = listed(distinct), len(distinct) > 1
@@ -98,15 +98,15 @@ def remarks(found: Difference) -> Iterator[str]:
     if found.renamed:
         yield renamed_in_words(found.renamed)
     if found.elsewhere_in_run:
-        yield f"{capital(listed(found.elsewhere_in_run))}; compared are the peaks of the recorded steps."
+        yield f"{capital(listed(found.elsewhere_in_run))}; the peaks of the recorded steps are compared."
     if found.changes and found.elsewhere and found.moment_before is not None and found.moment_after is not None:
-        what = "peak" if found.category is None else "most"
+        what = "peak" if found.category is None else "maximum"
         yield elsewhere(what, found.moment_before, found.moment_after)
 
 
 def elsewhere(what: str, before: Moment, after: Moment) -> str:
     """The sentence that two runs are not compared at the same instant."""
-    return f"The {what} is at another instant: {_moment(after)}; was {_moment(before)}."
+    return f"The {what} is at another instant: {_moment(after)}; it was {_moment(before)}."
 
 
 def _moment(moment: Moment) -> str:
@@ -238,7 +238,7 @@ def foot(found: Difference) -> str:
     """The sentence that all changes add up to the difference."""
     count = len(found.changes)
     changes = f"The {format_count(count)} change{'' if count == 1 else 's'} add{'s' if count == 1 else ''} up to"
-    rounding = f" without rounding, which makes {signed(found.rounding)}," if found.rounding else ","
+    rounding = f", and rounding to {signed(found.rounding)};" if found.rounding else ";"
     return (
         f"{changes} {signed(found.after - found.before)}{rounding} residual {format_bytes(found.residual)}."
         if count
@@ -253,8 +253,7 @@ def renamed_in_words(renamed: Sequence[Renamed]) -> str:
     named = [f"{_module(each.after)}, was {_module(each.before)}" for each in renamed[:_NAMES]]
     more = [f"and {format_count(len(renamed) - _NAMES)} more"] if len(renamed) > _NAMES else []
     return (
-        "Compared under two names, as the parameters below them agree in names, types and shapes: "
-        f"{'; '.join([*named, *more])}."
+        f"Treated as renamed, as the parameters below agree in names, types and shapes: {'; '.join([*named, *more])}."
     )
 
 

@@ -18,8 +18,8 @@ _SUMS = {
     "outside": "outside (assumed)",
 }
 _INSTANTS = (
-    "allocated is with rounding; each column is an instant of its own, and the peak by category, of what was asked "
-    "for, may be another"
+    "allocated includes rounding; each column is an instant of its own, and the peak by category, which counts "
+    "requested bytes, may be another instant"
 )
 _NAME = 20
 """The least width of a row's name."""
@@ -70,7 +70,7 @@ def verdict(prediction: Prediction) -> str:
 
 def _within_the_limit(prediction: Prediction, allowed: int) -> str:
     """The verdict where the process may take only ``allowed`` bytes of the device."""
-    of, most = f"the {format_bytes(allowed)} that this process may take", allowed - prediction.most_reserved
+    of, most = f"the {format_bytes(allowed)} that this process may use", allowed - prediction.most_reserved
     if prediction.fit is Fit.MAY_NOT_FIT:
         bounds = () if prediction.highest is None else prediction.highest.bounds
         deciding = [what for what in bounds if what != CUDNN_TRIALS]
@@ -80,7 +80,7 @@ def _within_the_limit(prediction: Prediction, allowed: int) -> str:
 
 
 def _trials(most: int) -> str:
-    free = f"what is free, up to {format_bytes(most)}"
+    free = f"all free memory, up to {format_bytes(most)}"
     return f"cudnn.benchmark's trials may take {free}, once, at each convolution's first call"
 
 
@@ -89,7 +89,7 @@ def fit_in_short(prediction: Prediction) -> tuple[str, str]:
     used = f"{between(prediction.least_total, prediction.most_total)} of {format_bytes(prediction.gpu_bytes)} used"
     if prediction.limited and prediction.allowed is not None:
         taken = between(prediction.least_reserved, prediction.most_reserved)
-        used = f"{taken} of the {format_bytes(prediction.allowed)} that this process may take used"
+        used = f"{taken} of the {format_bytes(prediction.allowed)} that this process may use are used"
     until = " when a request failed" if prediction.margin is None else f" {prediction.stopped}".rstrip()
     return prediction.fit.replace("-", " "), f"predicted: {used}{until}"
 
@@ -104,7 +104,7 @@ def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = 
     size = format_bytes(prediction.gpu_bytes)
     caption = f"the prediction for {gpu}, {size}" if size_beside(gpu) else f"the prediction for a GPU of {size}"
     if prediction.allowed is not None:
-        caption += f", of which this process may take {format_bytes(prediction.allowed)}"
+        caption += f", of which this process may use {format_bytes(prediction.allowed)}"
     caption += ", for the whole run" * (ran_on and not prediction.stopped and prediction.margin is not None)
     lines = [*map(layout.strong, wrapped(caption, layout.width)), "", _table(prediction, layout)]
     texts = [_INSTANTS, *_bounds(prediction), *map(not_modelled, prediction.not_modelled)]
@@ -114,11 +114,11 @@ def render_prediction(prediction: Prediction | None, gpu: str, layout: Layout = 
 def _bounds(prediction: Prediction) -> Iterator[str]:
     if prediction.highest is not None:
         for what, size in prediction.highest.bounds.items():
-            yield f"up to: {what} are not known; with the most that is assumed for them, {format_bytes(size)} at once"
+            yield f"up to: {what} are not known; the column assumes at most {format_bytes(size)} at once for them"
         if prediction.highest.least_reserved is not None and prediction.highest.likely_reserved is not None:
             likely, least = map(format_peak, (prediction.highest.likely_reserved, prediction.highest.least_reserved))
             yield (
-                f"reserved: {likely} is likely, and {least} the least: workspaces come and go between the tensors, and "
+                f"reserved: {likely} is likely, {least} the minimum: workspaces come and go between the tensors, and "
                 "how much stays cached after them depends on sizes that only cuDNN knows; the column is without them"
             )
 
@@ -130,12 +130,12 @@ def sentences(prediction: Prediction | None) -> Iterator[str]:
     instants = {"allocated": prediction.at_peak_allocated, "reserved": prediction.at_peak_reserved}
     for layer, terms in instants.items():
         parts = [f"{name} {format_peak(size)}" for name, (size,) in _rows([terms]) if size and name not in _TOTALS]
-        yield f"predicted at the peak of what is {layer}: {' + '.join(parts)} = {format_peak(terms.total)} in all"
+        yield f"predicted at the peak of {layer} memory: {' + '.join(parts)} = {format_peak(terms.total)} in total"
     if prediction.highest is not None:
         highest = prediction.highest
         yield (
             f"predicted at most: {format_peak(highest.allocated)} allocated, {format_peak(highest.reserved)} "
-            f"reserved, {format_peak(highest.outside)} outside, {format_peak(highest.total)} in all"
+            f"reserved, {format_peak(highest.outside)} outside, {format_peak(highest.total)} in total"
         )
     yield f"whether it fits is not known: this is {prediction.stopped}" if prediction.stopped else verdict(prediction)
     yield from _bounds(prediction)

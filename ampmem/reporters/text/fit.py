@@ -29,7 +29,7 @@ def render_fit_result(fit: FitResult, layout: Layout = PLAIN) -> str:
         "\n".join(layout.strong(line) for line in wrapped(headline(fit), layout.width, indent="")),
         _head(fit, layout),
         _points(fit, layout),
-        _listed("what fits: all that the device has in use at most, of its memory", fitting_lines(fit), layout),
+        _listed("what fits: the most memory in use on the device, of its total", fitting_lines(fit), layout),
         _listed(f"peak allocated against {BASELINE}", break_even_lines(fit), layout),
         "\n".join(line for note in remarks(fit) for line in wrapped(f"note: {note}", layout.width)),
     ]
@@ -47,15 +47,15 @@ def headline(fit: FitResult) -> str:
     fitting = [(arm, arm.largest_fitting) for arm in different if arm.largest_fitting is not None]
     batch = "batch" in fit.vary.name.lower()
     if not fitting:
-        return f"Nothing that was run surely fits on {device}."
+        return f"No value that was run surely fits on {device}."
     said = []
     for i, (arm, most) in enumerate(fitting):
         value = f"{format_count(most)}{' or more' if arm.smallest_not_fitting is None else ''}"
         if batch:
-            said.append(f"{_ARMS[arm.name]} {'' if i else 'trains '}{value}{'' if i else ' a batch'}")
+            said.append(f"{_ARMS[arm.name]} {'' if i else 'fits a batch of '}{value}")
         else:
             said.append(f"{_ARMS[arm.name]} {'' if i else 'fits with '}{f'{fit.vary.name} ' * (not i)}{value}")
-    said += [f"{_ARMS[arm.name]} none that was run" for arm in different if arm.largest_fitting is None]
+    said += [f"{_ARMS[arm.name]} no value that was run" for arm in different if arm.largest_fitting is None]
     return f"On {device} {', '.join(said)}."
 
 
@@ -70,8 +70,8 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
     if not size_beside(fit.gpu.name):
         gpu = f"{format_bytes(fit.gpu.total)} (simulated)"
     if fit.gpu.allowed is not None:
-        outside += f"; the script lets this process take {format_bytes(fit.gpu.allowed)} of it"
-    high = "where it does not fit" if vary.high is None else format_count(vary.high)
+        outside += f"; the script lets this process use {format_bytes(fit.gpu.allowed)} of it"
+    high = "the first that does not fit" if vary.high is None else format_count(vary.high)
     return [
         ("script", fit.script),
         ("varied", f"{vary.name} from {format_count(vary.low)} to {high}"),
@@ -98,11 +98,11 @@ def remarks(fit: FitResult) -> list[str]:
     for arm in fit.arms:
         if arm.gaps:
             values = ", ".join(map(fit.vary.shown, arm.gaps))
-            found.append(f"{arm.name}: {values} did not fit, though the larger value did")
+            found.append(f"{arm.name}: {values} did not fit, although a larger value did")
         if arm.flat_from is not None and arm.largest_fitting is not None:
             found.append(
                 f"{arm.name}: the peak is the same at {fit.vary.shown(arm.flat_from)} and at {arm.largest_fitting}: "
-                f"does the script use {fit.vary.name}, and has it data enough?"
+                f"does the script use {fit.vary.name}, and does it have enough data?"
             )
     return [*found, *(note for note in fit.notes if not is_warning(note))]
 
@@ -113,7 +113,7 @@ def what_follows(remaining: Remaining) -> str:
     if searched:
         return f"; left: {', '.join(searched)}"
     if remaining.crossings:
-        return f"; left: from which value on less is allocated than in {BASELINE}"
+        return f"; left: the value from which less is allocated than in {BASELINE}"
     return f"; left: {remaining.runs} run{'' if remaining.runs == 1 else 's'} for the curve" if remaining.runs else ""
 
 
@@ -174,7 +174,7 @@ def room_in_words(fit: FitResult) -> str:
     whole, outside = sizes_of(fit)(fit.gpu.total), _range(fit, fit.gpu.outside, fit.gpu.outside_at_most)
     said = f"Of the {whole} that the device has, {outside} is in use outside of the allocator, such as the CUDA context"
     if fit.gpu.allowed is not None and found[1] == fit.gpu.allowed:
-        said += f", and the script lets this process take {_range(fit, fit.gpu.allowed, fit.gpu.allowed)}"
+        said += f", and the script lets this process use {_range(fit, fit.gpu.allowed, fit.gpu.allowed)}"
     if found[0] == found[1]:
         return f"{said}: the allocator can take {_range(fit, *found)}."
     return (
@@ -219,7 +219,7 @@ def _fitting(fit: FitResult, arm: ArmFit) -> str:
     if may is not None:
         said.append(f"{may if said else fit.vary.shown(may)} may fit ({_in_use(fit, arm, may)})")
     if fits is None:
-        said.append("nothing that was run surely fits")
+        said.append("no value that was run surely fits")
     largest = max(fits or 0, may or 0)
     failing = (point.value for point in arm.points if not point.may_fit and point.value > largest)
     too_large = min(failing, default=None)
@@ -234,7 +234,7 @@ def _in_use(fit: FitResult, arm: ArmFit, value: int) -> str:
         return of_whole(fit.gpu.total, *dict.fromkeys((memory.used, memory.most)))
     most = memory.reserved if memory.highest is None else memory.highest - memory.outside_at_most
     taken = of_whole(memory.allowed, *dict.fromkeys((memory.reserved, most)))
-    return f"the allocator takes {taken} that the script lets this process take"
+    return f"the allocator takes {taken} that the script lets this process use"
 
 
 def of_whole(whole: int, *parts: int) -> str:
@@ -263,7 +263,7 @@ def _break_even(fit: FitResult, each: BreakEven) -> str:
         case SavingVerdict.ALWAYS:
             return f"allocates less at every value that was run in both ({_span(fit, each)})"
         case SavingVerdict.NEVER:
-            return f"allocates no less at any value that was run in both ({_span(fit, each)})"
+            return f"does not allocate less at any value that was run in both ({_span(fit, each)})"
         case _:
             assert each.costs_at is not None and each.saves_at is not None
             cost, save = _at(fit, each, each.costs_at), _at(fit, each, each.saves_at)

@@ -187,7 +187,7 @@ def render_modules(modules: Sequence[ModuleMemory], layout: Layout) -> str:
     chosen.sort(key=lambda i: (place[i], i))
     rows = [[layers_named([module.name for module in groups[i]]), *map(format_bytes, sums[i])] for i in chosen]
     columns = [
-        words("module, with\nall below it", least=_MODULES_NAME),
+        words("module and\nits submodules", least=_MODULES_NAME),
         number("parameters"),
         number("activations"),
         number("cast\ncopies", rank=1),
@@ -223,7 +223,7 @@ def render_largest(summary: Summary, layout: Layout) -> str:
     several = any(len(group) > 1 for group in shown)
     columns = [
         number("bytes"),
-        number("in all"),
+        number("total"),
         words("category", rank=1),
         words("name", least=_MODULES_NAME),
         words("module", least=_SHORT, rank=2),
@@ -335,7 +335,7 @@ def _types(low: int, unknown: int, total: int) -> str:
     if unknown == total:
         return "their types are unknown"
     known = f"{share(low, total)} are in low precision"
-    return f"{known}, of {share(unknown, total)} the type is unknown" if unknown else known
+    return f"{known}, the type of {share(unknown, total)} is unknown" if unknown else known
 
 
 PARAMETERS = 20
@@ -352,7 +352,9 @@ def render_casts(summary: Summary, layout: Layout) -> str:
     """
     casts = summary.casts
     if not casts.copies:
-        return f"cast copies: none{' was seen; casts inside compiled code are not' * casts_compiled(summary.notes)}"
+        return (
+            f"cast copies: none{' was seen; casts inside compiled code cannot be seen' * casts_compiled(summary.notes)}"
+        )
     seen = summary.source is not SourceKind.SNAPSHOT
     parts = [_caption(casts, layout, uses=seen), _made(casts.steps, layout, uses=seen)]
     parts += [_held(casts.steps, layout, all_holders=seen), _parameters(casts.by_parameter, layout, uses=seen)]
@@ -360,7 +362,7 @@ def render_casts(summary: Summary, layout: Layout) -> str:
 
 
 def _caption(casts: Casts, layout: Layout, *, uses: bool) -> str:
-    served = f"; {format_count(casts.cache_hits or 0)} uses served by the cache" if uses else ""
+    served = f"; {format_count(casts.cache_hits or 0)} cache hits" if uses else ""
     text = (
         f"cast copies: {format_count(casts.copies)} made, {format_bytes(casts.bytes)}{served}; "
         f"at most {format_bytes(casts.peak_bytes)} at once"
@@ -401,9 +403,9 @@ def _held(steps: Sequence[StepCasts], layout: Layout, *, all_holders: bool) -> s
         number("held by the\ncache"),
         *(others if all_holders else []),
         number("peak", rank=1),
-        number("alive at\nits end", rank=3),
+        number("alive at\nstep end", rank=3),
     ]
-    caption = layout.heading("who holds them at the end of forward")
+    caption = layout.heading("who holds the copies at the end of forward")
     return f"{caption}\n\n{table(columns, rows, layout)}{_kinds(steps, layout)}"
 
 
@@ -412,7 +414,7 @@ def _kinds(steps: Sequence[StepCasts], layout: Layout) -> str:
     kinds = {
         "made again in backward (recomputation)": [step.recomputed for step in steps],
         "of views of parameters, which are never cached": [step.views for step in steps if step.views is not None],
-        "of what is no parameter, not counted above": [step.others for step in steps],
+        "of tensors that are not parameters, not counted above": [step.others for step in steps],
     }
     lines: list[str] = []
     for kind, counts in kinds.items():
@@ -486,8 +488,8 @@ def _parameters(parameters: Sequence[ParameterCasts], layout: Layout, *, uses: b
 
 
 _HOW = (
-    "Both from ampmem's model of the allocator, run on the recorded allocations from an empty start, so they compare "
-    "with each other, and not with a peak that was measured."
+    "Both peaks are from ampmem's model of the allocator, run on the recorded allocations from an empty start: "
+    "compare them with each other, not with a measured peak."
 )
 
 

@@ -27,8 +27,8 @@ _TERMS = 20
 """The least width of a component's terms."""
 _TOTAL = "total"
 _TRANSIENT = (
-    "* up to so much: alive from forward until backward has used them, and not in the total; "
-    "of the parameters that autocast casts only, so not of norms and embeddings"
+    "* at most, and not in the total: the copies are alive from forward until backward has used them; "
+    "only parameters that autocast casts have copies, so not norms and embeddings"
 )
 _HEADERS = ("para-\nmeters", "cast\ncopies", "gradi-\nents", "master\ncopies", "optim.\nstate")
 
@@ -107,7 +107,7 @@ def _small_state(recipe: Recipe, layout: Layout) -> str:
         return ""
     remark = (
         f"state of {recipe.optimizer.title} is counted as 0: it depends on the parameters' shapes, and is much less "
-        "than the parameters where they are large matrices"
+        "than the parameters if they are large matrices"
     )
     return "\n" + _wrap(remark, layout)
 
@@ -219,7 +219,7 @@ def _matches(recipes: Iterable[Recipe], formulas: Iterable[Published], measured:
     checked += [(formula.key, match_published(formula, measured)) for formula in formulas]
     found = [_wrap(f"{key:<31}{_verdict(match)}", layout, "  ") for key, match in checked if match.total or match.split]
     total = per_parameter(measured.static_bytes, measured.parameters)
-    intro = f"what agrees with the {total} bytes per parameter of this run, within {TOLERANCE:.0%}:"
+    intro = f"what agrees with this run's {total} bytes per parameter, within {TOLERANCE:.0%}:"
     return "\n".join([layout.strong(_wrap(intro, layout)), *(found or ["  nothing"])])
 
 

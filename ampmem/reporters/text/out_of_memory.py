@@ -26,14 +26,14 @@ _NAME = 20
 """The least width of a name."""
 _LARGEST = 5
 """The number of largest tensors that are listed."""
-MADE_LATER = "what the script made after the recorded steps, of which no more is known"
+MADE_LATER = "what the script allocated after the recorded steps; nothing more is known about it"
 _WITHOUT_BATCH = ("setup", "optimizer")
 _RAISE_THE_LIMIT = (
-    "first let the process take more of the device: torch.cuda.set_per_process_memory_fraction in the script, or "
+    "first raise the limit of the process: torch.cuda.set_per_process_memory_fraction in the script, or "
     "per_process_memory_fraction in PYTORCH_ALLOC_CONF"
 )
 _HOW_TO_FIT = (
-    "ampmem fit finds the largest batch size that fits: name the argument of the script that says it, as in "
+    "ampmem fit finds the largest batch size that fits; name the argument for the batch size, as in "
     "ampmem fit SCRIPT --vary --batch-size=1:"
 )
 
@@ -51,7 +51,7 @@ def render_out_of_memory(summary: Summary, layout: Layout = PLAIN) -> str:
     alive = render_categories(oom.alive, parts, parameters_then(summary.parameters, oom), layout)
     lines += ["", layout.strong("alive when the request failed"), "", alive]
     if oom.largest:
-        lines += ["", layout.strong("the largest tensors then"), "", _largest(oom.largest, layout)]
+        lines += ["", layout.strong("the largest tensors at that instant"), "", _largest(oom.largest, layout)]
     if commands := next_lines(oom):
         lines += ["", layout.strong("to run next"), "", *(line for each in commands for line in _command(each, layout))]
     return "\n".join(lines)
@@ -137,7 +137,7 @@ def request_in_short(oom: FailedRequest) -> str:
     who = "".join([f" by {by}" if by else "", f" at {frames[-1]}" if frames else ""])
     end = "" if oom.ended_the_run else "; the script went on"
     return (
-        f"{oom.where}: {asked(oom)} was asked for{who}; {format_bytes(sum(oom.alive.values()))} in tensors, "
+        f"{oom.where}: {asked(oom)} was requested{who}; {format_bytes(sum(oom.alive.values()))} in tensors, "
         f"{format_bytes(oom.cached)} cached, {left(oom)}: {oom.explanation}{end}"
     )
 
@@ -166,15 +166,15 @@ def being_moved(parameters: Parameters, oom: FailedRequest) -> str:
     there, count = oom.parameters_there, parameters.known_count
     if there is None or not there < count:
         return ""
-    return f"{format_count(there)} of {format_count(count)} were on the device by then; B/param is of these"
+    return f"{format_count(there)} of {format_count(count)} were on the device by then; B/param counts only these"
 
 
 def _rows(oom: FailedRequest, summary: Summary) -> list[tuple[str, Sequence[str]]]:
     found = remedies(oom, summary.findings)
     moved = being_moved(summary.parameters, oom)
     rows: list[tuple[str, Sequence[str]]] = [
-        ("asked", [asked(oom)]),
-        ("lacking", [text for text in (lacking(oom),) if text]),
+        ("request", [asked(oom)]),
+        ("missing", [text for text in (lacking(oom),) if text]),
         ("by", [text for text in (asked_by(oom),) if text]),
         ("at", user_frames(oom.stack)[-FRAMES:]),
         ("device", [device(oom)]),

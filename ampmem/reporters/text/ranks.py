@@ -105,7 +105,7 @@ def ranks_wording(ranks: Ranks) -> Wording:
     if ranks.unsound:
         return Wording(
             headline="No verdict",
-            why=f"the sums of {ranks_named(ranks.unsound)} are not the allocator's own, see the warning",
+            why=f"the sums of {ranks_named(ranks.unsound)} differ from the allocator's, see the warning",
         )
     if ranks.launches:
         return Wording(headline="No verdict on one job", why="these are ranks of several launches, see the warning")
@@ -126,7 +126,7 @@ def _compared(ranks: Ranks) -> Wording:
     if ranks.worst is None:
         return Wording(headline=f"No rank of {ranks.job.world_size} can be compared")
     if len(ranks.compared) == 1:
-        only = f"Only rank {ranks.worst.rank} of {ranks.job.world_size} can be shown, and not compared"
+        only = f"Only rank {ranks.worst.rank} of {ranks.job.world_size} can be shown, and nothing can be compared"
         return Wording(headline=f"{only}: its peak is {format_peak(ranks.worst.bytes)}, {_when(ranks)}")
     if len(ranks.alike) == 1:
         return Wording(headline=_all_alike(ranks, ranks.worst), why=_made_of(ranks, ranks.worst))
@@ -164,7 +164,7 @@ def _of_worst(ranks: Ranks, worst: Worst, alike: Alike) -> Wording:
         return Wording(headline=headline, more=_and_why(worst, excess))
     one = len(alike.ranks) == 1
     headline = (
-        f"The worst rank{' is' if one else 's are'} {numbers(alike.ranks)} of {ranks.job.world_size} with "
+        f"{capital(ranks_named(alike.ranks))} of {ranks.job.world_size} {'is' if one else 'are'} the worst, with "
         f"{format_peak(worst.bytes)}{'' if one else ' each'} at the peak, {_when(ranks)}"
     )
     if least:
@@ -200,15 +200,15 @@ def _parts(excess: Excess) -> str:
         shown, others = [*shown, *others], []
     words = [_more_of(part) for part in excess.parts if part in shown]
     rest = sum(part.bytes for part in others)
-    words += [f"{_amount(rest)} of all else"] if rest else []
+    words += [f"{_amount(rest)} in all else"] if rest else []
     rounding = excess.bytes - sum(part.bytes for part in excess.parts)
     if rounding and (not words or abs(rounding) >= least):
-        words.append(f"{_amount(rounding)} of rounding")
+        words.append(f"{_amount(rounding)} in rounding")
     return listed(words)
 
 
 def _more_of(part: Part) -> str:
-    return f"{_amount(part.bytes)} of {name(part.category)}"
+    return f"{_amount(part.bytes)} in {name(part.category)}"
 
 
 def _amount(size: int) -> str:
@@ -222,12 +222,12 @@ def _beside(worst: Worst, excess: Excess) -> tuple[str, ...]:
     phases = next((each for each in excess.contrasts if each.what is Circumstance.PHASE), None)
     if phases is not None:
         found.append(
-            f"Their peaks are different instants: {mine}'s is {in_phase(phases.worst or '')}, "
+            f"Their peaks are at different instants: {mine}'s is {in_phase(phases.worst or '')}, "
             f"{other}'s {in_phase(phases.other or '')}."
         )
     words = [_contrast(each) for each in excess.contrasts if each is not phases]
     if words:
-        found.append(f"{capital(mine)} and {other} differ in their {listed(words)}, too.")
+        found.append(f"{capital(mine)} and {other} also differ in their {listed(words)}.")
     return tuple(found)
 
 
@@ -382,17 +382,17 @@ def render_matrix(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
     shown, left_out = _rows_of(ranks, every=every)
     unit, size = next((unit for unit in reversed(_UNITS) if ranks.peak.max >= 8 * unit[1]), _UNITS[0])
     text = _fitting(ranks, shown, size, layout)
-    caption = f"the ranks at their own peaks of {_step(ranks)}, in {unit}"
+    caption = f"each rank at its own peak of {_step(ranks)}, in {unit}"
     lines = [*map(layout.strong, wrapped(caption, layout.width)), "", text]
     if left_out:
         lines += wrapped(_left_out(ranks, left_out), layout.width)
     if _MOST in text:
-        lines += wrapped(f"{_MOST} the most of its column, where the ranks differ by 1 % or more", layout.width)
+        lines += wrapped(f"{_MOST} the largest of its column, if the ranks differ by 1 % or more", layout.width)
     return "\n".join(lines)
 
 
 def _step(ranks: Ranks) -> str:
-    return "their last steps" if ranks.step is None else f"step {ranks.step}"
+    return "its last step" if ranks.step is None else f"step {ranks.step}"
 
 
 def _rows_of(ranks: Ranks, *, every: bool) -> tuple[Sequence[Alike], Sequence[Alike]]:
@@ -529,15 +529,15 @@ def doubts(ranks: Ranks) -> Iterator[str]:
     if ranks.launches:
         yield (
             f"these are ranks of {len(ranks.launches)} launches of the script: "
-            f"{'; '.join(ranks_named(those) for those in ranks.launches)}. What one has more than another need not be "
-            "due to its place in the job"
+            f"{'; '.join(ranks_named(those) for those in ranks.launches)}. Differences between them need not be "
+            "due to their places in the job"
         )
     yield from _killed(ranks)
     if ranks.unsound:
         worst = max(ranks.rank(number).residual_bytes or 0 for number in ranks.unsound)
         yield (
-            f"{ranks_named(ranks.unsound)}: the sums are not the allocator's own, by up to {format_bytes(worst)}. Some "
-            "of the memory below has a wrong name, or none."
+            f"{ranks_named(ranks.unsound)}: the sums differ from the allocator's by up to {format_bytes(worst)}. Some "
+            "of the memory below is attributed wrongly or not at all."
         )
     for note, whose in _notes(ranks):
         if is_warning(note):
@@ -551,11 +551,11 @@ def _killed(ranks: Ranks) -> Iterator[str]:
     for rank in ranks.not_ended:
         by_step.setdefault(read.get(rank), []).append(rank)
     for step, those in by_step.items():
-        when = "before a step of theirs had ended" if step is None else f"in the step after step {step}"
+        when = "before any step had ended" if step is None else f"in the step after step {step}"
         one = len(those) == 1
         was, whose = ("was", "its machine") if one else ("were", "their machines")
-        recording = "its recording was" if one else "their recordings were"
-        yield f"{ranks_named(those)} {was} killed, or {whose} went away, {when}: {recording} not ended"
+        recording = "its recording has" if one else "their recordings have"
+        yield f"{ranks_named(those)} {was} killed, or {whose} went away, {when}: {recording} no end"
 
 
 def absences(ranks: Ranks) -> Iterator[str]:
@@ -597,8 +597,8 @@ def _not_given(why: Absence, those: Sequence[MissingRank]) -> str:
         return f"{who} {verb} no file"
     files = [each.file for each in those if each.file is not None]
     shown = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
-    was, lies = ("was", "lies") if len(those) == 1 else ("were", "lie")
-    return f"{who} {was} not given, but {lies} beside: {shown}"
+    was, files_are = ("was", "its file is") if len(those) == 1 else ("were", "their files are")
+    return f"{who} {was} not given, although {files_are} there: {shown}"
 
 
 def _unreadable(missing: MissingRank) -> str:
@@ -606,12 +606,12 @@ def _unreadable(missing: MissingRank) -> str:
 
 
 def _early(ranks: Ranks, missing: MissingRank) -> str:
-    ended = "no step" if missing.step is None else f"no step after {missing.step}"
-    said = f"rank {missing.rank} is left out, it ended {ended}"
+    ended = "no step" if missing.step is None else f"no step after step {missing.step}"
+    said = f"rank {missing.rank} is left out: it ended {ended}"
     if missing.rank in ranks.not_ended:
-        return f"{said}, as the warning says"
-    why = "its recording does not say why; it may have been killed" if missing.detail is None else missing.detail
-    return f"{said}: {why}"
+        return f"{said}, see the warning"
+    why = "its recording does not say why, it may have been killed" if missing.detail is None else missing.detail
+    return f"{said}; {why}"
 
 
 def _job(job: Job, layout: Layout) -> str:
@@ -628,7 +628,7 @@ def _job(job: Job, layout: Layout) -> str:
 def _render_foot(ranks: Ranks) -> Iterator[str]:
     known = [rank.rank for rank in ranks.ranks if rank.residual_bytes == 0 and rank.rank not in ranks.unsound]
     if known:
-        yield f"conservation: the sums of {ranks_named(known)} are the allocator's own at every event"
+        yield f"conservation: the sums of {ranks_named(known)} equal the allocator's at every event"
     for note, whose in _notes(ranks):
         if not is_warning(note):
             yield f"note ({whose}): {note}"
@@ -690,7 +690,7 @@ def jobs_wording(jobs: Jobs, comparison: Comparison) -> Wording:
     """The verdict on the worst ranks; none if the sums of any rank differ from the allocator's."""
     unsound = [f"{ranks_named(job.unsound)} of {heading(job)}" for job in jobs.jobs if job.unsound]
     if unsound:
-        return Wording(headline="No verdict", why=f"the sums of {listed(unsound)} are not the allocator's own")
+        return Wording(headline="No verdict", why=f"the sums of {listed(unsound)} differ from the allocator's")
     mixed = [heading(job) for job in jobs.jobs if job.launches]
     if mixed:
         return Wording(headline="No verdict", why=f"the ranks of {listed(mixed)} are of several launches")

@@ -92,7 +92,7 @@ def parameters_in_short(summary: Summary) -> str:
     if parameters.exact:
         amount = f"{format_count(parameters.count)} parameters in {format_bytes(parameters.bytes)}"
         return f"{amount}{of_all_ranks(summary)}"
-    return f"{recognised(summary)} of parameters recognised"
+    return f"{recognised(summary)} of parameters recognized"
 
 
 def of_all_ranks(summary: Summary) -> str:
@@ -131,10 +131,10 @@ def conserved(summary: Summary) -> str:
     words = [f"{format_count(conservation.events)} events"]
     words.append("no total to check against" if residual is None else f"residual {format_bytes(residual)}")
     if reserved is not None:
-        words.append(f"of reserved memory {format_bytes(reserved)}")
+        words.append(f"residual of reserved memory {format_bytes(reserved)}")
     if conservation.other_threads_bytes:
         most = format_bytes(conservation.other_threads_bytes)
-        words.append(f"other threads, which are not recorded, held up to {most} at once (in other)")
+        words.append(f"other threads, which are not recorded, held up to {most} at once (counted in other)")
     return ", ".join(words)
 
 
@@ -178,7 +178,7 @@ def render_next(
     """
     if not files:
         return ""
-    commands = [("ampmem report", "a page with all of it")]
+    commands = [("ampmem report", "all of it as a page")]
     if more:
         commands.append(("ampmem show --all", "every table"))
     names = pattern or " ".join(shlex.quote(file) for file in files)
@@ -240,7 +240,7 @@ def describe_parameters(summary: Summary) -> str:
     if not parameters.count:
         return "not known"
     if not parameters.exact:
-        return f"{recognised(summary)} recognised"
+        return f"{recognised(summary)} recognized"
     amount = f"{format_count(parameters.count)} in {format_bytes(parameters.bytes)}{of_all_ranks(summary)}"
     if parameters.trainable != parameters.count:
         amount += f", {format_count(parameters.trainable)} trainable"
@@ -257,7 +257,7 @@ def describe_untrained(summary: Summary) -> str:
     if not parameters.untrained_bytes:
         return ""
     count = f"{format_count(parameters.untrained_count)} more " if parameters.untrained_count else ""
-    return f"{count}in {format_bytes(parameters.untrained_bytes)}: models that nothing trains, not counted in B/param"
+    return f"{count}in {format_bytes(parameters.untrained_bytes)}: untrained models, not counted in B/param"
 
 
 def render_foot(summary: Summary, notes: Sequence[str], layout: Layout, *, judged: bool = False) -> str:
@@ -359,13 +359,13 @@ def _finding(finding: Finding, labels: Sequence[str], layout: Layout, *, evidenc
     room = layout.width - len(_INDENT)
     below = [line for text in texts for line in wrapped(text, room)]
     if finding.proof:
-        below += ["to prove it by running it:", *command_lines(finding.proof, room)]
+        below += ["run this to prove it:", *command_lines(finding.proof, room)]
     return [*lines, *(f"{_INDENT}{line}" for line in below)]
 
 
 def change_of(finding: Finding) -> str:
     """The change and its saving; only a hint if nothing was computed."""
-    return f"to change, for {finding.saves}: {finding.change}" if finding.saves else f"hint: {finding.change}"
+    return f"to take {finding.saves}: {finding.change}" if finding.saves else f"hint: {finding.change}"
 
 
 def _styled(finding: Finding, layout: Layout) -> str:

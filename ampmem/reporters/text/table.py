@@ -113,7 +113,7 @@ def _findings(summary: Summary, details: frozenset[Detail], layout: Layout) -> s
     """The findings; changes are shown once, with the failed request, unless the evidence is asked for."""
     title = "findings"
     if summary.ended_by is None and summary.whole.where is not PeakPlace.STEP:
-        title += " of the recorded steps, in which the run's peak is not"
+        title += " of the recorded steps (the run's peak is not in them)"
     if Detail.EVIDENCE in details:
         return render_findings(summary.findings, layout, evidence=True, title=title)
     return render_findings(told_elsewhere(summary.out_of_memory, summary.findings), layout, title=title)

@@ -25,9 +25,7 @@ PHASES = {
     "between": "between forward, backward and update",
     "setup": "before the first forward",
 }
-SAMPLED = (
-    "on the CPU a peak is the largest of what was seen when a module, a backward or an update ended: a lower bound"
-)
+SAMPLED = "on the CPU a peak is a lower bound: the largest value seen when a module, a backward or an update ended"
 
 
 def render_watched(found: WatchedSummary, layout: Layout = PLAIN) -> str:
@@ -63,7 +61,7 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
         yield "no step has ended"
         yield from _end(found)
         return
-    kept = "" if found.rows == found.steps else f" ({format_count(found.rows)} rows are kept; the extremes always)"
+    kept = "" if found.rows == found.steps else f" ({format_count(found.rows)} rows are kept, extremes always)"
     yield f"{format_count(found.steps)} steps, {_state(found)}{kept}"
     highest, last = found.highest, found.last
     batch = f", batch {highest.batch}" if highest.batch else ""
@@ -72,16 +70,16 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
     whole = " of a step that ended:" if found.shortage is not None else ""
     yield f"highest peak{whole} {format_peak(highest.peak)}{of}, in step {highest.step}, {where}{batch}"
     reserved = f", {format_bytes(last.reserved)} reserved" if last.reserved else ""
-    retries = f", {last.retries} times the cache was freed to go on" if last.retries else ""
+    retries = f", the allocator freed its cache {last.retries} times to continue" if last.retries else ""
     split = f", {format_bytes(last.split)} free between blocks in use" if last.split else ""
     yield (
-        f"after step {last.step}: {format_bytes(last.alive)} allocated{reserved}{split}{retries}; the process has "
-        f"{format_bytes(last.host)} of the host's memory"
+        f"after step {last.step}: {format_bytes(last.alive)} allocated{reserved}{split}{retries}; the process uses "
+        f"{format_bytes(last.host)} of host memory"
     )
     yield growth_line(found)
     for grown in found.grown[-1:]:
         held = ", ".join(f"{format_bytes(each.bytes)} in {each.count} by {each.what}" for each in grown.held[:_LARGEST])
-        yield f"held of what came in steps {grown.step - grown.steps + 1} to {grown.step}: {held}"
+        yield f"still held of steps {grown.step - grown.steps + 1} to {grown.step}: {held}"
     for part in found.full:
         if part.why is Why.GROWTH and part.growth:
             yield f"what grows, in steps {part.first} to {part.last}: {' '.join(part.growth)}"
@@ -89,7 +87,7 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
         yield SAMPLED
         full = max(found.full, key=lambda part: part.peak or 0, default=None)
         if full is not None and (full.peak or 0) > highest.peak:
-            yield f"in full recordings, which see every allocation, up to {format_peak(full.peak or 0)}"
+            yield f"full recordings, which see every allocation, reach {format_peak(full.peak or 0)}"
     yield from _end(found)
 
 
@@ -97,12 +95,13 @@ def growth_line(found: WatchedSummary) -> str:
     """Whether live memory at the end of each step grows."""
     growth = found.growth
     if growth is None:
-        few = f" (a verdict takes {LEAST_STEPS} steps)" if found.steps < LEAST_STEPS else ""
-        return f"no growth seen of what is allocated at the end of a step{few}"
+        few = f" (a verdict needs {LEAST_STEPS} steps)" if found.steps < LEAST_STEPS else ""
+        return f"no growth seen in the memory allocated at the end of each step{few}"
     each = format_bytes(round(growth.per_step))
     return (
-        f"memory grows: what is allocated at the end of a step rises by {each} a step, {format_bytes(growth.total)} "
-        f"from step {growth.first} to step {growth.last}, with a noise of {format_bytes(round(growth.noise))}"
+        f"memory grows: the memory allocated at the end of each step rises by {each} per step, "
+        f"{format_bytes(growth.total)} from step {growth.first} to step {growth.last}, with a noise of "
+        f"{format_bytes(round(growth.noise))}"
     )
 
 
@@ -132,7 +131,7 @@ def shortage_lines(found: Shortage) -> Iterator[str]:
     asked = "a block" if found.asked is None else format_bytes(found.asked)
     where = f" at {found.line}" if found.line else ""
     free = "" if found.free is None else f"; {format_bytes(found.free)} of {format_bytes(found.total)} was free"
-    yield f"step {found.step}, {PHASES.get(found.phase, found.phase)}, asked for {asked}{where}{free}"
+    yield f"step {found.step}, {PHASES.get(found.phase, found.phase)}: {asked} requested{where}{free}"
     if found.batch != found.usual_batch and found.usual_batch:
         yield f"the batch was {found.batch or 'unknown'}; in most steps before it was {found.usual_batch}"
     elif found.batch:
@@ -140,7 +139,7 @@ def shortage_lines(found: Shortage) -> Iterator[str]:
     more = max(found.held, key=_added, default=None)
     if more is not None and _added(more) > 0:
         yield (
-            f"most was added by {more.what}: {format_bytes(more.then)}, against {format_bytes(more.before)} in the "
+            f"{more.what} grew most: {format_bytes(more.then)}, compared with {format_bytes(more.before)} in the "
             "last full recording"
         )
     if found.usual_peak is not None:
@@ -216,7 +215,7 @@ def _rank(found: WatchedSummary) -> list[str]:
         ABSENT if highest is None else format_peak(highest.peak),
         ABSENT if highest is None else str(highest.step),
         ABSENT if last is None else format_bytes(last.alive),
-        "no" if growth is None else f"{format_bytes(round(growth.per_step))} a step",
+        "no" if growth is None else f"{format_bytes(round(growth.per_step))} per step",
         _state(found),
     ]
 
@@ -271,7 +270,7 @@ def _warnings(found: WatchedSummary) -> Iterator[str]:
     if found.growth is not None:
         yield growth_line(found)
     if found.last is not None and found.last.retries:
-        yield f"the allocator freed its cache {found.last.retries} times to go on"
+        yield f"the allocator freed its cache {found.last.retries} times to continue"
     yield from _end(found)
     yield from found.notes
 

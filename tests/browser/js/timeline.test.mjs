@@ -52,7 +52,7 @@ test("what is in view is said, and where the peak is if it is not", () => {
   assert.equal(inTime(1.02, 1.04), "Step 1, the last.", "several events have one time");
   assert.equal(inTime(1.02, 1.028), "Step 1, the last, without its update, which has 60 more events.");
   long.steps[0].peak_bytes = long.peak.bytes;
-  assert.equal(said(10, 100), "Step 0. The run's peak, 2.0 KiB, was reached in step 1 first.");
+  assert.equal(said(10, 100), "Step 0. The run's peak, 2.0 KiB, was first reached in step 1.");
 });
 
 test("ticks of time are round, in one unit that fits what is in view", () => {

@@ -353,7 +353,7 @@ def test_the_variable_that_holds_the_outputs_is_named() -> None:
     line = next(
         number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "logits = model(" in text
     )
-    assert told.message.endswith(f"held by the local `logits` of {Path(__file__).name}:{line} (in logits).")
+    assert told.message.endswith(f"held by the local variable `logits` of logits ({Path(__file__).name}:{line}).")
     assert told.change == "del logits after the loss, if nothing reads it later"
 
 
@@ -375,5 +375,5 @@ def test_each_way_to_update_has_the_number_that_a_run_of_it_has(sizes: tuple[int
         saved = before.peak.bytes - peak(**how).peak.bytes
         words = f"{format_bytes(abs(saved))} {'less' if saved > 0 else 'more'} at the peak"
         if abs(saved) < NOTABLE_BYTES:
-            words = "the peak stays"
+            words = "the same peak"
         assert f"{option}: {words}" in told.evidence

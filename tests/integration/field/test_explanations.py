@@ -87,7 +87,7 @@ def test_parameters_that_overlap_count_once(tmp_path: Path) -> None:
     assert ran.summary["parameters"]["bytes"] == ran.counted["parameters"]
     gradients = component(ran, "after_backward", "gradients")
     assert gradients["measured_bytes"] == ran.counted["gradients"]
-    why = "parameters that lie in part in another's memory: a tensor for the whole of each"
+    why = "parameters that share part of another's memory: a whole tensor for each"
     assert sorted(reasons(gradients)[why]) == ["left", "upper"]
 
 

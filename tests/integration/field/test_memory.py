@@ -48,7 +48,9 @@ def test_weights_that_threads_allocated_are_parameters_and_the_rest_is_theirs(tm
     held = events.bytes[(events.address == OTHER_THREADS) & (events.action == Action.ALLOC)]
     assert held[-1] == ran.counted["elsewhere"]
     assert ran.summary["conservation"]["other_threads_bytes"] >= ran.counted["elsewhere"]
-    assert "other threads, which are not recorded, held up to " in ran.said and " at once (in other)" in ran.said
+    assert (
+        "other threads, which are not recorded, held up to " in ran.said and " at once (counted in other)" in ran.said
+    )
     assert "other threads" in [large["op"] for large in ran.summary["top"] if large["category"] == "other"]
 
 

@@ -84,7 +84,7 @@ def test_without_an_optimizer_backward_ends_steps(tmp_path: Path) -> None:
     assert len(ended(ran)) == ran.counted["batches"]
     assert "no torch.optim optimizer: a step ends with each backward" in " ".join(ran.said.split())
     shown = ampmem(tmp_path, "show", "--static-model", "run.ampmem").stdout
-    assert "everything in float32, with no optimizer of torch.optim: 8 bytes per parameter" in " ".join(shown.split())
+    assert "everything in float32, with no torch.optim optimizer: 8 bytes per parameter" in " ".join(shown.split())
     for step in ended(ran):
         assert step["marks"]["after_backward"]["gradients"] == ran.counted["parameters"]
         assert step["marks"]["after_optimizer"] is None

@@ -284,7 +284,7 @@ def test_too_few(): train(3)
         "test_too_few": "FAILED",
     }
     assert "memory: broken: growth 4 B in each step, 4 B over its budget of 0 B" in done.text
-    assert "growth: what grew from the end of step 0 to that of step 3: 12 B came" in done.text
+    assert "growth: what grew from the end of step 0 to the end of step 3: 12 B more" in done.text
     assert "memory: growth needs 10 steps, and 3 steps finished; train longer, or give steps=3" in done.text
 
 
@@ -430,7 +430,7 @@ class TestNearer:
         ("ampmem(peak=-1)", "ampmem: peak: -1 is not a size"),
         ("ampmem(peak=None)", "ampmem: peak: None is not a size"),
         ('ampmem(budgets={"activation": 1})', "unknown budget 'activation'; did you mean 'activations'?"),
-        ('ampmem(budgets=["peak"])', "ampmem: budgets are a mapping from keys to limits"),
+        ('ampmem(budgets=["peak"])', "ampmem: budgets must be a mapping from keys to limits"),
         ('ampmem(peak="1 GiB", device="sims")', "ampmem: unknown device 'sims'"),
         ('ampmem(peak="1 GiB", gpu="h100", device="cpu")', "ampmem: gpu= simulates a GPU, and device='cpu'"),
         ('ampmem(peak="1 GiB", assume="unique=1")', "ampmem: assume= is for a simulated GPU only: give"),

@@ -130,7 +130,7 @@ def test_parameters_are_those_of_the_rank_with_the_global_numbers_beside(folder:
     assert padding == (one_row if rank else {})
     rows = [row for row in summary(folder, "fp32", rank).static_model if row.component == "gradients"]
     whys = {term.why: term.bytes for row in rows for term in row.terms}
-    assert whys.get("padding of shards, so that those of all ranks are equally long") == (
+    assert whys.get("padding that makes the shards of all ranks equally long") == (
         sum(one_row.values()) if rank else None
     )
 

@@ -363,8 +363,8 @@ def test_out_of_memory_by_the_memory_fraction() -> None:
     assert allocator.malloc(20 * MIB).size == 20 * MIB
     assert report.reason is Reason.LIMITED
     assert (report.allowed, report.device_free) == (100 * MIB, 120 * MIB)
-    assert "120.0 MiB is free. This process may take 100.0 MiB, of which 20.0 MiB is left. This" in str(report)
-    assert report.in_short.endswith("40.0 MiB, and 20.0 MiB was left of the 100.0 MiB that this process may take")
+    assert "120.0 MiB is free. This process may use 100.0 MiB, of which 20.0 MiB is left. This" in str(report)
+    assert report.in_short.endswith("40.0 MiB, and 20.0 MiB was left of the 100.0 MiB that this process may use")
 
 
 def test_out_of_memory_because_of_max_split_size() -> None:

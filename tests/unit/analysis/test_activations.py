@@ -147,7 +147,7 @@ def test_groups_in_words_tell_the_loss_from_other_softmaxes_and_lose_nothing() -
     assert found == [
         ("the loss", "float32", 1, 400),
         ("norms", "float32", 3, 307),
-        ("saved by no op", "bfloat16", 1, 60),
+        ("not saved by any op", "bfloat16", 1, 60),
         ("gelu", "bfloat16", 1, 50),
         ("softmax", "float32", 1, 30),
         ("masks", "bool", 1, 3),

@@ -153,11 +153,11 @@ def test_the_document_fits_its_schema_and_says_what_it_saves() -> None:
 def test_where_nothing_is_enough_it_is_said_how_much_is_left() -> None:
     found = advice(search(50), SCRIPT, 50, title="train.py", steps=2, gpu="h100", total=1000)
     assert headline(found) == (
-        "Nothing that was run surely fits into 50 B of h100; checkpoint 12 of 12 blocks, fused=True allocates least, "
-        "and the device would need 30 B more at most."
+        "No run surely fits into 50 B of h100; checkpoint 12 of 12 blocks, fused=True allocates least, "
+        "and the device would need up to 30 B more."
     )
     nothing = advice(search(None, total=10), SCRIPT, None, title="train.py", steps=2, gpu="h100", total=10)
-    assert headline(nothing) == "Nothing that was run fits into h100: memory runs out in each run."
+    assert headline(nothing) == "No run fits into h100: memory runs out in each run."
     assert "out of memory" in render_advice(nothing)
     surely = [cells for cells in render_advice(found).splitlines() if cells.startswith("foreach=False")]
     assert "no" in surely[0].split() and "not surely" not in render_advice(found)
@@ -170,10 +170,12 @@ def test_where_nothing_is_enough_it_is_said_how_much_is_left() -> None:
 def test_costs_and_code_are_of_this_script() -> None:
     unknown = Trial(memory=None)
     both = checkpointed(6, fused=True)
-    assert cost_of(both, SCRIPT, unknown) == "forward of 6 of 12 blocks once more in a step; fewer kernels"
+    assert cost_of(both, SCRIPT, unknown) == "recomputes the forward of 6 of 12 blocks in each step; fewer kernels"
     counted = Trial(memory=None, flops=500, recomputed_flops=100)
     assert cost_of(both, SCRIPT, counted) == "recomputes 25.0 % of the step's FLOPs; fewer kernels"
-    assert cost_of(FOREACH, SCRIPT, replace(counted, recomputed_flops=0)) == "kernels for each of 148 parameters"
+    assert (
+        cost_of(FOREACH, SCRIPT, replace(counted, recomputed_flops=0)) == "separate kernels for each of 148 parameters"
+    )
     other = Script(blocks=Blocks(names=("0.layers.0", "0.layers.1", "0.layers.5")), optimizers=(), updated=0)
     (line,) = code_of(Forced(checkpoint=("0.layers.0", "0.layers.1")), other)
     assert line.startswith("for block in model[0].layers[:2]: block.forward = ")
@@ -233,7 +235,7 @@ def test_what_was_proven_is_said_and_fits_the_schema() -> None:
         "checkpoint 12 of 12 blocks, fused=True": "not compared: it is too large",
         "fused=True": "3 losses and 9 gradients differ from those of foreach=True: losses have equal values, gradients "
         "differ by up to 1e-07 (the largest is 1)",
-        "foreach=False": "other losses or gradients than foreach=True has: their numbers or shapes differ",
+        "foreach=False": "losses or gradients differ from those of foreach=True in number or shape",
         "checkpoint 12 of 12 blocks": "3 losses and 9 gradients equal those of the script as it is, bit for bit",
     }
     assert "losses and gradients of three steps on the CPU" in render_advice(found)
@@ -294,7 +296,7 @@ def test_workspaces_and_the_cache_are_tried_where_they_are_seen() -> None:
     assert code_of(UNCACHED, seen) == ("torch.autocast(..., cache_enabled=False)",)
     assert (
         why_not_run(SMALL, replace(seen, device=Device.CPU))
-        == "it sets cuBLAS's workspaces, which the CPU does not have"
+        == "the setting is for cuBLAS's workspaces, which the CPU does not have"
     )
     assert incomparable(SMALL) == "a CPU does not have cuBLAS"
 
@@ -341,7 +343,7 @@ def test_a_script_without_a_cross_entropy_has_no_chunks() -> None:
 def test_the_loss_in_chunks_has_words_a_cost_and_code() -> None:
     assert CHUNKS.options() == ["--force-chunked-loss", "8"] and CHUNKS.kinds() == ("loss_chunks",)
     assert name_of(replace(CHUNKS, fused=True), SCRIPT) == "fused=True, loss in 8 chunks"
-    assert cost_of(CHUNKS, SCRIPT, Trial(memory=None)) == "log-softmax of the loss once more in a step"
+    assert cost_of(CHUNKS, SCRIPT, Trial(memory=None)) == "recomputes the loss's log-softmax in each step"
     assert [line.partition(" = ")[0] for line in code_of(CHUNKS, SCRIPT)] == ["parts", "loss"]
     assert proof_base(CHUNKS, SCRIPT) == NOTHING_FORCED and incomparable(CHUNKS) is None
 
@@ -395,7 +397,7 @@ def test_offloading_comes_after_all_that_does_without() -> None:
     assert meets(trials[OFFLOAD], 190) and order.index(OFFLOAD) > order.index(checkpointed(12))
     assert ranked(search(190, allowed=frozenset({AllowedChange.OFFLOAD})), 190)[0] == OFFLOAD
     moved = Trial(memory=None, moved_bytes=3 << 30)
-    assert cost_of(OFFLOAD, SCRIPT, moved) == "3.0 GiB move between GPU and CPU in a step"
+    assert cost_of(OFFLOAD, SCRIPT, moved) == "3.0 GiB move between GPU and CPU in each step"
     assert code_of(OFFLOAD, SCRIPT)[0].startswith("with torch.autograd.graph.save_on_cpu():")
     assert name_of(OFFLOAD, SCRIPT) == "offload saved tensors"
 
@@ -413,14 +415,14 @@ def test_where_one_is_enough_alone_nothing_is_added_to_it() -> None:
 
 
 def test_refused_settings_are_in_no_combination() -> None:
-    script = replace(SCRIPT, no_precision="the script uses autocast already, to float16")
+    script = replace(SCRIPT, no_precision="the script already uses autocast, with float16")
     trials = search(10, allowed=EVERY, script=script)
     assert [each for each in trials if each.bfloat16] == [BFLOAT16]
-    assert trials[BFLOAT16].failure == "the script uses autocast already, to float16"
+    assert trials[BFLOAT16].failure == "the script already uses autocast, with float16"
     assert [trials[each].failure for each in trials if each.batch_size is not None] == [
-        "no DataLoader was seen to make the script's batches"
+        "no DataLoader was seen making the script's batches"
     ]
-    assert why_not_run(Forced(batch_size=1), replace(SCRIPT, batch=1)) == "a batch has one sample"
+    assert why_not_run(Forced(batch_size=1), replace(SCRIPT, batch=1)) == "the batch has only one sample"
     idle = [
         each
         for each in search(10, allowed=frozenset({AllowedChange.ALLOCATOR, AllowedChange.CHECKPOINT}))
@@ -437,7 +439,10 @@ def test_settings_have_words_costs_and_code() -> None:
         *("--precision", "amp", "--dtype", "bf16"),
     ]
     assert name_of(forced, LOADED) == "expandable_segments, autocast bfloat16, batch size 2 of 8"
-    assert cost_of(forced, LOADED, Trial(memory=None)) == "rounds results to bfloat16; 4 steps for as many samples"
+    assert (
+        cost_of(forced, LOADED, Trial(memory=None))
+        == "rounds results to bfloat16; 4 steps for the same number of samples"
+    )
     setting, region, loader = code_of(forced, LOADED)
     assert setting.startswith("PYTORCH_ALLOC_CONF=expandable_segments:True") and "dtype=torch.bfloat16" in region
     assert loader.startswith("DataLoader(..., batch_size=2)")
@@ -492,7 +497,7 @@ def test_on_the_cpu_what_makes_no_sense_is_refused_with_a_reason() -> None:
     for forced, reason in (
         (Forced(allocator="expandable_segments:True"), "the CPU does not have"),
         (OFFLOAD, "in the CPU's memory already"),
-        (FOREACH, "only where the script says so"),
+        (FOREACH, "only if the script asks for it"),
     ):
         assert reason in (why_not_run(forced, cpu) or "")
         assert why_not_run(forced, replace(cpu, device=Device.CUDA)) is None
@@ -513,7 +518,10 @@ def test_on_a_real_device_a_step_is_timed_and_nothing_is_computed() -> None:
     on_gpu = advice(trials, cuda, 64, title="train.py", steps=2, gpu="NVIDIA H100", total=None)
     for found in (on_cpu, on_gpu):
         jsonschema.Draft202012Validator(advise_schema()).validate(json.loads(found.to_json()))
-        assert found.runs[0].cost == "a step takes 2.5 ms (+25.0 %); forward of 12 of 12 blocks once more in a step"
+        assert (
+            found.runs[0].cost
+            == "a step takes 2.5 ms (+25.0 %); recomputes the forward of 12 of 12 blocks in each step"
+        )
         assert found.runs[1].cost == "a step takes 2.0 ms"
         assert "cost (time measured)" in render_advice(found)
     assert headline(on_cpu) == "With checkpoint 12 of 12 blocks the script fits into 80 B of tensors."
@@ -526,8 +534,7 @@ def test_on_a_real_device_a_step_is_timed_and_nothing_is_computed() -> None:
     assert (on_gpu.runs[0].reserved_bytes, on_gpu.runs[0].limited_bytes) == (60, 64)
     nothing = advice(trials, cpu, 40, title="train.py", steps=2, gpu="CPU", total=None)
     assert headline(nothing) == (
-        "Nothing that was run fits into 40 B of tensors; checkpoint 12 of 12 blocks allocates least, "
-        "and needs 10 B more."
+        "No run fits into 40 B of tensors; checkpoint 12 of 12 blocks allocates least, and needs 10 B more."
     )
     free = advice(trials, cuda, None, title="train.py", steps=2, gpu="NVIDIA H100", total=None)
     assert headline(free) == "The script fits on NVIDIA H100 as it is; checkpoint 12 of 12 blocks allocates least."
@@ -630,7 +637,7 @@ def test_a_policy_and_autocast_are_not_combined() -> None:
     script = replace(SCRIPT, sharded=True, blocks=None)
     trials = search(10, allowed=frozenset({AllowedChange.POLICY, AllowedChange.PRECISION}), script=script)
     assert not any(forced.policy and forced.bfloat16 for forced in trials)
-    refused = replace(script, no_precision="the script uses autocast already, to bfloat16")
+    refused = replace(script, no_precision="the script already uses autocast, with bfloat16")
     assert why_not_run(Forced(policy=True), refused) == refused.no_precision
 
 
@@ -640,7 +647,7 @@ def test_changes_of_ranks_are_named_and_written() -> None:
         "gradient_as_bucket_view=True, reshard after forward, no prefetch in backward, bfloat16 policy"
     )
     assert cost_of(every, SCRIPT, of_rank(0, 1)) == (
-        "gathers parameters once more, for backward; backward waits for each all-gather; "
+        "gathers parameters again for backward; backward waits for each all-gather; "
         "rounds parameters and results to bfloat16"
     )
     starts = (

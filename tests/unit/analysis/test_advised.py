@@ -83,7 +83,7 @@ def test_a_finding_is_disproved_where_each_of_its_changes_saved_nothing(case: st
     assert said == (
         None
         if saved is None
-        else f"the finding foreach-temporaries is left out: ampmem advise ran its change for this script, and {saved}"
+        else f"the finding foreach-temporaries is left out: ampmem advise ran its change for this script: {saved}"
     )
 
 
@@ -104,7 +104,7 @@ def test_findings_whose_change_is_not_run_stay() -> None:
 def test_of_activations_in_float32_only_the_loss_is_run() -> None:
     ran_in_chunks = advised({Forced(loss_chunks=8): ran(100 * MIB)})
     of_loss = replace(finding("fp32-activations"), proof="ampmem advise --allow loss train.py")
-    assert (ran_in_chunks.disproof(of_loss) or "").endswith("and the loss in 8 chunks saved nothing")
+    assert (ran_in_chunks.disproof(of_loss) or "").endswith(": the loss in 8 chunks saved nothing")
     assert ran_in_chunks.disproof(finding("fp32-activations")) is None
 
 
@@ -147,14 +147,14 @@ def test_a_recording_of_something_else_keeps_its_findings_and_says_why(of_run: d
     found = recorded()
     summary, run = shown(replace(found, run=replace(found.run, **of_run)))
     assert len(summary.findings) == 2
-    assert run.notes[-1] == f"runs.jsonl: its runs have another {what}, so no finding is left out for them"
+    assert run.notes[-1] == f"runs.jsonl: its runs differ from this one ({what}), so no finding is left out"
     assert summary.notes[-1] == run.notes[-1]
 
 
 def test_a_forced_precision_is_another_one() -> None:
     found = recorded()
     summary, _ = shown(replace(found, arm=replace(found.arm, name=Arm.AMP, forced=True)))
-    assert "another precision" in summary.notes[-1]
+    assert "(precision)" in summary.notes[-1]
 
 
 def test_the_file_of_a_search_is_read(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_the_file_of_a_search_is_read(tmp_path: Path) -> None:
     ("text", "why"),
     [
         (None, "No such file"),
-        ("", "it is not a file that ampmem advise --resume has written"),
-        ("[]\n", "it is not a file that ampmem advise --resume has written"),
-        (json.dumps(OF), "it has no run of the script as it is yet"),
+        ("", "not a file that ampmem advise --resume has written"),
+        ("[]\n", "not a file that ampmem advise --resume has written"),
+        (json.dumps(OF), "it does not have the run of the script as it is yet"),
     ],
 )
 def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str | None, why: str) -> None:

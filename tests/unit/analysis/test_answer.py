@@ -100,8 +100,8 @@ def test_amp_saves_and_the_parts_add_up() -> None:
 
 def test_amp_saves_in_words() -> None:
     assert text(*SAVES) == (
-        "Mixed precision takes the peak from 1.4 to 1.2 MiB, -11 %, not to half: activations fall by 260.0 KiB, to "
-        "0.74x, because 480.0 KiB of the loss are FP32 at the end of forward; the weights' copies add 100.0 KiB. "
+        "Mixed precision lowers the peak from 1.4 to 1.2 MiB, -11 %, not to half: activations fall by 260.0 KiB, to "
+        "0.74x, because 480.0 KiB of the loss are FP32 at the end of forward; cast copies add 100.0 KiB. "
         "Parameters and gradients are the same in both: 400.0 KiB."
     )
 
@@ -114,7 +114,7 @@ def test_activations_that_stay_float32_are_the_reason_only_where_they_are_enough
 
 def test_a_half_is_called_a_half() -> None:
     told = text(run(activations=10_000 * KIB), run(ARM, activations=5000 * KIB))
-    assert told.startswith("Mixed precision takes the peak from 10.2 to 5.3 MiB, -48 %, to about half: activations ")
+    assert told.startswith("Mixed precision lowers the peak from 10.2 to 5.3 MiB, -48 %, to about half: activations ")
     assert "fall by 4.9 MiB, to about half." in told
     assert "are FP32" not in told
 
@@ -122,7 +122,7 @@ def test_a_half_is_called_a_half() -> None:
 def test_amp_costs_in_words() -> None:
     assert verdict(*COSTS).answer.effect is Effect.COSTS  # type: ignore[union-attr]
     assert text(*COSTS).startswith(
-        "Mixed precision raises the peak from 1.37 to 1.45 MiB, +6 %: the weights' copies add 100.0 KiB; activations "
+        "Mixed precision raises the peak from 1.37 to 1.45 MiB, +6 %: cast copies add 100.0 KiB; activations "
         "fall by 20.0 KiB, to 0.98x, because 960.0 KiB of the loss are FP32 at the end of forward. "
     )
     assert "At the end of forward the total goes from 1.17 to 1.25 MiB." in text(*COSTS)
@@ -137,17 +137,17 @@ def test_the_peak_in_the_update() -> None:
 
 def test_a_peak_that_moves_into_the_update() -> None:
     assert text(*DIFFERENT_INSTANTS) == (
-        "Mixed precision takes the peak from 1.4 to 1.3 MiB, -7 %, not to half: the peak moves from backward to the "
+        "Mixed precision lowers the peak from 1.4 to 1.3 MiB, -7 %, not to half: the peak moves from backward to the "
         "optimizer's update, which autocast does not touch. "
         "Parameters and gradients are the same in both: 400.0 KiB. "
-        "At the end of forward the total goes from 1.2 MiB to 700.0 KiB: activations fall by 600.0 KiB, to 0.40x; the "
-        "weights' copies add 100.0 KiB."
+        "At the end of forward the total goes from 1.2 MiB to 700.0 KiB: activations fall by 600.0 KiB, to 0.40x; cast "
+        "copies add 100.0 KiB."
     )
 
 
 def test_peaks_in_two_phases_are_not_compared_with_each_other() -> None:
     shown = verdict_view(verdict(*DIFFERENT_INSTANTS)).waterfall
-    assert shown is not None and shown.when == "at the end of forward, an instant of both"
+    assert shown is not None and shown.when == "at the end of forward of both"
     assert [(row.label, row.value) for row in shown.rows] == [
         ("fp32", "1.2 MiB"),
         ("Cast copies", "+100.0 KiB"),
@@ -164,7 +164,8 @@ def test_peaks_of_other_phases_are_different_instants() -> None:
     forward = replace(found.answer.mixed, phase="forward", op="aten::nll_loss_forward")
     told = wording(replace(found, answer=replace(found.answer, mixed=forward))).text
     assert (
-        "The peaks are different instants: fp32's is in backward, at AddmmBackward0; amp's is in forward, at " in told
+        "The peaks are at different instants: fp32's is in backward, at AddmmBackward0; amp's is in forward, at "
+        in told
     )
 
 
@@ -180,7 +181,7 @@ def test_peaks_of_one_phase_with_other_gradients_are_different_instants() -> Non
     )
     told = wording(replace(verdict(run(), early), answer=replace(found, changes=changes))).text
     assert (
-        "Both peaks are in backward, but not at the same instant: 150.0 KiB fewer gradients are there at amp's." in told
+        "Both peaks are in backward, but not at the same instant: at amp's 150.0 KiB fewer gradients are alive." in told
     )
 
 
@@ -216,7 +217,7 @@ def test_a_difference_of_a_few_bytes_has_no_digits_and_is_no_saving() -> None:
     assert text(*both).startswith("Mixed precision hardly changes the peak, 29.7 MiB without and with it: ")
     assert "At the peak" not in text(*both)
     found = judged_findings(compare([entry_of(each) for each in both]))[1]
-    assert "AMP does not lower the peak of fp32, as measured." in [each.message for each in found]
+    assert "AMP does not lower the peak of fp32 (measured)." in [each.message for each in found]
 
 
 def test_percentages_are_written_out() -> None:
@@ -289,14 +290,14 @@ def test_wrong_sums_are_no_verdict() -> None:
     totals[-1] += 4096
     wrong = replace(recording, events=replace(recording.events, allocated=totals))
     told = wording(verdict(SAVES[0], wrong))
-    assert told.text == "No verdict: the sums of amp are not the allocator's own, see the warning."
+    assert told.text == "No verdict: the sums of amp differ from the allocator's, see the warning."
 
 
 def test_one_recording_is_told_what_its_peak_is_made_of() -> None:
     found = verdict_of_one(entry_of(SAVES[1]).summary)
     assert wording(found).text == (
         "The peak is 1.2 MiB, in backward of step 0, at AddmmBackward0: 60 % activations, 16 % parameters, "
-        "16 % gradients, 8 % the weights' copies. Largest saving found, 420.0 KiB: compute the loss in 8 chunks, each "
+        "16 % gradients, 8 % cast copies. Largest saving found, 420.0 KiB: compute the loss in 8 chunks, each "
         "under torch.utils.checkpoint (chunks alone save nothing) (fp32-activations)."
     )
     (made,) = found.compositions
@@ -317,10 +318,12 @@ def test_the_peak_of_an_allocator_is_what_it_has_handed_out() -> None:
     assert told.startswith("The peak is 1.500 GiB allocated, 1.2 MiB of it requested, in backward of step 0, at Addmm")
     comparison = compare(entries)
     told = wording(verdict_of(comparison)).text
-    assert told.startswith("Mixed precision takes the peak from 2.000 to 1.500 GiB, -25 %, not to half: activations ")
-    rows = dict(re.findall(r"^((?:peak|requested)(?: \S+)*?)  +(.*)$", render_figures(comparison, PLAIN), re.MULTILINE))
+    assert told.startswith("Mixed precision lowers the peak from 2.000 to 1.500 GiB, -25 %, not to half: activations ")
+    rows = dict(
+        re.findall(r"^((?:peak|of which requested)(?: \S+)*?)  +(.*)$", render_figures(comparison, PLAIN), re.MULTILINE)
+    )
     assert rows["peak"].split() == ["2.000", "GiB", "1.500", "GiB"]
-    assert rows["requested of it"].split() == ["1.4", "MiB", "1.2", "MiB"]
+    assert rows["of which requested"].split() == ["1.4", "MiB", "1.2", "MiB"]
     assert "-512.0 MiB" in rows["peak vs fp32"]
     table = render_peak(replace(entries[1].summary, parameters=replace(entries[1].summary.parameters, count=0)), PLAIN)
     assert [column.peak_difference for column in comparison.columns] == [0, -512 * MIB]
@@ -401,7 +404,7 @@ def test_a_loss_is_told_as_measured() -> None:
     compared = compare([entry_of(recording) for recording in COSTS])
     (finding,) = [found for found in judged_findings(compared)[1] if found.code == "amp-saves-nothing"]
     assert (finding.severity, finding.bytes) == ("warning", 80 * KIB)
-    assert finding.message == "AMP takes 80.0 KiB more than fp32 at the peak, as measured."
+    assert finding.message == "AMP needs 80.0 KiB more than fp32 at the peak (measured)."
     assert finding.evidence == (
         "cast_copies at the end of forward: 0 B in fp32, 100.0 KiB in amp",
         "activations at the end of forward: 1000.0 KiB in fp32, 980.0 KiB in amp",
@@ -411,8 +414,11 @@ def test_a_loss_is_told_as_measured() -> None:
 @pytest.mark.parametrize(
     ("phase", "change"),
     [
-        (Phase.OPTIMIZER, "none in the precision: the peak is in the optimizer's update"),
-        (Phase.EVALUATION, "none in the training batch: the peak is in evaluation, where nothing is kept for backward"),
+        (Phase.OPTIMIZER, "no precision lowers it: the peak is in the optimizer's update"),
+        (
+            Phase.EVALUATION,
+            "no training batch size lowers it: the peak is in evaluation, where nothing is saved for backward",
+        ),
     ],
 )
 def test_where_the_update_or_an_evaluation_sets_the_peak_no_batch_size_is_named(phase: Phase, change: str) -> None:
@@ -483,7 +489,7 @@ def test_what_does_not_lower_the_peak_is_no_advice() -> None:
         "cache-on-saves", NO_CACHE, copies=100 * KIB, other_copies=40 * KIB, update=9000 * KIB
     )
     assert (finding.severity, finding.bytes, finding.off_peak) == ("info", 60 * KIB, None)
-    assert finding.message.endswith("(amp) they take 60.0 KiB less at their peak, but the run's peak is no lower.")
+    assert finding.message.endswith("(amp) they take 60.0 KiB less at their peak, but the run's peak is not lower.")
 
 
 @pytest.mark.parametrize("code", ["cache-off-saves", "cache-off-costs"])
@@ -502,7 +508,7 @@ def test_a_little_is_told_as_a_little() -> None:
     (finding,) = [
         found for found in judged_findings(compare([entry_of(each) for each in small]))[1] if "saves" in found.code
     ]
-    assert finding.message == "AMP lowers the peak of fp32 by 100.0 KiB only, as measured."
+    assert finding.message == "AMP lowers the peak of fp32 by only 100.0 KiB (measured)."
 
 
 def test_no_batch_size_is_advised_where_the_update_sets_the_peak() -> None:

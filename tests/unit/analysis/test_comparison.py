@@ -84,9 +84,9 @@ def test_of_simulated_gpus_the_most_is_told_beside_what_is_likely() -> None:
     )
     unsure = replace(sure, bounds={"workspaces": 4 << 20}, highest_reserved=9 << 20)
     alone = render(compare(entries(replace(run(), prediction=sure), replace(run(AMP), prediction=sure))))
-    assert "in all on the GPU" in alone and "in all, up to" not in alone
+    assert "total on the GPU" in alone and "total, up to" not in alone
     both = render(compare(entries(replace(run(), prediction=sure), replace(run(AMP), prediction=unsure))))
-    (row,) = (line.split() for line in both.splitlines() if line.startswith("in all, up to"))
+    (row,) = (line.split() for line in both.splitlines() if line.startswith("total, up to"))
     assert row[-2:] == ["10.0", "MiB"]
 
 
@@ -141,7 +141,7 @@ def test_the_step_is_one_that_a_failed_arm_has_too() -> None:
     comparison = compare([*entries(run()), amp])
     assert steps_of(comparison) == (0, 0)
     assert [*comparison.losses.values()] == [(2.0, 2.0), (1.0, None)]
-    assert "amp failed: RuntimeError: out of memory; it has 1 step" in render(comparison)
+    assert "amp failed: RuntimeError: out of memory; it recorded 1 step" in render(comparison)
 
 
 @pytest.mark.parametrize(

@@ -107,13 +107,13 @@ def test_the_terms_add_up() -> None:
         (
             replace(UNSURE, allowed=3310 * MIB),
             Fit.FITS,
-            "reserved of 4.0 GiB; it fits, with 10.0 MiB to spare of the 3.2 GiB that this process may take",
+            "reserved of 4.0 GiB; it fits, with 10.0 MiB to spare of the 3.2 GiB that this process may use",
         ),
         (
             replace(BOUNDED, highest_reserved=3320 * MIB, allowed=3310 * MIB),
             Fit.MAY_NOT_FIT,
             "it may not fit: with cuDNN's workspaces in convolutions it needs up to 10.0 MiB more than the 3.2 GiB "
-            "that this process may take",
+            "that this process may use",
         ),
         (replace(UNSURE, allowed=4090 * MIB), Fit.FITS, "it fits, with 96.0 MiB to 284.0 MiB to spare beside the"),
         (replace(BOUNDED, ran_out=True), Fit.DOES_NOT_FIT, "(simulated): it does not fit: 1 GiB were asked for"),
@@ -139,7 +139,7 @@ def test_trials_that_take_what_is_free_are_told_apart() -> None:
     assert prediction_headline(prediction_of(TRIED), "a GPU") == (
         "a GPU (simulated): peak 3.027 GiB to 3.223 GiB allocated, 3.223 GiB to 3.418 GiB reserved of 4.0 GiB; it "
         "fits, with 84.0 MiB to 284.0 MiB to spare beside the 512.0 MiB that the CUDA context is assumed to use; "
-        "cudnn.benchmark's trials may take what is free, up to 700.0 MiB, once, at each convolution's first call"
+        "cudnn.benchmark's trials may take all free memory, up to 700.0 MiB, once, at each convolution's first call"
     )
 
 
@@ -155,9 +155,9 @@ def test_it_is_not_laid_on_workspaces_where_the_context_decides() -> None:
 def test_what_the_process_may_take_is_what_is_left() -> None:
     prediction = prediction_of(replace(UNSURE, allowed=3310 * MIB))
     assert (prediction.limited, prediction.margin) == (True, 10 * MIB)
-    assert fit_in_short(prediction)[1] == "predicted: 3.2 GiB of the 3.2 GiB that this process may take used"
+    assert fit_in_short(prediction)[1] == "predicted: 3.2 GiB of the 3.2 GiB that this process may use are used"
     caption = render_prediction(prediction, "a GPU").splitlines()[0]
-    assert caption == "the prediction for a GPU, 4.0 GiB, of which this process may take 3.2 GiB"
+    assert caption == "the prediction for a GPU, 4.0 GiB, of which this process may use 3.2 GiB"
     assert not prediction_of(replace(UNSURE, allowed=4090 * MIB)).limited
 
 
@@ -205,7 +205,7 @@ def test_the_section_of_show() -> None:
     assert "scratch of aten.sum.dim_IntList 30.0 MiB 0 B" in cells
     assert "= total, as nvidia-smi would show 3.625 GiB 3.723 GiB 3.723 GiB" in cells
     assert "not modelled: what sort allocates" in cells
-    assert any(line.startswith("allocated is with rounding; each column is an instant of its own") for line in cells)
+    assert any(line.startswith("allocated includes rounding; each column is an instant of its own") for line in cells)
     assert max(map(len, lines)) <= 100
     assert render_prediction(None, "a GPU") == ""
     assert render_prediction(prediction_of(BOUNDED), "4GiB").splitlines()[0] == "the prediction for a GPU of 4.0 GiB"
@@ -226,12 +226,12 @@ def test_the_headline_and_the_table_have_the_same_ends_of_the_range() -> None:
 def test_sentences_say_the_same() -> None:
     told = list(sentences(prediction_of(BOUNDED)))
     assert told[0] == (
-        "predicted at the peak of what is allocated: tensors 2.930 GiB + workspaces of cuBLAS 64.0 MiB + "
+        "predicted at the peak of allocated memory: tensors 2.930 GiB + workspaces of cuBLAS 64.0 MiB + "
         "scratch of aten.sum.dim_IntList 30.0 MiB + rounding 6.0 MiB + cached 100.0 MiB + "
-        "outside (assumed) 512.0 MiB = 3.625 GiB in all"
+        "outside (assumed) 512.0 MiB = 3.625 GiB in total"
     )
     assert told[2] == (
-        "predicted at most: 3.027 GiB allocated, 3.223 GiB reserved, 512.0 MiB outside, 3.723 GiB in all"
+        "predicted at most: 3.027 GiB allocated, 3.223 GiB reserved, 512.0 MiB outside, 3.723 GiB in total"
     )
     assert list(sentences(None)) == []
     assert fit_in_short(prediction_of(RECORD)) == ("fits", "predicted: 3.7 GiB of 4.0 GiB used")
@@ -245,7 +245,9 @@ def test_what_libraries_keep_is_in_all_that_is_used() -> None:
     assert prediction.highest.bounds == {"NCCL's buffers": 200 * MIB}
     cells = [" ".join(line.split()) for line in render_prediction(prediction, "a GPU").splitlines()]
     assert "NCCL's buffers 4.0 MiB 4.0 MiB 200.0 MiB" in cells
-    assert "+ outside (assumed) 512.0 MiB + NCCL's buffers 4.0 MiB = 3.727 GiB in all" in list(sentences(prediction))[1]
+    assert (
+        "+ outside (assumed) 512.0 MiB + NCCL's buffers 4.0 MiB = 3.727 GiB in total" in list(sentences(prediction))[1]
+    )
     assert fit_in_short(prediction) == ("fits", "predicted: 3.7 GiB to 3.9 GiB of 4.0 GiB used")
 
 

@@ -124,7 +124,7 @@ def test_an_update_that_ends_at_its_mark_is_done() -> None:
     recording = replace(recording, parameters=tuple(replace(each, optimizer=0) for each in recording.parameters))
     before, after = (reasons(recording, mark, "optimizer_state") for mark in ("after_backward", "after_optimizer"))
     assert before == {"no optimizer state before the first update": ("a", "b")}
-    assert after == {"no optimizer state: they have had no gradient": ("b",)}
+    assert after == {"no optimizer state: these parameters have had no gradient": ("b",)}
     skipped = replace(recording, steps=(replace(recording.steps[0], skipped_update=True),))
     assert reasons(skipped, "after_optimizer", "optimizer_state") == {
         "no optimizer state yet: the loss scaler skipped the updates": ("b",)
@@ -198,7 +198,7 @@ def test_overlapping_parameters_are_told_with_their_own_bytes() -> None:
     assert component(overlapping, "after_backward", "parameters").model_bytes == 420
     gradients = component(overlapping, "after_backward", "gradients")
     assert (gradients.model_bytes, gradients.measured_bytes, gradients.explained) == (420, 600, True)
-    why = "parameters that lie in part in another's memory: a tensor for the whole of each"
+    why = "parameters that share part of another's memory: a whole tensor for each"
     assert [(term.why, term.bytes, term.names) for term in gradients.terms] == [(why, 180, ("down.weight",))]
 
 
@@ -220,9 +220,9 @@ def test_copies_of_an_earlier_step_are_not_made_again() -> None:
 @pytest.mark.parametrize(
     ("cast_in", "why"),
     [
-        ((0, Phase.FORWARD), "other parameters of which no cast was made"),  # in the step before
+        ((0, Phase.FORWARD), "other parameters that were not cast"),  # in the step before
         ((1, Phase.FORWARD), "copies freed before this mark: nothing kept them"),
-        ((1, Phase.BACKWARD), "other parameters of which no cast was made"),  # after the mark
+        ((1, Phase.BACKWARD), "other parameters that were not cast"),  # after the mark
     ],
 )
 def test_a_copy_is_freed_only_where_this_step_has_made_it_by_then(cast_in: tuple[int, Phase], why: str) -> None:

@@ -451,8 +451,8 @@ def test_autocast_that_casts_nothing(seen: str, arm: ArmRecord, change: str | No
     assert (found is None) == (change is None)
     if found is not None and change is not None:
         assert found.change.startswith(change)
-        assert found.evidence == ("device: cpu", "ops' results seen, all in other types: 3")
-        assert found.message.startswith("autocast was on" if arm.dtype else "the run was to be under autocast")
+        assert found.evidence == ("device: cpu", "op results seen, none in low precision: 3")
+        assert found.message.startswith("autocast was on" if arm.dtype else "autocast was requested")
     story.fact(Fact.CAST_COPY, 0x2000, "weight")
     assert "no-autocast-effect" not in told(story.recording(arm=arm))
 
@@ -781,7 +781,7 @@ def test_what_to_do_about_float32_activations(op: str, word: str, off_peak: int 
     found = told(story.recording())["fp32-activations"]
     assert found.bytes == 5000
     assert word in found.change
-    assert found.message.endswith(f"float32 in spite of autocast, for {op}.")
+    assert found.message.endswith(f"float32 in spite of autocast, kept for {op}.")
     assert found.evidence[0] == f"kept for {op}: 4.9 KiB"
     assert found.off_peak == off_peak
     assert found.severity == ("info" if off_peak is None else "advice")
@@ -845,17 +845,17 @@ def with_held_outputs(*variables: tuple[int, str]) -> Recording:
     ("variables", "held_by", "change", "off_peak"),
     [
         ([], "variables of the script", "del the variable", 5000),
-        ([(0x2000, "a")], "the local `a` of train.py:42 (in train) and others", "del a after the loss", 4000),
+        ([(0x2000, "a")], "the local variable `a` of train (train.py:42) and others", "del a after the loss", 4000),
         (
             [(0x2000, "out.a"), (0x3000, "out.b")],
-            "the local `out.b` of train.py:42 (in train) and the local `out.a` of train.py:42 (in train)",
+            "the local variable `out.b` of train (train.py:42) and the local variable `out.a` of train (train.py:42)",
             "del out after the loss",
             5000,
         ),
         (
             [(0x3000, "kept[0]")],
-            "the local `kept[0]` of train.py:42 (in train) and others",
-            "let go of `kept[0]`",
+            "the local variable `kept[0]` of train (train.py:42) and others",
+            "drop `kept[0]`",
             5000,
         ),
     ],
@@ -1008,6 +1008,4 @@ def test_reserved_memory_that_does_not_serve(
     assert (found and found.severity, found and found.off_reserved) == (severity, off_reserved)
     if found is not None:
         assert found.off_peak is None
-        assert change_of(found).startswith(
-            "to change, for 100.0 MiB off reserved memory: " if off_reserved else "hint: "
-        )
+        assert change_of(found).startswith("to take 100.0 MiB off reserved memory: " if off_reserved else "hint: ")

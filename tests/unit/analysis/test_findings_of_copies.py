@@ -153,7 +153,7 @@ def test_without_the_cache_idle_copies_live_one_at_a_time_and_saved_ones_once_fo
     assert (found and found.bytes, found and found.off_peak) == (size, off_peak)
     if found is not None:
         assert found.evidence == (f"weight: {sum(idle) / 1024:.1f} KiB",)  # of one step
-        assert found.message.startswith(f"{sum(idle) / 1024:.1f} KiB of cast copies stay only")
+        assert found.message.startswith(f"{sum(idle) / 1024:.1f} KiB of cast copies stay alive only")
     assert "cache-off-saves" not in told(replace(recording, arm=NO_CACHE))
 
 

@@ -193,8 +193,8 @@ def test_one_copy_of_the_parameter_before_is_there_too(sizes: tuple[int, ...], m
             ("fused=True: 17.6 KiB less", "foreach=False: 9.8 KiB less"),
         ),
         ((18_000,), {}, "foreach=False", 10_000, ("foreach=False: 9.8 KiB less",)),
-        ((8000,), {}, "foreach=False", None, ("foreach=False: the peak stays",)),
-        ((9023,), {}, "foreach=False", 1023, ("foreach=False: the peak stays",)),
+        ((8000,), {}, "foreach=False", None, ("foreach=False: the same peak",)),
+        ((9023,), {}, "foreach=False", 1023, ("foreach=False: the same peak",)),
         ((9024,), {}, "foreach=False", 1024, ("foreach=False: 1.0 KiB less at the peak",)),
         ((4000,), {}, "foreach=False", None, ("foreach=False: 3.9 KiB more at the peak",)),
         ((4000,), {"fused": False}, "fused=True", 4000, ("fused=True: 3.9 KiB less", "foreach=False: 3.9 KiB more")),
@@ -449,8 +449,8 @@ def test_what_a_variable_holds_that_is_not_named_stays() -> None:
     assert (found.bytes, found.off_peak) == (10_000, 4000)
     assert found.change == "del a, b, c after the loss, if nothing reads them later"
     assert found.message.endswith(
-        "`a` of train.py:42 (in train), the local `b` of train.py:42 (in train), "
-        "the local `c` of train.py:42 (in train) and others."
+        "`a` of train (train.py:42), the local variable `b` of train (train.py:42), "
+        "the local variable `c` of train (train.py:42) and others."
     )
     assert [line.partition(":")[0] for line in found.evidence[:3]] == ["9.8 KiB", "5.9 KiB", "5.9 KiB"]
     three = told(holding(6000, 4000, variables=variables[:4]))["outputs-kept"]

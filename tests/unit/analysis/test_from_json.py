@@ -67,7 +67,7 @@ def test_what_is_wrong_is_said_with_its_place(path: str, value: Any, said: str) 
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000])
 def test_what_is_no_json_is_said(text: str) -> None:
-    with pytest.raises(NotOfThisKind, match=r"^it is no JSON: "):
+    with pytest.raises(NotOfThisKind, match=r"^it is not JSON: "):
         parsed(text)
 
 

@@ -43,7 +43,7 @@ def waiting(recording: Recording, *optimizers: OptimizerRecord) -> Recording:
         ({}, 7700, Reason.EXHAUSTED, "the device had 300 B free"),
         ({"free": 9000, "limit": 4200}, 5000, Reason.LIMITED, "2.9 KiB were left of the 4.1 KiB that this process may"),
         ({"free": 300, "limit": 18_000}, 7700, Reason.EXHAUSTED, "the device had 300 B free"),
-        # As older recordings have it: the total is what the process may take.
+        # As older recordings have it: the total is what the process may use.
         ({"free": 9000, "total": 4200}, 5000, Reason.LIMITED, "2.9 KiB were left of the 4.1 KiB that this process may"),
         ({"free": 9000}, 0, Reason.FRAGMENTED, ""),
     ],
@@ -58,12 +58,12 @@ def test_what_was_lacking_is_what_the_device_or_the_limit_left(
     assert (oom.lacking, oom.reason) == (lacking, reason)
     text = " ".join(render(summary, ()).split())
     assert left in text
-    assert ("lacking" in text) == bool(lacking)
+    assert ("missing" in text) == bool(lacking)
     tiles = {tile.label: tile.bytes for tile in headlines(summary, None)}
-    assert tiles["At the failure"] == 1100 and tiles.get("Lacking", 0) == lacking
-    assert tiles.get("Left of the limit") == (3000 if reason is Reason.LIMITED else None)
+    assert tiles["At the failure"] == 1100 and tiles.get("Missing", 0) == lacking
+    assert tiles.get("Left below the limit") == (3000 if reason is Reason.LIMITED else None)
     if oom.allowed is not None:
-        assert f"(which may take {'4.1' if oom.reason is Reason.LIMITED else '17.6'} KiB)" in text
+        assert f"(which may use {'4.1' if oom.reason is Reason.LIMITED else '17.6'} KiB)" in text
 
 
 def test_what_is_to_come_are_the_gradients_and_the_state_that_do_not_exist() -> None:
@@ -78,7 +78,7 @@ def test_what_is_to_come_are_the_gradients_and_the_state_that_do_not_exist() -> 
     assert found is not None and found.optimizer_state == 0
     unknown = told(waiting(in_backward(), replace(ADAM, class_name="Mine"))).to_come
     assert unknown is not None and unknown.optimizer_state is None
-    assert "optimizer state, of which it is not known how much" in render(
+    assert "optimizer state of unknown size" in render(
         summarize(waiting(in_backward(), replace(ADAM, class_name="Mine"))), ()
     )
     none = told(replace(in_backward(), optimizers=())).to_come
@@ -215,7 +215,7 @@ def test_the_answer_is_of_the_failure_and_not_of_the_peak() -> None:
     first, second = render(summary, ()).splitlines()[:2]
     assert first == "Out of memory at 4.3 KiB: 91 % activations, 9 % parameters."
     assert second.startswith(
-        "In backward of step 1, a block of 4.9 KiB in a new segment of 7.8 KiB was asked for: 7.5 KiB"
+        "In backward of step 1, a block of 4.9 KiB in a new segment of 7.8 KiB was requested: 7.5 KiB"
     )
     assert summary.ended_by is not None
     assert [(item.bytes, item.category) for item in summary.ended_by.largest] == [
@@ -251,12 +251,10 @@ def test_another_device_is_explained_without_the_categories_of_the_recorded_one(
     assert (oom.device, oom.recorded, oom.residual_bytes) == (1, False, 0)
     assert {str(category): size for category, size in oom.alive.items() if size} == {"other": 5000}
     assert (oom.reserved, oom.lacking, oom.to_come, oom.largest, oom.next_commands) == (5100, 7700, None, (), ())
-    assert summary.findings[0].message.startswith(
-        "cuda:1, which is not the device that was recorded, ran out of memory"
-    )
+    assert summary.findings[0].message.startswith("cuda:1 (not the recorded device) ran out of memory")
     text = " ".join(render(summary, ()).split())
-    assert "a block of 4.9 KiB in a new segment of 7.8 KiB on cuda:1 was asked for" in text
-    assert "device cuda:1, which is not the device that was recorded: 19.5 KiB, of which 300 B were free" in text
+    assert "a block of 4.9 KiB in a new segment of 7.8 KiB on cuda:1 was requested" in text
+    assert "device cuda:1 (not the recorded device): 19.5 KiB, of which 300 B were free" in text
 
 
 @pytest.mark.parametrize(
@@ -303,7 +301,7 @@ def test_the_commands_run_the_same_script_with_the_same_options(
     if varied:
         varied_arguments((), varied)  # it is understood
     else:
-        assert "name the argument of the script" in render(summarize(replace(recording, run=run, ooms=(oom,))), ())
+        assert "name the argument for the batch size" in render(summarize(replace(recording, run=run, ooms=(oom,))), ())
 
 
 def test_what_no_command_line_has_started_has_no_command_that_proves_it() -> None:

@@ -191,7 +191,7 @@ def test_a_rank_that_is_started_by_the_scripts_whole_path_is_of_the_job(script: 
 
 
 def test_a_rank_that_is_there_twice_is_refused_with_both_files() -> None:
-    with pytest.raises(UsageError, match=r"rank 1 is there twice, in train.rank1-of-4.ampmem and in other.rank1-of-4"):
+    with pytest.raises(UsageError, match=r"rank 1 is given twice, in train.rank1-of-4.ampmem and in other.rank1-of-4"):
         jobs_of([run_of(rank_recording(rank, 4), job) for rank, job in ((0, "train"), (1, "train"), (1, "other"))])
 
 

@@ -94,9 +94,9 @@ def test_what_a_finding_says_of_foreach_is_not_said_again() -> None:
         optimizers=(OptimizerRecord(class_name="AdamW", implementation="foreach", settings={"fused": None}),),
     )
     without = replace(recording, optimizers=(OptimizerRecord(class_name="Adadelta", implementation="foreach"),))
-    assert (None, "let the optimizer take one parameter at a time (foreach=False)") in told(summarize(without))
+    assert (None, "let the optimizer update one parameter at a time (foreach=False)") in told(summarize(without))
     summary = summarize(recording)
-    foreach = (None, "let the optimizer take one parameter at a time (foreach=False), or use fused=True")
+    foreach = (None, "let the optimizer update one parameter at a time (foreach=False), or use fused=True")
     assert (3000, "AdamW(..., fused=True)") in told(summary) and foreach not in told(summary)
     assert summary.out_of_memory is not None
     finding = Finding(
@@ -136,4 +136,6 @@ def test_each_reason_names_the_memory_that_did_not_serve() -> None:
     oom = summarize(limited).out_of_memory
     assert oom is not None
     assert oom.reason is Reason.LIMITED
-    assert (None, "allow the process more with torch.cuda.set_per_process_memory_fraction") in told(summarize(limited))
+    assert (None, "allow the process more memory with torch.cuda.set_per_process_memory_fraction") in told(
+        summarize(limited)
+    )

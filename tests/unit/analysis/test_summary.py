@@ -137,7 +137,7 @@ def test_the_summary_of_a_small_run_field_by_field() -> None:
         "residual_bytes": 0,
         "terms": [
             {
-                "why": "other parameters of which no cast was made",
+                "why": "other parameters that were not cast",
                 "bytes": -100,
                 "tensors": 1,
                 "names": ["layers.1.weight"],
@@ -596,8 +596,8 @@ def test_the_headline_has_the_most_of_the_whole_recording_wherever_it_is(after: 
     flat = " ".join(text.split())
     assert flat.startswith("The peak of the recorded steps is 3.0 KiB, in backward of step 1")
     size = format_bytes(40_000 + left)
-    assert f"The most of the whole recording is {size}, {where}, at randn (" in flat
-    assert "; the tables are of the steps." in flat
+    assert f"The highest total of the whole recording is {size}, {where}, at randn (" in flat
+    assert "; the tables cover the steps." in flat
     whole = summary.whole
     assert whole == summary.whole_peak
     assert (whole.bytes, whole.step) == (summary.outside_steps.bytes, None)
@@ -664,7 +664,7 @@ def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None
     assert (whole.where, whole.step) == (PeakPlace.NOT_RECORDED, None)
     flat = " ".join(render(summary, summary.notes).split())
     assert flat.startswith("The peak of the recorded steps is 3.0 KiB allocated, 517 B of it requested, in backward of")
-    assert "The peak of the whole run is 5.0 KiB, after the recorded steps; the tables and the findings are" in flat
+    assert "The peak of the whole run is 5.0 KiB, after the recorded steps; the tables and the findings cover" in flat
     assert "peak 5.0 KiB to 6.0 KiB allocated after the recorded steps, " in flat
     # Every command that limits or compares a peak takes that number.
     run = run_of(replace(rounded(5, 1).recording(), prediction=later), "run")
@@ -675,7 +675,7 @@ def test_a_simulated_run_that_goes_on_has_the_peak_that_its_device_saw() -> None
     assert sizes["allocated", Limit.BUDGET][1] == 6144
     assert sizes["peak", Limit.BASELINE] == (3072, 5120, None, False)
     told = " ".join(render_check(found).split())
-    assert "note: the peak is that of the whole run, 5.0 KiB after the recorded steps; that of the recorded" in told
+    assert "note: the peak of the whole run is 5.0 KiB, after the recorded steps; the peak of the recorded" in told
     changed = difference(before, side_of(replace(rounded(5, 1).recording(), prediction=later), "after"))
     assert (changed.before, changed.after, changed.peaks) == (517, 517, (3072, 3072))
     assert changed.elsewhere_in_run == ("the peak of the whole run of after is 5.0 KiB, after the recorded steps",)
@@ -698,6 +698,6 @@ def test_recordings_side_by_side_name_the_step_and_their_own_peaks() -> None:
     told = render_comparison(comparison)
     assert told.startswith("Peaks of step 1: fp32 a 2.5 KiB, fp32 b 3.0 KiB.")
     own = "the peak of each whole run: fp32 a 5.0 KiB in step 0, fp32 b 3.0 KiB in step 1."
-    assert f"Compared is step 1 of each, as a comparison needs one common step; {own}" in " ".join(told.split())
+    assert f"The comparison uses step 1 of each, as it needs a common step; {own}" in " ".join(told.split())
     rows = [line.split("  ")[0] for line in told.splitlines()]
     assert "peak of step 1" in rows and "peak of the whole run" in rows

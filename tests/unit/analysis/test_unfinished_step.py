@@ -115,7 +115,7 @@ def test_where_it_was_is_said_in_words() -> None:
     oom = told(in_forward())
     assert replace(oom, phase="between").where == "step 0, outside of forward, backward and update"
     assert replace(oom, phase="optimizer", step=3).where == "the optimizer's update of step 3"
-    assert replace(oom, phase="data", step=None).where == "the loading of data"
+    assert replace(oom, phase="data", step=None).where == "data loading"
 
 
 def test_nothing_is_concluded_from_what_an_unfinished_step_lacks() -> None:
@@ -147,10 +147,10 @@ def test_the_tables_have_the_failure_near_the_top() -> None:
     start = lines.index("out of memory in forward of step 1: the run ended here")
     assert start <= 5 and "took" in text
     shown = "\n".join(lines[start : start + 20])
-    assert "asked       a block of 4.9 KiB in a new segment of 7.8 KiB\n" in shown
+    assert "request     a block of 4.9 KiB in a new segment of 7.8 KiB\n" in shown
     assert "by          aten::mm in layers.1\nat          train.py:9 main\n" in shown
     assert "site-packages" not in shown
-    assert "lacking     7.5 KiB: the device had 300 B free\n" in shown
+    assert "missing     7.5 KiB: the device had 300 B free\n" in shown
     assert "device      19.5 KiB, of which 300 B were free, 4.6 KiB reserved by this process and 14.6 KiB" in shown
     assert "cached      100 B: all free memory together is not enough" in shown
     assert ["activations", "4.1", "KiB"] in [line.split()[:3] for line in shown.splitlines()]
@@ -186,7 +186,7 @@ def test_an_arm_that_ran_out_is_compared_as_far_as_it_got() -> None:
     assert [column.peak_difference for column in early.columns] == [0, None]
     text = render_comparison(early)
     assert max(map(len, text.splitlines())) <= WIDTH
-    assert "it has 0 steps that ended" in text
+    assert "it recorded 0 steps that ended" in text
     assert "amp ran out of memory in forward of step 0: a block of 4.9 KiB" in " ".join(text.split())
     both = compare([entry_of(in_forward()), entry_of(in_forward(), label="again")])
     assert "after backward" not in render_comparison(both, details=EVERYTHING)

@@ -288,16 +288,16 @@ EXPLAINED: list[tuple[Extra, str, str, int]] = [
     (
         extra(Fact.OPTIMIZER_STATE, 64, "rows of up.weight"),
         "optimizer_state",
-        "state that the model does not have: rows",
+        "state that the rule does not have: rows",
         64,
     ),
-    (extra(Fact.OPTIMIZER_STATE, 64, "table"), "optimizer_state", "state that the model does not have: table", 64),
-    (extra(Fact.MASTER_COPY, 400, "up.weight"), "master_copies", "more master copies than the model tells", 400),
+    (extra(Fact.OPTIMIZER_STATE, 64, "table"), "optimizer_state", "state that the rule does not have: table", 64),
+    (extra(Fact.MASTER_COPY, 400, "up.weight"), "master_copies", "more master copies than the rule expects", 400),
     (extra(Fact.GRADIENT, 200, "up.weight"), "gradients", "more than one gradient of a parameter is alive", 200),
     (
         extra(Fact.CAST_COPY, 200, "up.weight"),
         "cast_copies",
-        "copies that the cache still holds: autocast has not been left",
+        "copies that the cache still holds: the autocast region has not ended",
         200,
     ),
 ]
@@ -362,7 +362,7 @@ def test_copies_made_again_and_copies_of_views() -> None:
         story.fact(Fact.VIEW_CAST, 0xA000, "down.weight")
 
     assert terms(told(again), "after_forward", "cast_copies") == {
-        "copies made again for another use: no cache served it": 200,
+        "copies made again for another use, without the cache": 200,
         "copies of views of a parameter, besides the whole": 60,
     }
 

@@ -55,7 +55,7 @@ def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path) -> N
     with closing(sqlite3.connect(now)) as database, database:
         database.execute("UPDATE meta SET value = '{\"ended\": false}' WHERE key = 'ended'")
     code, output, _ = ampmem_here(tmp_path, "check", "now.ampmem", "--budget", "peak=8MiB")
-    assert code == 1 and output.startswith("now.ampmem: not judged: the recording was not ended")
+    assert code == 1 and output.startswith("now.ampmem: not judged: the recording has no end")
     write(tmp_path / "none.ampmem", replace(run(), steps=()))
     code, output, _ = ampmem_here(tmp_path, "check", "none.ampmem", "--budget", "peak=8MiB")
     assert code == 1 and output.startswith("none.ampmem: not judged: nothing to show: no step ended")
@@ -79,7 +79,7 @@ def test_a_run_that_cannot_be_judged_is_not_kept(tmp_path: Path, now: Path) -> N
             "arguments after the script are the script's own: write --budget before the script",
         ),
         (["--budget", "peak=1", "none.py"], "none.py"),
-        (["now.ampmem", "--budget", "modules.encoder=1"], "modules.encoder: write what of the module is limited"),
+        (["now.ampmem", "--budget", "modules.encoder=1"], "modules.encoder: say what to limit in the module"),
         (["--baseline", "none.ampmem", "train.py"], "none.ampmem does not exist; --update-baseline writes it"),
     ],
 )
@@ -91,7 +91,7 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str, tmp_path: Path, 
 def test_a_cpu_run_against_a_gpus_baseline_is_wrong_use(tmp_path: Path, now: Path) -> None:
     write(tmp_path / "gpu.ampmem", replace(run(), run=replace(RUN, source=SourceKind.SIMULATED, device_type="cuda")))
     said = refused(tmp_path, "check", "now.ampmem", "--baseline", "gpu.ampmem")
-    assert "the baseline gpu.ampmem is of a simulated a CPU, and now.ampmem of the CPU: devices" in said
+    assert "the baseline gpu.ampmem was recorded on a simulated a CPU, and now.ampmem on the CPU: devices" in said
 
 
 @pytest.mark.parametrize("device", [("--device", "sim"), ()], ids=" ".join)
@@ -104,7 +104,7 @@ def test_that_the_baseline_is_of_another_gpu_is_said_before_the_script_runs(
     said = refused(tmp_path, "check", *device, "--gpu", "h100", "--baseline", "main.ampmem", "train.py")
     *before, said = said.splitlines()
     assert said.startswith(
-        "ampmem: the baseline main.ampmem is of a simulated NVIDIA A40, and train.py of a simulated "
+        "ampmem: the baseline main.ampmem was recorded on a simulated NVIDIA A40, and train.py on a simulated "
     )
     assert len(before) == (0 if device else 1)  # that --gpu alone simulates one
 
@@ -149,7 +149,7 @@ def test_a_table_of_no_script_is_said_beside_a_broken_peak_and_refused_where_the
     write(tmp_path / "now.ampmem", run(saved=3 * MIB))
     table = '[tool.ampmem.budgets."trian.py"]\nactivations = 1\n'
     file = tmp_path / "pyproject.toml"
-    wrong = f"[tool.ampmem.budgets.\"trian.py\"] of {file} is of no script and of no module; did you mean 'train.py'?"
+    wrong = f"[tool.ampmem.budgets.\"trian.py\"] in {file} does not name a script or a module; did you mean 'train.py'?"
     file.write_text(table)
     for name in ("train.py", "now.ampmem"):
         assert refused(tmp_path, "check", name) == f"ampmem: {wrong}\n"
@@ -230,7 +230,7 @@ def test_a_folder_that_cannot_be_made_for_a_baseline_is_one_line(tmp_path: Path,
 def test_a_file_that_is_no_baseline_is_not_written_over(name: str, text: str, tmp_path: Path, main: Path) -> None:
     (tmp_path / name).write_text(text)
     said = refused(tmp_path, "check", "main.ampmem", "--baseline", name, "--update-baseline")
-    assert f"{name} is neither a recording nor a summary" in said
+    assert f"{name} is neither an ampmem recording nor an ampmem summary" in said
     # A script is not even started for it.
     (tmp_path / "train.py").write_text("raise SystemExit(9)")
     assert said == refused(tmp_path, "check", "--baseline", name, "--update-baseline", "train.py")
@@ -281,7 +281,7 @@ def test_ranks_are_judged_each_against_its_own_baseline(tmp_path: Path) -> None:
     code, output, _ = ampmem_here(tmp_path, "check", *files, "--baseline", "main.ampmem")
     assert code == 1
     assert output.startswith("1 of 2 fail; the worst is now.rank1-of-2.ampmem.\n")
-    assert "now.rank0-of-2.ampmem: kept: all sizes are those of main.rank0-of-2.ampmem" in output
+    assert "now.rank0-of-2.ampmem: kept: all sizes equal those of main.rank0-of-2.ampmem" in output
     assert "give the job's name" in refused(tmp_path, "check", *files, "--baseline", "main.rank0-of-2.ampmem")
     code, _, errors = ampmem_here(tmp_path, "check", *files, "--baseline", "new.ampmem", "--update-baseline")
     assert code == 0 and (tmp_path / "new.rank1-of-2.ampmem").exists() and errors.count("wrote") == 2
@@ -312,7 +312,7 @@ def test_a_profile_and_a_summary_are_runs_in_python(now: Path, main: Path) -> No
     assert [each.grown for each in ampmem.check(prof, baseline=summary).broken[0].grew] == [2 * MIB]
     assert ampmem.check(summary, baseline=prof).ok and ampmem.check(prof, baseline=now).ok
     assert not ampmem.diff(prof, prof).changes and ampmem.diff(summary, prof).grown == 2 * MIB
-    with pytest.raises(UsageError, match="dict holds no run: give a recording"):
+    with pytest.raises(UsageError, match="dict is not a run: give a recording"):
         ampmem.check({})  # type: ignore[arg-type]
 
 
@@ -321,7 +321,7 @@ def test_what_cannot_be_meant_in_python_is_said(now: Path, main: Path) -> None:
         ampmem.check(now, baseline=main, allow=0.01)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="allow needs baseline"):
         ampmem.check(now, allow="1%")
-    with pytest.raises(UsageError, match="budgets are a mapping"):
+    with pytest.raises(UsageError, match="budgets must be a mapping"):
         ampmem.check(now, budgets=["peak=1"])  # type: ignore[arg-type]
 
 

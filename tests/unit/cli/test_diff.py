@@ -58,19 +58,19 @@ what changed
     at /home/me/repo/net.py:31 Net.forward; uint8 [8192], was uint8 [4096]
     +8 B  grew      8 B     16 B  inputs       not known
 
-The 2 changes add up to +4.0 KiB, residual 0 B.
+The 2 changes add up to +4.0 KiB; residual 0 B.
 """
     )
 
 
 def test_no_difference_is_said(folder: Path) -> None:
     said = printed(folder, "a.ampmem", "a.ampmem")
-    assert said == "No difference: the peak is 8.3 KiB in both, and of the same allocations.\n"
+    assert said == "No difference: the peak is 8.3 KiB in both; the allocations are the same.\n"
 
 
 def test_one_category_and_fewer_changes(folder: Path) -> None:
     said = printed(folder, "a.ampmem", "b.ampmem", "--category", "activations")
-    assert said.startswith("The most bytes of activations grew from 8.0 KiB to 12.0 KiB, +4.0 KiB.\n")
+    assert said.startswith("The maximum of activations grew from 8.0 KiB to 12.0 KiB, +4.0 KiB.\n")
     assert "inputs" not in said
     assert "… and 1 smaller: +8 B" in printed(folder, "a.ampmem", "b.ampmem", "--top", "1")
     assert "smaller" not in printed(folder, "a.ampmem", "b.ampmem", "--top", "1", "--all")
@@ -93,7 +93,7 @@ def test_the_json_of_a_summary_is_a_side(folder: Path) -> None:
     (folder / "main.json").write_text(summarize(run_of(BEFORE)).to_json())
     said = printed(folder, "main.json", "b.ampmem")
     assert "main.json is a summary, without single allocations: the changes are those of whole categories." in said
-    assert "The 2 changes add up to +4.0 KiB, residual 0 B." in said
+    assert "The 2 changes add up to +4.0 KiB; residual 0 B." in said
     (folder / "list.json").write_text(f"[{summarize(run_of(BEFORE)).to_json()}]")
     assert printed(folder, "list.json", "b.ampmem").splitlines()[0] == said.splitlines()[0]
 

@@ -71,7 +71,7 @@ def result(points: dict[str, dict[int, Memory | None]], varied: Vary) -> FitResu
 
 
 def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into() -> None:
-    """Of 97 KiB the process may take 50,000 bytes: by a straight line through two runs that is the value of 25."""
+    """Of 97 KiB the process may use 50,000 bytes: by a straight line through two runs that is the value of 25."""
     points: dict[int, Memory | None] = {
         value: Memory(allocated=size, reserved=size, used=size + OUTSIDE, allowed=50_000)
         for value, size in ((1, 2000), (2, 4000))
@@ -79,11 +79,11 @@ def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into() -
     assert next_to_fit({**points, 40: None}, vary(1, 40), TOTAL) == 25
     found = result({"fp32": {**points, 26: None}}, vary(1, 40))
     text = " ".join(render_fit_result(found).split())
-    assert "; the script lets this process take 48.8 KiB of it" in text
-    assert "--batch-size=2 fits (the allocator takes 3.9 of 48.8 KiB that the script lets this process take)" in text
+    assert "; the script lets this process use 48.8 KiB of it" in text
+    assert "--batch-size=2 fits (the allocator takes 3.9 of 48.8 KiB that the script lets this process use)" in text
     view = fit_view(found)
     assert view.capacity == view.may == 50_000
-    assert "and the script lets this process take 48.8 KiB: the allocator can take 48.8 KiB." in view.room
+    assert "and the script lets this process use 48.8 KiB: the allocator can take 48.8 KiB." in view.room
     assert found.gpu.allowed == 50_000
 
 
@@ -324,7 +324,7 @@ def test_the_boundary_is_of_what_surely_fits_and_what_may_fit_is_told() -> None:
 
 def test_where_nothing_surely_fits_that_is_told() -> None:
     text = render_fit_result(result({"fp32": {4: maybe(90_000, 20_000)}}, vary(4, 8)))
-    assert "fp32: --batch-size=4 may fit (88.4 to 107.9 of 97.7 KiB), nothing that was run surely fits" in text
+    assert "fp32: --batch-size=4 may fit (88.4 to 107.9 of 97.7 KiB), no value that was run surely fits" in text
 
 
 def test_sizes_that_nearly_fill_the_gpu_are_told_apart_from_it() -> None:
@@ -498,7 +498,7 @@ def test_what_is_left_is_said_as_far_as_it_is_known() -> None:
     assert "; left: fp32 between 99 and 128, amp not run yet" in said
     order = [re.sub("[0-9]+", "N", words.split(",")[0]) for words in said]
     assert list(dict.fromkeys(order))[-3:] == [
-        "; left: from which value on less is allocated than in fpN",
+        "; left: the value from which less is allocated than in fpN",
         "; left: N runs for the curve",
         "; left: N run for the curve",
     ]

@@ -141,7 +141,7 @@ def test_a_recording_is_measured(recorded: Path) -> None:
     assert "this run, step 1" in text
     assert row(text, "gradients")[1:] == ["400", "B", "2.67", "0", "B", "0.00"]
     assert row(text, "cast_copies")[1:] == ["0", "B", "0.00", "200", "B", "1.33"]
-    assert "12.00 bytes per parameter of this run, within 1%" in text
+    assert "12.00 bytes per parameter, within 1%" in text
     assert "  fp32                           total matches, split does not: right for the wrong reason" in text
     assert "note: this run's optimizer is AdamW, and the recipes are for SGD with momentum" in text
 

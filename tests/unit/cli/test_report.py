@@ -132,7 +132,7 @@ def test_the_json_of_ranks_in_several_precisions_says_what_its_page_lacks(tmp_pa
     assert (
         sections(page, "verdict")[0]
         .partition("</h1>")[0]
-        .endswith("fp32: The worst rank is 1 of 2 with 1.6 MiB at the peak, in backward of step 1, 6 % above rank 0.")
+        .endswith("fp32: Rank 1 of 2 is the worst, with 1.6 MiB at the peak, in backward of step 1, 6 % above rank 0.")
     )
     assert "and the precisions side by side, need the recordings." in sections(page, "one-rank")[0]
 
@@ -177,7 +177,7 @@ def test_json_without_a_page_is_refused_in_one_line(tmp_path: Path) -> None:
     write(tmp_path / "gpt.ampmem", small_run().recording())
     (tmp_path / "ranks.json").write_text(merge(runs_of(2)).to_json())
     commands = "ampmem show --json, ampmem show --ranks --json, ampmem diff --json, ampmem fit --json"
-    not_json = "it is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+    not_json = "it is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
     for text, said in (
         ('{"schema": "ampmem.check/1"}', f"is JSON, but not from one of these commands: {commands}"),
         ("[]", _not_of_this_version("a summary", "it is an empty array", "ampmem show --json")),

@@ -92,7 +92,7 @@ def test_a_comparison_says_first_which_of_its_recordings_is_wrong() -> None:
     entries = [entry_of(trained()), entry_of(leaking(trained()), label="other")]
     text = render_comparison(compare(entries), details=EVERYTHING)
     verdict, warning, *_ = text.split("\n\n")
-    assert verdict.startswith("No verdict: the sums of other are not the allocator's own")
+    assert verdict.startswith("No verdict: the sums of other differ from the allocator's")
     assert warning.startswith("WARNING  other: the categories are up to 700.0 KiB")
     assert "the model does not hold: other: the categories" in " ".join(text.split())
 

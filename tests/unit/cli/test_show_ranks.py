@@ -34,7 +34,7 @@ def written(folder: Path, *, arm: ArmRecord = FP32, job: str = "train", count: i
 def test_ranks_are_merged(tmp_path: Path) -> None:
     code, said, _ = ampmem_here(tmp_path, "show", *written(tmp_path))
     assert code == 0
-    assert said.startswith("The worst rank is 2 of 3 with 1.6 MiB at the peak, in backward of step 1, 6 % above")
+    assert said.startswith("Rank 2 of 3 is the worst, with 1.6 MiB at the peak, in backward of step 1, 6 % above")
     assert "ampmem report train.rank*-of-3.ampmem" in said
     assert "=====" not in said
 
@@ -91,7 +91,7 @@ def test_one_rank_alone_names_the_others(tmp_path: Path) -> None:
     assert "note: this is rank 0 of 3, and the file of 1 of the 2 others is next to it: train.rank*-of-3.ampmem" in said
     _, said, _ = ampmem_here(tmp_path, "show", "--ranks", files[0])
     assert said.startswith("Only rank 0 of 3 can be shown")
-    assert "rank 1 was not given, but lies beside: train.rank1-of-3.ampmem" in said
+    assert "rank 1 was not given, although its file is there: train.rank1-of-3.ampmem" in said
     assert "rank 2 has no file" in said
 
 
@@ -114,7 +114,7 @@ def test_what_is_no_job_is_refused(tmp_path: Path) -> None:
     assert "alone.ampmem is a recording of a single process" in refused(tmp_path, "show", *files, "alone.ampmem")
     assert "a single process" in refused(tmp_path, "show", "--ranks", "alone.ampmem")
     again = written(tmp_path, job="again")
-    assert "is there twice" in refused(tmp_path, "show", *files, again[1])
+    assert "is given twice" in refused(tmp_path, "show", *files, again[1])
 
 
 def test_in_python(tmp_path: Path) -> None:

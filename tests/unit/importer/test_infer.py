@@ -161,9 +161,9 @@ def test_what_may_be_more_parameters_is_said_and_no_bytes_are_divided_by_it(tmp_
         0,
     )
     text = render(summary, analysis.recording.notes, details=frozenset({Detail.MARKS}))
-    assert re.search(r"^parameters +at least 16\.0 MiB recognised$", text, re.MULTILINE)
+    assert re.search(r"^parameters +at least 16\.0 MiB recognized$", text, re.MULTILINE)
     assert "param\n" not in text
-    assert parameters_in_short(summary) == "at least 16.0 MiB of parameters recognised"
+    assert parameters_in_short(summary) == "at least 16.0 MiB of parameters recognized"
 
 
 def test_an_optimizer_without_a_name_is_called_so(tmp_path: Path) -> None:

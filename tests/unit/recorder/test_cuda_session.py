@@ -107,7 +107,7 @@ def test_a_recording_has_layers_marks_and_the_device(tmp_path: Path, monkeypatch
     assert summary.allocator.outside == 1 << 28
     assert not gpu.recording
     text = render(summary, recording.notes)
-    assert "events, residual 0 B, of reserved memory 0 B\n" in text
+    assert "events, residual 0 B, residual of reserved memory 0 B\n" in text
     whole = "allocator at the peak: requested 3.0 MiB + rounding 348 B + cached 19.0 MiB = reserved 22.0 MiB"
     assert whole in text
     assert "outside 256.0 MiB" in text
@@ -229,10 +229,10 @@ def test_the_finding_says_who_asked_what_lived_and_why_the_cache_did_not_serve()
     assert summary.out_of_memory.cached == 36 * MIB  # enough for the request, if it were one block
     finding = summary.findings[0]
     assert (finding.code, finding.severity, finding.bytes) == ("out-of-memory", "warning", 30 * MIB)
-    assert "30.0 MiB were needed: there is enough free memory, but it is too fragmented" in finding.message
+    assert "30.0 MiB were requested: there is enough free memory, but it is too fragmented" in finding.message
     assert finding.message.endswith("The script went on.")
     assert "expandable_segments:True" in finding.change
-    assert finding.evidence == ("asked by aten::mm in layers.0 at net.py:3 forward",)
+    assert finding.evidence == ("requested by aten::mm in layers.0 at net.py:3 forward",)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_profile_keeps_what_a_run_died_of_and_show_tells_it(
     assert "out of memory in forward of step 0: the run ended here" in said
     assert "the script failed: out of memory; what was recorded until then is in train.ampmem, " in said
     assert run(["show", "train.ampmem"]) == 0
-    assert "by          an op that is not known in (model)" in capsys.readouterr().out
+    assert "by          an unknown op in (model)" in capsys.readouterr().out
     assert run(["show", "--json", "train.ampmem"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [step["finished"] for step in shown["steps"]] == [False]

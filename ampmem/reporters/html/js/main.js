@@ -235,7 +235,7 @@ class Page {
     for (const button of unpinButtons()) button.hidden = !counts;
     const note =
       index !== null && !counts
-        ? `This page holds single allocations at the ${name} only, so this stays there.`
+        ? `This page has single allocations only at the ${name}, so this part still shows that instant.`
         : "";
     byId("modules-note").textContent = note;
     byId("stacks-note").textContent = note;

@@ -47,7 +47,7 @@ def test_the_module_of_a_key() -> None:
         ("activation=1GiB", "unknown budget 'activation'; did you mean 'activations'?"),
         ("modules.encoder=1GiB", "such as modules.encoder.activations"),
         ("modules..peak=1GiB", "unknown budget 'modules..peak'"),
-        ("modules.encoder.activation=1", "of a module there is no 'activation'; did you mean 'activations'?"),
+        ("modules.encoder.activation=1", "a module does not have a budget 'activation'; did you mean 'activations'?"),
         ("peak", "'peak' is not a budget; write KEY=SIZE"),
         ("peak=much", "peak: 'much' is not a size"),
         ("peak=-1", "peak: '-1' is not a size"),
@@ -153,7 +153,7 @@ def test_a_table_of_no_script_and_of_no_module_is_said_with_the_nearest(table: s
     project(tmp_path)
     found = pyproject(tmp_path, f'[tool.ampmem.budgets."{table}"]\npeak = 1\n')
     assert list(found.of_no_script(str(tmp_path / "train.py"))) == [
-        f'[tool.ampmem.budgets."{table}"] of {found.path} is of no script and of no module{meant}'
+        f'[tool.ampmem.budgets."{table}"] in {found.path} does not name a script or a module{meant}'
     ]
 
 
@@ -247,7 +247,7 @@ def test_the_nearest_file_with_a_table_of_ampmem_counts(tmp_path: Path) -> None:
         ("[tool.ampmem.budgets]\npeak = true", "[tool.ampmem.budgets] peak: True is not a size"),
         ("[tool.ampmem.budgets]\npeak = 1.5", "[tool.ampmem.budgets] peak: 1.5 is not a size"),
         ("[tool.ampmem.budgets]\npeak = -1", "[tool.ampmem.budgets] peak: -1 is not a size"),
-        ("[tool.ampmem.budgets.activation]\npeak = 1", '"activation"] is a table of a script; did you mean'),
+        ("[tool.ampmem.budgets.activation]\npeak = 1", '"activation"] would be the table of a script; did you mean'),
         ('[tool.ampmem.budgets."a.py"]\npeak = "x"', "[tool.ampmem.budgets.\"a.py\"] peak: 'x' is not a size"),
         ("[tool.ampmem.budgets]\nmodules = 3", "[tool.ampmem.budgets] unknown budget 'modules'"),
     ],

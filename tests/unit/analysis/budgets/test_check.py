@@ -111,8 +111,8 @@ def test_a_byte_more_than_the_budget_breaks_it(key: str) -> None:
     ("key", "instant"),
     [
         ("peak", "at the peak"),
-        ("activations", "where activations are largest"),
-        ("optimizer_state", "where optimizer_state is largest"),
+        ("activations", "when activations are largest"),
+        ("optimizer_state", "when optimizer_state is largest"),
         ("allocated", "at the peak of tensors alone, without rounding"),
         ("modules__encoder__activations", "at the end of the last forward"),
         ("modules__encoder__gradients", "after the last backward"),
@@ -143,7 +143,7 @@ def test_what_a_gpu_holds_above_the_tensors() -> None:
     assert measured(result) == {"allocated": only(result, "allocated").after, "reserved": reserved, "device": None}
     # Blocks of 0x2000 and 0x2200 bytes beside the baseline's and the parameters'.
     assert only(result, "allocated").after == 512 + 400 + 200 + 0x2000 + 0x2200
-    assert result.problems == ("device: what is outside of the allocator is not known",)
+    assert result.problems == ("device: the memory outside of the allocator is not known",)
 
 
 def test_what_is_assumed_of_a_simulated_gpu_is_said_where_a_limit_is_broken_by_it() -> None:
@@ -198,13 +198,13 @@ def test_what_is_not_known_is_a_failure_and_not_0() -> None:
     assert not result.ok and not result.broken
     assert [each.after for each in result.judged] == [None, None, None]
     assert result.problems[0].startswith("reserved: the CPU's allocator reserves nothing")
-    assert result.problems[1].startswith("growth: it takes two steps")
+    assert result.problems[1].startswith("growth: it needs at least two steps")
     assert result.problems[2] == "modules.encodr.activations: no module 'encodr' was seen; did you mean 'encoder'?"
 
 
 def test_what_is_one_is_said_as_one() -> None:
-    assert only(judged(trained(kept=64).recording(), other=0), "other").instant == "where other is largest"
-    assert only(judged(recording(), activations=0), "activations").instant == "where activations are largest"
+    assert only(judged(trained(kept=64).recording(), other=0), "other").instant == "when other is largest"
+    assert only(judged(recording(), activations=0), "activations").instant == "when activations are largest"
 
 
 def test_growth_is_of_the_ends_of_steps_and_named() -> None:
@@ -219,7 +219,7 @@ def test_growth_is_of_the_ends_of_steps_and_named() -> None:
 def test_growth_begins_with_the_first_update() -> None:
     run = trained(steps=4, skipped=(0, 1)).recording()
     assert measured(judged(run, growth=0)) == {"growth": 0}
-    assert "growth: it takes" in judged(trained(steps=3, skipped=(0, 1)).recording(), growth=0).problems[0]
+    assert "growth: it needs" in judged(trained(steps=3, skipped=(0, 1)).recording(), growth=0).problems[0]
 
 
 def test_growth_that_is_not_even_is_rounded_up() -> None:
@@ -403,7 +403,9 @@ def test_less_is_never_a_failure_and_is_told() -> None:
 
 def test_a_cpu_run_and_a_gpu_are_not_compared() -> None:
     gpu = replace(recording(), run=replace(RUN, source=SourceKind.SIMULATED, device_type="cuda", device_name="H100"))
-    with pytest.raises(UsageError, match=r"main\.ampmem is of the CPU, and run\.ampmem of a simulated H100: devices"):
+    with pytest.raises(
+        UsageError, match=r"main\.ampmem was recorded on the CPU, and run\.ampmem on a simulated H100: devices"
+    ):
         judged(gpu, recording())
 
 
@@ -413,10 +415,14 @@ def test_only_runs_of_the_same_device_are_compared() -> None:
 
     cuda, simulated, snapshot = SourceKind.CUDA, SourceKind.SIMULATED, SourceKind.SNAPSHOT
     for before, after, said in (
-        (on(simulated, "H100"), on(simulated, "A100"), "is of a simulated H100, and run.ampmem of a simulated A100"),
-        (on(cuda, "H100"), on(cuda, "A100"), "is of the GPU H100, and run.ampmem of the GPU A100"),
-        (on(simulated, "H100"), on(cuda, "H100"), "is of a simulated H100, and run.ampmem of the GPU H100"),
-        (on(simulated, "H100"), on(snapshot, "device 0"), "is of a simulated H100, and run.ampmem of a GPU"),
+        (
+            on(simulated, "H100"),
+            on(simulated, "A100"),
+            "was recorded on a simulated H100, and run.ampmem on a simulated A100",
+        ),
+        (on(cuda, "H100"), on(cuda, "A100"), "was recorded on the GPU H100, and run.ampmem on the GPU A100"),
+        (on(simulated, "H100"), on(cuda, "H100"), "was recorded on a simulated H100, and run.ampmem on the GPU H100"),
+        (on(simulated, "H100"), on(snapshot, "device 0"), "was recorded on a simulated H100, and run.ampmem on a GPU"),
     ):
         with pytest.raises(UsageError) as error:
             judged(after, before)
@@ -471,7 +477,7 @@ def test_what_cannot_be_trusted_is_not_judged() -> None:
     failure = FailureRecord(kind=FailureKind.RAISED, error="ValueError", message="no")
     cases = {
         "off the allocator's own total": replace(good, events=replace(good.events, allocated=allocated)),
-        "was not ended": replace(good, ended=False),
+        "has no end": replace(good, ended=False),
         "the script failed: ValueError: no": replace(good, run=replace(RUN, failure=failure)),
         "memory ran out in step 2": replace(good, steps=(*good.steps[:-1], replace(good.steps[-1], finished=False))),
     }

@@ -49,7 +49,7 @@ def test_all_that_grew_at_a_line_is_in_its_annotation_and_a_few_bytes_elsewhere_
     found = list(commands([replace(changed, broken=(more, here))], Path("/repo")))[1:]
     assert found == [
         "::error file=net.py,line=7,title=ampmem check::peak grew by 2.5 MiB here: activations, mm in encoder.0, and 1 "
-        "more; 1.0 MiB stay here from the end of step 0 to that of step 1: other, clone"
+        "more; 1.0 MiB stay here from the end of step 0 to the end of step 1: other, clone"
     ]
     only_tiny = replace(changed, broken=(replace(peak, grew=(tiny,)),))
     assert "line=20,title=ampmem check::peak grew by 4 B here" in list(commands([only_tiny], Path("/repo")))[1]
@@ -84,14 +84,16 @@ def test_no_heading_is_empty() -> None:
         headings = [i for i, line in enumerate(lines) if line.startswith("**")]
         assert headings
         for i in headings:
-            assert "the same as of" in lines[i] or "|" in lines[i + 1] or "another instant" in lines[i + 1], lines[i]
+            assert "the same as for" in lines[i] or "|" in lines[i + 1] or "another instant" in lines[i + 1], lines[i]
 
 
 def test_what_has_only_moved_is_in_no_annotation() -> None:
     changed = result(run(saved=3 * MIB), run())
     moved = tuple(replace(each, grew=(), moved=each.grew) for each in changed.broken)
     assert len(list(commands([replace(changed, broken=moved)], Path("/repo")))) == 1
-    assert "2.0 MiB are more at this instant than" in markdown([replace(changed, broken=moved)], Path("/repo"))
+    assert "2.0 MiB are more than at the baseline's instant" in markdown(
+        [replace(changed, broken=moved)], Path("/repo")
+    )
 
 
 @pytest.mark.parametrize("file", ["/repo/a,b:c%.py", f"/repo/{HOSTILE}.py", "/repo/../etc/x.py", "/repo/\0.py"])

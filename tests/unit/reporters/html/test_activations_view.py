@@ -64,7 +64,7 @@ def test_every_bar_has_its_bytes_by_precision() -> None:
         "the loss": (LOSS, 0, 0),
         "norms": (BLOCKS * NORM, 0, 0),
         "gelu": (0, BLOCKS * GELU, 0),
-        "saved by no op": (0, 50, 0),
+        "not saved by any op": (0, 50, 0),
         "masks": (0, 0, BLOCKS * MASK),
     }
     assert [bar.label for bar in view.kinds][:3] == ["the loss", "norms", "gelu"]
@@ -72,7 +72,7 @@ def test_every_bar_has_its_bytes_by_precision() -> None:
         "the loss": "log-softmax",
         "norms": "layer norm",
         "gelu": "",
-        "saved by no op": "a variable or a checkpoint holds them; made by mm",
+        "not saved by any op": "a variable or a checkpoint holds them; made by mm",
         "masks": "where",
     }
     assert sizes(view.whole) == (LOSS + BLOCKS * NORM, BLOCKS * GELU + 50, BLOCKS * MASK)
@@ -128,7 +128,7 @@ def test_where_nothing_was_seen_saved_the_bars_are_by_the_op_that_made_them() ->
     assert Counter({bar.label: bar.other for bar in view.kinds}) == {
         "element-wise ops": 100,
         "matmuls": 50,
-        "an op that is not known": 5,
+        "an unknown op": 5,
     }
     assert view.words.other == "type not known"
     assert view.modules == ()

@@ -64,7 +64,7 @@ def test_a_rank_that_cannot_be_read_is_missing(tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert [run["label"] for run in page_data(page)["runs"]] == ["rank 1"]
     assert "Warning: Rank 0 is left out" in text_of(page)
-    assert "Warning: Rank 2 was not given, but lies beside" in text_of(page)
+    assert "Warning: Rank 2 was not given, although its file is there" in text_of(page)
     with pytest.raises(UsageError, match="scripts differ"):
         other = save(rank_file(tmp_path / "other.ampmem", 0, 3), rank_recording(0, 3, script="other.py"))
         write([files[1], other], tmp_path / "page.html", force=True)

@@ -138,8 +138,8 @@ def test_several_recordings_are_compared(tmp_path: Path) -> None:
     # The three are the same run, so there is no way from one to another; the verdict says so.
     assert data["comparison"]["waterfalls"] == []
     assert re.findall(r'"quiet" colspan="3">(.*?)<', page) == ["the same as fp32", "the same as fp32"]
-    assert [headline["label"] for headline in data["runs"][1]["said"]["headlines"]][2] == "Against fp32"
-    assert "Against fp32" not in {headline["label"] for headline in data["runs"][0]["said"]["headlines"]}
+    assert [headline["label"] for headline in data["runs"][1]["said"]["headlines"]][2] == "Compared with fp32"
+    assert "Compared with fp32" not in {headline["label"] for headline in data["runs"][0]["said"]["headlines"]}
     assert page.count("plotly-packed") == written(tmp_path, paths[0]).count("plotly-packed")
     assert len(page) < len(written(tmp_path, paths[0])) + 60_000
 

@@ -116,5 +116,5 @@ def test_it_is_whole_without_a_script(view: VerdictView) -> None:
     html = filled_template("verdict.html", verdict=view)
     assert "<script" not in html
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html))
-    for said in ("Mixed precision takes the peak from 19.5 to 15.6 KiB, -20 %, not to half.", "the same as amp"):
+    for said in ("Mixed precision lowers the peak from 19.5 to 15.6 KiB, -20 %, not to half.", "the same as amp"):
         assert said in words

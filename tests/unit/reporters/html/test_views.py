@@ -222,7 +222,7 @@ def test_headlines_are_at_most_five_and_begin_with_the_peak() -> None:
         "Reserved",
         "Cached",
         "Bytes per parameter",
-        "Against fp32",
+        "Compared with fp32",
     ]
 
 
@@ -256,8 +256,8 @@ def test_a_comparison_reads_as_the_table_does() -> None:
     assert view.steps == tuple(column.step for column in comparison.columns)
     assert view.waterfalls == ((1, "after_forward"),)  # the verdict has the way from peak to peak
     figures = {name: cells for name, *cells in view.figures}
-    assert list(figures) == ["Peak against fp32", "Activations after forward, against fp32"]
-    for text in (*figures["Activations after forward, against fp32"], *view.loss_differences[1:]):
+    assert list(figures) == ["Peak vs fp32", "Activations after forward, vs fp32"]
+    for text in (*figures["Activations after forward, vs fp32"], *view.loss_differences[1:]):
         assert text in shown
     assert all(text in shown for row in view.losses for text in row)
 
@@ -305,7 +305,7 @@ def test_losses_that_are_no_number_are_words() -> None:
     steps = tuple(replace(step, loss=float("nan")) for step in recording.steps)
     view = compared_runs(compared(recording, replace(small_run().recording(), steps=steps)))
     assert view.losses[0][2] == "nan"
-    assert view.loss_differences == ("Off fp32 by up to", "0 %", "not finite")
+    assert view.loss_differences == ("vs fp32, up to", "0 %", "not finite")
 
 
 def one_step(events: bool = True) -> Story:

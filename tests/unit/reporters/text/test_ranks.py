@@ -64,15 +64,15 @@ def test_equal_ranks_need_the_same() -> None:
 def test_the_worst_is_held_against_the_median_rank() -> None:
     text = said(merge(runs_of(8, each={3: {"activations": 1000}})))
     assert text == (
-        "The worst rank is 3 of 8 with 1.7 MiB at the peak, in backward of step 1, 13 % above the median rank (4): it "
-        "has 200.0 KiB more of activations."
+        "Rank 3 of 8 is the worst, with 1.7 MiB at the peak, in backward of step 1, 13 % above the median rank (4): it "
+        "has 200.0 KiB more in activations."
     )
 
 
 def test_where_the_median_is_as_bad_the_least_is_what_differs() -> None:
     text = said(merge(runs_of(8, each={3: {"activations": 600}})))
-    assert text.startswith("The worst ranks are 0-2, 4-7 of 8 with 1.5 MiB each at the peak")
-    assert "15 % above rank 3, which needs the least: they have 200.0 KiB more of activations." in text
+    assert text.startswith("Ranks 0-2, 4-7 of 8 are the worst, with 1.5 MiB each at the peak")
+    assert "15 % above rank 3, which needs the least: they have 200.0 KiB more in activations." in text
 
 
 def test_the_peak_of_a_rank_is_what_its_allocator_has_handed_out() -> None:
@@ -93,8 +93,8 @@ def test_the_peak_of_a_rank_is_what_its_allocator_has_handed_out() -> None:
     assert (merged.worst.rank, merged.worst.bytes, merged.worst.over_least.bytes) == (1, most.said, 1 << 20)
     assert merged.ranks[1].whole.bytes == merged.ranks[1].largest.said == most.said
     assert said(merged) == (
-        "The worst rank is 1 of 2 with 2.5 MiB at the peak, in backward of step 1, 65 % above rank 0: it has 1.0 MiB "
-        "more of rounding."
+        "Rank 1 of 2 is the worst, with 2.5 MiB at the peak, in backward of step 1, 65 % above rank 0: it has 1.0 MiB "
+        "more in rounding."
     )
     head = next(line for line in render_ranks(merged).splitlines() if line.startswith("rank  "))
     assert head.split()[-1] == "rounding"
@@ -111,7 +111,7 @@ def test_a_small_difference_is_called_one() -> None:
 def test_what_one_has_more_of_and_another_makes_up_for_is_said_all_the_same() -> None:
     text = said(merge(runs_of(2, each={1: {"activations": 1101, "weights": 156}})))
     assert text.startswith("The ranks hardly differ")
-    assert "But rank 1 has 301.0 KiB more of activations, 100.0 KiB less of parameters" in text
+    assert "But rank 1 has 301.0 KiB more in activations, 100.0 KiB less in parameters" in text
 
 
 def test_out_of_memory_is_said_first() -> None:
@@ -124,9 +124,9 @@ def test_of_what_does_not_add_up_there_is_no_verdict() -> None:
     events = replace(recording.events, allocated=recording.events.allocated + np.int64(4096))
     runs = [*runs_of(3)[::2], run_of(replace(recording, events=events))]
     merged = merge(runs)
-    assert said(merged).startswith("No verdict: the sums of rank 1 are not the allocator's own")
+    assert said(merged).startswith("No verdict: the sums of rank 1 differ from the allocator's")
     text = render_ranks(merged)
-    assert "WARNING" in text and "rank 1: the sums are not the allocator's own, by up to 4.0 KiB" in text
+    assert "WARNING" in text and "rank 1: the sums differ from the allocator's by up to 4.0 KiB" in text
     amp = [run_of(rank_recording(rank, 3, arm=ARM), "amp") for rank in range(3)]
     assert render_jobs(merge_all([*runs, *amp])).startswith("No verdict: the sums of rank 1 of fp32")
 
@@ -135,7 +135,7 @@ def test_who_is_missing_is_said_with_the_reason() -> None:
     assert list(absences(merge(with_missing()))) == [
         "rank 1 has no file",
         "rank 3 is left out: train.rank3-of-5.ampmem is not an ampmem recording, or it is damaged (it is empty)",
-        "rank 2 is left out, it ended no step after 0: its recording does not say why; it may have been killed",
+        "rank 2 is left out: it ended no step after step 0; its recording does not say why, it may have been killed",
     ]
 
 
@@ -149,7 +149,7 @@ def killed(run: RankRun) -> RankRun:
 def test_a_rank_that_was_killed_is_named_first_though_all_ended_the_same_step() -> None:
     merged = merge([run_of(rank_recording(0, 2)), killed(run_of(rank_recording(1, 2)))])
     assert list(doubts(merged)) == [
-        "rank 1 was killed, or its machine went away, in the step after step 1: its recording was not ended"
+        "rank 1 was killed, or its machine went away, in the step after step 1: its recording has no end"
     ]
     assert "WARNING  rank 1 was killed" in render_ranks(merged)
 
@@ -158,7 +158,7 @@ def test_a_rank_that_was_killed_before_the_others_got_on() -> None:
     merged = merge(
         [run_of(rank_recording(0, 3)), killed(run_of(rank_recording(1, 3, steps=1))), run_of(rank_recording(2, 3))]
     )
-    assert list(absences(merged)) == ["rank 1 is left out, it ended no step after 0, as the warning says"]
+    assert list(absences(merged)) == ["rank 1 is left out: it ended no step after step 0, see the warning"]
 
 
 def test_a_rank_that_failed_is_named() -> None:
@@ -219,7 +219,7 @@ def test_two_ranks_are_both() -> None:
 
 def test_what_is_twice_as_much_and_more_is_said_in_times() -> None:
     text = said(merge(runs_of(2, each={1: {"activations": 8000}})))
-    assert ", 5.6 times that of rank 0: it has 7.0 MiB more of activations" in text
+    assert ", 5.6 times that of rank 0: it has 7.0 MiB more in activations" in text
 
 
 def test_a_peak_while_loading_data() -> None:
@@ -246,7 +246,7 @@ def test_ranks_of_two_launches_have_no_verdict_and_a_warning_first() -> None:
     text = " ".join(render_ranks(merge(runs)).split())
     assert text.startswith("No verdict on one job: these are ranks of several launches, see the warning. ")
     assert "WARNING these are ranks of 2 launches of the script: ranks 0, 1; rank 2." in text
-    assert "the ranks at their own peaks of step 1" in text
+    assert "each rank at its own peak of step 1" in text
 
 
 def test_each_machine_of_a_job_has_a_launcher_of_its_own() -> None:
@@ -281,7 +281,7 @@ def test_what_is_next_can_be_copied_and_is_aligned() -> None:
     runs = [run_of(rank_recording(rank, 2, activations=800 + 100 * rank), "my run") for rank in range(2)]
     text = render_ranks(merge(runs), files=[str(run.path) for run in runs])
     assert text.splitlines()[-3:] == [
-        "next: ampmem report 'my run'.rank*-of-2.ampmem      a page with all of it",
+        "next: ampmem report 'my run'.rank*-of-2.ampmem      all of it as a page",
         "      ampmem show --all 'my run'.rank*-of-2.ampmem  every table",
         "      ampmem show 'my run.rank1-of-2.ampmem'        the worst rank by itself",
     ]
@@ -290,7 +290,7 @@ def test_what_is_next_can_be_copied_and_is_aligned() -> None:
 def test_a_small_category_never_displaces_a_large_one() -> None:
     """It alone differs between the ranks; where there is no room for all, it is the one that is summed up."""
     merged = merge(runs_of(3, each={rank: {"copies": 4 * rank} for rank in (1, 2)}))
-    caption = "the ranks at their own peaks of step 1, in KiB\n\n"
+    caption = "each rank at its own peak of step 1, in KiB\n\n"
     lines = render_ranks(merged, layout=Layout(width=60)).partition(caption)[2].splitlines()
     assert lines[0].split() == ["rank", "peak", "parameters", "activations", "all", "else"]
     assert lines[2].split() == ["0", "1,568.0", "256.0", "800.0", "512.0"]

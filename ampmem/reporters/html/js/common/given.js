@@ -7,6 +7,6 @@
  * @returns {T}
  */
 export function given(value) {
-  if (value === null || value === undefined) throw new Error("something is missing that must be there by now");
+  if (value === null || value === undefined) throw new Error("internal error: a value is missing");
   return value;
 }

@@ -13,7 +13,7 @@ export function bytesOfBase64(text) {
 /** @param {Uint8Array<ArrayBuffer>} bytes in gzip */
 export async function inflated(bytes) {
   if (typeof DecompressionStream === "undefined") {
-    throw new Error("this browser cannot unpack gzip (DecompressionStream is missing); a newer one can");
+    throw new Error("this browser cannot unpack gzip (DecompressionStream is missing); use a newer browser");
   }
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());

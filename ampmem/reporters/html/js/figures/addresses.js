@@ -155,9 +155,9 @@ export function showAddresses(segments, where, told, theme) {
     context.fillRect(((start % width) / width) * inner, Math.floor(start / width) * ROW_HEIGHT, 1.5, ROW_HEIGHT - 2);
   }
   const free = pieces.reduce((sum, piece) => sum + (piece.key === "cached" ? piece.bytes : 0), 0);
-  const kind = few ? "" : " Too many blocks for bars: every cell shows what has most of it.";
+  const kind = few ? "" : " There are too many blocks for bars: each cell has the color of what fills most of it.";
   byId("addresses-note").textContent =
-    `All ${formatCount(starts.length)} segments end to end, ${formatBytes(width)} a row; ticks mark where a segment starts. Hatched grey is reserved but free: ${formatBytes(free)}.${kind}`;
+    `All ${formatCount(starts.length)} segments end to end, ${formatBytes(width)} a row; ticks mark where a segment starts. Hatched gray is reserved but free: ${formatBytes(free)}.${kind}`;
   const drawn = { width, rowHeight: ROW_HEIGHT, cut: (/** @type {Piece} */ piece) => cutPieces([piece], width) };
   fill(body, new BlockPicker(canvas, layout, drawn, told).frame);
 }

@@ -47,7 +47,7 @@ function pieceWhere({ segment, offset }) {
  */
 export function blockText(piece, { kinds, steps, categoryOf }) {
   const size = exactly(piece.bytes);
-  if (piece.key === "cached") return `${size}, cached: reserved, and in no block that is in use. In ${pieceWhere(piece)}.`;
+  if (piece.key === "cached") return `${size}, cached: reserved, but not in a block that is in use. In ${pieceWhere(piece)}.`;
   const label = categoryOf(piece.key)?.label ?? piece.key;
   const { block } = piece;
   if (!block) return `${size}, ${label}. In ${pieceWhere(piece)}. This page does not say which allocation it is.`;
@@ -61,7 +61,7 @@ export function blockText(piece, { kinds, steps, categoryOf }) {
     name && op ? `made by ${op}` : "",
     module ? `in ${module}` : "",
     [kinds.text("dtype", block.kind), kinds.shape(block.kind)].filter(Boolean).join(" "),
-    asked === piece.bytes ? "" : `${exactly(asked)} of it asked for`,
+    asked === piece.bytes ? "" : `${exactly(asked)} of it requested`,
   ].filter(Boolean);
   const step = steps.find(({ first, last }) => first <= block.born && block.born < last);
   const when = [kinds.phase(block.kind), step ? `step ${formatCount(step.index)}` : ""].filter(Boolean).join(" of ");

@@ -80,7 +80,7 @@ function barList(title, { words }, bars, rest, pick) {
 function savingsTable(view) {
   const total = sizeOf(view.whole);
   const rows = view.savings.map((each) => [
-    each.saved_for ?? "saved by no op",
+    each.saved_for ?? "not saved by any op",
     each.made_by ?? "-",
     each.dtype ?? "?",
     formatCount(each.tensors),
@@ -98,7 +98,7 @@ function savingsTable(view) {
   return make(
     "details",
     {},
-    make("summary", {}, "Which op saved what another made, and its type"),
+    make("summary", {}, "By the op that saved it, the op that made it, and its type"),
     longTable({ caption: "Saved for, and made by", columns, rows, stacked: true }, view.savings_left_out),
   );
 }
@@ -116,7 +116,7 @@ function narrowings(view, kinds) {
     const pairs = new Set(ops.map((pair) => JSON.stringify(pair)));
     const unseen = ops.every(([op]) => op === null);
     return {
-      label: `activations ${view.by} ${unseen ? "no op that was seen" : detail || label}`,
+      label: `activations ${view.by} ${unseen ? "none of the ops seen" : detail || label}`,
       keep: (kind) =>
         kinds.category(kind) === category &&
         pairs.has(JSON.stringify([kinds.text(column, kind) || null, kinds.text("dtype", kind) || null])),

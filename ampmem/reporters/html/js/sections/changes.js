@@ -30,7 +30,7 @@ function changeColumns(categoryOf) {
   const text = (/** @type {string} */ value) => value || "-";
   return [
     { head: "Change", class: "number", value: grown, show: (row) => formatSigned(grown(row)) },
-    { head: "What became", class: "", value: (row) => row.kind, show: (row) => row.kind },
+    { head: "Kind", class: "", value: (row) => row.kind, show: (row) => row.kind },
     { head: "Before", class: "number", value: (row) => row.before, show: (row) => formatBytes(row.before), label: "from" },
     { head: "After", class: "number", value: (row) => row.after, show: (row) => formatBytes(row.after), label: "to" },
     {
@@ -174,7 +174,7 @@ class ChangeTable {
     const { lines_of: run, op, stack: frames } = change.largest;
     const facts = [
       ["Bytes", `${formatCount(change.before)} before, ${formatCount(change.after)} after`],
-      ["Alike", change.changes > 1 ? `${formatCount(change.changes)} changes; what follows is of the largest` : ""],
+      ["Equal layers", change.changes > 1 ? `${formatCount(change.changes)} changes; the rest is about the largest` : ""],
       ["Tensors", change.tensors],
       ["Name", change.name],
       ["Module", change.module],
@@ -188,7 +188,7 @@ class ChangeTable {
     const stack = frames.length
       ? this.#stacks.list(frames)
       : make("p", { class: "quiet" }, "No Python stack was recorded for it.");
-    const whose = run === "before" ? make("p", { class: "quiet" }, "The stack is that of the run before.") : null;
+    const whose = run === "before" ? make("p", { class: "quiet" }, "The stack is from the run before.") : null;
     const inside = make("td", { colspan: this.columns.length + 1, role: "cell" }, list, whose, stack);
     return make("tr", { class: "details", role: "row" }, inside);
   }

@@ -96,7 +96,7 @@ export class PageLink {
   async #copy() {
     this.#write();
     const said = byId("copied");
-    said.textContent = (await copyAddress()) ? "Copied" : "The address bar has it";
+    said.textContent = (await copyAddress()) ? "Copied" : "Copy it from the address bar";
     setTimeout(() => (said.textContent = ""), COPIED_MS);
   }
 }

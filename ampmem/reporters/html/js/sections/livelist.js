@@ -17,7 +17,7 @@ const LISTED = 200;
  */
 export function eventInWords(kinds, { kind, free }) {
   const module = kinds.text("module", kind);
-  const name = kinds.what(kind) || "nothing known of it";
+  const name = kinds.what(kind) || "nothing known about it";
   const category = kinds.categories[kinds.category(kind)]?.label.toLowerCase() ?? "";
   const what = `${free ? "free" : "alloc"} ${formatBytes(kinds.bytes(kind))}`;
   return [what, category, module ? `${name} in ${module}` : name].filter(Boolean).join(", ");
@@ -122,7 +122,7 @@ export class LiveList {
       : [];
     byId("live-note").textContent = counts
       ? sumInWords(kinds, counts, there)
-      : `This page holds single allocations at the ${this.#name} only.`;
+      : `This page has single allocations only at the ${this.#name}.`;
     /** @type {AliveRow[]} */
     const rows = there.map((kind) => ({ kind, count: counts?.[kind] ?? 0, bytes: kinds.bytes(kind) }));
     const groups = inLayers(kinds, rows);

@@ -84,7 +84,7 @@ function largestThen({ largest }, categoryOf) {
   return make(
     "div",
     { class: "scroll" },
-    make("h3", {}, "The largest tensors then"),
+    make("h3", {}, "The largest tensors at that instant"),
     make(
       "table",
       {},

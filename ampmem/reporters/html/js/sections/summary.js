@@ -11,7 +11,7 @@ const NOTES = 3;
 const NOT_ALWAYS = ["casts", "static", "activations"];
 
 const NO_EVENTS =
-  "This run was given as the JSON of ampmem show --json, which has no events: the timeline, modules, stacks, addresses and allocations are on the page of the recording only.";
+  "This run was given as JSON from ampmem show --json, which does not have events: only the page of the recording has the timeline, modules, stacks, addresses and allocations.";
 
 const INFO = ["i", "Note"];
 const SEVERITIES = new Map([
@@ -42,7 +42,7 @@ function showAccounted(conservation) {
   badge.hidden = residuals.length === 0;
   badge.className = most ? "chip bad" : "chip good";
   badge.textContent = most ? `${formatBytes(most)} not accounted for` : "every byte accounted for";
-  badge.title = `the categories against the allocator's own count, at ${formatCount(conservation.events)} events`;
+  badge.title = `the categories compared with the allocator's own count, at ${formatCount(conservation.events)} events`;
 }
 
 /**

@@ -112,7 +112,7 @@ export function showPeak(run, categoryOf) {
       ? "the allocator gave no total to check against"
       : `residual against the allocator's own total: ${formatBytes(residual)}`;
   const held = conservation.other_threads_bytes;
-  const elsewhere = held ? `; other threads, which are not recorded, held up to ${formatBytes(held)} at once (in other)` : "";
+  const elsewhere = held ? `; other threads, which are not recorded, held up to ${formatBytes(held)} at once (counted in other)` : "";
   return showSection(
     "peak",
     make(
@@ -258,7 +258,7 @@ export function showStatic(run, categoryOf) {
     make(
       "p",
       { class: "quiet" },
-      `The rule of thumb for ${words.head}. What it says the model and the optimizer cost, against what was recorded.`,
+      `The rule of thumb for ${words.head}. What it says that the model and the optimizer cost, compared with what was recorded.`,
     ),
     make(
       "p",
@@ -283,11 +283,11 @@ function castSteps(casts) {
     { head: "Step" },
     { head: "Copies", number: true },
     { head: "Reused", number: true },
-    { head: "At most", number: true },
+    { head: "Peak", number: true },
     { head: "Kept by autograd", number: true },
     { head: "by the cache", number: true },
     { head: "by both", number: true },
-    { head: "Survive", number: true },
+    { head: "Alive at step end", number: true },
   ];
   /**
    * @param {Holders|null} holders

@@ -159,7 +159,7 @@ function sizeMark(available, color) {
     shapes: [{ ...at, type: "line", x0: 0, x1: 1, y0: available, y1: available, line: { color, width: 1.5, dash: "dash" } }],
     annotations: [
       {
-        ...{ ...at, x: 0, y: available, text: `${formatBytes(available)} in all`, showarrow: false },
+        ...{ ...at, x: 0, y: available, text: `${formatBytes(available)} in total`, showarrow: false },
         ...{ xanchor: "left", yanchor: "bottom", font: { size: 12, color } },
       },
     ],

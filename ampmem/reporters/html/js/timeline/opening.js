@@ -63,7 +63,7 @@ function peakElsewhere({ peak, steps }, live, view, byTime) {
   if (!peak || inView(peak.position)) return "";
   const size = peak.said;
   const equal = steps.some((step) => step.peak_bytes === peak.bytes && inView(step.peak));
-  if (equal) return `The run's peak, ${size}, was reached in step ${peak.step} first.`;
+  if (equal) return `The run's peak, ${size}, was first reached in step ${peak.step}.`;
   return `The run's peak, ${size} in step ${peak.step}, is not in view.`;
 }
 

@@ -124,8 +124,8 @@ export function convertedView(live, view, fromTime, toTime) {
  */
 export function viewNote(run, live, { first, last }, { indices, every }) {
   const events = formatCount(live.position(last) - live.position(first));
-  const drawn = `${events} events in view, drawn at ${formatCount(indices.length)}`;
-  if (!live.exact) return [run.stream?.note, `${drawn} of the instants kept.`].filter(Boolean).join(" ");
+  const drawn = `${events} events in view, drawn from ${formatCount(indices.length)}`;
+  if (!live.exact) return [run.stream?.note, `${drawn} kept instants.`].filter(Boolean).join(" ");
   if (every) return `Every event is shown: ${events} in view.`;
   return `${drawn} exact instants: the lowest and the highest of every stretch.`;
 }

@@ -169,7 +169,7 @@ def test_the_next_command_can_be_copied() -> None:
     assert render_next([], usual) == ""
     assert render_next(["a b.ampmem"], usual).splitlines()[0].startswith("next: ampmem report 'a b.ampmem'")
     assert render_next(["a" * 60], narrow).splitlines() == [
-        "next: ampmem report FILE      a page with all of it",
+        "next: ampmem report FILE      all of it as a page",
         "      ampmem show --all FILE  every table",
     ]
     assert "FILE..." in render_next(["a\nb", "c"], usual)
