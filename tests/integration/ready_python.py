@@ -4,7 +4,8 @@ Importing torch takes seconds; most tests ask for what comes after. Only what a 
 (:data:`BESIDE`); ``tests/cold/`` has commands in bare interpreters. :func:`ready_python` is the path of an executable
 that takes ``-c CODE``, ``-m MODULE`` or a script, and arguments, as Python does, and ``-u`` first; ``-X`` comes too
 late. It asks a server, one for each process of pytest (and one of the wheel's environment for ``tests/cold/``), to
-fork: the child is a process of its own, with the caller's directory, environment, PYTHONPATH and standard streams.
+fork: the child is a process of its own, with the caller's directory, environment, PYTHONPATH and open files: the
+standard streams, and those that ``pass_fds`` leaves it.
 SIGINT and SIGTERM reach it through the caller. In it ``sys.executable`` is this one too.
 
 When the program has ended, or exits with a number, the child waits for threads, calls what is registered with atexit,
@@ -18,6 +19,7 @@ threads, what is imported and from where), nor of process groups. They start ``s
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import gc
 import marshal
@@ -57,6 +59,8 @@ to fail as it does in a bare interpreter: ``test_ready_python.py`` holds both li
 PRELOADED = (*BEFORE_THE_SCRIPT, *BESIDE)
 SIZE = 8
 """Bytes of the number that says how long a request is."""
+FILES = 64
+"""How many open files a program may be given."""
 TO_THE_END = "python-to-the-end"
 """Name of the executable whose programs end as with Python."""
 
@@ -65,9 +69,15 @@ CLIENT = """#!{python} -IS
 import _signal, _socket, marshal, os, sys
 server = _socket.socket(_socket.AF_UNIX)
 server.connect({address!r})
-request = marshal.dumps([sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ)])
-streams = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
-server.sendmsg([len(request).to_bytes({size}, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+def inherited(number):
+    try:
+        return os.get_inheritable(number)
+    except OSError: # the folder that was listed
+        return False
+numbers = [number for number in map(int, os.listdir("/proc/self/fd")) if inherited(number)]
+request = marshal.dumps([sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ), numbers])
+files = b"".join(number.to_bytes(4, sys.byteorder) for number in numbers)
+server.sendmsg([len(request).to_bytes({size}, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
 server.sendall(request)
 for number in (_signal.SIGINT, _signal.SIGTERM):
     _signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
@@ -140,15 +150,15 @@ def serve(listener: socket.socket) -> socket.socket | None:
 
 def keep(connection: socket.socket) -> list[str] | None:
     """Fork what was asked for: in that child its arguments; ``None`` when it has ended and the caller knows how."""
-    head, streams, _, _ = socket.recv_fds(connection, SIZE, 3)
+    head, files, _, _ = socket.recv_fds(connection, SIZE, FILES)
     request = b""
     while len(request) < int.from_bytes(head, "big"):
         request += connection.recv(1 << 20)
-    executable, arguments, folder, environment = marshal.loads(request)
+    executable, arguments, folder, environment, numbers = marshal.loads(request)
     child = os.fork()
     if child:
-        for stream in streams:
-            os.close(stream)
+        for file in files:
+            os.close(file)
         connection.sendall(str(wait_for(child, connection)).encode())
         return None
     connection.close()
@@ -157,9 +167,12 @@ def keep(connection: socket.socket) -> list[str] | None:
     os.environ.update(environment)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [path for path in paths if path and path not in sys.path]
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    apart = [fcntl.fcntl(file, fcntl.F_DUPFD, max(*numbers, *files) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for number, file in zip(numbers, apart, strict=True):
+        os.dup2(file, number)
+        os.close(file)
     sys.executable, sys.orig_argv, tempfile.tempdir = executable, [executable, *arguments], None
     import_module("numpy.random").seed()  # Python's own random numbers begin anew in a fork
     return list(arguments)
