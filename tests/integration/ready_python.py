@@ -33,8 +33,9 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from importlib import import_module
 from io import FileIO, TextIOWrapper
 from pathlib import Path
@@ -57,12 +58,29 @@ Where ampmem relies on an import that a script need not make, such as of a part 
 to fail as it does in a bare interpreter: ``test_ready_python.py`` holds both lists against one.
 """
 PRELOADED = (*BEFORE_THE_SCRIPT, *BESIDE)
+
+
+class Kind(StrEnum):
+    """What a program finds imported. Each kind has what the ones before it have."""
+
+    PLAIN = "python"
+    SIMULATED = "python-simulated"
+    """… and what a simulated GPU has imported when the script starts, after one was simulated on trial."""
+    SIMULATED_RANKS = "python-simulated-ranks"
+    """… and what ``--world-size`` imports before the script starts."""
+
+
+IMPORTS: Mapping[Kind, Sequence[str]] = {
+    Kind.PLAIN: PRELOADED,
+    Kind.SIMULATED: ("ampmem.simulator.start", "ampmem.recorder.sources.simulated"),
+    Kind.SIMULATED_RANKS: ("ampmem.simulator.communication",),
+}
 SIZE = 8
 """Bytes of the number that says how long a request is."""
 FILES = 64
 """How many open files a program may be given."""
-TO_THE_END = "python-to-the-end"
-"""Name of the executable whose programs end as with Python."""
+TO_THE_END = "-to-the-end"
+"""Suffix of the executables whose programs end as with Python."""
 
 CLIENT = """#!{python} -IS
 # Of json, signal and socket only what is written in C: to import the rest takes longer than all else here.
@@ -90,32 +108,43 @@ os._exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def ready_python(*, to_the_end: bool = False, interpreter: str = sys.executable) -> str:
+def ready_python(*, to_the_end: bool = False, kind: Kind = Kind.PLAIN, interpreter: str = sys.executable) -> str:
     """The executable's path. Its server, an ``interpreter``, starts with the first call, and ends with this process."""
-    return str(_started(interpreter) / (TO_THE_END if to_the_end else "python"))
+    return str(_started(interpreter) / (kind + TO_THE_END if to_the_end else kind))
+
+
+def ready_for(arguments: Sequence[str]) -> Kind:
+    """The kind for a command of ampmem's: what it imports before the script starts is imported already."""
+    if not {"sim", "--gpu", "fit"}.intersection(arguments) or "cpu" in arguments:
+        return Kind.PLAIN
+    return Kind.SIMULATED_RANKS if "--world-size" in arguments else Kind.SIMULATED
 
 
 @functools.cache
 def _started(interpreter: str) -> Path:
     """The folder of the executables, once there is a server."""
     folder = tempfile.TemporaryDirectory(prefix="ready-python-")
-    address = str(Path(folder.name) / "socket")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(64)
-    for name in ("python", TO_THE_END):
-        executable = Path(folder.name) / name
-        executable.write_text(CLIENT.format(python=interpreter, address=address, size=SIZE))
-        executable.chmod(0o700)
+    listeners = []
+    for kind in Kind:
+        address = str(Path(folder.name) / f"{kind}.socket")
+        listeners.append(socket.socket(socket.AF_UNIX))
+        listeners[-1].bind(address)
+        listeners[-1].listen(64)
+        for name in (kind, kind + TO_THE_END):
+            executable = Path(folder.name) / name
+            executable.write_text(CLIENT.format(python=interpreter, address=address, size=SIZE))
+            executable.chmod(0o700)
+    numbers = [listener.fileno() for listener in listeners]
     # A thread of numpy's library would not be there in the children.
     server = subprocess.Popen(
-        [interpreter, __file__, str(listener.fileno())],
+        [interpreter, __file__, *map(str, numbers)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        pass_fds=[listener.fileno()],
+        pass_fds=numbers,
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
     )
-    listener.close()
+    for listener in listeners:
+        listener.close()
 
     def end() -> None:
         assert server.stdin is not None
@@ -134,18 +163,43 @@ def reap(*_: object) -> None:
             pass
 
 
-def serve(listener: socket.socket) -> socket.socket | None:
-    """Fork for every caller: in the child the connection to it; ``None`` once whoever started the server is gone."""
+def prepare(kind: Kind) -> None:
+    """Import what programs of ``kind`` have imported beside that of the kinds before."""
+    for name in IMPORTS[kind]:
+        import_module(name)
+    if kind is Kind.SIMULATED:
+        gpus = import_module("ampmem.allocator.gpus")
+        import_module("ampmem.simulator.start").Simulation(gpus.find_gpu(gpus.DEFAULT_GPU)).end()
+    assert len(list(Path("/proc/self/task").iterdir())) == 1
+    gc.collect()
+    gc.freeze()
+
+
+def serve(listeners: list[socket.socket]) -> socket.socket | None:
+    """Fork for every caller: in the child the connection to it; ``None`` once whoever started the server is gone.
+
+    There is a listener for each kind. The first caller of a further kind has this server fork the one of that kind.
+    """
+    kinds = iter(Kind)
+    prepare(next(kinds))
     while True:
-        there, _, _ = select.select([listener, sys.stdin], [], [])
+        there, _, _ = select.select([*listeners, sys.stdin], [], [])
         if sys.stdin in there:
             return None
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            listener.close()
-            return connection
-        connection.close()
+        if listeners[0] in there:
+            connection, _ = listeners[0].accept()
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for listener in listeners:
+                    listener.close()
+                return connection
+            connection.close()
+        elif os.fork() == 0:
+            listeners.pop(0).close()
+            prepare(next(kinds))
+        else:
+            while len(listeners) > 1:
+                listeners.pop().close()
 
 
 def keep(connection: socket.socket) -> list[str] | None:
@@ -236,21 +290,16 @@ def run_and_leave(arguments: list[str], before: list[weakref.finalize]) -> None:
 
 def main() -> None:
     """The server, and whatever it becomes in its children."""
-    listener = socket.socket(fileno=int(sys.argv[1]))
-    for name in PRELOADED:
-        import_module(name)
-    assert len(list(Path("/proc/self/task").iterdir())) == 1
-    gc.collect()
-    gc.freeze()
+    listeners = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]
+    signal.signal(signal.SIGCHLD, reap)
+    connection = serve(listeners)
     if "triton" in sys.modules:  # CUDA builds import it, and it says on stderr what was not collected at the end
         atexit.register(gc.unfreeze)
     finalizers = list(weakref.finalize._registry)  # type: ignore[attr-defined]
-    signal.signal(signal.SIGCHLD, reap)
-    connection = serve(listener)
     arguments = keep(connection) if connection is not None else None
     if arguments is None:
         os._exit(0)
-    if Path(sys.executable).name == TO_THE_END:
+    if sys.executable.endswith(TO_THE_END):
         run(arguments)
     else:
         run_and_leave(arguments, finalizers)
