@@ -213,7 +213,9 @@ def keep(connection: socket.socket) -> list[str] | None:
     if child:
         for file in files:
             os.close(file)
-        connection.sendall(str(wait_for(child, connection)).encode())
+        status = wait_for(child, connection)
+        with suppress(BrokenPipeError):  # the caller was killed
+            connection.sendall(str(status).encode())
         return None
     connection.close()
     os.chdir(folder)

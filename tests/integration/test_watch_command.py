@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import ampmem, python
+from ready_python import ready_python
 
 from ampmem.analysis.summary import summarize
 from ampmem.recording import read
@@ -178,16 +178,18 @@ def test_the_end_is_the_scripts_own(tmp_path: Path, last: str, code: int, line: 
 @pytest.mark.parametrize("steps", [1, 7, 40])
 def test_a_run_that_is_killed_has_every_row_that_was_told(tmp_path: Path, how: signal.Signals, steps: int) -> None:
     """The script tells each step after it; by then its row is in the file."""
-    script(tmp_path, steps=10**6, more="print(i, flush=True)")
-    command = [sys.executable, "-m", "ampmem", "watch", "--quiet", "--every", "20", "train.py"]
+    script(tmp_path, steps=10**6, more="import os; print(i, os.getpid(), flush=True)")
+    command = [ready_python(), "-m", "ampmem", "watch", "--quiet", "--every", "20", "train.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for told in process.stdout:
-            if int(told) == steps:
-                process.send_signal(how)
+            step, number = map(int, told.split())
+            if step == steps:
+                os.kill(number, how)
                 break
         process.stdout.read()
+    assert process.returncode == -how
     run = read_watched(tmp_path / "train-watch.ampmem")
     assert [row.step for row in run.rows][: steps + 1] == list(range(steps + 1))
     text = shown(tmp_path, "train-watch.ampmem")
@@ -196,7 +198,7 @@ def test_a_run_that_is_killed_has_every_row_that_was_told(tmp_path: Path, how: s
 
 def test_an_interrupt_ends_the_process_as_python_does_and_the_file_says_so(tmp_path: Path) -> None:
     script(tmp_path, steps=10**6, more="print(i, flush=True)")
-    command = [sys.executable, "-m", "ampmem", "watch", "--quiet", "train.py"]
+    command = [ready_python(to_the_end=True), "-m", "ampmem", "watch", "--quiet", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for told in process.stdout:
@@ -211,7 +213,7 @@ def test_an_interrupt_ends_the_process_as_python_does_and_the_file_says_so(tmp_p
 
 def test_the_file_is_read_while_it_is_written(tmp_path: Path) -> None:
     script(tmp_path, steps=10**6, more="print(i, flush=True)")
-    command = [sys.executable, "-m", "ampmem", "watch", "--quiet", "train.py"]
+    command = [ready_python(), "-m", "ampmem", "watch", "--quiet", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for told in process.stdout:
