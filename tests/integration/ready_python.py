@@ -4,9 +4,10 @@ Importing torch takes seconds; most tests ask for what comes after. Only what a 
 (:data:`BESIDE`); ``tests/cold/`` has commands in bare interpreters. :func:`ready_python` is the path of an executable
 that takes ``-c CODE``, ``-m MODULE`` or a script, and arguments, as Python does, and ``-u`` first; ``-X`` comes too
 late. It asks a server, one for each process of pytest (and one of the wheel's environment for ``tests/cold/``), to
-fork: the child is a process of its own, with the caller's directory, environment, PYTHONPATH and open files: the
-standard streams, and those that ``pass_fds`` leaves it.
-SIGINT and SIGTERM reach it through the caller. In it ``sys.executable`` is this one too.
+fork: the child is a process of its own, with the caller's directory, environment, PYTHONPATH and open files (the
+standard streams, and what ``pass_fds`` names). SIGINT and SIGTERM reach it through the caller. In it
+``sys.executable`` is this one too. For simulated runs there are executables that have the simulation imported as well
+(:class:`Kind`); their servers are forked from the first one when they are first asked.
 
 When the program has ended, or exits with a number, the child waits for threads, calls what is registered with atexit,
 flushes the streams and is gone: taking Python and torch apart takes longer than most programs of tests. Where a test is
@@ -167,10 +168,11 @@ def prepare(kind: Kind) -> None:
     """Import what programs of ``kind`` have imported beside that of the kinds before."""
     for name in IMPORTS[kind]:
         import_module(name)
-    if kind is Kind.SIMULATED:
+    if kind is Kind.PLAIN:
+        assert len(list(Path("/proc/self/task").iterdir())) == 1
+    if kind is Kind.SIMULATED:  # as ampmem's own warmed process does before it forks runs
         gpus = import_module("ampmem.allocator.gpus")
         import_module("ampmem.simulator.start").Simulation(gpus.find_gpu(gpus.DEFAULT_GPU)).end()
-    assert len(list(Path("/proc/self/task").iterdir())) == 1
     gc.collect()
     gc.freeze()
 
