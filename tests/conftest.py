@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,10 @@ from hypothesis import settings
 
 # Models of tests gain nothing from more threads, and several processes of pytest would wait for each other's.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A compiled extension in the user's cache folder changes nothing in a recording, but a test must not depend on it. With
+# AMPMEM_EXTENSION=on the suite uses it.
+os.environ.setdefault("AMPMEM_EXTENSION", "off")
 
 # What a shell starts in the background ignores Ctrl-C, and so would all programs of tests, some of which wait for it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -36,6 +43,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack  # noq
 from torch.utils.data.dataloader import _BaseDataLoaderIter  # noqa: E402
 
 from ampmem import patching  # noqa: E402
+from ampmem.recorder.sources import extension  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -69,6 +77,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.fixture(scope="session")
+def compiled_extension(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with ampmem's C++ extension, which takes half a minute to compile: one for all processes."""
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("needs a C++ compiler")
+    here = tmp_path_factory.getbasetemp()
+    cache = (here.parent if "PYTEST_XDIST_WORKER" in os.environ else here) / "cache"
+    cache.mkdir(exist_ok=True)
+    with (cache / "lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        if not extension.path().exists():
+            extension.build()
+    return cache
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

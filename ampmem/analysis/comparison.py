@@ -30,7 +30,7 @@ class Entry(Shown):
 
     ``summary`` is ``None`` if nothing was recorded; ``failure`` says in one line why the script failed, ``None`` if it
     did not. ``plain_step_ns`` are durations of steps without instrumentation, empty when they were not measured.
-    ``script`` is what was run, with its arguments.
+    ``script`` is what was run, with its arguments; empty if unknown.
     """
 
     label: str
@@ -319,7 +319,7 @@ def _remarks(entries: Sequence[Entry]) -> tuple[str, ...]:
     known = [(entry, entry.summary) for entry in entries if entry.summary is not None]
     facts: tuple[tuple[str, dict[str, str]], ...] = (
         ("parameters", {entry.label: _parameters(summary) for entry, summary in known}),
-        ("scripts", {entry.label: entry.script for entry, _ in known}),
+        ("scripts", {entry.label: entry.script for entry, _ in known if entry.script}),
         ("devices", {entry.label: f"{summary.device.name} ({summary.source})" for entry, summary in known}),
         ("versions of torch", {entry.label: summary.torch for entry, summary in known}),
     )

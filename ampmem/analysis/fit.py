@@ -5,16 +5,15 @@ Every statement is about runs that were made: a point is one run of the script i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
 from math import isqrt
 from typing import Annotated, TypeAlias
 
 from ampmem.analysis.estimate import Fit, prediction_of
-from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, like, plain, schema_of
+from ampmem.analysis.jsonable import Json, OneOf, Positive, Signed, named, schema_of, text_of
 from ampmem.errors import RecordingError
 from ampmem.events import Recording
 from ampmem.version import __version__
@@ -32,10 +31,10 @@ class Vary:
     empty for a positional argument, which is the value alone; ``name`` says which one: ``argument 2``.
     """
 
-    name: str
-    separator: str
-    low: int
-    high: int | None
+    name: str = field(metadata=named("argument"))
+    low: Positive
+    high: Positive | None
+    separator: str = "="
 
     def shown(self, value: int) -> str:
         """The argument with ``value``, for people: ``--batch-size=8``, ``argument 2 = 8``."""
@@ -91,84 +90,145 @@ class SavingVerdict(StrEnum):
     """No value fits in both."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakEven:
-    """Where the peak of ``arm`` falls below the baseline's.
+# What ``ampmem fit --json`` prints (``ampmem.fit/1``): the result, from which the tables and the page are made, too.
 
-    ``costs_at`` is the largest value at which the peak is not below, ``saves_at`` the smallest larger value at which it
-    is; for :attr:`SavingVerdict.ALWAYS` and :attr:`SavingVerdict.REVERSED` the smallest value at which it is below.
-    ``differences`` has the arm's peak less the baseline's, in bytes, for each value that fits in both.
+SCHEMA = "ampmem.fit/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedGpu:
+    """The GPU, sizes in bytes.
+
+    ``outside`` is the lower bound of the memory in use outside of the allocator, ``outside_at_most`` its upper bound;
+    ``None`` if nothing fits. ``allowed`` is the smallest limit that the script sets for the process in a run that fits,
+    ``None`` without one.
     """
 
-    arm: Arm
-    verdict: SavingVerdict
-    costs_at: int | None
-    saves_at: int | None
-    differences: Mapping[int, int]
+    name: str
+    total: Positive = field(metadata=named("total_bytes"))
+    outside: int | None = field(metadata=named("outside_bytes"))
+    outside_at_most: int | None = field(metadata=named("outside_at_most_bytes"))
+    allowed: int | None = field(default=None, metadata=named("allowed_bytes"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One run: its peaks, null where memory ran out.
+
+    ``fits`` is true if the run surely fits, ``may_fit`` if it fits with the lower bound of the unknown memory;
+    ``highest_device_used_bytes`` is the upper bound, null if nothing had to be assumed. ``outside_at_most_bytes`` is
+    the upper bound of the memory in use outside of the allocator, ``allowed_bytes`` the limit that the script sets.
+    """
+
+    value: Positive
+    fits: bool
+    may_fit: bool
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+    device_used_bytes: int | None
+    highest_device_used_bytes: int | None
+    outside_at_most_bytes: int = 0
+    allowed_bytes: int | None = None
+
+    @property
+    def memory(self) -> Memory | None:
+        """The peaks of the run; ``None`` where memory ran out."""
+        if self.allocated_bytes is None or self.reserved_bytes is None or self.device_used_bytes is None:
+            return None
+        return Memory(
+            allocated=self.allocated_bytes,
+            reserved=self.reserved_bytes,
+            used=self.device_used_bytes,
+            highest=self.highest_device_used_bytes,
+            surely=self.fits,
+            outside_at_most=self.outside_at_most_bytes,
+            allowed=self.allowed_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmFit:
-    """All runs of one arm, by ascending value."""
+    """All runs of one arm, by ascending value.
 
-    name: Arm
-    points: Points
+    ``largest_fitting`` surely fits, ``smallest_not_fitting`` is the smallest larger value that does not;
+    ``largest_that_may_fit`` is the largest larger value that fits with the lower bound of the unknown memory, null
+    without one.
+    """
 
-    @property
-    def largest_fitting(self) -> int | None:
-        """The largest value that was run and surely fits."""
-        return bracket(self.points)[0]
-
-    @property
-    def largest_that_may_fit(self) -> int | None:
-        """The largest value above :attr:`largest_fitting` that was run and may fit."""
-        largest = self.largest_fitting or 0
-        return max((value for value, memory in self.points.items() if memory and value > largest), default=None)
+    name: Arm = field(metadata=named("arm"))
+    largest_fitting: Positive | None
+    smallest_not_fitting: Positive | None
+    largest_that_may_fit: Positive | None
+    points: tuple[Point, ...]
 
     @property
-    def smallest_not_fitting(self) -> int | None:
-        """The smallest value above :attr:`largest_fitting` that was run and does not surely fit."""
-        return bracket(self.points)[1]
+    def memory(self) -> Points:
+        """The peaks by value."""
+        return {point.value: point.memory for point in self.points}
 
     @property
     def gaps(self) -> tuple[int, ...]:
         """Values that do not fit although a larger one does."""
         largest = self.largest_fitting or 0
-        return tuple(value for value, memory in self.points.items() if memory is None and value < largest)
+        return tuple(point.value for point in self.points if not point.may_fit and point.value < largest)
 
     @property
     def flat_from(self) -> int | None:
         """The smallest value with the peak of the largest that fits; ``None`` if no other value has that peak."""
+        peaks = {point.value: point.allocated_bytes for point in self.points if point.may_fit}
         largest = self.largest_fitting
-        if largest is None:
-            return None
-        peaks = {value: memory.allocated for value, memory in self.points.items() if memory is not None}
-        same = min((value for value, peak in peaks.items() if peak == peaks[largest]), default=largest)
+        same = min((value for value, peak in peaks.items() if largest and peak == peaks[largest]), default=largest)
         return None if same == largest else same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitResult:
-    """The result of the whole search. ``total`` is the GPU's memory in bytes; ``notes`` are the runs', each once."""
+class PeakDifference:
+    """The arm's peak of allocated bytes less the baseline's."""
 
+    value: Positive
+    bytes: Signed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """Where the peak allocated by ``arm`` falls below that of the arm ``against``, among the values that fit in both.
+
+    ``costs_at`` is the largest value at which the peak is not below, ``saves_at`` the smallest larger value at which it
+    is; for :attr:`SavingVerdict.ALWAYS` and :attr:`SavingVerdict.REVERSED` the smallest value at which it is below.
+    """
+
+    arm: Arm
+    against: Arm
+    verdict: SavingVerdict
+    costs_at: Positive | None
+    saves_at: Positive | None
+    differences: tuple[PeakDifference, ...]
+
+    @property
+    def by_value(self) -> dict[int, int]:
+        """The differences in bytes by value."""
+        return {each.value: each.bytes for each in self.differences}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitResult:
+    """The result of the whole search. ``notes`` are the runs', each once."""
+
+    schema: Annotated[str, OneOf((SCHEMA,))]
+    ampmem: str
     script: str
+    steps: Positive
+    runs: int
     vary: Vary
-    gpu: str
-    total: int
-    steps: int
+    gpu: SimulatedGpu
     arms: tuple[ArmFit, ...]
     break_even: tuple[BreakEven, ...]
     notes: tuple[str, ...]
 
     @property
-    def runs(self) -> int:
-        """The number of runs."""
-        return sum(len(arm.points) for arm in self.arms)
-
-    @property
     def values(self) -> tuple[int, ...]:
         """Every value that was run."""
-        return tuple(sorted({value for arm in self.arms for value in arm.points}))
+        return tuple(sorted({point.value for arm in self.arms for point in arm.points}))
 
     def same_as(self, arm: ArmFit) -> ArmFit | None:
         """The first arm before ``arm`` that has the peaks of ``arm`` at every value that was run in ``arm``.
@@ -176,26 +236,47 @@ class FitResult:
         Both have the same largest value that fits; the first arm may have more values. ``None`` also if nothing fits,
         as no peak is known then.
         """
-        before = self.arms[: self.arms.index(arm)] if any(arm.points.values()) else ()
-        return next((other for other in before if _contains(other.points, arm.points)), None)
+        before = self.arms[: self.arms.index(arm)] if any(point.may_fit for point in arm.points) else ()
+        return next((other for other in before if _contains(other.memory, arm.memory)), None)
 
-    @property
-    def outside(self) -> int | None:
-        """The lower bound of the bytes in use outside of the allocator; ``None`` if nothing fits."""
-        found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
-        return max((memory.used - memory.reserved for memory in found), default=None)
+    def to_json(self) -> str:
+        """The result as JSON text, as :func:`fit_schema` describes it."""
+        return text_of(self)
 
-    @property
-    def outside_at_most(self) -> int | None:
-        """The upper bound of the bytes in use outside of the allocator; ``None`` if nothing fits."""
-        found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
-        return max((max(memory.used - memory.reserved, memory.outside_at_most) for memory in found), default=None)
 
-    @property
-    def allowed(self) -> int | None:
-        """The smallest limit in bytes that the script sets for the process in a run that fits; ``None`` without one."""
-        found = (memory for arm in self.arms for memory in arm.points.values() if memory is not None)
-        return min((memory.allowed for memory in found if memory.allowed is not None), default=None)
+def fit_schema() -> dict[str, Json]:
+    """The JSON Schema of :meth:`FitResult.to_json`."""
+    return schema_of(
+        FitResult,
+        title="ampmem fit, version 1",
+        description="What `ampmem fit --json` prints. Sizes are bytes; null is a value that is not known.",
+    )
+
+
+def fit_result(
+    points: Mapping[Arm, Points], *, script: str, steps: int, vary: Vary, gpu: str, total: int, notes: tuple[str, ...]
+) -> FitResult:
+    """The result of a search that made these runs on a GPU of ``total`` bytes."""
+    found = [memory for those in points.values() for memory in those.values() if memory is not None]
+    outside = [(memory.used - memory.reserved, memory.outside_at_most) for memory in found]
+    return FitResult(
+        schema=SCHEMA,
+        ampmem=__version__,
+        script=script,
+        steps=steps,
+        runs=sum(map(len, points.values())),
+        vary=vary,
+        gpu=SimulatedGpu(
+            name=gpu,
+            total=total,
+            outside=max((known for known, _ in outside), default=None),
+            outside_at_most=max(map(max, outside), default=None),
+            allowed=min((memory.allowed for memory in found if memory.allowed is not None), default=None),
+        ),
+        arms=arm_fits(points),
+        break_even=break_evens(points),
+        notes=notes,
+    )
 
 
 def _contains(points: Points, those: Points) -> bool:
@@ -205,7 +286,33 @@ def _contains(points: Points, those: Points) -> bool:
 
 def arm_fits(points: Mapping[Arm, Points]) -> tuple[ArmFit, ...]:
     """The runs of each arm, by value."""
-    return tuple(ArmFit(name=arm, points=dict(sorted(found.items()))) for arm, found in points.items())
+    return tuple(_arm(arm, found) for arm, found in points.items())
+
+
+def _arm(arm: Arm, points: Points) -> ArmFit:
+    fits, too_large = bracket(points)
+    may = (value for value, memory in points.items() if memory and value > (fits or 0))
+    return ArmFit(
+        name=arm,
+        largest_fitting=fits,
+        smallest_not_fitting=too_large,
+        largest_that_may_fit=max(may, default=None),
+        points=tuple(_point(value, memory) for value, memory in sorted(points.items())),
+    )
+
+
+def _point(value: int, memory: Memory | None) -> Point:
+    return Point(
+        value=value,
+        fits=memory is not None and memory.surely,
+        may_fit=memory is not None,
+        allocated_bytes=None if memory is None else memory.allocated,
+        reserved_bytes=None if memory is None else memory.reserved,
+        device_used_bytes=None if memory is None else memory.used,
+        highest_device_used_bytes=None if memory is None else memory.highest,
+        outside_at_most_bytes=0 if memory is None else memory.outside_at_most,
+        allowed_bytes=None if memory is None else memory.allowed,
+    )
 
 
 def break_evens(points: Mapping[Arm, Points]) -> tuple[BreakEven, ...]:
@@ -272,7 +379,12 @@ def _break_even(arm: Arm, found: Mapping[int, int]) -> BreakEven:
     else:
         verdict = SavingVerdict.NEVER if smallest is None else SavingVerdict.REVERSED
     return BreakEven(
-        arm=arm, verdict=verdict, costs_at=costs, saves_at=smallest if saves is None else saves, differences=found
+        arm=arm,
+        against=BASELINE,
+        verdict=verdict,
+        costs_at=costs,
+        saves_at=smallest if saves is None else saves,
+        differences=tuple(PeakDifference(value=value, bytes=size) for value, size in found.items()),
     )
 
 
@@ -473,161 +585,3 @@ def _allocated(memory: Memory) -> int:
 def _inside(below: int, above: int, guess: int | None) -> int:
     """``guess`` if it is between the two values, else their middle."""
     return (below + above) // 2 if guess is None else min(max(guess, below + 1), above - 1)
-
-
-# What ``ampmem fit --json`` prints (``ampmem.fit/1``): the dataclasses have the names and the order of the JSON.
-
-SCHEMA = "ampmem.fit/1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariedArgument:
-    """The varied argument and its range from ``low`` to ``high``; null for ``high``: as far as it fits."""
-
-    argument: str
-    low: Positive
-    high: Positive | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedGpu:
-    """The GPU; ``outside_bytes`` is the assumed memory in use outside of the allocator, null if nothing fits.
-
-    ``outside_at_most_bytes`` is its upper bound. ``allowed_bytes`` is the process's limit that the script sets, null
-    without one.
-    """
-
-    name: str
-    total_bytes: Positive
-    outside_bytes: int | None
-    outside_at_most_bytes: int | None
-    allowed_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One run: its peaks, null where memory ran out.
-
-    ``fits`` is true if the run surely fits, ``may_fit`` if it fits with the lower bound of the unknown memory;
-    ``highest_device_used_bytes`` is the upper bound, null if nothing had to be assumed.
-    """
-
-    value: Positive
-    fits: bool
-    may_fit: bool
-    allocated_bytes: int | None
-    reserved_bytes: int | None
-    device_used_bytes: int | None
-    highest_device_used_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmPoints:
-    """All runs of one arm, by ascending value.
-
-    ``largest_fitting`` surely fits, ``smallest_not_fitting`` is the smallest larger value that does not;
-    ``largest_that_may_fit`` is the largest larger value that fits with the lower bound of the unknown memory, null
-    without one.
-    """
-
-    arm: str
-    largest_fitting: Positive | None
-    smallest_not_fitting: Positive | None
-    largest_that_may_fit: Positive | None
-    points: tuple[Point, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakDifference:
-    """The arm's peak of allocated bytes less the baseline's."""
-
-    value: Positive
-    bytes: Signed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
-    """Where the peak allocated by ``arm`` falls below that of the arm ``against``, among the values that fit in both.
-
-    ``costs_at`` is the largest value at which it is not below, ``saves_at`` the smallest larger value at which it is.
-    """
-
-    arm: str
-    against: str
-    verdict: SavingVerdict
-    costs_at: Positive | None
-    saves_at: Positive | None
-    differences: tuple[PeakDifference, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitDocument:
-    """The document of a whole search."""
-
-    schema: Annotated[str, OneOf((SCHEMA,))]
-    ampmem: str
-    script: str
-    steps: Positive
-    runs: int
-    vary: VariedArgument
-    gpu: SimulatedGpu
-    arms: tuple[ArmPoints, ...]
-    break_even: tuple[Crossing, ...]
-    notes: tuple[str, ...]
-
-    def to_json(self) -> str:
-        """The document as JSON text, as :func:`fit_schema` describes it."""
-        return json.dumps(plain(self), indent=2)
-
-
-def fit_schema() -> dict[str, Json]:
-    """The JSON Schema of :meth:`FitDocument.to_json`."""
-    return schema_of(
-        FitDocument,
-        title="ampmem fit, version 1",
-        description="What `ampmem fit --json` prints. Sizes are bytes; null is a value that is not known.",
-    )
-
-
-def document(fit: FitResult) -> FitDocument:
-    """The search as a document (``ampmem.fit/1``)."""
-    return FitDocument(
-        schema=SCHEMA,
-        ampmem=__version__,
-        script=fit.script,
-        steps=fit.steps,
-        runs=fit.runs,
-        vary=VariedArgument(argument=fit.vary.name, low=fit.vary.low, high=fit.vary.high),
-        gpu=SimulatedGpu(
-            name=fit.gpu,
-            total_bytes=fit.total,
-            outside_bytes=fit.outside,
-            outside_at_most_bytes=fit.outside_at_most,
-            allowed_bytes=fit.allowed,
-        ),
-        arms=tuple(map(_arm, fit.arms)),
-        break_even=tuple(map(_crossing, fit.break_even)),
-        notes=fit.notes,
-    )
-
-
-def _arm(arm: ArmFit) -> ArmPoints:
-    points = tuple(_point(value, memory) for value, memory in arm.points.items())
-    return like(ArmPoints, arm, arm=arm.name, points=points)
-
-
-def _point(value: int, memory: Memory | None) -> Point:
-    return Point(
-        value=value,
-        fits=memory is not None and memory.surely,
-        may_fit=memory is not None,
-        allocated_bytes=None if memory is None else memory.allocated,
-        reserved_bytes=None if memory is None else memory.reserved,
-        device_used_bytes=None if memory is None else memory.used,
-        highest_device_used_bytes=None if memory is None else memory.highest,
-    )
-
-
-def _crossing(found: BreakEven) -> Crossing:
-    differences = tuple(PeakDifference(value=value, bytes=size) for value, size in found.differences.items())
-    return like(Crossing, found, against=BASELINE, differences=differences)

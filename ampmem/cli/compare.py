@@ -18,9 +18,11 @@ from ampmem.cli.options import ScriptCommand, ScriptOptions, precisions_option, 
 from ampmem.cli.processes.children import ProgressLine, TimeLeft, chosen_arms, misplaced, profile_arguments, run_child
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.processes.starting import Warmed, warmed
+from ampmem.cli.show import report_of
 from ampmem.errors import NothingRecorded, RecordingError
 from ampmem.output import Terminal, check_output, claim, remove, remove_empty, say_written, sized
 from ampmem.recording import SUFFIX, rank_file, read
+from ampmem.reporters.base import JsonReporter
 from ampmem.reporters.text.compare import render
 from ampmem.reporters.text.layout import layout_for
 from ampmem.reporters.text.ranks import render_jobs
@@ -43,8 +45,16 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
     "number where there are recordings of it: train.2]",
 )
 @click.option("--html", type=click.Path(path_type=Path), help="Also write an HTML report of all recordings here.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the recordings' summaries as JSON, as ampmem show --json does, instead of the tables.",
+)
 @shared_options
-def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | None, options: ScriptOptions) -> None:
+def compare(
+    arms: str, seed: int, times: bool, output: str | None, html: Path | None, as_json: bool, options: ScriptOptions
+) -> None:
     """Run an unmodified training script once in each precision, and lay the recordings side by side.
 
     Each precision is a process of its own, started with the same seed: first recorded, then, for the
@@ -71,7 +81,10 @@ def compare(arms: str, seed: int, times: bool, output: str | None, html: Path | 
     recorded = [
         path for outcome in outcomes if outcome.entry.summary is not None for path in _there(named, outcome.arm)
     ]
-    click.echo(_rendered(outcomes, recorded, ranks=(options.nproc_per_node or 1) > 1))
+    if not as_json:
+        click.echo(_rendered(outcomes, recorded, ranks=(options.nproc_per_node or 1) > 1))
+    elif recorded:
+        click.echo(JsonReporter().render(list(map(report_of, recorded))))
     _write_html(named, recorded)
     if not all(outcome.worked for outcome in outcomes):
         raise click.exceptions.Exit(1)

@@ -20,9 +20,7 @@ from ampmem.analysis.fit import (
     FitResult,
     Memory,
     Vary,
-    arm_fits,
-    break_evens,
-    document,
+    fit_result,
     fit_schema,
     memory_of,
     remaining,
@@ -365,7 +363,7 @@ def fit(
     runs = RunPlan(script=script, varied=varied, seed=seed, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found, interrupted = _search(runs, chosen, gpu, curve=points)
     if found.runs:
-        click.echo(document(found).to_json() if as_json else render(found, layout_for(sys.stdout)))
+        click.echo(found.to_json() if as_json else render(found, layout_for(sys.stdout)))
     if interrupted:
         raise KeyboardInterrupt
     if html is not None:
@@ -387,14 +385,13 @@ def _search(runs: RunPlan, arms: Sequence[Arm], gpu: GpuSpec, *, curve: int) -> 
     if interrupted:
         notes = (warning(f"interrupted before the search had ended{what_follows(rest(points))}"), *notes)
         points = {arm: found for arm, found in points.items() if found}
-    result = FitResult(
+    result = fit_result(
+        points,
         script=replace(runs.script, arguments=(*varied.before, *varied.after)).title,
         vary=varied.vary,
         gpu=gpu.name,
         total=gpu.total_memory,
         steps=runs.script.steps,
-        arms=arm_fits(points),
-        break_even=break_evens(points),
         notes=notes,
     )
     return result, interrupted

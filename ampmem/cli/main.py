@@ -45,6 +45,7 @@ SUBCOMMANDS = {
     "model": "Lay the published formulas of static memory side by side.",
     "import": "Turn a memory snapshot of PyTorch's into a recording.",
     "export": "Write a recording in a format that other tools read.",
+    "extension": "Compile a C++ extension for the installed torch, which makes recording cheaper.",
     "completion": "Print what makes a shell complete ampmem's commands and options.",
 }
 """Name and first help line of each subcommand. ``profile`` is ``profile`` in ``ampmem.cli.profile``.

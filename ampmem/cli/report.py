@@ -40,8 +40,10 @@ def report(files: tuple[Path, ...], output: Path | None, opening: bool, advised:
 
     The page of a watched run has the whole run as a line; each of its full recordings has a page of its own beside it.
 
-    A FILE may also be what ampmem show --json printed, on this machine or another: its page is the same, but for the
-    timeline and what else needs the events, which JSON does not have.
+    A FILE may also be JSON that ampmem printed, on any machine. The page of show --json and of compare --json is the
+    same, but without the timeline and other parts that need the events, and without the script's name and its failure,
+    which the JSON does not have. The page of show --ranks --json has no pages of single ranks, the page of diff --json
+    no pages of the two runs; the page of fit --json is complete. These three cannot be combined with other files.
     """
     # Imports plotly, which a shell's completion must not wait for.
     from ampmem.reporters.html import write

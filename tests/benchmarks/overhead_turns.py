@@ -20,6 +20,7 @@ import argparse
 import functools
 import gc
 import json
+import os
 import platform
 import sys
 from collections import Counter
@@ -44,6 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ampmem
 from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
+from ampmem.recorder.sources import extension
 from ampmem.workloads import gpt, resnet
 
 SMALL_GPT = gpt.Config(vocabulary=512, context=64, layers=2, heads=4, width=96, batch_size=4)
@@ -155,8 +157,11 @@ def mem_tracker(training: Training) -> Iterator[None]:
         handle.remove()
 
 
-def ampmem_profile(training: Training, *, stacks: bool = True) -> AbstractContextManager[object]:
-    """A recording of the block, on disk."""
+def ampmem_profile(
+    training: Training, *, stacks: bool = True, observed: bool = False
+) -> AbstractContextManager[object]:
+    """A recording of the block, on disk; ``observed`` by the compiled extension instead of torch.profiler."""
+    os.environ[extension.VARIABLE] = "on" if observed else "off"
     return ampmem.profile(training.model, training.optimizer, device=training.device, stacks=stacks)
 
 
@@ -180,12 +185,14 @@ ARMS: dict[str, Arm] = {
     "torch.profiler, stacks": functools.partial(torch_profiler, with_stack=True),
     "MemTracker": mem_tracker,
     "ampmem": ampmem_profile,
+    "ampmem, extension": functools.partial(ampmem_profile, observed=True),
     "ampmem, no stacks": functools.partial(ampmem_profile, stacks=False),
     "ampmem, no sync": ampmem_without_sync,
 }
+PROFILERS = ("torch.profiler", "torch.profiler, stacks")
 ON: dict[str, tuple[str, ...]] = {
-    "cpu": ("plain", "torch.profiler", "torch.profiler, stacks", "MemTracker", "ampmem"),
-    "emulated": ("plain", "memory history", "torch.profiler", "torch.profiler, stacks", "ampmem"),
+    "cpu": ("plain", *PROFILERS, "MemTracker", "ampmem", "ampmem, extension"),
+    "emulated": ("plain", "memory history", *PROFILERS, "ampmem", "ampmem, extension"),
     "gpu": tuple(ARMS),
 }
 """The arms on each device, in the order of a round."""
@@ -193,9 +200,10 @@ MOST_STEPS = {"MemTracker": 5}
 """An arm that takes no part in longer turns: it would take most of the time, and costs the same in each step."""
 
 
-def arms_of(device: str, steps: int) -> list[str]:
+def arms_of(device: str, steps: int, *, observed: bool) -> list[str]:
     """The arms that take turns of so many steps on the device, in the order of a round."""
-    return [arm for arm in ON[device] if steps <= MOST_STEPS.get(arm, steps)]
+    arms = [arm for arm in ON[device] if steps <= MOST_STEPS.get(arm, steps)]
+    return arms if observed else [arm for arm in arms if arm != "ampmem, extension"]
 
 
 def turn(arm: str, training: Training, steps: int, clock: Callable[[], float]) -> tuple[float, float]:
@@ -210,14 +218,21 @@ def turn(arm: str, training: Training, steps: int, clock: Callable[[], float]) -
     return ended - began, clock() - begins
 
 
-def measure(device: str, program: str, steps: Sequence[int], rounds: int) -> Iterator[dict[str, Any]]:
-    """The turns of each number of steps, by arm, and what they ran on. On a GPU the time is the wall's."""
+def measure(
+    device: str, program: str, steps: Sequence[int], rounds: int, *, observed: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The turns of each number of steps, by arm, and what they ran on. On a GPU the time is the wall's.
+
+    ``observed`` if there is a compiled extension, whose arm takes part then.
+    """
     training = Training(program, device)
     clock = perf_counter if device == "gpu" else process_time
-    for arm in arms_of(device, min(steps)):  # what happens only once in a process is nobody's overhead
+    for arm in arms_of(
+        device, min(steps), observed=observed
+    ):  # what happens only once in a process is nobody's overhead
         turn(arm, training, min(steps), clock)
     for count in steps:
-        turns: dict[str, list[tuple[float, float]]] = {arm: [] for arm in arms_of(device, count)}
+        turns: dict[str, list[tuple[float, float]]] = {arm: [] for arm in arms_of(device, count, observed=observed)}
         for _ in range(rounds):
             for arm, taken in turns.items():
                 taken.append(turn(arm, training, count, clock))
@@ -238,7 +253,7 @@ PARTS: dict[str, str] = {
     "dispatch mode: Python frames": "recorder.models.stacks:Stacks.capture",
     "dispatch mode: the log": "recorder.facts.log:Log.op",
     "dispatch mode: tags of events": "recorder.sources.cuda.source:CudaSource._stamp",
-    "saved tensors": """recorder.hooks.saved:SavedByNodes.read recorder.hooks.saved:SavedByNodes.returned
+    "saved tensors": """recorder.hooks.forward:SavedByNodes.read recorder.hooks.forward:SavedByNodes.returned
         recorder.hooks.forward:SavedTensors.pack recorder.hooks.forward:SavedTensors.unpack""",
     "casts": "recorder.hooks.casts:CastHooks.made recorder.hooks.casts:CastHooks.used",
     "hooks of modules": "recorder.hooks.modules:ModuleHooks._before recorder.hooks.modules:ModuleHooks._ended",
@@ -248,10 +263,10 @@ PARTS: dict[str, str] = {
         recorder.hooks.optimizers:OptimizerHooks._after recorder.hooks.optimizers:OptimizerHooks.note_gradients
         recorder.hooks.optimizers:OptimizerHooks.note_state""",
     "names of the model": "recorder.models.models:Models.note",
-    "the script's variables": "recorder.models.variables:Variables._note",
+    "the script's variables": "recorder.models.holders:Variables._note",
     "who holds what: the objects that are alive": "recorder.models.live:live_tensors",
     "who holds what: their owners": "recorder.models.holders:names_of_holders",
-    "who holds what: the rest": """recorder.models.holders:Holders.note recorder.models.holders:Holders.note_rest
+    "who holds what: the rest": """recorder.models.holders:HolderLog.note recorder.models.holders:HolderLog.note_rest
         recorder.hooks.optimizers:OptimizerHooks.note_idle""",
     "marks: the allocator's statistics": "recorder.sources.cuda.source:CudaSource.mark",
     "step's end: the wait": "recorder.sources.cuda.device:TorchCuda.synchronize",
@@ -260,17 +275,17 @@ PARTS: dict[str, str] = {
     "step's end: the allocator's snapshot": "recorder.sources.cuda.device:TorchCuda.snapshot",
     "step's end: reading the trace": "recorder.sources.cuda.events:History.read",
     "step's end: settling events": "recorder.sources.ledger:Ledger.settle recorder.sources.cuda.events:History.settle",
-    "step's end: the rest of the source": """recorder.sources.cuda.source:Peaks.note
+    "step's end: the rest of the source": """recorder.sources.cuda.source:TracePeaks.note
         recorder.sources.cuda.source:CudaSource._take""",
-    "step's end: joining events": "recorder.writing.writer:Joiner.join",
+    "step's end: joining events": "recorder.writing:Joiner.join",
     "step's end: the log as columns": """recorder.facts.log:Log.take_facts recorder.facts.log:Log.take_ops
         recorder.facts.log:Log.take_phases recorder.facts.log:Log.take_modules""",
     "following the script's phases": """recorder.session:Session.forward_started
         recorder.session:Session.forward_ended recorder.session:Session.backward_started
         recorder.session:Session.backward_ended recorder.session:Session.optimizer_started
         recorder.session:Session.updated""",
-    "step's end: what is known of the run": """recorder.writing.describe:Describer.description
-        recorder.writing.describe:Describer.changed""",
+    "step's end: what is known of the run": """recorder.writing:Describer.description
+        recorder.writing:Describer.changed""",
     "SQLite: the file made and closed": "recording:RecordingWriter.__init__ recording:RecordingWriter.close",
     "SQLite: steps written": "recording:RecordingWriter.append",
     "end of the session": """block:Profile.__exit__ recorder.session:Session.close recorder.session:Session._end
@@ -444,6 +459,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error(f"{options.device} needs a CUDA device")
+    extension.build()
     steps: dict[str, list[int]] = {}
     for run in options.runs:
         program, _, count = run.partition("/")
@@ -456,7 +472,7 @@ def main() -> None:
             for count in counts:
                 print_parts(options.device, program, count, options.rounds)
             continue
-        for row in measure(options.device, program, counts, options.rounds):
+        for row in measure(options.device, program, counts, options.rounds, observed=True):
             print(json.dumps(row), flush=True)
 
 

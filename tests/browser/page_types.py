@@ -1,7 +1,7 @@
 """The page's data as types for the check of its JavaScript.
 
-A summary's types are made from the schema that ``ampmem show --schema`` prints, those of the rest from the views that
-become that rest. ``python tests/browser/page_types.py`` writes them anew; a test fails when they are others.
+The types of what commands print as JSON are made from the schemas that they print, those of the rest from the views
+that become that rest. ``python tests/browser/page_types.py`` writes them anew; a test fails when they are others.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ import json
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from ampmem.analysis.difference.difference import difference_schema
+from ampmem.analysis.fit import fit_schema
 from ampmem.analysis.jsonable import json_fields
 from ampmem.analysis.summary import summary_schema
 from ampmem.reporters.html.advise_page import AdviceView
@@ -23,8 +26,8 @@ from ampmem.reporters.html.watched_page import WatchedView
 
 FILE = Path(__file__).resolve().parents[2] / "ampmem" / "reporters" / "html" / "js" / "common" / "page.d.ts"
 HEAD = (
-    "/** What the pages are drawn from. Made from the JSON schema of a summary, and from the views in Python, by "
-    "tests/browser/page_types.py. */\n"
+    "/** What the pages are drawn from: the JSON that commands print, by its schemas, and the views in Python. "
+    "Made by tests/browser/page_types.py. */\n"
 )
 WORDS = {bool: "boolean", int: "number", float: "number", str: "string", type(None): "null"}
 SCHEMA_WORDS = {"boolean": "boolean", "integer": "number", "number": "number", "string": "string", "null": "null"}
@@ -32,12 +35,20 @@ SCHEMA_WORDS = {"boolean": "boolean", "integer": "number", "number": "number", "
 
 def page_types() -> str:
     """The declarations of all that the views of the pages, and :class:`RunWords`, hold."""
-    schema: dict[str, Any] = summary_schema()
-    described = {"Summary": schema, **schema["$defs"]}
-    declared = {name: _interface(name, _members(of)) for name, of in described.items()}
-    for view in (PageView, RunWords, FitView, WatchedView, AdviceView):
+    declared: dict[str, str] = {}
+    for view in (RunWords, PageView, FitView, WatchedView, AdviceView):
         _declare(view, declared)
     return "\n".join((HEAD, *declared.values()))
+
+
+@cache
+def _described() -> Mapping[str, Any]:
+    """The schemas of all that the commands print as JSON."""
+    found: dict[str, Any] = {}
+    roots = (("Summary", summary_schema()), ("Difference", difference_schema()), ("FitResult", fit_schema()))
+    for name, schema in roots:
+        found |= {name: schema, **schema["$defs"]}  # type: ignore[dict-item]
+    return found
 
 
 def _interface(name: str, members: Mapping[str, str]) -> str:
@@ -71,12 +82,15 @@ def _of_schema(of: Mapping[str, Any]) -> str:
 
 
 def _declare(view: type, declared: dict[str, str]) -> None:
-    if view.__name__ in declared:
+    name = view.__name__
+    if name in declared:
         return
-    declared[view.__name__] = ""
+    declared[name] = ""
     hints = get_type_hints(view)
     members = {key: hints[item.name] for key, item in json_fields(view)}
-    declared[view.__name__] = _interface(view.__name__, {key: _typed(hint) for key, hint in members.items()})
+    schema = _described().get(name)
+    typed = {key: _typed(hint) for key, hint in members.items()} if schema is None else _members(schema)
+    declared[name] = _interface(name, typed)
     for hint in members.values():
         for inner in _views_in(hint):
             _declare(inner, declared)

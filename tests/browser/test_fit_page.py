@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from pages import Open, wait_until
 
-from ampmem.analysis.fit import FitResult, Memory, Vary, arm_fits, break_evens
+from ampmem.analysis.fit import FitResult, Memory, Points, Vary, fit_result
 from ampmem.reporters.html.fit_page import write_fit
 from ampmem.reporters.text.fit import break_even_lines, fitting_lines
 from ampmem.units import format_bytes
@@ -32,16 +33,13 @@ def made(total: int = 800 * MIB, arms: tuple[str, ...] = ("amp",)) -> FitResult:
     fp32 = {value: memory(20 + 10 * value) for value in (1, 2, 3, 4, 16, 24)}
     amp = {**{value: memory(45 + 2 * value) for value in fp32}, 64: memory(173), 128: None}
     points = {"fp32": {**fp32, 25: None, 64: None}, **{arm: dict(amp) for arm in arms}}
-    return FitResult(
-        script="train.py",
-        vary=Vary(name="--batch-size", separator="=", low=1, high=64),
-        gpu="a GPU",
-        total=total,
-        steps=2,
-        arms=arm_fits(points),
-        break_even=break_evens(points),
-        notes=("a note",),
-    )
+    return fit_of(points, total)
+
+
+def fit_of(points: Mapping[str, Points], total: int, gpu: str = "a GPU") -> FitResult:
+    """The result of runs over a batch size."""
+    vary = Vary(name="--batch-size", separator="=", low=1, high=64)
+    return fit_result(points, script="train.py", vary=vary, gpu=gpu, total=total, steps=2, notes=("a note",))
 
 
 @pytest.fixture
@@ -82,8 +80,7 @@ def test_what_may_fit_is_neither_what_fits_nor_what_does_not(tmp_path: Path, ope
         )
 
     points = {"fp32": {16: at(700), 32: at(1100), 33: at(1170), 64: None}, "amp": {16: at(520), 43: at(1140)}}
-    found = replace(made(2048 * MIB), gpu="2GiB", arms=arm_fits(points), break_even=break_evens(points))
-    write_fit(found, tmp_path / "fit.html")
+    write_fit(fit_of(points, 2048 * MIB, "2GiB"), tmp_path / "fit.html")
     page = open_page(tmp_path / "fit.html")
     assert page.locator("h1").inner_text() == "On 2 GiB AMP trains 43 or more a batch, FP32 32."
     symbols = "Object.fromEntries(document.getElementById('chart').data.map((one) => [one.name, one.marker?.symbol]))"
@@ -181,7 +178,7 @@ def test_texts_of_the_script_are_only_ever_texts(tmp_path: Path, open_page: Open
     hostile = replace(
         made(),
         script=HOSTILE,
-        gpu=HOSTILE,
+        gpu=replace(made().gpu, name=HOSTILE),
         notes=(HOSTILE,),
         vary=Vary(name=HOSTILE, separator="=", low=1, high=None),
     )

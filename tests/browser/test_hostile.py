@@ -63,35 +63,19 @@ def hostile_data(data: dict[str, Any]) -> None:
     run["events"]["phase_runs"] = [[number * 3, payload] for number, payload in enumerate(PAYLOADS[:15])]
     run["label"] = PAYLOADS[0]
     data["runs"] = [run, {**run, "label": PAYLOADS[1]}]
-    cells = [1, 2]
+    step = run["summary"]["steps"][0]
     data["comparison"] = {
-        "baseline": PAYLOADS[0],
+        "baseline": 0,
         "labels": [PAYLOADS[0], PAYLOADS[1]],
-        "steps": [0, 0],
-        "instants": [
-            {"name": text, "rows": [{"key": text, "cells": cells}], "totals": cells} for text in PAYLOADS[2:12]
-        ],
-        "waterfall": [
-            {
-                "from": PAYLOADS[0],
-                "to": text,
-                "instant": text,
-                "start": 1,
-                "end": 2,
-                "terms": [{"key": text, "bytes": 1}],
-            }
-            for text in PAYLOADS[2:12]
-        ],
-        "step_time": [None, None],
-        "losses": [{"step": 0, "values": [1.5, None], "texts": [PAYLOADS[3], PAYLOADS[4]]}],
-        "loss_difference": [None, None],
-        "loss_difference_texts": [PAYLOADS[5], PAYLOADS[6]],
-        "activation_ratio": [None, None],
-        "activation_ratio_texts": [PAYLOADS[7], PAYLOADS[8]],
-        "peak_difference": [None, 5],
+        "steps": [step, {**step, "peak": {**step["peak"], "categories": dict.fromkeys(step["peak"]["categories"], 1)}}],
+        "waterfalls": [[1, "peak"]],
+        "figures": [[text, text, text] for text in PAYLOADS],
+        "losses": [[PAYLOADS[2], PAYLOADS[3], PAYLOADS[4]]],
+        "loss_differences": [PAYLOADS[5], PAYLOADS[6], PAYLOADS[7]],
         "remarks": list(PAYLOADS),
-        "failures": [{"label": text, "failure": text} for text in PAYLOADS],
+        "failures": list(PAYLOADS),
     }
+    data["marks"] = dict(zip(data["marks"], PAYLOADS[8:], strict=False))
 
 
 def use_everything(page: Any) -> None:

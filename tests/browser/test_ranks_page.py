@@ -178,6 +178,19 @@ def test_of_several_precisions_the_worst_ranks_are_compared(open_page: Open, tmp
     wait_until(page, "document.getElementById('shown-run').textContent === 'fp32 rank 2'")
 
 
+def test_the_page_of_json_has_every_rank_and_no_run(open_page: Open, job: tuple[Path, Ranks], tmp_path: Path) -> None:
+    path, ranks = job
+    (tmp_path / "ranks.json").write_text(ranks.to_json())
+    write([tmp_path / "ranks.json"], tmp_path / "page.html")
+    rows = [row | {"label": ""} for row in open_page(path).evaluate(ROWS)]
+    page = open_page(tmp_path / "page.html")
+    assert [row | {"label": ""} for row in page.evaluate(ROWS)] == rows
+    assert page.locator("#ranks a").count() == 0 and not page.is_visible("#run-choice")
+    shown = "[...document.querySelectorAll('main > section')].filter((one) => one.offsetHeight).map(({ id }) => id)"
+    assert page.evaluate(shown) == ["job", "verdict", "ranks", "one-rank"]
+    assert page.inner_text("#one-rank-title") == "Single ranks"
+
+
 def test_a_click_is_followed_although_the_page_wrote_its_address_meanwhile(
     open_page: Open, job: tuple[Path, Ranks]
 ) -> None:

@@ -165,7 +165,9 @@ def test_what_is_not_known_has_no_column(open_page: Open, arms_page: Written, tm
     def bare(data: dict[str, Any]) -> None:
         for step in (step for run in data["runs"] for step in run["said"]["steps"]):
             step.update(loss="-", update="", took="")
-        data["comparison"].update(losses=[], baseline=None, steps=[1, 2])
+        data["comparison"].update(losses=[], baseline=None, waterfalls=[])
+        for number, step in enumerate(data["comparison"]["steps"], start=1):
+            step["index"] = number
 
     page = open_page(changed(arms_page.path, tmp_path / "bare.html", bare))
     known = page.locator("#steps table").first.locator("thead th").evaluate_all(heads)

@@ -24,8 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import emulation
 
 ROOT = emulation.HERE.parents[1]
-TESTS = ("tests/emulated", "tests/gpu/test_laws.py", "tests/gpu/test_processes.py")
-QUICK = ("tests/emulated", "tests/gpu/test_laws.py", "-k", "not compiled")
+TESTS = (
+    "tests/emulated",
+    "tests/integration/test_extension.py",
+    "tests/gpu/test_laws.py",
+    "tests/gpu/test_processes.py",
+)
+QUICK = ("tests/emulated", "tests/integration/test_extension.py", "tests/gpu/test_laws.py", "-k", "not compiled")
 MARK = "EMULATED_CUDA"
 """The variable that says that this process runs on the emulation; its value is the library."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -176,3 +178,9 @@ def test_the_command_prints_the_tables(capfd: pytest.CaptureFixture[str]) -> Non
     assert "**In the loop, on the CPU:**\n\n| program | steps |" in said.out
     assert said.out.count("\n| mlp | 3 | ") == 2
     assert said.err.startswith("cpu/mlp/3: ")
+
+
+@pytest.mark.parametrize("name", [name for names in overhead_turns.PARTS.values() for name in names.split()])
+def test_each_part_names_a_function_of_ampmem(name: str) -> None:
+    module, _, path = f"ampmem.{name}".partition(":")
+    assert callable(functools.reduce(getattr, path.split("."), import_module(module)))

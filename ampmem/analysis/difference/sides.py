@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ampmem.analysis.analyse import Analysis, analyse
-from ampmem.analysis.jsonable import from_json, parsed
+from ampmem.analysis.jsonable import NotOfThisKind, from_json, parsed
 from ampmem.analysis.modules import in_module
 from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge_all
-from ampmem.analysis.summary import Summary, require_training, summary_of
+from ampmem.analysis.summary import SCHEMA, Summary, require_training, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.marks import phase_at
@@ -296,22 +297,54 @@ def is_json(path: Path) -> bool:
         return False
 
 
-def _summed_up(path: Path) -> Side:
-    """The side of a summary's JSON. Raises :class:`RecordingError` for other JSON."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Printed:
+    """JSON that a command prints: its schema, the dataclass that it is made from, what it is, and the command."""
+
+    schema: str
+    of: type
+    what: str
+    command: str
+
+
+PRINTED_SUMMARY = Printed(schema=SCHEMA, of=Summary, what="a summary", command="ampmem show --json")
+
+
+def printed_in(path: Path, kinds: Sequence[Printed]) -> list[Any]:
+    """The objects in the JSON file at ``path``, one or an array of them, each of one of ``kinds``.
+
+    Raises :class:`RecordingError` for other JSON.
+    """
+    shown = kinds[0]
+    found: list[Any] = []
     try:
         value = parsed(path.read_text(encoding="utf-8-sig"))
-        found = value if isinstance(value, list) else [value]
-        if len(found) != 1:
-            raise UsageError(f"{path} has {len(found)} summaries, and a side is one; write each to a file of its own")
-        summary = from_json(Summary, found[0])
+        for each in value if isinstance(value, list) else [value]:
+            schema = each.get("schema") if isinstance(each, dict) else None
+            named = [kind for kind in kinds if kind.schema == schema]
+            if not named and len(kinds) > 1:
+                commands = ", ".join(kind.command for kind in kinds)
+                raise RecordingError(f"{path} is JSON, but not from one of these commands: {commands}")
+            shown = (named or kinds)[0]
+            found.append(from_json(shown.of, each))
+        if not found:
+            raise NotOfThisKind("it is an empty array")
     except ValueError as error:
         raise RecordingError(
-            f"{path} is not a summary of this version of ampmem ({_in_short(error)}); "
-            "make one anew with ampmem show --json"
+            f"{path} is not {shown.what} of this version of ampmem ({_in_short(error)}); "
+            f"write it again with {shown.command}"
         ) from None
     except OSError as error:
         raise RecordingError(f"{path} cannot be read: {error.strerror}") from None
-    return Side(label=str(path), summary=summary, groups=None)
+    return found
+
+
+def _summed_up(path: Path) -> Side:
+    """The side of a summary's JSON. Raises :class:`RecordingError` for other JSON."""
+    found = printed_in(path, [PRINTED_SUMMARY])
+    if len(found) != 1:
+        raise UsageError(f"{path} has {len(found)} summaries, but only one can be compared; write each to its own file")
+    return Side(label=str(path), summary=found[0], groups=None)
 
 
 def _in_short(error: Exception) -> str:

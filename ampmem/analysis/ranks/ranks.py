@@ -24,6 +24,10 @@ SCHEMA = "ampmem.ranks/1"
 MOST_NAMED = 4096
 """In jobs with more ranks, missing ranks are not looked for one by one."""
 
+SAME = 1024
+"""Ranks whose peaks differ by at most this many bytes count as equal."""
+_NOTABLE = 0.01
+
 
 class Absence(StrEnum):
     """Why a rank is not compared."""
@@ -169,6 +173,10 @@ class Spread:
     max: int
     spread: int
     worst: int
+
+    def marks(self, size: int) -> bool:
+        """Whether ``size`` is the largest and is worth a mark: the ranks differ by 1 % of it or more."""
+        return size == self.max and self.spread >= _NOTABLE * self.max and self.spread > SAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,9 +345,6 @@ def ranks_schema() -> dict[str, Json]:
 # The spread of a size over ranks.
 
 _T = TypeVar("_T")
-
-SAME = 1024
-"""Ranks whose peaks differ by at most this many bytes count as equal."""
 
 
 def middle(ascending: Sequence[_T]) -> _T:

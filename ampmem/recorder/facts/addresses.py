@@ -91,7 +91,7 @@ _storage_of, _first_of = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
 
 
 class AliveBlocks(NamedTuple):
-    """Live blocks of a source: address and bytes of those that no hook has seen, and the bytes of all."""
+    """Live blocks of a source: address and bytes of those that no hook has told it of, and the bytes of all."""
 
     unseen: dict[int, int]
     total: int

@@ -155,10 +155,11 @@ class HolderLog:
         return found
 
     def _known(self, models: Models, states: Iterable[Any]) -> set[int]:
-        """Addresses of parameters, their gradients, and ``states``."""
+        """Addresses of parameters, their gradients, buffers, and ``states``."""
         parameters: list[Tensor] = [parameter for _, parameter in models.parameters()]
         gradients = [grad for parameter in parameters if (grad := gradient_of(parameter)) is not None]
-        tensors = [*parameters, *gradients, *(tensor for state in states for tensor in _tensors(state))]
+        buffers = [buffer for _, buffer in models.buffers()]
+        tensors = [*parameters, *gradients, *buffers, *(tensor for state in states for tensor in _tensors(state))]
         return {self._log.storage_address(part) for tensor in tensors for part in parts_of(tensor)}
 
 

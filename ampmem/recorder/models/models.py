@@ -304,11 +304,9 @@ class Models:
                     )
                 self.widths[slot.name_id] = parameter.element_size()
             self._log.about(Fact.PARAMETER, parameter, slot.name_id, slot.path_id)
-        for slot in self._buffers:
-            buffer = slot.tensor(BUFFERS)
-            if buffer is not None:
-                self.buffers_at.add(buffer, slot.name_id)
-                self._log.about(Fact.BUFFER, buffer, slot.name_id, slot.path_id)
+        for slot, buffer in self.buffers():
+            self.buffers_at.add(buffer, slot.name_id)
+            self._log.about(Fact.BUFFER, buffer, slot.name_id, slot.path_id)
 
     def parameters(self) -> Iterator[tuple[Slot, nn.Parameter]]:
         """Every live parameter with its :class:`Slot`."""
@@ -318,6 +316,13 @@ class Models:
             parameter = None if module is None else held_as(module, PARAMETERS, slot.key)
             if parameter is not None and (parameter.is_leaf or not _is_computed(parameter)):
                 yield slot, kept(parameter)  # type: ignore[arg-type]
+
+    def buffers(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+        """Every live buffer with its :class:`Slot`."""
+        for slot in self._buffers:
+            buffer = slot.tensor(BUFFERS)
+            if buffer is not None:
+                yield slot, buffer
 
     def parameter_names(self) -> Iterator[str]:
         """The names of all parameters, including freed and uninitialized ones."""

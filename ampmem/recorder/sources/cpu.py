@@ -1,4 +1,4 @@
-"""Source ``cpu``: torch.profiler's allocation events, which come from the CPU allocator itself.
+"""Source ``cpu``: the events that the CPU allocator reports, by the compiled extension or by torch.profiler.
 
 The profiler is restarted at each :meth:`ProfilerSource.drain`, because only a stopped profiler returns its events.
 """
@@ -20,7 +20,9 @@ from ampmem.events import Column
 from ampmem.patching import Undo, added
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import See
+from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.base import RawEvents
+from ampmem.recorder.sources.extension import Observed
 from ampmem.recorder.sources.ledger import NOTHING, Ledger, Profiled
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recorder.sources.torch_flags import counting_begins, torch_flag
@@ -85,7 +87,9 @@ class ProfilerSource:
 
     def __init__(self, storages: Storages) -> None:
         self._ledger = Ledger(storages)
+        self._extension = extension.find()
         self._window = Window(memory=True)
+        """Used where there is no compiled extension."""
         self._notes: list[str] = []
         self.see: See | None = storages.see
 
@@ -96,16 +100,24 @@ class ProfilerSource:
     def start(self, baseline: Mapping[int, int]) -> None:
         """Begin recording."""
         self._ledger.add_baseline(baseline)
-        self._window.open()
+        if self._extension is not None:
+            self._extension.start()
+        else:
+            self._window.open()
 
     def drain(self) -> RawEvents:
         """The events since the last call."""
+        if self._extension is not None:
+            return self._extension_events(self._extension.take())
         result, marks = self._window.close()
         self._window.open()
         return self._events(result, marks)
 
     def stop(self) -> RawEvents:
         """The last events."""
+        if self._extension is not None:
+            self._extension.stop()
+            return self._extension_events(self._extension.take())
         try:
             return self._events(*self._window.close())
         except ProfileLost:
@@ -113,7 +125,10 @@ class ProfilerSource:
 
     def abandon(self) -> None:
         """Switch the profiler off in a forked child."""
-        self._window.abandon()
+        if self._extension is not None:
+            self._extension.stop()
+        else:
+            self._window.abandon()
 
     def owns_mode(self, mode: object) -> bool:
         """``False``: a CPU has no dispatch mode."""
@@ -126,7 +141,8 @@ class ProfilerSource:
             undo.callback(restore)
             if problem is not None:
                 self._notes = [NOT_COUNTED.format(why=problem)]
-            undo.callback(install())
+            if self._extension is None:
+                undo.callback(install())
             return undo.pop_all().close
 
     def blocks(self) -> AliveBlocks:
@@ -137,6 +153,18 @@ class ProfilerSource:
         """Notes for the reader of the recording."""
         told = self._ledger.told_by_size
         return [*self._notes, TOLD_BY_SIZE.format(size=format_bytes(told))] if told else self._notes
+
+    def _extension_events(self, seen: Observed) -> RawEvents:
+        rows, op, ops = seen.on(extension.CPU)
+        events = Profiled(
+            time_ns=seen.time_ns[rows],
+            address=seen.address[rows],
+            bytes=seen.bytes[rows],
+            total=seen.total[rows],
+            op=op,
+            sequence=seen.own[rows],
+        )
+        return self._ledger.settle(events, {name: place for place, name in enumerate(ops)})
 
     def _events(self, result: Any, marks: Marks) -> RawEvents:
         walk = _Walk(result.experimental_event_tree())

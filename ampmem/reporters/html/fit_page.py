@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampmem.analysis.fit import ArmFit, FitResult, SavingVerdict
+from ampmem.analysis.fit import ArmFit, FitResult
 from ampmem.analysis.timeline.categories import Category
 from ampmem.output import open_output
 from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
@@ -37,47 +37,32 @@ _LOOKS: dict[Arm, tuple[Fill, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveView:
-    """The curve of one arm.
+    """The words and the looks of the curve of one arm.
 
-    ``reserved`` and ``allocated`` have the peaks for each of ``values`` in bytes, ``texts`` the same in lines of words,
-    and ``surely`` whether the run surely fits or only may; ``failing`` has the values that do not fit. ``label`` names
-    the arm, and other arms with equal peaks.
+    ``label`` names the arm, and an arm before it with equal peaks. ``texts`` has lines of words for each run that fits
+    or may fit.
     """
 
-    arm: str
     label: str
     light: str
     dark: str
     symbol: str
-    values: tuple[int, ...]
-    reserved: tuple[int, ...]
-    allocated: tuple[int, ...]
     texts: tuple[tuple[str, ...], ...]
-    surely: tuple[bool, ...]
-    failing: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CrossingView:
-    """The peak of ``arm`` falls below the baseline's between ``costs_at`` and ``saves_at``."""
-
-    arm: str
-    costs_at: int
-    saves_at: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitView:
-    """The data that the page is drawn from.
+    """The data that the page is drawn from: the result as ``ampmem fit --json`` prints it, and the words about it.
 
-    ``capacity`` is the memory that the allocator can surely take of the device, in bytes, ``may`` its upper bound, and
-    ``capacity_text`` and ``may_text`` are the same in words; ``room`` explains them.
+    ``curves`` has one for each arm of ``fit``. ``capacity`` is the memory that the allocator can surely take of the
+    device, in bytes, ``may`` its upper bound, and ``capacity_text`` and ``may_text`` are the same in words; ``room``
+    explains them.
     """
 
     ampmem: str
     config: dict[str, bool | str]
+    fit: FitResult
     title: str
-    argument: str
     facts: tuple[tuple[str, str], ...]
     fitting: tuple[str, ...]
     break_even: tuple[str, ...]
@@ -87,9 +72,8 @@ class FitView:
     capacity_text: str
     may_text: str
     room: str
-    columns: tuple[str, ...]
     curves: tuple[CurveView, ...]
-    crossings: tuple[CrossingView, ...]
+    columns: tuple[str, ...]
     table: tuple[tuple[str, ...], ...]
 
 
@@ -114,8 +98,8 @@ def fit_view(fit: FitResult) -> FitView:
     return FitView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
+        fit=fit,
         title=headline(fit),
-        argument=fit.vary.name,
         facts=tuple(facts(fit)),
         fitting=tuple(fitting_lines(fit)),
         break_even=tuple(break_even_lines(fit)),
@@ -125,13 +109,8 @@ def fit_view(fit: FitResult) -> FitView:
         capacity_text="" if capacity is None else f"below {shown(capacity)}: fits",
         may_text="" if may is None or may == capacity else f"above {shown(may)}: does not fit",
         room=room_in_words(fit),
-        columns=tuple(_alike(fit, arm) for arm in different),
         curves=tuple(_curve(fit, arm, shown) for arm in fit.arms),
-        crossings=tuple(
-            CrossingView(arm=each.arm, costs_at=each.costs_at, saves_at=each.saves_at)
-            for each in fit.break_even
-            if each.verdict is SavingVerdict.CROSSES and each.costs_at is not None and each.saves_at is not None
-        ),
+        columns=tuple(_alike(fit, arm) for arm in different),
         table=tuple((str(value), *(_cell(arm, value, shown) for arm in different)) for value in fit.values),
     )
 
@@ -143,32 +122,26 @@ def _alike(fit: FitResult, arm: ArmFit) -> str:
 
 def _curve(fit: FitResult, arm: ArmFit, shown: Callable[[int], str]) -> CurveView:
     fill, symbol = _LOOKS[arm.name]
-    fitting = [(value, memory) for value, memory in arm.points.items() if memory is not None]
     same = fit.same_as(arm)
     return CurveView(
-        arm=arm.name,
         label=f"{arm.name}: the same as {same.name}" if same else arm.name,
         light=fill.light,
         dark=fill.dark,
         symbol=symbol,
-        values=tuple(value for value, _ in fitting),
-        reserved=tuple(memory.reserved for _, memory in fitting),
-        allocated=tuple(memory.allocated for _, memory in fitting),
         texts=tuple(
             (
                 f"{arm.name}, {fit.vary.name} {format_count(value)}: {'fits' if memory.surely else 'may fit'}",
                 f"{shown(memory.reserved)} reserved",
                 f"{shown(memory.allocated)} allocated",
             )
-            for value, memory in fitting
+            for value, memory in arm.memory.items()
+            if memory is not None
         ),
-        surely=tuple(memory.surely for _, memory in fitting),
-        failing=tuple(value for value, memory in arm.points.items() if memory is None),
     )
 
 
 def _cell(arm: ArmFit, value: int, shown: Callable[[int], str]) -> str:
     allocated, reserved = cells(arm, value, shown)
-    if value not in arm.points:
+    if value not in arm.memory:
         return "not run"
     return f"{reserved} ({allocated} allocated)" if reserved else allocated

@@ -24,7 +24,7 @@ from pathlib import Path
 from ampmem.analysis.jsonable import NOT_IN_JSON, plain
 from ampmem.analysis.timeline.categories import PRECISION_COPIES
 from ampmem.reporters.html import plotlyjs
-from ampmem.reporters.html.comparison import ChangesView, ComparisonView
+from ampmem.reporters.html.comparison import ChangesView, ComparedRuns
 from ampmem.reporters.html.palette import CategoryView, category_views, layer_views
 from ampmem.reporters.html.ranks import JobView
 from ampmem.reporters.html.run import RunView
@@ -169,7 +169,7 @@ class PageView:
     layers: tuple[CategoryView, ...]
     runs: tuple[RunView, ...]
     opens: int
-    comparison: ComparisonView | None
+    comparison: ComparedRuns | None
     changes: ChangesView | None
     verdict: VerdictView = field(metadata=NOT_IN_JSON)
     job: JobView | None = field(default=None, metadata=NOT_IN_JSON)
@@ -177,7 +177,7 @@ class PageView:
 
 def page_view(
     runs: tuple[RunView, ...],
-    comparison: ComparisonView | None,
+    comparison: ComparedRuns | None,
     verdict: VerdictView,
     *,
     job: JobView | None = None,

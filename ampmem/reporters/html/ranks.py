@@ -9,7 +9,6 @@ from itertools import groupby
 from urllib.parse import urlencode
 
 from ampmem.analysis.ranks.ranks import (
-    SAME,
     Absence,
     Alike,
     Excess,
@@ -20,7 +19,7 @@ from ampmem.analysis.ranks.ranks import (
     Ranks,
     Spread,
 )
-from ampmem.analysis.timeline.categories import CATEGORIES, Category
+from ampmem.analysis.timeline.categories import Category
 from ampmem.reporters.html.palette import label
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.verdict import (
@@ -32,6 +31,7 @@ from ampmem.reporters.html.verdict import (
     VerdictView,
     Waterfall,
     falls,
+    legend_of,
     paint,
     stacked,
     unchanged,
@@ -52,9 +52,6 @@ from ampmem.units import format_bytes, format_count, format_peak, peaks_apart
 
 MAX_ROWS = 64
 """The most groups of equal ranks that have a row each: those with the largest peaks."""
-
-_NOTABLE = 0.01
-"""A column's largest value is marked if the ranks differ by at least this share of it."""
 
 _ABSENT = {
     Absence.NO_FILE: "no file",
@@ -243,7 +240,7 @@ class _Table:
             text=format_peak(size) if size else "0",
             title=f"{format_count(size)} bytes" + (f", {format_count(above)} above the least" if above else ""),
             shade=min(100.0, 100 * above / self._scale) if self._scale else 0.0,
-            most=size == spread.max and spread.spread >= _NOTABLE * spread.max and spread.spread > SAME,
+            most=spread.marks(size),
         )
 
     def _largest(self, alike: Alike) -> Rank:
@@ -275,7 +272,8 @@ def _alike_in_words(alike: Alike) -> str:
 class JobView:
     """The section of a job.
 
-    ``shown`` is the run that the page opens on; ``pages`` says whose pages are in the file, ``command`` makes another.
+    ``shown`` is the run that the page opens on, empty without any; ``pages`` says whose pages are in the file,
+    ``command`` makes another.
     """
 
     title: str
@@ -290,7 +288,7 @@ class JobView:
 def job_view(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]], opens: str) -> JobView:
     """The section of ``jobs``, one for each precision, on a page that opens on the run ``opens``.
 
-    ``pages`` has for each job, by rank, the label of its run.
+    ``pages`` has for each job, by rank, the label of its run; nothing if the jobs were given as JSON.
     """
     first = jobs[0].job
     several = len(jobs) > 1
@@ -323,6 +321,9 @@ def _problems(ranks: Ranks) -> Iterable[str]:
 
 
 def _pages(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
+    if not any(pages):
+        beside = ", and the precisions side by side," if len(jobs) > 1 else ""
+        return f"This page was made from JSON: the pages of single ranks{beside} need the recordings."
     if all(len(shown) == len(ranks.ranks) for ranks, shown in zip(jobs, pages, strict=True)):
         return (
             "Every rank's page is in this file: its number in the table above leads there, or the chooser at the top."
@@ -334,7 +335,7 @@ def _pages(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
 
 
 def _command(jobs: Sequence[Ranks], pages: Sequence[Mapping[int, str]]) -> str:
-    for ranks, shown in zip(jobs, pages, strict=True):
+    for ranks, shown in zip(jobs, pages, strict=True) if any(pages) else ():
         for rank in ranks.ranks:
             if rank.rank not in shown:
                 return visible(f"ampmem report {shlex.quote(rank.file)}")
@@ -351,7 +352,7 @@ def ranks_verdict_view(ranks: Ranks) -> VerdictView:
         more=visible(" ".join(words.more), MAX_PROSE),
         when=visible(_step(ranks)),
         bars=tuple(_bars(ranks, shown)),
-        legend=tuple(_legend([peak for _, _, peak in shown])),
+        legend=legend_of(peak.categories for _, _, peak in shown),
         waterfall=_waterfall(ranks),
     )
 
@@ -384,12 +385,6 @@ def _bars(ranks: Ranks, shown: Sequence[tuple[str, Rank, RankPeak]]) -> Iterable
             change=signed(difference) if difference else "",
             pieces=stacked(peak.categories, most),
         )
-
-
-def _legend(peaks: Sequence[RankPeak]) -> Iterable[Bar]:
-    for category in CATEGORIES:
-        if any(peak.categories[category] for peak in peaks):
-            yield Bar(label=label(category), paint=paint(category))
 
 
 def _waterfall(ranks: Ranks) -> Waterfall | None:

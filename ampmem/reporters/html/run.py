@@ -25,7 +25,6 @@ from ampmem.analysis.advised import Advised
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import ParameterCasts
 from ampmem.analysis.comparison import Entry, entry_of
-from ampmem.analysis.difference.sides import is_json, read_side
 from ampmem.analysis.findings.base import Finding, Remedy, Section, remedies, told_elsewhere
 from ampmem.analysis.jsonable import plain
 from ampmem.analysis.modules import ROOT
@@ -436,16 +435,11 @@ class RunView:
 
 
 def column(path: Path, limit: int, progress: PageProgress, advised: Advised | None = None) -> tuple[Entry, RunView]:
-    """The recording at ``path``, or the JSON of one, as a column of a comparison and as a run of the page.
+    """The recording at ``path`` as a column of a comparison and as a run of the page.
 
-    Its events may take ``limit`` bytes of the page. Findings that ``advised`` disproves are left out of a recording;
-    JSON does not say which script it is about.
+    Its events may take ``limit`` bytes of the page. Findings that ``advised`` disproves are left out.
     """
     progress.say(f"reading {path.name}")
-    if is_json(path):
-        summary = read_side(path).summary
-        entry = Entry(label=summary.arm.name, summary=summary, plain_step_ns=summary.plain_step_ns, notes=summary.notes)
-        return entry, _view(entry, summary, path.name, None)
     recording = read(path)
     try:
         analysis = analyse(recording)
@@ -456,6 +450,12 @@ def column(path: Path, limit: int, progress: PageProgress, advised: Advised | No
         summary, _ = advised.without_disproved(summary, recording.run, recording.arm)
     entry = entry_of(recording, summary=summary)
     return entry, run_view(entry, summary, analysis, limit)
+
+
+def column_of(summary: Summary, title: str) -> tuple[Entry, RunView]:
+    """A run of which only the summary is known as a column of a comparison and as a run of the page."""
+    entry = Entry(label=summary.arm.name, summary=summary, plain_step_ns=summary.plain_step_ns, notes=summary.notes)
+    return entry, _view(entry, summary, title, None)
 
 
 def run_view(entry: Entry, summary: Summary, analysis: Analysis, limit: int) -> RunView:

@@ -162,6 +162,7 @@ def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
     """The verdict at the top of the page, in the words of ``said`` if given."""
     words = said or wording(verdict)
     known = [item for item in verdict.compositions if item is not None]
+    sizes = [{part.category: part.bytes for part in item.parts} for item in known]
     return VerdictView(
         headline=visible(words.headline, MAX_PROSE) + ".",
         why=visible(f"{capital(words.why)}." if words.why else "", MAX_PROSE),
@@ -169,9 +170,17 @@ def verdict_view(verdict: Verdict, said: Wording | None = None) -> VerdictView:
         instant="At the failure" if len(known) == 1 and known[0].short is not None else "At the peak",
         when=visible(_instants(known)),
         bars=tuple(_bars(verdict)),
-        legend=tuple(_legend(known)),
+        legend=legend_of(sizes, with_sizes=len(known) == 1),
         waterfall=None if verdict.answer is None or verdict.unsound else _waterfall(verdict.answer),
     )
+
+
+def legend_of(each: Iterable[Mapping[Category, int]], *, with_sizes: bool = False) -> tuple[Bar, ...]:
+    """The categories that any of the bars has."""
+    sizes = {category: size for one in each for category, size in one.items() if size}
+    shown = [category for category in CATEGORIES if category in sizes]
+    values = {category: format_bytes(sizes[category]) for category in shown if with_sizes}
+    return tuple(Bar(label=label(each), value=values.get(each, ""), paint=paint(each)) for each in shown)
 
 
 def _instants(known: Sequence[Composition]) -> str:
@@ -210,14 +219,6 @@ def _bar(name: str, item: Composition, most: int, answer: Answer | None) -> Bar:
         change=end or (signed(difference) if difference else ""),
         pieces=stacked({part.category: part.bytes for part in item.parts}, most),
     )
-
-
-def _legend(known: Sequence[Composition]) -> Iterable[Bar]:
-    sizes = {part.category: part.bytes for item in known for part in item.parts}
-    for category in CATEGORIES:
-        if category in sizes:
-            value = format_bytes(sizes[category]) if len(known) == 1 else ""
-            yield Bar(label=label(category), value=value, paint=paint(category))
 
 
 def _waterfall(answer: Answer) -> Waterfall:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,38 +10,41 @@ from pathlib import Path
 from ampmem.analysis.advised import Advised
 from ampmem.analysis.answer import judged_findings, verdict_of, verdict_of_one
 from ampmem.analysis.comparison import Comparison, Entry, compare, distinct
+from ampmem.analysis.difference.difference import SCHEMA as DIFFERENCE
 from ampmem.analysis.difference.difference import Difference
-from ampmem.analysis.difference.sides import Side, is_json
+from ampmem.analysis.difference.sides import PRINTED_SUMMARY, Printed, Side, is_json, printed_in
+from ampmem.analysis.fit import SCHEMA as FIT
+from ampmem.analysis.fit import FitResult
 from ampmem.analysis.ranks.jobs import RankRun, are_ranks, read_runs
 from ampmem.analysis.ranks.merge import Jobs, merge_all
+from ampmem.analysis.ranks.ranks import SCHEMA as RANKS
 from ampmem.analysis.ranks.ranks import Rank, Ranks
+from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
 from ampmem.recording import check_recording, rank_of, world_size_of
 from ampmem.reporters.html.comparison import (
-    ComparisonView,
+    ComparedRuns,
     changes_view,
-    comparison_view,
+    compared_runs,
     difference_headline,
     difference_verdict,
 )
+from ampmem.reporters.html.fit_page import render_fit
 from ampmem.reporters.html.page import PageView, opens_on, page_view, render
 from ampmem.reporters.html.progress import PageProgress
 from ampmem.reporters.html.ranks import job_view, ranks_verdict_view
-from ampmem.reporters.html.run import RunView, column, packed_words, said_of
+from ampmem.reporters.html.run import RunView, column, column_of, packed_words, said_of
 from ampmem.reporters.html.verdict import VerdictView, verdict_view
 from ampmem.reporters.text.ranks import heading, jobs_wording
 
 
-def difference_page(before: Side, after: Side, found: Difference, limit: int, progress: PageProgress) -> PageView:
-    """The page of ``found``, the difference of two sides, with each side's own page if it is in a file.
+def difference_page(found: Difference, files: Mapping[str, Path], limit: int, progress: PageProgress) -> PageView:
+    """The page of ``found``, with the pages of the recordings ``files``, which are its sides by their labels.
 
     ``limit`` is the most bytes of the page for the events of each.
     """
-    sides = [("before", before), ("after", after)]
-    shown = [
-        replace(column(side.file, limit, progress)[1], label=label) for label, side in sides if side.file is not None
-    ]
+    shown = [replace(column(file, limit, progress)[1], label=label) for label, file in files.items()]
     return page_view(
         tuple(shown), None, difference_verdict(found), changes=changes_view(found), opens=max(0, len(shown) - 1)
     )
@@ -73,11 +76,20 @@ def job_page(
     opens = pages[open_arm][chosen[open_arm][0]]
     return page_view(
         tuple(shown),
-        None if comparison is None else comparison_view(comparison),
+        None if comparison is None else compared_runs(comparison),
         ranks_verdict_view(jobs[0]) if comparison is None else _of_worst(merged, comparison),
         job=job_view(jobs, pages, opens),
         opens=[run.label for run in shown].index(opens),
     )
+
+
+def ranks_page(jobs: Sequence[Ranks]) -> PageView:
+    """The page of ``jobs`` without the pages of single ranks; of several the verdict is on the first."""
+    nothing: list[dict[int, str]] = [{} for _ in jobs]
+    verdict = ranks_verdict_view(jobs[0])
+    if len(jobs) > 1:
+        verdict = replace(verdict, headline=f"{heading(jobs[0])}: {verdict.headline}")
+    return page_view((), None, verdict, job=job_view(jobs, nothing, ""))
 
 
 def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict[int, str]:
@@ -132,7 +144,7 @@ STREAMS_LIMIT = 24_000_000
 
 
 def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advised: Advised | None = None) -> None:
-    """Write the page of ``recordings``, or of the JSON of their summaries, to ``output``.
+    """Write the page of ``recordings``, or of JSON that ampmem printed, to ``output``.
 
     Several recordings are compared, and ranks of one job merged. Findings that ``advised`` disproves are left out.
 
@@ -150,7 +162,7 @@ def write(recordings: Sequence[Path], output: Path, *, force: bool = False, advi
     with PageProgress() as progress:
         view = _view(recordings, STREAMS_LIMIT, progress, advised)
         progress.say(f"writing {output.name}")
-        page = render(view)
+        page = _rendered(view)
         with open_output(output, force=force) as stream:
             stream.write(page)
 
@@ -162,7 +174,8 @@ def write_difference(before: Side, after: Side, found: Difference, output: Path,
     """
     check_output(output, force=force)
     with PageProgress() as progress:
-        view = difference_page(before, after, found, _limit(STREAMS_LIMIT, 2), progress)
+        files = {label: side.file for label, side in (("before", before), ("after", after)) if side.file is not None}
+        view = difference_page(found, files, _limit(STREAMS_LIMIT, 2), progress)
         progress.say(f"writing {output.name}")
         page = render(view)
         with open_output(output, force=force) as stream:
@@ -175,12 +188,42 @@ def page_of(recordings: Sequence[Path], room: int) -> str:
     Raises what :func:`write` raises about recordings.
     """
     with PageProgress() as progress:
-        return render(_view(recordings, room, progress))
+        return _rendered(_view(recordings, room, progress))
 
 
-def _view(recordings: Sequence[Path], room: int, progress: PageProgress, advised: Advised | None = None) -> PageView:
+def _rendered(view: PageView | FitResult) -> str:
+    return render_fit(view) if isinstance(view, FitResult) else render(view)
+
+
+_PRINTED = (
+    PRINTED_SUMMARY,
+    Printed(schema=RANKS, of=Ranks, what="a merged view of ranks", command="ampmem show --ranks --json"),
+    Printed(schema=DIFFERENCE, of=Difference, what="a difference", command="ampmem diff --json"),
+    Printed(schema=FIT, of=FitResult, what="a fit", command="ampmem fit --json"),
+)
+"""The JSON that a page can be made from."""
+
+
+def _view(
+    recordings: Sequence[Path], room: int, progress: PageProgress, advised: Advised | None = None
+) -> PageView | FitResult:
     limit = partial(_limit, room)
-    return _of_ranks(recordings, limit, progress, advised) or _of_each(recordings, limit, progress, advised)
+    printed = {path: printed_in(path, _PRINTED) for path in recordings if is_json(path)}
+    found = [each for those in printed.values() for each in those]
+    if all(isinstance(each, Summary) for each in found):
+        return _of_ranks(recordings, limit, progress, advised) or _of_each(
+            recordings, printed, limit, progress, advised
+        )
+    if len(printed) == len(recordings) and all(isinstance(each, Ranks) for each in found):
+        return ranks_page(found)
+    if len(recordings) == len(found) == 1 and isinstance(found[0], Difference):
+        page = difference_page(found[0], {}, room, progress)
+        more = " ".join(filter(None, (page.verdict.more, "This page was made from JSON, without the runs' own pages.")))
+        return replace(page, verdict=replace(page.verdict, more=more))
+    if len(recordings) == len(found) == 1 and isinstance(found[0], FitResult):
+        return found[0]
+    path = next(path for path, those in printed.items() if not all(isinstance(each, Summary) for each in those))
+    raise UsageError(f"{path} cannot be compared with other files: report on it alone")
 
 
 def _limit(room: int, runs: int) -> int:
@@ -200,17 +243,28 @@ def _of_ranks(
 
 
 def _of_each(
-    recordings: Sequence[Path], limit: Callable[[int], int], progress: PageProgress, advised: Advised | None
+    recordings: Sequence[Path],
+    printed: Mapping[Path, Sequence[Summary]],
+    limit: Callable[[int], int],
+    progress: PageProgress,
+    advised: Advised | None,
 ) -> PageView:
-    """The page of all recordings, side by side."""
-    columns = [column(path, limit(len(recordings)), progress, advised) for path in recordings]
-    entries = distinct([entry for entry, _ in columns], [path.name for path in recordings])
+    """The page of all recordings, and of the summaries ``printed`` in some of the files, side by side."""
+    columns, names = [], []
+    for path in recordings:
+        if path in printed:
+            found = [column_of(summary, path.name) for summary in printed[path]]
+        else:
+            found = [column(path, limit(len(recordings)), progress, advised)]
+        columns += found
+        names += [path.name] * len(found)
+    entries = distinct([entry for entry, _ in columns], names)
     return page_view(*_side_by_side(entries, [run for _, run in columns]))
 
 
 def _side_by_side(
     entries: Sequence[Entry], runs: Sequence[RunView]
-) -> tuple[tuple[RunView, ...], ComparisonView | None, VerdictView]:
+) -> tuple[tuple[RunView, ...], ComparedRuns | None, VerdictView]:
     """The runs with the comparison's labels, the comparison (``None`` for a single run), and the verdict."""
     if len(runs) == 1:
         (entry,) = entries
@@ -224,4 +278,4 @@ def _side_by_side(
             against = difference_headline(comparison, index)
             said = said_of(entry.summary, judged[index], against)
             named.append(replace(run, label=entry.label, packed=packed_words(entry.summary, said)))
-    return tuple(named), comparison_view(comparison), verdict_view(verdict_of(comparison))
+    return tuple(named), compared_runs(comparison), verdict_view(verdict_of(comparison))

@@ -41,7 +41,7 @@ def headline(fit: FitResult) -> str:
 
     The values are the largest that were run and surely fit.
     """
-    device = fit.gpu if size_beside(fit.gpu) else format_bytes(fit.total).replace(".0 ", " ")
+    device = fit.gpu.name if size_beside(fit.gpu.name) else format_bytes(fit.gpu.total).replace(".0 ", " ")
     different = [arm for arm in fit.arms if fit.same_as(arm) is None]
     different.sort(key=lambda arm: -(arm.largest_fitting or 0))
     fitting = [(arm, arm.largest_fitting) for arm in different if arm.largest_fitting is not None]
@@ -63,14 +63,14 @@ def facts(fit: FitResult) -> list[tuple[str, str]]:
     """What was run, as names and texts, and what makes the numbers doubtful."""
     vary = fit.vary
     outside = ""
-    if fit.outside is not None and fit.outside_at_most is not None:
-        assumed = _range(fit, fit.outside, fit.outside_at_most)
+    if fit.gpu.outside is not None and fit.gpu.outside_at_most is not None:
+        assumed = _range(fit, fit.gpu.outside, fit.gpu.outside_at_most)
         outside = f", {assumed} of it assumed in use outside of the allocator"
-    gpu = f"{fit.gpu} (simulated), {format_bytes(fit.total)}"
-    if not size_beside(fit.gpu):
-        gpu = f"{format_bytes(fit.total)} (simulated)"
-    if fit.allowed is not None:
-        outside += f"; the script lets this process take {format_bytes(fit.allowed)} of it"
+    gpu = f"{fit.gpu.name} (simulated), {format_bytes(fit.gpu.total)}"
+    if not size_beside(fit.gpu.name):
+        gpu = f"{format_bytes(fit.gpu.total)} (simulated)"
+    if fit.gpu.allowed is not None:
+        outside += f"; the script lets this process take {format_bytes(fit.gpu.allowed)} of it"
     high = "where it does not fit" if vary.high is None else format_count(vary.high)
     return [
         ("script", fit.script),
@@ -149,7 +149,7 @@ def _points(fit: FitResult, layout: Layout) -> str:
 
 def sizes_of(fit: FitResult) -> Callable[[int], str]:
     """The function that writes the peaks of all runs in one unit."""
-    found = (memory for arm in fit.arms for memory in arm.points.values() if memory is not None)
+    found = (memory for arm in fit.arms for memory in arm.memory.values() if memory is not None)
     return format_alike((memory.allocated, memory.reserved) for memory in found)
 
 
@@ -158,21 +158,23 @@ def room(fit: FitResult) -> tuple[int, int] | None:
 
     ``None`` if nothing fits, as no run tells the memory outside of the allocator then.
     """
-    if fit.outside is None or fit.outside_at_most is None:
+    if fit.gpu.outside is None or fit.gpu.outside_at_most is None:
         return None
-    surely, at_most = fit.total - fit.outside_at_most, fit.total - fit.outside
-    return (surely, at_most) if fit.allowed is None else (min(surely, fit.allowed), min(at_most, fit.allowed))
+    surely, at_most = fit.gpu.total - fit.gpu.outside_at_most, fit.gpu.total - fit.gpu.outside
+    return (
+        (surely, at_most) if fit.gpu.allowed is None else (min(surely, fit.gpu.allowed), min(at_most, fit.gpu.allowed))
+    )
 
 
 def room_in_words(fit: FitResult) -> str:
     """The memory that the allocator can take, and why; empty if unknown."""
     found = room(fit)
-    if found is None or fit.outside is None or fit.outside_at_most is None:
+    if found is None or fit.gpu.outside is None or fit.gpu.outside_at_most is None:
         return ""
-    whole, outside = sizes_of(fit)(fit.total), _range(fit, fit.outside, fit.outside_at_most)
+    whole, outside = sizes_of(fit)(fit.gpu.total), _range(fit, fit.gpu.outside, fit.gpu.outside_at_most)
     said = f"Of the {whole} that the device has, {outside} is in use outside of the allocator, such as the CUDA context"
-    if fit.allowed is not None and found[1] == fit.allowed:
-        said += f", and the script lets this process take {_range(fit, fit.allowed, fit.allowed)}"
+    if fit.gpu.allowed is not None and found[1] == fit.gpu.allowed:
+        said += f", and the script lets this process take {_range(fit, fit.gpu.allowed, fit.gpu.allowed)}"
     if found[0] == found[1]:
         return f"{said}: the allocator can take {_range(fit, *found)}."
     return (
@@ -190,9 +192,9 @@ def _range(fit: FitResult, low: int, high: int) -> str:
 
 def cells(arm: ArmFit, value: int, shown: Callable[[int], str]) -> tuple[str, str]:
     """The allocated and reserved peaks of a run as words; ``shown`` writes a size in bytes."""
-    if value not in arm.points:
+    if value not in arm.memory:
         return ABSENT, ABSENT
-    memory = arm.points[value]
+    memory = arm.memory[value]
     if memory is None:
         return DOES_NOT_FIT, ""
     reserved = shown(memory.reserved)
@@ -219,16 +221,17 @@ def _fitting(fit: FitResult, arm: ArmFit) -> str:
     if fits is None:
         said.append("nothing that was run surely fits")
     largest = max(fits or 0, may or 0)
-    too_large = min((value for value, memory in arm.points.items() if memory is None and value > largest), default=None)
+    failing = (point.value for point in arm.points if not point.may_fit and point.value > largest)
+    too_large = min(failing, default=None)
     shown = ", ".join(said)
     return f"{shown}; nothing larger was run" if too_large is None else f"{shown}, {too_large} does not"
 
 
 def _in_use(fit: FitResult, arm: ArmFit, value: int) -> str:
-    memory = arm.points[value]
+    memory = arm.memory[value]
     assert memory is not None
     if memory.allowed is None:
-        return of_whole(fit.total, *dict.fromkeys((memory.used, memory.most)))
+        return of_whole(fit.gpu.total, *dict.fromkeys((memory.used, memory.most)))
     most = memory.reserved if memory.highest is None else memory.highest - memory.outside_at_most
     taken = of_whole(memory.allowed, *dict.fromkeys((memory.reserved, most)))
     return f"the allocator takes {taken} that the script lets this process take"
@@ -264,7 +267,7 @@ def _break_even(fit: FitResult, each: BreakEven) -> str:
         case _:
             assert each.costs_at is not None and each.saves_at is not None
             cost, save = _at(fit, each, each.costs_at), _at(fit, each, each.saves_at)
-            more = "as much" if each.differences[each.costs_at] == 0 else "more"
+            more = "as much" if each.by_value[each.costs_at] == 0 else "more"
             if each.verdict is SavingVerdict.REVERSED:
                 return f"allocates less at {shown(each.saves_at)} ({save}), but {more} at {each.costs_at} ({cost})"
             return f"allocates {more} at {shown(each.costs_at)} ({cost}), less at {each.saves_at} ({save})"
@@ -272,7 +275,7 @@ def _break_even(fit: FitResult, each: BreakEven) -> str:
 
 def _at(fit: FitResult, each: BreakEven, value: int) -> str:
     """The difference at ``value`` in the unit of the peaks, or in a smaller one if it is small."""
-    difference, shown = each.differences[value], sizes_of(fit)
+    difference, shown = each.by_value[value], sizes_of(fit)
     unit = parse_bytes(f"1 {shown(0).rpartition(' ')[2]}")
     if abs(difference) < _SMALL * unit:
         return signed(difference)
@@ -280,6 +283,6 @@ def _at(fit: FitResult, each: BreakEven, value: int) -> str:
 
 
 def _span(fit: FitResult, each: BreakEven) -> str:
-    values = list(each.differences)
+    values = list(each.by_value)
     parts = [f"{_at(fit, each, value)} at {value}" for value in dict.fromkeys((values[0], values[-1]))]
     return ", ".join(parts)

@@ -369,8 +369,6 @@ def _groups(groups: Sequence[RankGroup], layout: Layout) -> str:
 
 
 _UNITS = (("B", 1), ("KiB", 1024), ("MiB", 1024**2), ("GiB", 1024**3), ("TiB", 1024**4))
-_NOTABLE = 0.01
-"""A value less than this share above its column's smallest is not marked."""
 _MOST = "*"
 _WORST = " worst"
 _FEET = ("least", "median", "most", "spread")
@@ -494,8 +492,7 @@ def _cell(size: int, unit: int, of: Spread | None = None, *, decimals: int = 1) 
     """``size`` in units, with a mark in front if it is its column's largest; only 0 reads as 0."""
     text = f"{size:,}" if unit == 1 or not size else f"{size / unit:,.{decimals}f}"
     text = "<0.1" if size and text == "0.0" else text
-    marked = of is not None and size == of.max and of.spread >= _NOTABLE * of.max and of.spread > 1024
-    return f"{_MOST if marked else ''}{text}"
+    return f"{_MOST if of is not None and of.marks(size) else ''}{text}"
 
 
 def _head(category: Category) -> str:

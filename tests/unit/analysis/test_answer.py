@@ -17,7 +17,7 @@ from ampmem.analysis.findings.base import Finding, Section
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import ArmRecord, Fact, OomRecord, Phase, PredictionRecord, Recording, TermsRecord
 from ampmem.failure import FailureKind, FailureRecord
-from ampmem.reporters.html.comparison import comparison_view
+from ampmem.reporters.html.comparison import compared_runs
 from ampmem.reporters.html.verdict import verdict_view
 from ampmem.reporters.text.answer import percent_of, portion, wording
 from ampmem.reporters.text.compare import render_figures
@@ -154,8 +154,8 @@ def test_peaks_in_two_phases_are_not_compared_with_each_other() -> None:
         ("Activations", "-600.0 KiB"),
         ("amp", "700.0 KiB"),
     ]
-    of_page = comparison_view(compare([entry_of(recording) for recording in DIFFERENT_INSTANTS]))
-    assert of_page.waterfall == ()
+    of_page = compared_runs(compare([entry_of(recording) for recording in DIFFERENT_INSTANTS]))
+    assert of_page.waterfalls == ()
 
 
 def test_peaks_of_other_phases_are_different_instants() -> None:

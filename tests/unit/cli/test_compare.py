@@ -115,3 +115,15 @@ def test_force_takes_the_first_names(here: Path) -> None:
     assert names(here) == {"train.fp32.ampmem", "train.2.fp32.ampmem"}
     assert (here / "train.fp32.ampmem").read_bytes().startswith(b"SQLite")
     assert (here / "train.2.fp32.ampmem").read_text() == "of another day"
+
+
+def test_the_json_is_that_of_the_recordings_and_has_their_page(here: Path) -> None:
+    code, text, _ = ampmem_here(here, "compare", "--no-times", "--json", "--arms", "fp32,amp-nocache", "train.py")
+    files = ["train.fp32.ampmem", "train.amp-nocache.ampmem"]
+    assert (code, text) == (0, ampmem_here(here, "show", "--json", *files)[1])
+    (here / "comparison.json").write_text(text)
+    assert ampmem_here(here, "report", "comparison.json")[0] == 0
+    # Of the precision that leaves no recording there is nothing.
+    code, text, _ = ampmem_here(here, "compare", "--no-times", "--json", "--arms", "fp32,amp", "--force", "train.py")
+    assert (code, text) == (1, ampmem_here(here, "show", "--json", files[0])[1])
+    assert ampmem_here(here, "compare", "--no-times", "--json", "--arms", "amp", "--force", "train.py")[:2] == (1, "")

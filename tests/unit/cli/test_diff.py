@@ -113,7 +113,7 @@ def test_of_a_job_the_worst_rank_is_compared(folder: Path) -> None:
 
 def test_what_is_refused_is_said_in_one_line(folder: Path) -> None:
     (folder / "odd.json").write_text('{"schema": "ampmem.fit/1"}')
-    (folder / "two.json").write_text("[{}, {}]")
+    (folder / "two.json").write_text(ampmem_here(folder, "show", "--json", "a.ampmem", "b.ampmem")[1])
     (folder / "text.ampmem").write_text("hello")
     assert "a.ampmem" not in refused(folder, "diff", "gone.ampmem", "a.ampmem")
     assert refused(folder, "diff", "a.ampmem").startswith("ampmem: diff compares two runs, not 1: ")

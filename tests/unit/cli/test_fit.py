@@ -26,13 +26,14 @@ from ampmem.analysis.fit import (
     Vary,
     arm_fits,
     break_evens,
+    fit_result,
     fit_schema,
     memory_of,
     next_to_fit,
     remaining,
     wanted,
 )
-from ampmem.analysis.fit import document as fit_document
+from ampmem.analysis.jsonable import from_json
 from ampmem.cli.fit import fit, varied_arguments
 from ampmem.cli.main import run
 from ampmem.errors import RecordingError, UsageError
@@ -66,16 +67,7 @@ def searched(
 
 
 def result(points: dict[str, dict[int, Memory | None]], varied: Vary) -> FitResult:
-    return FitResult(
-        script="train.py",
-        vary=varied,
-        gpu="a GPU",
-        total=TOTAL,
-        steps=2,
-        arms=arm_fits(points),
-        break_even=break_evens(points),
-        notes=("a note",),
-    )
+    return fit_result(points, script="train.py", vary=varied, gpu="a GPU", total=TOTAL, steps=2, notes=("a note",))
 
 
 def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into() -> None:
@@ -92,7 +84,7 @@ def test_what_the_script_lets_the_process_take_is_what_a_run_has_to_fit_into() -
     view = fit_view(found)
     assert view.capacity == view.may == 50_000
     assert "and the script lets this process take 48.8 KiB: the allocator can take 48.8 KiB." in view.room
-    assert fit_document(found).gpu.allowed_bytes == 50_000
+    assert found.gpu.allowed == 50_000
 
 
 steps_up = st.lists(st.integers(0, 3000), min_size=2, max_size=300)
@@ -239,7 +231,7 @@ def test_peaks_that_are_out_of_order_end_the_search_and_are_told() -> None:
     found = result(points, varied)
     for arm in found.arms:
         assert arm.largest_fitting == 20 and arm.smallest_not_fitting == 21
-        assert set(arm.gaps) == odd & set(arm.points)
+        assert set(arm.gaps) == odd & set(arm.memory)
     (against,) = found.break_even
     assert against.verdict is SavingVerdict.REVERSED
     assert "allocates less at --batch-size=1 (-100 B), but more at 20 (+100 B)" in render(found)
@@ -281,16 +273,29 @@ def test_the_text_and_the_json_say_what_was_run() -> None:
     assert "9.7 KiB, may not fit" in text
     assert "amp: allocates more at --batch-size=3 (+0.8 KiB), less at 4 (-100 B)" in text
     assert text.endswith("note: a note")
-    document = json.loads(fit_document(found).to_json())
+    document = json.loads(found.to_json())
     jsonschema.Draft202012Validator(fit_schema()).validate(document)
     assert document["schema"] == SCHEMA == "ampmem.fit/1"
-    assert document["vary"] == {"argument": "--batch-size", "low": 1, "high": 64}
+    assert document["vary"] == {"argument": "--batch-size", "low": 1, "high": 64, "separator": "="}
     assert document["runs"] == sum(len(arm["points"]) for arm in document["arms"])
     (crossing,) = document["break_even"]
     assert (crossing["verdict"], crossing["costs_at"], crossing["saves_at"]) == ("crosses", 3, 4)
     assert {each["value"]: each["bytes"] for each in crossing["differences"]}[3] == 800
     first = document["arms"][0]["points"][0]
     assert first["value"] == 1 and first["allocated_bytes"] == 1000 and first["fits"] is True
+
+
+def test_the_json_says_all_that_the_tables_and_the_page_say() -> None:
+    points = searched({"fp32": lambda value: 1000 * value, "amp": lambda value: 3500 + 100 * value}, vary(1, 64))
+    points["amp"][70] = replace(maybe(90_000, 20_000) or Memory(allocated=0, reserved=0, used=0), allowed=99_000)
+    for separator in ("=", " ", ""):
+        found = result(points, replace(vary(1, 64), separator=separator))
+        assert from_json(FitResult, json.loads(found.to_json())) == found
+    old = json.loads(found.to_json())
+    del old["vary"]["separator"]
+    for point in (point for arm in old["arms"] for point in arm["points"]):
+        del point["outside_at_most_bytes"], point["allowed_bytes"]
+    assert from_json(FitResult, old).vary == vary(1, 64), "of a version that did not say it"
 
 
 def maybe(peak: int, unknown: int) -> Memory | None:
@@ -311,7 +316,7 @@ def test_the_boundary_is_of_what_surely_fits_and_what_may_fit_is_told() -> None:
     assert (arm.largest_fitting, arm.smallest_not_fitting, arm.largest_that_may_fit) == (79, 80, 90)
     text = " ".join(render(found).split())
     assert "amp: --batch-size=79 fits (77.6 to 97.2 of 97.7 KiB), 90 may fit (88.4 to 107.9 of 97.7 KiB), 256" in text
-    document = json.loads(fit_document(found).to_json())
+    document = json.loads(found.to_json())
     assert [document["arms"][0][name] for name in ("largest_fitting", "largest_that_may_fit")] == [79, 90]
     said = {point["value"]: (point["fits"], point["may_fit"]) for point in document["arms"][0]["points"]}
     assert [said[79], said[90], said[256]] == [(True, True), (False, True), (False, False)]
@@ -402,7 +407,7 @@ def test_what_allocates_less_is_not_said_to_need_less_of_the_gpu() -> None:
 def test_a_gpu_that_is_named_by_its_size_is_told_once() -> None:
     found = result({"fp32": {1: memory(9)}}, vary(1, 1))
     assert "a GPU (simulated), 97.7 KiB, 512 B of it" in render(found)
-    assert "gpu     97.7 KiB (simulated), 512 B of it" in render(replace(found, gpu="100kB"))
+    assert "gpu     97.7 KiB (simulated), 512 B of it" in render(replace(found, gpu=replace(found.gpu, name="100kB")))
 
 
 def test_the_schema_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:

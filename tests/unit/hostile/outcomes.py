@@ -29,7 +29,7 @@ from ampmem.reporters.base import EVERYTHING, Report
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.perfetto import write_perfetto
 from ampmem.reporters.export.snapshot import write_snapshot
-from ampmem.reporters.html.comparison import comparison_view
+from ampmem.reporters.html.comparison import compared_runs
 from ampmem.reporters.html.page import page_view, render
 from ampmem.reporters.html.run import run_view
 from ampmem.reporters.html.verdict import verdict_view
@@ -84,7 +84,7 @@ def _use(path: Path) -> str | None:
     comparison = compare(distinct([entry, entry], [path.name] * 2))
     render_comparison(comparison, details=EVERYTHING)
     run = run_view(entry, summary, analysis, STREAM_LIMIT)
-    render(page_view((run, run), comparison_view(comparison), verdict_view(verdict_of(comparison))))
+    render(page_view((run, run), compared_runs(comparison), verdict_view(verdict_of(comparison))))
     judged_findings(comparison)
     try:
         what_ifs(path, ["expandable_segments"])

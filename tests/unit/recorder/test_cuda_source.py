@@ -20,7 +20,7 @@ from ampmem.analysis.timeline.lifetimes import pair
 from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, SegmentAction
 from ampmem.names import is_warning
-from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import ELSEWHERE, Log, Texts
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources.base import NO_EVENTS, DeviceSource
@@ -79,6 +79,18 @@ def test_what_was_alive_before_is_the_baseline_with_its_true_sizes(gpu: ModelCud
     assert window.bytes.tolist() == [1000, 3 * MIB - 100, 1000]
     assert window.block_bytes.tolist() == [1024, 3 * MIB, 1024]
     assert window.allocated.tolist() == [1000, 1000 + 3 * MIB - 100, 3 * MIB - 100]
+
+
+def test_what_is_alive_at_the_end_is_known_with_its_requested_bytes(gpu: ModelCuda, source: CudaSource) -> None:
+    before, freed = gpu.malloc(1000), gpu.malloc(700)
+    source.start({})
+    gpu.free(freed)
+    after = gpu.malloc(3 * MIB - 100)
+    source.drain()
+    assert source.blocks() == AliveBlocks({before.address: 1000, after.address: 3 * MIB - 100}, 1000 + 3 * MIB - 100)
+    gpu.free(before)
+    source.stop()
+    assert source.blocks() == AliveBlocks({after.address: 3 * MIB - 100}, 3 * MIB - 100)
 
 
 def test_an_unsplit_block_that_stays_has_its_true_size(gpu: ModelCuda, source: CudaSource) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ampmem.events import Fact
-from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.holders import HolderLog, names_of_holders
 from ampmem.recorder.models.models import Models
@@ -98,3 +98,14 @@ def test_modules_that_did_not_run_are_looked_for_where_parameters_are_unknown() 
     copies = [row for row, fact in enumerate(facts.fact) if fact == Fact.PARAMETER_COPY]
     found = {texts.value(facts.name[row]) for row in copies if facts.address[row] == idle.weight.data_ptr()}
     assert found == {"copy of weight"}
+
+
+def test_buffers_of_a_model_are_known_so_nobody_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = Texts()
+    log = Log(RealAddresses(), texts)
+    models = Models(texts, log)
+    model = nn.BatchNorm1d(4096)
+    models.add(model)
+    sizes = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+    monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("that walks through all objects"))
+    HolderLog(log, texts).note_rest(models, [], AliveBlocks(sizes, sum(sizes.values())))

@@ -261,6 +261,10 @@ class History:
         self._segments = SegmentLog()
         self.stacks = StackTexts()
 
+    def alive(self) -> dict[int, int]:
+        """Requested bytes of the blocks that are alive after the last window, by address."""
+        return {address: block.requested for address, block in self._live.items()}
+
     def read(self, snapshot: Snapshot, device: int, again: Callable[[], Snapshot] | None) -> TraceWindow:
         """The trace and final state of ``device`` in ``snapshot``; removes the traces from ``snapshot``.
 

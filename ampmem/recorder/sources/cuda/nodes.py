@@ -17,6 +17,7 @@ import torch
 from ampmem.events import Column
 from ampmem.recorder.facts.log import ELSEWHERE
 from ampmem.recorder.sources.cuda.trace import NO_BLOCKS, SeenBlocks
+from ampmem.recorder.sources.extension import Extension, Observed
 from ampmem.recorder.sources.torch_flags import counting_begins
 from ampmem.recorder.sources.window import COLLECTIVES, MARKER, MARKERS, ProfileLost, Span, Window, shift_between
 from ampmem.recorder.torch_private.general import ALLOCATION, OP_FIELDS, enter_scope, exit_scope
@@ -121,6 +122,54 @@ class NodeRecorder:
             return SeenNodes()
         shift = shift_between(walk.markers, marks)
         return SeenNodes(walk.spans, walk.blocks(shift), walk.devices, shift)
+
+
+class ObservedNodes:
+    """Records the nodes, as :class:`NodeRecorder` does, by the compiled extension."""
+
+    def __init__(self, extension: Extension) -> None:
+        self._extension = extension
+        self.running = False
+        """Whether nodes are being recorded."""
+
+    def start(self) -> None:
+        """Start the extension."""
+        with counting_begins():
+            self._extension.start()
+        self.running = True
+
+    def abandon(self) -> None:
+        """Stop in a forked child."""
+        if self.running:
+            self.running = False
+            self._extension.stop()
+
+    def take(self, *, go_on: bool) -> SeenNodes:
+        """The nodes since the last call, or since :meth:`start`."""
+        if not self.running:
+            return SeenNodes()
+        if not go_on:
+            self.abandon()
+        seen = self._extension.take()
+        threads: dict[int, set[int]] = {}
+        for device, thread in np.unique(np.stack([seen.device, seen.thread], axis=1), axis=0).tolist():
+            if device >= 0:
+                threads.setdefault(thread, set()).add(device)
+        blocks = {device: _blocks_on(device, seen) for device in set().union(*threads.values())}
+        spans = [Ran(start, end, seen.names[name], *rest) for start, end, name, *rest in seen.spans.tolist()]
+        return SeenNodes(spans, blocks, threads)
+
+
+def _blocks_on(device: int, seen: Observed) -> SeenBlocks:
+    rows, op, ops = seen.on(device)
+    return SeenBlocks(
+        time_ns=seen.time_ns[rows],
+        address=seen.address[rows],
+        bytes=seen.bytes[rows],
+        op=op,
+        sequence=seen.number[rows],
+        ops=ops,
+    )
 
 
 _WHOLE = "ampmem::window"

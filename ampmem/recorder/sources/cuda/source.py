@@ -30,15 +30,16 @@ from ampmem.allocator.snapshot import ALLOC, FREE_REQUESTED
 from ampmem.errors import UsageError
 from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
-from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log, Texts
 from ampmem.recorder.models.live import collection_paused
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, joined
 from ampmem.recorder.sources.cuda.device import CudaApi, Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import History, Level, Settled
-from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes
+from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes, ObservedNodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
 from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, SeenBlocks, Stamps
+from ampmem.recorder.sources.extension import find
 from ampmem.recorder.sources.window import check_free, install
 from ampmem.recorder.torch_private.general import in_backward
 from ampmem.units import format_count
@@ -135,7 +136,8 @@ class CudaSource:
         self._history = History(self._settings())
         self._peaks = TracePeaks(self._api, self._settings())
         self._stamps = Stamps()
-        self._nodes = NodeRecorder()
+        extension = find()
+        self._nodes = NodeRecorder() if extension is None else ObservedNodes(extension)
         self._tag: Callable[[str], None] | None = None
         self._marks: dict[tuple[int, Mark], tuple[MarkCount, LayersRecord]] = {}
         self._layers: list[LayersRecord] = []
@@ -181,7 +183,8 @@ class CudaSource:
         """Keep the script's scopes out of the profile that names nodes, and follow graph captures; returns the undo."""
         with ExitStack() as undo:
             undo.callback(self._api.follow_captures())
-            undo.callback(install())
+            if isinstance(self._nodes, NodeRecorder):
+                undo.callback(install())
             return undo.pop_all().close
 
     def start(self, baseline: Mapping[int, int]) -> None:
@@ -237,8 +240,10 @@ class CudaSource:
         """The events since the last call."""
         return self._take(go_on=True)
 
-    def blocks(self) -> None:
-        """``None``: the live blocks are not kept."""
+    def blocks(self) -> AliveBlocks:
+        """The live blocks after the last event. No hook tells this source which of them it has seen."""
+        alive = self._history.alive()
+        return AliveBlocks(alive, sum(alive.values()))
 
     def stop(self) -> RawEvents:
         """The last events; switches off what :meth:`start` switched on."""

@@ -1,7 +1,7 @@
 /** Puts the page of a fit together. */
 import { byId, fill, make, tableOf } from "./common/dom.js";
 import { formatBytes } from "./common/format.js";
-import { capacityShown, fitFigure } from "./figures/fitfigure.js";
+import { capacityShown, drawnFrom, fitFigure } from "./figures/fitfigure.js";
 import { drawChartPage } from "./sections/chartpage.js";
 /** @import { FitView } from "./common/page.js" */
 
@@ -24,9 +24,9 @@ function showTexts(data) {
   listed("break-even", data.break_even);
   byId("notes").hidden = data.remarks.length === 0;
   listed("remarks", data.remarks);
-  const columns = [data.argument, ...data.columns].map((head) => ({ head, number: true }));
+  const columns = [data.fit.vary.argument, ...data.columns].map((head) => ({ head, number: true }));
   fill(byId("runs"), tableOf({ caption: "Peak reserved of each run, and peak allocated", columns, rows: data.table }));
-  const above = data.capacity !== null && !capacityShown(data);
+  const above = data.capacity !== null && !capacityShown(drawnFrom(data));
   byId("capacity").textContent = above
     ? `The ${formatBytes(data.capacity)} that the allocator can take are above the picture.`
     : "";
@@ -37,7 +37,7 @@ function showTexts(data) {
 await drawChartPage({
   show: showTexts,
   section: "curves",
-  isEmpty: (/** @type {FitView} */ data) => data.curves.every((curve) => curve.values.length === 0),
+  isEmpty: (/** @type {FitView} */ data) => data.fit.arms.every(({ points }) => !points.some((point) => point.may_fit)),
   figure: fitFigure,
   height: HEIGHT,
 });

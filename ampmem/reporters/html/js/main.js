@@ -368,7 +368,7 @@ async function start() {
     data.runs.map((run, i) => [String(i), run.label]),
   );
   byId("foot").textContent = `Made by ampmem ${data.ampmem}. This page loads nothing from the network.`;
-  showComparison(data.comparison, page.categoryOf);
+  showComparison(data, page.categoryOf);
   showChanges(data.changes, page.categoryOf);
   if (data.runs.length) await page.show(page.runOf(place), place);
   else Object.assign(document.documentElement.dataset, { ready: "", drawn: "" });

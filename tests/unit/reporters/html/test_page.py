@@ -134,9 +134,9 @@ def test_several_recordings_are_compared(tmp_path: Path) -> None:
     data = page_data(page)
     assert [run["label"] for run in data["runs"]] == data["comparison"]["labels"]
     assert data["comparison"]["labels"] == ["fp32", "amp amp.ampmem #2", "amp amp.ampmem #3"]
-    assert data["comparison"]["baseline"] == "fp32"
+    assert data["comparison"]["baseline"] == 0
     # The three are the same run, so there is no way from one to another; the verdict says so.
-    assert data["comparison"]["waterfall"] == []
+    assert data["comparison"]["waterfalls"] == []
     assert re.findall(r'"quiet" colspan="3">(.*?)<', page) == ["the same as fp32", "the same as fp32"]
     assert [headline["label"] for headline in data["runs"][1]["said"]["headlines"]][2] == "Against fp32"
     assert "Against fp32" not in {headline["label"] for headline in data["runs"][0]["said"]["headlines"]}

@@ -24,7 +24,7 @@ from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import NO_TIMES
 from ampmem.reporters.base import EVERYTHING, Detail
 from ampmem.reporters.html import page
-from ampmem.reporters.html.comparison import comparison_view, difference_headline
+from ampmem.reporters.html.comparison import compared_runs, difference_headline
 from ampmem.reporters.html.run import RunEvents, Said, headlines, run_view, said_of
 from ampmem.reporters.html.safety import FOLDER
 from ampmem.reporters.text.compare import render as render_comparison
@@ -249,53 +249,43 @@ def test_every_section_that_a_finding_can_name_is_on_the_page() -> None:
         assert f'id="{section}"' in template
 
 
-def test_a_comparison_adds_up_and_reads_as_the_table_does() -> None:
+def test_a_comparison_reads_as_the_table_does() -> None:
     comparison = compared(fp32_run(), with_larger_activations())
-    view, shown = comparison_view(comparison), render_comparison(comparison, details=EVERYTHING)
-    assert (view.baseline, view.labels) == ("fp32", ("fp32", "amp"))
-    assert [instant.name for instant in view.instants] == ["after forward", "after backward", "after update", "peak"]
-    for instant in view.instants:
-        for column, total in enumerate(instant.totals):
-            assert total == sum(row.cells[column] or 0 for row in instant.rows)
-    assert [(fall.source, fall.target, fall.instant) for fall in view.waterfall] == [
-        ("fp32", "amp", "after forward"),
-    ]  # the verdict has the way from peak to peak
-    for fall in view.waterfall:
-        assert fall.start + sum(term.bytes for term in fall.terms) == fall.end
-        assert all(term.bytes for term in fall.terms)
-    for text in (
-        *view.activation_ratio_texts,
-        *view.loss_difference_texts,
-        *(t for row in view.losses for t in row.texts),
-    ):
+    view, shown = compared_runs(comparison), render_comparison(comparison, details=EVERYTHING)
+    assert (view.baseline, view.labels) == (0, ("fp32", "amp"))
+    assert view.steps == tuple(column.step for column in comparison.columns)
+    assert view.waterfalls == ((1, "after_forward"),)  # the verdict has the way from peak to peak
+    figures = {name: cells for name, *cells in view.figures}
+    assert list(figures) == ["Peak against fp32", "Activations after forward, against fp32"]
+    for text in (*figures["Activations after forward, against fp32"], *view.loss_differences[1:]):
         assert text in shown
+    assert all(text in shown for row in view.losses for text in row)
 
 
-def test_a_waterfall_goes_through_every_category_that_differs() -> None:
-    changed = comparison_view(compared(fp32_run(), with_larger_activations()))
-    falls = {fall.instant: fall for fall in changed.waterfall}
-    assert [(term.key, term.bytes) for term in falls["after forward"].terms] == [("activations", 700)]
-    assert falls["after forward"].end - falls["after forward"].start == 700
-    json = plain(falls["after forward"])
-    assert isinstance(json, dict)
-    assert (json["from"], json["to"]) == ("fp32", "amp")
+def test_the_compared_steps_are_in_the_page_as_they_are_in_the_json_of_the_runs() -> None:
+    comparison = compared(fp32_run(), with_larger_activations())
+    steps = plain(compared_runs(comparison).steps)
+    assert isinstance(steps, list)
+    for step, entry in zip(steps, comparison.entries, strict=True):
+        assert entry.summary is not None
+        assert step == json.loads(entry.summary.to_json())["steps"][-1]
 
 
 def test_without_a_baseline_there_is_no_waterfall() -> None:
-    view = comparison_view(compared(small_run().recording(), small_run().recording()))
+    view = compared_runs(compared(small_run().recording(), small_run().recording()))
     assert view.baseline is None
     assert view.labels == ("amp a", "amp b")
-    assert view.waterfall == ()
-    assert view.loss_difference == (None, None)
+    assert (view.waterfalls, view.loss_differences) == ((), ())
+    assert not [row for row in view.figures if "against" in row[0]]
     assert difference_headline(compared(small_run().recording(), small_run().recording()), 0) is None
 
 
 def test_recordings_of_two_scripts_have_no_difference() -> None:
     other = with_larger_activations()
     comparison = compared(fp32_run(), replace(other, run=replace(other.run, script="other.py")))
-    view = comparison_view(comparison)
+    view = compared_runs(comparison)
     assert len(view.remarks) == 1
-    assert (view.baseline, view.waterfall, view.peak_difference) == (None, (), (None, None))
+    assert (view.baseline, view.waterfalls, view.figures) == (None, (), ())
     assert difference_headline(comparison, 1) is None
 
 
@@ -306,17 +296,16 @@ def test_a_failure_is_told_once() -> None:
     _, summary = analysed(recording)
     entry = entry_of(recording, summary=summary)
     assert entry == entry_of(recording)
-    view = comparison_view(compared(fp32_run(), recording))
-    assert [(failure.label, failure.failure) for failure in view.failures] == [("amp", "ValueError: no")]
+    view = compared_runs(compared(fp32_run(), recording))
+    assert view.failures == ("amp failed: ValueError: no",)
 
 
 def test_losses_that_are_no_number_are_words() -> None:
     recording = fp32_run()
     steps = tuple(replace(step, loss=float("nan")) for step in recording.steps)
-    view = comparison_view(compared(recording, replace(small_run().recording(), steps=steps)))
-    assert view.losses[0].texts[1] == "nan"
-    assert view.loss_difference_texts[1] == "not finite"
-    assert plain(view.loss_difference) == [0.0, None]
+    view = compared_runs(compared(recording, replace(small_run().recording(), steps=steps)))
+    assert view.losses[0][2] == "nan"
+    assert view.loss_differences == ("Off fp32 by up to", "0 %", "not finite")
 
 
 def one_step(events: bool = True) -> Story:

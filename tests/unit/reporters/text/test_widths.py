@@ -18,7 +18,7 @@ from jobs import JOBS, jobs
 
 from ampmem.analysis.comparison import compare, entry_of
 from ampmem.analysis.estimate import prediction_of
-from ampmem.analysis.fit import FitResult, Memory, Vary, arm_fits, break_evens
+from ampmem.analysis.fit import FitResult, Memory, Vary, fit_result
 from ampmem.analysis.ranks.merge import Jobs, merge_all
 from ampmem.analysis.soundness import measure
 from ampmem.analysis.static_model.recipes import PRECISIONS, recipe
@@ -102,14 +102,13 @@ def fitted() -> FitResult:
 
     fp32 = {value: memory(1000 * MIB + value * 37 * MIB, 1024 * MIB + value * 37 * MIB) for value in (1, 2, 48, 128)}
     points: dict[str, dict[int, Memory | None]] = {"fp32": {**fp32, 256: None}, "amp": {**fp32, 1024: None}}
-    return FitResult(
+    return fit_result(
+        points,
         script="train.py --preset medium-1024",
         vary=Vary(name="--batch-size", separator="=", low=1, high=1024),
         gpu="RTX 4090",
         total=6 * GIB,
         steps=2,
-        arms=arm_fits(points),
-        break_even=break_evens(points),
         notes=("warning: 3 of 12 runs were killed", "attention takes 1.5 GiB more where the 2 kernels differ"),
     )
 

@@ -1,4 +1,9 @@
-/** What the pages are drawn from. Made from the JSON schema of a summary, and from the views in Python, by tests/browser/page_types.py. */
+/** What the pages are drawn from: the JSON that commands print, by its schemas, and the views in Python. Made by tests/browser/page_types.py. */
+
+export interface RunWords {
+  summary: Summary;
+  said: Said;
+}
 
 export interface Summary {
   schema: "ampmem.summary/1";
@@ -39,40 +44,15 @@ export interface Summary {
   notes: Array<string>;
 }
 
-export interface ActivationGroup {
-  kind: string;
-  dtype: string | null;
-  tensors: number;
-  bytes: number;
-  parts: Array<ActivationPart>;
+export interface DeviceSummary {
+  type: string;
+  name: string;
 }
 
-export interface ActivationPart {
-  saved_for: string | null;
-  made_by: string | null;
-  module: string | null;
-  tensors: number;
-  bytes: number;
-}
-
-export interface Allocator {
-  requested: number;
-  rounding: number;
-  allocated: number;
-  cached: number | null;
-  reserved: number | null;
-  outside: number | null;
-  outside_process: number | null;
-}
-
-export interface AllocatorRecord {
-  variable: string;
-  settings: string;
-  expandable_segments: boolean;
-  streams: number;
-  private_pools: number;
-  device: number;
-  peaks: Array<number>;
+export interface MeshAxis {
+  name: string;
+  size: number;
+  coordinate: number;
 }
 
 export interface ArmSummary {
@@ -84,30 +64,54 @@ export interface ArmSummary {
   wrapped: boolean;
 }
 
-export interface Casts {
-  copies: number;
+export interface Parameters {
+  count: number;
+  trainable: number;
   bytes: number;
-  peak_bytes: number;
-  cache_hits: number | null;
-  by_parameter: Array<ParameterCasts>;
-  steps: Array<StepCasts>;
+  cast_eligible: number | null;
+  global_count: number | null;
+  global_bytes: number | null;
+  untrained_count: number;
+  untrained_bytes: number;
 }
 
-export interface Conservation {
-  events: number;
-  residual_bytes: number | null;
-  reserved_residual_bytes: number | null;
-  other_threads_bytes: number;
+export interface Optimizer {
+  class: string;
+  implementation: "foreach" | "fused" | "for-loop";
 }
 
-export interface CopyCount {
-  copies: number;
+export interface Step {
+  index: number;
+  finished: boolean;
+  skipped_update: boolean;
+  loss: number | null;
+  loss_not_finite: "nan" | "inf" | "-inf" | null;
+  backwards: number;
+  loss_scale: number | null;
+  batch_size: number | null;
+  batch_loaded: boolean;
+  autocast_in_backward: boolean;
+  duration_ns: number;
+  marks: Marks;
+  peak: Peak;
+  peak_reserved: number | null;
+}
+
+export interface Marks {
+  after_forward: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
+  after_backward: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
+  after_optimizer: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
+}
+
+export interface Peak {
   bytes: number;
-}
-
-export interface DeviceSummary {
-  type: string;
-  name: string;
+  phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
+  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
+  communication_by_part: Record<"reduce_buckets" | "all_gather" | "reduce_scatter" | "unsharded_parameters" | "unsharded_gradients" | "receive_buffers" | "broadcast" | "all_reduce" | "all_to_all", number>;
+  op: string | null;
+  module: string | null;
+  allocated: number | null;
 }
 
 export interface FailedRequest {
@@ -143,42 +147,11 @@ export interface FailedRequest {
   parameters_there: number | null;
 }
 
-export interface Finding {
-  code: string;
-  severity: "info" | "advice" | "warning";
-  message: string;
-  bytes: number | null;
-  change: string;
-  evidence: Array<string>;
-  off_peak: number | null;
-  off_failure: number | null;
-  off_reserved: number | null;
-  proof: string;
-}
-
-export interface Held {
-  holder: string | null;
-  bytes: number;
-  tensors: number;
-}
-
-export interface HighestPeaks {
-  allocated: number;
-  reserved: number;
-  total: number;
-  bounds: Record<string, number>;
-  outside: number;
-  least_reserved: number | null;
-  likely_reserved: number | null;
-  unfilled_allocated: number | null;
-  unfilled_reserved: number | null;
-}
-
-export interface Holders {
-  cache: CopyCount | null;
-  autograd: CopyCount | null;
-  both: CopyCount | null;
-  neither: CopyCount | null;
+export interface ToCome {
+  gradients: number;
+  parameters: number;
+  optimizer_state: number | null;
+  optimizers: Array<string>;
 }
 
 export interface LargeAllocation {
@@ -198,29 +171,16 @@ export interface LargestFree {
   other_pools: number;
 }
 
-export interface Marks {
-  after_forward: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
-  after_backward: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
-  after_optimizer: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number> | null;
-}
-
-export interface MeshAxis {
-  name: string;
-  size: number;
-  coordinate: number;
-}
-
-export interface ModuleMemory {
-  name: string;
-  parameters: number;
-  activations: number;
-  cast_copies: number;
-  gradients: number;
-}
-
-export interface Optimizer {
-  class: string;
-  implementation: "foreach" | "fused" | "for-loop";
+export interface RunPeak {
+  bytes: number;
+  phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
+  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
+  temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
+  communication_by_part: Record<"reduce_buckets" | "all_gather" | "reduce_scatter" | "unsharded_parameters" | "unsharded_gradients" | "receive_buffers" | "broadcast" | "all_reduce" | "all_to_all", number>;
+  op: string | null;
+  module: string | null;
+  allocated: number | null;
+  step: number;
 }
 
 export interface OutsidePeak {
@@ -235,42 +195,32 @@ export interface OutsidePeak {
   after: boolean;
 }
 
-export interface ParameterCasts {
-  name: string;
-  copies: number;
+export interface WholePeak {
   bytes: number;
-  cache_hits: number | null;
-  held_by_cache: number | null;
-  held_by_autograd: number | null;
-  held_by_both: number | null;
+  at_most: number;
+  requested: number;
+  where: "step" | "before-steps" | "after-steps" | "not-recorded";
+  step: number | null;
 }
 
-export interface Parameters {
-  count: number;
-  trainable: number;
-  bytes: number;
-  cast_eligible: number | null;
-  global_count: number | null;
-  global_bytes: number | null;
-  untrained_count: number;
-  untrained_bytes: number;
+export interface Allocator {
+  requested: number;
+  rounding: number;
+  allocated: number;
+  cached: number | null;
+  reserved: number | null;
+  outside: number | null;
+  outside_process: number | null;
 }
 
-export interface Peak {
-  bytes: number;
-  phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
-  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
-  temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
-  communication_by_part: Record<"reduce_buckets" | "all_gather" | "reduce_scatter" | "unsharded_parameters" | "unsharded_gradients" | "receive_buffers" | "broadcast" | "all_reduce" | "all_to_all", number>;
-  op: string | null;
-  module: string | null;
-  allocated: number | null;
-}
-
-export interface PhaseCasts {
-  copies: number;
-  bytes: number;
-  cache_hits: number | null;
+export interface AllocatorRecord {
+  variable: string;
+  settings: string;
+  expandable_segments: boolean;
+  streams: number;
+  private_pools: number;
+  device: number;
+  peaks: Array<number>;
 }
 
 export interface Prediction {
@@ -283,74 +233,6 @@ export interface Prediction {
   not_modelled: Array<string>;
   stopped: string;
   allowed: number | null;
-}
-
-export interface RunPeak {
-  bytes: number;
-  phase: "setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation";
-  categories: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
-  temporaries_by_phase: Record<"setup" | "data" | "forward" | "backward" | "optimizer" | "between" | "evaluation", number>;
-  communication_by_part: Record<"reduce_buckets" | "all_gather" | "reduce_scatter" | "unsharded_parameters" | "unsharded_gradients" | "receive_buffers" | "broadcast" | "all_reduce" | "all_to_all", number>;
-  op: string | null;
-  module: string | null;
-  allocated: number | null;
-  step: number;
-}
-
-export interface StaticComponent {
-  mark: "after_forward" | "after_backward" | "after_optimizer";
-  component: string;
-  model_bytes_per_param: number;
-  model_bytes: number;
-  measured_bytes: number;
-  measured_bytes_per_param: number;
-  residual_bytes: number;
-  terms: Array<Term>;
-  explained: boolean;
-  holds: boolean;
-}
-
-export interface StaticRecipe {
-  precision: string;
-  title: string;
-  optimizer: Array<string>;
-  bytes_per_param: number;
-  peak_bytes_per_param: number;
-}
-
-export interface Step {
-  index: number;
-  finished: boolean;
-  skipped_update: boolean;
-  loss: number | null;
-  loss_not_finite: "nan" | "inf" | "-inf" | null;
-  backwards: number;
-  loss_scale: number | null;
-  batch_size: number | null;
-  batch_loaded: boolean;
-  autocast_in_backward: boolean;
-  duration_ns: number;
-  marks: Marks;
-  peak: Peak;
-  peak_reserved: number | null;
-}
-
-export interface StepCasts {
-  index: number;
-  phases: Record<string, PhaseCasts>;
-  after_forward: Holders | null;
-  peak_bytes: number;
-  recomputed: CopyCount;
-  views: CopyCount | null;
-  others: CopyCount;
-  surviving: CopyCount;
-}
-
-export interface Term {
-  why: string;
-  bytes: number;
-  tensors: number;
-  names: Array<string>;
 }
 
 export interface Terms {
@@ -366,175 +248,142 @@ export interface Terms {
   total: number;
 }
 
-export interface ToCome {
-  gradients: number;
-  parameters: number;
-  optimizer_state: number | null;
-  optimizers: Array<string>;
+export interface HighestPeaks {
+  allocated: number;
+  reserved: number;
+  total: number;
+  bounds: Record<string, number>;
+  outside: number;
+  least_reserved: number | null;
+  likely_reserved: number | null;
+  unfilled_allocated: number | null;
+  unfilled_reserved: number | null;
 }
 
-export interface WholePeak {
-  bytes: number;
-  at_most: number;
-  requested: number;
-  where: "step" | "before-steps" | "after-steps" | "not-recorded";
-  step: number | null;
-}
-
-export interface PageView {
-  ampmem: string;
-  config: Record<string, boolean | string>;
-  categories: Array<CategoryView>;
-  precision_copies: Array<string>;
-  autocast_arms: Array<string>;
-  marks: Record<string, string>;
-  layers: Array<CategoryView>;
-  runs: Array<RunView>;
-  opens: number;
-  comparison: ComparisonView | null;
-  changes: ChangesView | null;
-}
-
-export interface CategoryView {
-  key: string;
-  label: string;
-  light: string;
-  dark: string;
-  pattern: string;
-}
-
-export interface RunView {
-  label: string;
-  arm: string;
-  title: string;
-  packed: string;
-  events: RunEvents | null;
-}
-
-export interface RunEvents {
-  timed: boolean;
-  steps: Array<StepPositions>;
-  peak: number | null;
-  instant: ShownAtView | null;
-  failure: number | null;
-  activations: number;
-  phase_runs: Array<[number, string]>;
-  address_map: Array<SegmentView>;
-  stream: StreamView;
-}
-
-export interface StepPositions {
-  first: number;
-  last: number;
-  peak: number;
-}
-
-export interface ShownAtView {
-  position: number;
-  name: string;
-}
-
-export interface SegmentView {
-  address: number;
-  bytes: number;
-  blocks: Array<[number, number, string]>;
-}
-
-export interface StreamView {
-  mode: string;
+export interface Conservation {
   events: number;
-  note: string;
-  addresses: boolean;
-  packed: string;
+  residual_bytes: number | null;
+  reserved_residual_bytes: number | null;
+  other_threads_bytes: number;
 }
 
-export interface ComparisonView {
-  baseline: string | null;
-  labels: Array<string>;
-  steps: Array<number | null>;
-  instants: Array<InstantView>;
-  waterfall: Array<WaterfallView>;
-  peak_difference: Array<number | null>;
-  peak_reserved: Array<number | null>;
-  step_time: Array<StepTimeView | null>;
-  losses: Array<LossView>;
-  loss_difference: Array<number | null>;
-  loss_difference_texts: Array<string>;
-  activation_ratio: Array<number | null>;
-  activation_ratio_texts: Array<string>;
-  remarks: Array<string>;
-  failures: Array<FailureView>;
+export interface StaticRecipe {
+  precision: string;
+  title: string;
+  optimizer: Array<string>;
+  bytes_per_param: number;
+  peak_bytes_per_param: number;
 }
 
-export interface InstantView {
-  name: string;
-  rows: Array<CellRow>;
-  totals: Array<number | null>;
+export interface StaticComponent {
+  mark: "after_forward" | "after_backward" | "after_optimizer";
+  component: string;
+  model_bytes_per_param: number;
+  model_bytes: number;
+  measured_bytes: number;
+  measured_bytes_per_param: number;
+  residual_bytes: number;
+  terms: Array<Term>;
+  explained: boolean;
+  holds: boolean;
 }
 
-export interface CellRow {
-  key: string;
-  cells: Array<number | null>;
+export interface Term {
+  why: string;
+  bytes: number;
+  tensors: number;
+  names: Array<string>;
 }
 
-export interface WaterfallView {
-  from: string;
-  to: string;
-  instant: string;
-  start: number;
-  end: number;
-  terms: Array<SizeRow>;
+export interface ActivationGroup {
+  kind: string;
+  dtype: string | null;
+  tensors: number;
+  bytes: number;
+  parts: Array<ActivationPart>;
 }
 
-export interface SizeRow {
-  key: string;
+export interface ActivationPart {
+  saved_for: string | null;
+  made_by: string | null;
+  module: string | null;
+  tensors: number;
   bytes: number;
 }
 
-export interface StepTimeView {
-  median_ns: number;
-  min_ns: number;
-  max_ns: number;
-  text: string;
-  ratio_text: string;
+export interface Casts {
+  copies: number;
+  bytes: number;
+  peak_bytes: number;
+  cache_hits: number | null;
+  by_parameter: Array<ParameterCasts>;
+  steps: Array<StepCasts>;
 }
 
-export interface LossView {
-  step: number;
-  values: Array<number | null>;
-  texts: Array<string>;
-}
-
-export interface FailureView {
-  label: string;
-  failure: string;
-}
-
-export interface ChangesView {
-  note: string;
-  rows: Array<ChangeView>;
-}
-
-export interface ChangeView {
-  kind: string;
-  category: string;
-  what: string;
-  module: string;
+export interface ParameterCasts {
   name: string;
-  op: string;
-  source_line: string;
-  line_before: boolean;
-  stack: Array<string>;
-  tensors: string;
-  changes: number;
-  before: number;
-  after: number;
-  grown: number;
+  copies: number;
+  bytes: number;
+  cache_hits: number | null;
+  held_by_cache: number | null;
+  held_by_autograd: number | null;
+  held_by_both: number | null;
 }
 
-export interface RunWords {
-  summary: Summary;
-  said: Said;
+export interface StepCasts {
+  index: number;
+  phases: Record<string, PhaseCasts>;
+  after_forward: Holders | null;
+  peak_bytes: number;
+  recomputed: CopyCount;
+  views: CopyCount | null;
+  others: CopyCount;
+  surviving: CopyCount;
+}
+
+export interface PhaseCasts {
+  copies: number;
+  bytes: number;
+  cache_hits: number | null;
+}
+
+export interface Holders {
+  cache: CopyCount | null;
+  autograd: CopyCount | null;
+  both: CopyCount | null;
+  neither: CopyCount | null;
+}
+
+export interface CopyCount {
+  copies: number;
+  bytes: number;
+}
+
+export interface ModuleMemory {
+  name: string;
+  parameters: number;
+  activations: number;
+  cast_copies: number;
+  gradients: number;
+}
+
+export interface Held {
+  holder: string | null;
+  bytes: number;
+  tensors: number;
+}
+
+export interface Finding {
+  code: string;
+  severity: "info" | "advice" | "warning";
+  message: string;
+  bytes: number | null;
+  change: string;
+  evidence: Array<string>;
+  off_peak: number | null;
+  off_failure: number | null;
+  off_reserved: number | null;
+  proof: string;
 }
 
 export interface Said {
@@ -654,11 +503,128 @@ export interface Saving {
   bytes: number;
 }
 
+export interface PageView {
+  ampmem: string;
+  config: Record<string, boolean | string>;
+  categories: Array<CategoryView>;
+  precision_copies: Array<string>;
+  autocast_arms: Array<string>;
+  marks: Record<string, string>;
+  layers: Array<CategoryView>;
+  runs: Array<RunView>;
+  opens: number;
+  comparison: ComparedRuns | null;
+  changes: ChangesView | null;
+}
+
+export interface CategoryView {
+  key: string;
+  label: string;
+  light: string;
+  dark: string;
+  pattern: string;
+}
+
+export interface RunView {
+  label: string;
+  arm: string;
+  title: string;
+  packed: string;
+  events: RunEvents | null;
+}
+
+export interface RunEvents {
+  timed: boolean;
+  steps: Array<StepPositions>;
+  peak: number | null;
+  instant: ShownAtView | null;
+  failure: number | null;
+  activations: number;
+  phase_runs: Array<[number, string]>;
+  address_map: Array<SegmentView>;
+  stream: StreamView;
+}
+
+export interface StepPositions {
+  first: number;
+  last: number;
+  peak: number;
+}
+
+export interface ShownAtView {
+  position: number;
+  name: string;
+}
+
+export interface SegmentView {
+  address: number;
+  bytes: number;
+  blocks: Array<[number, number, string]>;
+}
+
+export interface StreamView {
+  mode: string;
+  events: number;
+  note: string;
+  addresses: boolean;
+  packed: string;
+}
+
+export interface ComparedRuns {
+  labels: Array<string>;
+  steps: Array<Step | null>;
+  baseline: number | null;
+  waterfalls: Array<[number, string]>;
+  figures: Array<Array<string>>;
+  losses: Array<Array<string>>;
+  loss_differences: Array<string>;
+  remarks: Array<string>;
+  failures: Array<string>;
+}
+
+export interface ChangesView {
+  note: string;
+  rows: Array<ChangeView>;
+}
+
+export interface ChangeView {
+  largest: GroupChange;
+  kind: string;
+  what: string;
+  module: string;
+  name: string;
+  tensors: string;
+  changes: number;
+  before: number;
+  after: number;
+}
+
+export interface GroupChange {
+  category: "parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other";
+  module: string | null;
+  name: string | null;
+  op: string | null;
+  source_line: string | null;
+  stack: Array<string>;
+  lines_of: "before" | "after";
+  before: number;
+  after: number;
+  count_before: number;
+  count_after: number;
+  tensor_before: Tensor;
+  tensor_after: Tensor;
+}
+
+export interface Tensor {
+  dtype: string | null;
+  shape: Array<number> | null;
+}
+
 export interface FitView {
   ampmem: string;
   config: Record<string, boolean | string>;
+  fit: FitResult;
   title: string;
-  argument: string;
   facts: Array<[string, string]>;
   fitting: Array<string>;
   break_even: Array<string>;
@@ -668,30 +634,79 @@ export interface FitView {
   capacity_text: string;
   may_text: string;
   room: string;
-  columns: Array<string>;
   curves: Array<CurveView>;
-  crossings: Array<CrossingView>;
+  columns: Array<string>;
   table: Array<Array<string>>;
 }
 
+export interface FitResult {
+  schema: "ampmem.fit/1";
+  ampmem: string;
+  script: string;
+  steps: number;
+  runs: number;
+  vary: Vary;
+  gpu: SimulatedGpu;
+  arms: Array<ArmFit>;
+  break_even: Array<BreakEven>;
+  notes: Array<string>;
+}
+
+export interface Vary {
+  argument: string;
+  low: number;
+  high: number | null;
+  separator: string;
+}
+
+export interface SimulatedGpu {
+  name: string;
+  total_bytes: number;
+  outside_bytes: number | null;
+  outside_at_most_bytes: number | null;
+  allowed_bytes: number | null;
+}
+
+export interface ArmFit {
+  arm: "as-is" | "fp32" | "amp" | "amp-nocache";
+  largest_fitting: number | null;
+  smallest_not_fitting: number | null;
+  largest_that_may_fit: number | null;
+  points: Array<Point>;
+}
+
+export interface Point {
+  value: number;
+  fits: boolean;
+  may_fit: boolean;
+  allocated_bytes: number | null;
+  reserved_bytes: number | null;
+  device_used_bytes: number | null;
+  highest_device_used_bytes: number | null;
+  outside_at_most_bytes: number;
+  allowed_bytes: number | null;
+}
+
+export interface BreakEven {
+  arm: "as-is" | "fp32" | "amp" | "amp-nocache";
+  against: "as-is" | "fp32" | "amp" | "amp-nocache";
+  verdict: "crosses" | "always" | "never" | "reversed" | "unknown";
+  costs_at: number | null;
+  saves_at: number | null;
+  differences: Array<PeakDifference>;
+}
+
+export interface PeakDifference {
+  value: number;
+  bytes: number;
+}
+
 export interface CurveView {
-  arm: string;
   label: string;
   light: string;
   dark: string;
   symbol: string;
-  values: Array<number>;
-  reserved: Array<number>;
-  allocated: Array<number>;
   texts: Array<Array<string>>;
-  surely: Array<boolean>;
-  failing: Array<number>;
-}
-
-export interface CrossingView {
-  arm: string;
-  costs_at: number;
-  saves_at: number;
 }
 
 export interface WatchedView {

@@ -2,7 +2,7 @@
 import { MAX_SENTENCE, cleaned } from "../common/format.js";
 import { bytesOfBase64, inflated } from "./decode.js";
 /** @import { PageView, RunView, RunWords, Said, SegmentView, ShownAtView, StaticComponent, StepWords } from "../common/page.js" */
-/** @import { StreamView, Summary } from "../common/page.js" */
+/** @import { CategoryView, Step, StreamView, Summary } from "../common/page.js" */
 
 /**
  * One step: the positions of its start, end and peak. `peak_bytes` is what was requested at its peak, as the timeline
@@ -32,7 +32,11 @@ import { bytesOfBase64, inflated } from "./decode.js";
  * @property {number} total
  */
 
-/** @typedef {{step: number, columns: string[], rows: Array<{key: string, cells: Array<number|null>}>}} Marked */
+/** @typedef {{key: string, cells: Array<number|null>}} CellRow the bytes of one category, a cell for each column */
+
+/** @typedef {{step: number, columns: string[], rows: CellRow[]}} Marked */
+
+/** @typedef {{key: string, name: string, rows: CellRow[], totals: Array<number|null>}} Instant runs at one mark */
 
 /** @typedef {{name: string, rows: StaticComponent[]}} MarkRows the static model at one mark */
 
@@ -83,6 +87,49 @@ export function compositionOf(sizes, temporaries, parts) {
 }
 
 /**
+ * The bytes of each category at the marks of a step and at its peak, in the order of the page's `marks`.
+ * @param {Step} step
+ * @returns {Array<Record<string, number>|null>}
+ */
+function liveAtMarks({ marks, peak }) {
+  return [marks.after_forward, marks.after_backward, marks.after_optimizer, peak.categories];
+}
+
+/** @param {{cells: Array<number|null>}} row */
+const hasBytes = ({ cells }) => cells.some(Boolean);
+
+/**
+ * The compared steps of several runs at each mark; a run without such a step has `null`.
+ * @param {Array<Step|null>} steps
+ * @param {Record<string, string>} marks
+ * @param {CategoryView[]} categories
+ * @returns {Instant[]}
+ */
+export function comparedAt(steps, marks, categories) {
+  const each = steps.map((step) => step && liveAtMarks(step));
+  return Object.entries(marks).map(([key, name], at) => {
+    const lives = each.map((step) => step && step[at]);
+    const rows = categories.map((category) => ({ key: category.key, cells: lives.map((live) => live && live[category.key]) }));
+    const totals = lives.map((live) => live && Object.values(live).reduce((sum, bytes) => sum + bytes, 0));
+    return { key, name, rows: rows.filter(hasBytes), totals };
+  });
+}
+
+/**
+ * The way from the run at `from` to the one at `to`, which both have that instant: `start` plus all terms is `end`.
+ * @param {Instant} instant
+ * @param {string[]} labels
+ * @param {number} from
+ * @param {number} to
+ */
+export function waterfallOf({ name, rows, totals }, labels, from, to) {
+  const terms = rows.map(({ key, cells }) => ({ key, bytes: (cells[to] ?? 0) - (cells[from] ?? 0) })).filter(({ bytes }) => bytes);
+  return { from: labels[from], to: labels[to], instant: name, start: totals[from] ?? 0, end: totals[to] ?? 0, terms };
+}
+
+/** @typedef {ReturnType<typeof waterfallOf>} Fall */
+
+/**
  * Live bytes at the marks of the last step that ended and at its peak: the rows of `ampmem show --each`.
  * @param {Summary} summary
  * @param {PageView} page
@@ -90,9 +137,7 @@ export function compositionOf(sizes, temporaries, parts) {
  */
 export function breakdownOf({ arm, steps }, { autocast_arms: autocast, categories, marks, precision_copies: copies }) {
   const step = steps.findLast(({ finished }) => finished) ?? steps[steps.length - 1];
-  const { after_forward: forward, after_backward: backward, after_optimizer: update } = step.marks;
-  /** @type {Array<Record<string, number>|null>} */
-  const instants = [forward, backward, update, step.peak.categories];
+  const instants = liveAtMarks(step);
   /**
    * @param {string} key
    * @param {string[]} parts
@@ -101,14 +146,12 @@ export function breakdownOf({ arm, steps }, { autocast_arms: autocast, categorie
     key,
     cells: instants.map((live) => live && parts.reduce((sum, part) => sum + live[part], 0)),
   });
-  /** @param {{cells: Array<number|null>}} row */
-  const some = ({ cells }) => cells.some(Boolean);
   const keys = categories.map(({ key }) => key);
   const rows = keys.flatMap((key) => {
     const together = key === copies[0] ? [row("precision_copies", copies)] : [];
     return [
-      ...together.filter((each) => autocast.includes(arm.name) || some(each)),
-      ...[row(key, [key])].filter(some),
+      ...together.filter((each) => autocast.includes(arm.name) || hasBytes(each)),
+      ...[row(key, [key])].filter(hasBytes),
     ];
   });
   return { step: step.index, columns: Object.values(marks), rows: [...rows, row("total", keys)] };

@@ -1,9 +1,8 @@
 /** Horizontal bars with their numbers beside them: real tables, so that they can be read without being seen. */
 import { make, named, paint } from "../common/dom.js";
 import { formatBytes, formatShare, formatSigned } from "../common/format.js";
-/** @import { CategoryView, InstantView, PrecisionBar, PrecisionWords } from "../common/page.js" */
-/** @import { WaterfallView } from "../common/page.js" */
-/** @import { Composition } from "../data/run.js" */
+/** @import { CategoryView, PrecisionBar, PrecisionWords } from "../common/page.js" */
+/** @import { Composition, Fall, Instant } from "../data/run.js" */
 
 /** @typedef {(key: string) => CategoryView|null} CategoryOf the category with this key */
 
@@ -90,14 +89,14 @@ export function compositionBars(composition, categoryOf, when = "at the peak") {
 
 /**
  * One stacked bar for each run at one instant.
- * @param {InstantView} instant
+ * @param {Instant} instant
  * @param {string[]} labels
- * @param {string|null} baseline
+ * @param {number|null} baseline
  * @param {CategoryOf} categoryOf
  */
 export function stackedBars(instant, labels, baseline, categoryOf) {
   const most = Math.max(1, ...instant.totals.map((total) => total ?? 0));
-  const reference = baseline === null ? null : instant.totals[labels.indexOf(baseline)];
+  const reference = baseline === null ? null : instant.totals[baseline];
   const rows = labels.map((label, run) => {
     const total = instant.totals[run];
     const same = firstLike(instant, run);
@@ -112,9 +111,7 @@ export function stackedBars(instant, labels, baseline, categoryOf) {
       return [bar];
     });
     const compared =
-      total === null || reference === null || reference === undefined || label === baseline
-        ? ""
-        : formatSigned(total - reference);
+      total === null || reference === null || run === baseline ? "" : formatSigned(total - reference);
     return make(
       "tr",
       {},
@@ -124,12 +121,12 @@ export function stackedBars(instant, labels, baseline, categoryOf) {
       make("td", { class: "number quiet" }, compared),
     );
   });
-  return barTable(`Live bytes of each run, ${instant.name}, and the difference to ${baseline ?? "the first"}`, rows);
+  return barTable(`Live bytes of each run, ${instant.name}, and the difference to ${baseline === null ? "the first" : labels[baseline]}`, rows);
 }
 
 /**
  * The first run that has the same in every category at this instant; `run` itself where none before it has.
- * @param {InstantView} instant
+ * @param {Instant} instant
  * @param {number} run
  */
 function firstLike({ rows, totals }, run) {
@@ -138,7 +135,7 @@ function firstLike({ rows, totals }, run) {
 
 /**
  * The lowest and highest point that a waterfall reaches.
- * @param {WaterfallView} waterfall
+ * @param {Fall} waterfall
  */
 function waterfallExtent({ start, end, terms }) {
   let now = start;
@@ -152,7 +149,7 @@ function waterfallExtent({ start, end, terms }) {
 
 /**
  * From one run's bytes to another's: `start` plus all terms is `end`.
- * @param {WaterfallView} waterfall
+ * @param {Fall} waterfall
  * @param {CategoryOf} categoryOf
  */
 export function waterfallBars(waterfall, categoryOf) {

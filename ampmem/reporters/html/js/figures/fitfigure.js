@@ -3,7 +3,7 @@ import { formatCount, plotlyText } from "../common/format.js";
 import { INKS } from "../common/theme.js";
 import { chartLayout } from "./layout.js";
 import { byteTicks } from "./ticks.js";
-/** @import { CurveView, FitView } from "../common/page.js" */
+/** @import { FitResult, FitView } from "../common/page.js" */
 /** @import { Theme } from "../common/theme.js" */
 /** @import { Figure } from "./figures.js" */
 
@@ -22,20 +22,47 @@ const OVER = [
 /** Crosses of several arms are one above the other, by this part of what the line below them stands for. */
 const ROW = 0.04;
 
-/** @param {FitView} data */
+/**
+ * The runs of one arm: the peaks of those that fit or may fit, by value, and the values of those that do not.
+ * @param {FitResult["arms"][number]} arm
+ */
+function runsOf({ arm, points }) {
+  const fitting = points.filter((point) => point.may_fit);
+  return {
+    arm,
+    values: fitting.map((point) => point.value),
+    reserved: fitting.map((point) => point.reserved_bytes ?? 0),
+    allocated: fitting.map((point) => point.allocated_bytes ?? 0),
+    surely: fitting.map((point) => point.fits),
+    failing: points.filter((point) => !point.may_fit).map((point) => point.value),
+  };
+}
+
+/**
+ * The page's data with the runs of each curve.
+ * @param {FitView} view
+ */
+export function drawnFrom(view) {
+  return { ...view, curves: view.curves.map((curve, i) => ({ ...curve, ...runsOf(view.fit.arms[i]) })) };
+}
+
+/** @typedef {ReturnType<typeof drawnFrom>} Drawn */
+/** @typedef {Drawn["curves"][number]} Curve */
+
+/** @param {Drawn} data */
 function largest(data) {
   return Math.max(1, ...data.curves.flatMap((curve) => curve.reserved));
 }
 
-/** @param {FitView} data */
+/** @param {Drawn} data */
 function smallest(data) {
   return Math.min(...data.curves.flatMap((curve) => [...curve.reserved, ...curve.allocated]), data.capacity ?? Infinity);
 }
 
 /**
  * Whether the line of the capacity is in the picture: from far away it would press the curves flat.
- * @param {FitView} data
- * @returns {data is FitView & {capacity: number}}
+ * @param {Drawn} data
+ * @returns {data is Drawn & {capacity: number}}
  */
 export function capacityShown(data) {
   return data.capacity !== null && data.capacity <= FAR * largest(data);
@@ -43,7 +70,7 @@ export function capacityShown(data) {
 
 /**
  * The height of the line through the points of `curve`; null beside them.
- * @param {CurveView} curve
+ * @param {Curve} curve
  * @param {number} value
  */
 function heightAt({ values, reserved }, value) {
@@ -57,8 +84,8 @@ function heightAt({ values, reserved }, value) {
 
 /**
  * How many of the curves before `curve` most of its points lie on.
- * @param {CurveView} curve
- * @param {CurveView[]} curves
+ * @param {Curve} curve
+ * @param {Curve[]} curves
  * @param {number} near in bytes
  */
 export function countUnder(curve, curves, near) {
@@ -73,7 +100,7 @@ export function countUnder(curve, curves, near) {
 }
 
 /**
- * @param {CurveView} curve
+ * @param {Curve} curve
  * @param {Theme} theme
  * @param {number} under how many curves it lies on
  */
@@ -100,7 +127,7 @@ function reservedOf(curve, theme, under) {
 }
 
 /**
- * @param {CurveView} curve
+ * @param {Curve} curve
  * @param {Theme} theme
  */
 function allocatedOf(curve, theme) {
@@ -119,7 +146,7 @@ function allocatedOf(curve, theme) {
 }
 
 /**
- * @param {CurveView} curve
+ * @param {Curve} curve
  * @param {string} argument
  * @param {Theme} theme
  * @param {number} height
@@ -140,7 +167,7 @@ function failingOf(curve, argument, theme, height) {
 }
 
 /**
- * @param {FitView} data
+ * @param {Drawn} data
  * @param {Theme} theme
  */
 function capacityOf(data, theme) {
@@ -181,7 +208,7 @@ function capacityOf(data, theme) {
 
 /**
  * The highest of the curves and the lines that are in the picture, in bytes.
- * @param {FitView} data
+ * @param {Drawn} data
  */
 function topOf(data) {
   const most = largest(data);
@@ -192,14 +219,15 @@ function topOf(data) {
 
 /**
  * A band from the last value at which an arm costs to the first at which it saves; one label for equal bands.
- * @param {FitView} data
+ * @param {Drawn} data
  * @param {Theme} theme
  */
 function crossingsOf(data, theme) {
   const ink = INKS[theme];
   /** @type {Map<string, {from: number, to: number, arms: string[]}>} */
   const bands = new Map();
-  for (const { arm, costs_at: from, saves_at: to } of data.crossings) {
+  for (const { arm, verdict, costs_at: from, saves_at: to } of data.fit.break_even) {
+    if (verdict !== "crosses" || from === null || to === null) continue;
     const band = bands.get(`${from} ${to}`) ?? { from, to, arms: [] };
     band.arms.push(arm);
     bands.set(`${from} ${to}`, band);
@@ -231,13 +259,15 @@ function crossingsOf(data, theme) {
 }
 
 /**
- * @param {FitView} data
+ * @param {FitView} view
  * @param {Theme} theme
  * @param {number} width
  * @param {number} height
  * @returns {Figure}
  */
-export function fitFigure(data, theme, width, height) {
+export function fitFigure(view, theme, width, height) {
+  const data = drawnFrom(view);
+  const { argument } = data.fit.vary;
   const line = topOf(data);
   const floor = smallest(data);
   const span = line - floor || line;
@@ -260,7 +290,7 @@ export function fitFigure(data, theme, width, height) {
     data: [
       ...data.curves.map((curve) => allocatedOf(curve, theme)),
       ...data.curves.map((curve) => reservedOf(curve, theme, countUnder(curve, data.curves, (most - least) * NEAR))),
-      ...failing.map((curve, i) => failingOf(curve, data.argument, theme, line + span * (MARGIN + ROW * i))),
+      ...failing.map((curve, i) => failingOf(curve, argument, theme, line + span * (MARGIN + ROW * i))),
     ],
     layout: {
       ...around,
@@ -272,7 +302,7 @@ export function fitFigure(data, theme, width, height) {
         range: [first - (last - first || 1) * MARGIN, last + (last - first || 1) * MARGIN],
         showspikes: false,
         fixedrange: true,
-        title: { text: plotlyText(data.argument), font: { size: 12 }, standoff: 8 },
+        title: { text: plotlyText(argument), font: { size: 12 }, standoff: 8 },
       },
       yaxis: { ...axis, range: [least, most], fixedrange: true, tickvals: ticks.values, ticktext: ticks.labels },
       shapes: [...capacity.shapes, ...crossings.shapes],

@@ -19,6 +19,9 @@ const ALL_OF_THEM = "all";
  * @property {string} [label] said before a value where a row is a few lines
  */
 
+/** @param {ChangeView} row */
+const grown = ({ before, after }) => after - before;
+
 /**
  * @param {CategoryOf} categoryOf
  * @returns {ChangeColumn[]}
@@ -26,22 +29,23 @@ const ALL_OF_THEM = "all";
 function changeColumns(categoryOf) {
   const text = (/** @type {string} */ value) => value || "-";
   return [
-    { head: "Change", class: "number", value: (row) => row.grown, show: (row) => formatSigned(row.grown) },
+    { head: "Change", class: "number", value: grown, show: (row) => formatSigned(grown(row)) },
     { head: "What became", class: "", value: (row) => row.kind, show: (row) => row.kind },
     { head: "Before", class: "number", value: (row) => row.before, show: (row) => formatBytes(row.before), label: "from" },
     { head: "After", class: "number", value: (row) => row.after, show: (row) => formatBytes(row.after), label: "to" },
     {
       head: "Category",
       class: "",
-      value: (row) => categoryOf(row.category)?.label ?? row.category,
-      show: (row) => named(categoryOf(row.category), row.category),
+      value: ({ largest: { category } }) => categoryOf(category)?.label ?? category,
+      show: ({ largest: { category } }) => named(categoryOf(category), category),
     },
     { head: "What", class: "clip code field-what", value: (row) => row.what, show: (row) => text(row.what) },
     {
       head: "Your code",
       class: "clip code field-code",
-      value: (row) => shortFrame(row.source_line),
-      show: (row) => text(`${row.line_before && row.source_line ? "was " : ""}${shortFrame(row.source_line)}`),
+      value: ({ largest }) => shortFrame(largest.source_line ?? ""),
+      show: ({ largest: { lines_of: run, source_line: line } }) =>
+        text(line ? `${run === "before" ? "was " : ""}${shortFrame(line)}` : ""),
       label: "at",
     },
   ];
@@ -65,7 +69,7 @@ class ChangeTable {
     this.rows = rows;
     this.columns = changeColumns(categoryOf);
     const kinds = [...new Set(rows.map((row) => row.kind))];
-    const categories = [...new Set(rows.map((row) => row.category))];
+    const categories = [...new Set(rows.map((row) => row.largest.category))];
     choices(this.#kind, [[ALL_OF_THEM, "All changes"], ...kinds.map(twice)], ALL_OF_THEM);
     /** @type {Array<[string, string]>} */
     const labelled = categories.map((key) => [key, categoryOf(key)?.label ?? key]);
@@ -91,9 +95,9 @@ class ChangeTable {
       : make("tr", {}, make("td", { colspan: this.columns.length + 1, class: "quiet" }, "Nothing matches."));
     const table = make("table", { class: "allocations changes" }, make("thead", {}, this.#head()), make("tbody", {}, ...shown, nothing));
     fill(byId("changes-body"), scroller("What changed", table));
-    const grown = rows.reduce((sum, row) => sum + row.grown, 0);
+    const sum = rows.reduce((all, row) => all + grown(row), 0);
     byId("changes-shown").textContent =
-      rows.length === this.rows.length ? "" : `${formatCount(rows.length)} of ${formatCount(this.rows.length)} rows, ${formatSigned(grown)}`;
+      rows.length === this.rows.length ? "" : `${formatCount(rows.length)} of ${formatCount(this.rows.length)} rows, ${formatSigned(sum)}`;
     byId("changes-more").hidden = rows.length <= this.#limit;
     byId("changes-more").textContent = `Show more (${formatCount(rows.length - this.#limit)} left)`;
   }
@@ -102,9 +106,9 @@ class ChangeTable {
     const words = this.#search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const [kind, category] = [this.#kind.value, this.#category.value];
     return this.rows.filter((row) => {
-      if ((kind !== ALL_OF_THEM && row.kind !== kind) || (category !== ALL_OF_THEM && row.category !== category)) return false;
+      if ((kind !== ALL_OF_THEM && row.kind !== kind) || (category !== ALL_OF_THEM && row.largest.category !== category)) return false;
       if (!words.length) return true;
-      const text = [row.what, row.module, row.name, row.op, row.tensors, ...row.stack].join("\n").toLowerCase();
+      const text = [row.what, row.module, row.name, row.largest.op, row.tensors, ...row.largest.stack].join("\n").toLowerCase();
       return words.every((word) => text.includes(word));
     });
   }
@@ -141,7 +145,7 @@ class ChangeTable {
 
   /** @param {ChangeView} change */
   #row(change) {
-    const label = `Details of ${formatSigned(change.grown)} ${change.what}`;
+    const label = `Details of ${formatSigned(grown(change))} ${change.what}`;
     const open = make("button", { type: "button", class: "expand", "aria-expanded": "false", "aria-label": label }, "▸");
     const [first, ...others] = this.columns;
     const row = make(
@@ -167,23 +171,24 @@ class ChangeTable {
 
   /** @param {ChangeView} change */
   #details(change) {
+    const { lines_of: run, op, stack: frames } = change.largest;
     const facts = [
       ["Bytes", `${formatCount(change.before)} before, ${formatCount(change.after)} after`],
       ["Alike", change.changes > 1 ? `${formatCount(change.changes)} changes; what follows is of the largest` : ""],
       ["Tensors", change.tensors],
       ["Name", change.name],
       ["Module", change.module],
-      ["Operator", change.op],
+      ["Operator", op],
     ].filter(([, text]) => text);
     const list = make(
       "dl",
       { class: "details-facts" },
       ...facts.flatMap(([label, text]) => [make("dt", {}, label), make("dd", {}, text)]),
     );
-    const stack = change.stack.length
-      ? this.#stacks.list(change.stack)
+    const stack = frames.length
+      ? this.#stacks.list(frames)
       : make("p", { class: "quiet" }, "No Python stack was recorded for it.");
-    const whose = change.line_before ? make("p", { class: "quiet" }, "The stack is that of the run before.") : null;
+    const whose = run === "before" ? make("p", { class: "quiet" }, "The stack is that of the run before.") : null;
     const inside = make("td", { colspan: this.columns.length + 1, role: "cell" }, list, whose, stack);
     return make("tr", { class: "details", role: "row" }, inside);
   }

@@ -1,41 +1,14 @@
 /** Runs side by side, and how one gets from the baseline's bytes to another's. */
 import { byId, make, tableOf } from "../common/dom.js";
-import { formatBytes, formatDuration, formatSigned } from "../common/format.js";
+import { formatBytes } from "../common/format.js";
+import { given } from "../common/given.js";
+import { comparedAt, waterfallOf } from "../data/run.js";
 import { stackedBars, waterfallBars } from "../figures/bars.js";
 import { showSection } from "./section.js";
 /** @import { Child, Column } from "../common/dom.js" */
-/** @import { ComparisonView } from "../common/page.js" */
+/** @import { ComparedRuns, PageView } from "../common/page.js" */
+/** @import { Instant } from "../data/run.js" */
 /** @import { CategoryOf } from "../figures/bars.js" */
-
-/** @param {ComparisonView} comparison */
-function figures(comparison) {
-  const { labels, step_time: times } = comparison;
-  /**
-   * @template T
-   * @param {Array<T|null>} values by run
-   * @param {(value: T) => string} show
-   */
-  const each = (values, show) =>
-    labels.map((_, i) => {
-      const value = values?.[i];
-      return value === null || value === undefined ? "-" : show(value);
-    });
-  const rows = [
-    ["Step time, median", ...each(times, (time) => time.text ?? formatDuration(time.median_ns))],
-    ["Fastest to slowest", ...each(times, (time) => `${formatDuration(time.min_ns)} - ${formatDuration(time.max_ns)}`)],
-  ];
-  rows.push(["Peak reserved", ...each(comparison.peak_reserved, formatBytes)]);
-  if (comparison.baseline !== null) {
-    rows.push([`Step time against ${comparison.baseline}`, ...each(times, (time) => time.ratio_text ?? "-")]);
-    rows.push([`Peak against ${comparison.baseline}`, ...each(comparison.peak_difference, formatSigned)]);
-    rows.push([`Activations after forward, against ${comparison.baseline}`, ...each(comparison.activation_ratio_texts, String)]);
-  }
-  return tableOf({
-    caption: "Time and memory",
-    columns: columnsOf("Measure", labels),
-    rows: rows.filter((row) => row.slice(1).some((cell) => cell !== "-")),
-  });
-}
 
 /**
  * @param {string} first
@@ -46,34 +19,29 @@ function columnsOf(first, labels) {
   return [{ head: first }, ...labels.map((head) => ({ head, number: true }))];
 }
 
-/** @param {ComparisonView} comparison */
-function losses(comparison) {
-  if (!comparison.losses.length) return null;
-  const shown =
-    comparison.losses.length > 7 ? [...comparison.losses.slice(0, 5), ...comparison.losses.slice(-1)] : comparison.losses;
-  const text = (/** @type {number|null} */ value) => (value === null ? "-" : String(Number(value.toPrecision(6))));
-  const rows = shown.map((row) => [String(row.step), ...(row.texts ?? row.values.map(text))]);
-  const differences = comparison.loss_difference_texts;
-  if (comparison.baseline !== null && differences) rows.push([`Off ${comparison.baseline} by up to`, ...differences]);
+/** @param {ComparedRuns} comparison */
+function lossTable({ labels, losses, loss_differences: differences }) {
+  if (!losses.length) return null;
+  const shown = losses.length > 7 ? [...losses.slice(0, 5), ...losses.slice(-1)] : losses;
   return tableOf({
-    caption: shown.length < comparison.losses.length ? "Losses of the first and the last step" : "Losses",
-    columns: columnsOf("Step", comparison.labels),
-    rows,
+    caption: shown.length < losses.length ? "Losses of the first and the last step" : "Losses",
+    columns: columnsOf("Step", labels),
+    rows: differences.length ? [...shown, differences] : shown,
   });
 }
 
 /**
- * @param {ComparisonView} comparison
+ * @param {Instant[]} instants
+ * @param {string[]} labels
  * @param {CategoryOf} categoryOf
  */
-function byCategory(comparison, categoryOf) {
-  const tables = comparison.instants.map((instant) => {
-    const rows = instant.rows.map(({ key, cells }) => [
-      categoryOf(key)?.label ?? key,
-      ...cells.map((cell) => (cell === null ? "-" : formatBytes(cell))),
-    ]);
-    rows.push(["Live", ...instant.totals.map((total) => (total === null ? "-" : formatBytes(total)))]);
-    return tableOf({ caption: instant.name, columns: columnsOf("Category", comparison.labels), rows, foot: true });
+function byCategory(instants, labels, categoryOf) {
+  /** @param {Array<number|null>} cells */
+  const sizes = (cells) => cells.map((cell) => (cell === null ? "-" : formatBytes(cell)));
+  const tables = instants.map(({ name, rows, totals }) => {
+    const shown = rows.map(({ key, cells }) => [categoryOf(key)?.label ?? key, ...sizes(cells)]);
+    const columns = columnsOf("Category", labels);
+    return tableOf({ caption: name, columns, rows: [...shown, ["Live", ...sizes(totals)]], foot: true });
   });
   return make("details", {}, make("summary", {}, "Every category at every instant, as tables"), ...tables);
 }
@@ -88,11 +56,11 @@ function block(title, ...parts) {
 
 /**
  * Which steps the bars are of.
- * @param {ComparisonView} comparison
+ * @param {ComparedRuns} comparison
  */
-function stepsInWords({ instants, labels, steps }) {
-  const known = labels.flatMap((label, run) => (steps[run] === null ? [] : [{ label, step: steps[run] }]));
-  if (!instants.length || !known.length) return null;
+function stepsInWords({ labels, steps }) {
+  const known = labels.flatMap((label, i) => (steps[i] ? [{ label, step: steps[i].index }] : []));
+  if (!known.length) return null;
   const same = known.every(({ step }) => step === known[0].step);
   const words = same
     ? `At the same instants of step ${known[0].step}.`
@@ -101,35 +69,39 @@ function stepsInWords({ instants, labels, steps }) {
 }
 
 /**
- * @param {ComparisonView|null} comparison
+ * @param {PageView} page
  * @param {CategoryOf} categoryOf
  */
-export function showComparison(comparison, categoryOf) {
+export function showComparison({ comparison, marks, categories }, categoryOf) {
   if (!comparison) return showSection("comparison");
   const { labels, baseline } = comparison;
   if (baseline !== null) byId("comparison-title").textContent = "The precisions side by side";
+  const instants = comparedAt(comparison.steps, marks, categories);
   // The peaks are in the verdict.
-  const bars = comparison.instants.slice(0, -1).map((instant) =>
-    block(instant.name, stackedBars(instant, labels, baseline, categoryOf)),
-  );
-  const falls = comparison.waterfall.map((each) =>
-    block(`From ${each.from} to ${each.to}, ${each.instant}`, waterfallBars(each, categoryOf)),
-  );
+  const bars = instants.slice(0, -1).map((instant) => block(instant.name, stackedBars(instant, labels, baseline, categoryOf)));
+  const falls = comparison.waterfalls.map(([run, mark]) => {
+    const fall = waterfallOf(given(instants.find(({ key }) => key === mark)), labels, baseline ?? 0, run);
+    return block(`From ${fall.from} to ${fall.to}, ${fall.instant}`, waterfallBars(fall, categoryOf));
+  });
   return showSection(
     "comparison",
     stepsInWords(comparison),
     comparison.remarks.length
       ? make("ul", { class: "remarks" }, ...comparison.remarks.map((remark) => make("li", {}, remark)))
       : null,
-    ...comparison.failures.map(({ label, failure }) => make("p", { class: "note" }, `${label} failed: ${failure}`)),
-    bars.length ? make("div", { class: "blocks" }, ...bars) : null,
+    ...comparison.failures.map((failure) => make("p", { class: "note" }, failure)),
+    make("div", { class: "blocks" }, ...bars),
     falls.length ? make("div", { class: "blocks" }, ...falls) : null,
     make(
       "div",
       { class: "blocks" },
-      make("div", { class: "block" }, figures(comparison)),
-      make("div", { class: "block" }, losses(comparison)),
+      make(
+        "div",
+        { class: "block" },
+        tableOf({ caption: "Time and memory", columns: columnsOf("Measure", labels), rows: comparison.figures }),
+      ),
+      make("div", { class: "block" }, lossTable(comparison)),
     ),
-    comparison.instants.length ? byCategory(comparison, categoryOf) : null,
+    byCategory(instants, labels, categoryOf),
   );
 }

@@ -1,0 +1,29 @@
+"""``ampmem extension``: compiles what makes recording cheaper."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ampmem.output import Terminal
+
+
+@click.command("extension")
+@click.option("--remove", is_flag=True, help="Delete the compiled extensions of all torch versions.")
+def extension(remove: bool) -> None:
+    """Compile a C++ extension for the installed torch, which makes recording cheaper.
+
+    Without the extension ampmem reads the memory events from torch.profiler, which costs more. The recording has the
+    same content either way. Compiling needs a C++ compiler and takes half a minute; the result is one file in the
+    user's cache folder, which every later recording with this torch uses. AMPMEM_EXTENSION=off leaves it out.
+    """
+    from ampmem.recorder.sources import extension as compiled
+
+    terminal = Terminal(sys.stderr)
+    if remove:
+        removed = compiled.remove()
+        terminal.say(f"removed {removed} compiled extension{'' if removed == 1 else 's'} from {compiled.folder()}")
+        return
+    terminal.say("compiling the extension, which takes half a minute")
+    click.echo(compiled.build())

@@ -1,0 +1,214 @@
+// Records the blocks that PyTorch's allocators report to the profiler of a thread, and the autograd nodes around them.
+//
+// It stands in torch.profiler's place, so only one of the two can be on. Torch hands the place on to the autograd
+// engine's threads, with the thread-local callbacks, for the backward passes that the thread starts. What it records
+// goes into two tables of integers, which Python copies out as a whole (extension.py): nothing is formatted, no tree is
+// made, and taking the tables does not stop the recording.
+//
+// Private parts of torch: ProfilerStateBase (torch/csrc/profiler/orchestration/observer.h). Everything else is declared
+// in c10 and ATen. The library has no Python in it, so one build serves each Python of a torch.
+
+#include <ATen/record_function.h>
+#include <pthread.h>
+#include <torch/csrc/profiler/orchestration/observer.h>
+
+#include <algorithm>
+#include <atomic>
+#include <ctime>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+using torch::profiler::impl::ActiveProfilerType;
+using torch::profiler::impl::ProfilerConfig;
+using torch::profiler::impl::ProfilerState;
+using torch::profiler::impl::ProfilerStateBase;
+
+// Added to the number of a node that was made on another thread than the recorded one: ELSEWHERE of facts/log.py.
+constexpr int64_t kElsewhere = int64_t{1} << 40;
+constexpr int64_t kCpu = -1, kOtherDevice = -2;
+
+struct Node {
+  int64_t start_ns, name, own, number, thread;
+};
+struct Block {
+  int64_t time_ns, address, bytes, total, device, name, own, number, thread;
+};
+struct Span {
+  int64_t start_ns, end_ns, name, number, thread;
+};
+// Torch does not call the end of a node whose begin returned nothing.
+struct Context : public at::ObserverContext {};
+
+std::mutex mutex;  // of all that follows, except for what is one thread's own
+std::vector<Block> blocks;
+std::vector<Span> spans;
+std::deque<std::string> names{""};  // a deque: a name stays where it is while others are added
+std::unordered_map<std::string, int64_t> name_ids{{"", 0}};
+int64_t threads = 0, recorded_thread = 0, recording = 0;
+std::atomic<const void*> active{nullptr};
+
+thread_local int64_t thread_number = -1;
+thread_local int64_t nodes_of_recording = 0;  // the recording that open_nodes belong to
+thread_local std::vector<Node> open_nodes;
+
+// The clock of Python's time.time_ns.
+int64_t now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+int64_t this_thread() {
+  if (thread_number < 0) {
+    thread_number = threads++;
+  }
+  return thread_number;
+}
+
+// The nodes that run on this thread, innermost last; those of an earlier recording have ended unseen.
+std::vector<Node>& running_nodes() {
+  if (nodes_of_recording != recording) {
+    nodes_of_recording = recording;
+    open_nodes.clear();
+  }
+  return open_nodes;
+}
+
+struct Observer : public ProfilerStateBase {
+  // ProfilerState::CPU is what torch.profiler without kineto has; the second flag asks for memory.
+  Observer() : ProfilerStateBase(ProfilerConfig(ProfilerState::CPU, false, true)) {}
+
+  ActiveProfilerType profilerType() override {
+    return ActiveProfilerType::NONE;
+  }
+
+  void reportMemoryUsage(void* address, int64_t bytes, size_t total, size_t, c10::Device device) override {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (active != this) {
+      return;
+    }
+    const auto& nodes = running_nodes();
+    const Node around = nodes.empty() ? Node{0, 0, -1, -1, 0} : nodes.back();
+    const int64_t where = device.is_cpu() ? kCpu : !device.is_cuda() ? kOtherDevice : std::max<int64_t>(device.index(), 0);
+    blocks.push_back(
+        {now_ns(),
+         reinterpret_cast<int64_t>(address),
+         bytes,
+         static_cast<int64_t>(total),
+         where,
+         around.name,
+         around.own,
+         around.number,
+         this_thread()});
+  }
+};
+
+std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (active == nullptr) {
+    return nullptr;
+  }
+  const auto known = name_ids.try_emplace(node.name(), static_cast<int64_t>(names.size()));
+  if (known.second) {
+    names.push_back(known.first->first);
+  }
+  auto& nodes = running_nodes();
+  const int64_t own = node.seqNr(), around = nodes.empty() ? -1 : nodes.back().number;
+  // A node inside another on the engine's thread was made there, by a recomputed forward.
+  const bool made_there = own >= 0 && around >= 0 && this_thread() != recorded_thread;
+  // Ops that a node calls have no number of their own.
+  const int64_t number = own < 0 ? around : made_there ? own + kElsewhere : own;
+  nodes.push_back({now_ns(), known.first->second, own, number, this_thread()});
+  return std::make_unique<Context>();
+}
+
+void node_ends(const at::RecordFunction&, at::ObserverContext* context) {
+  if (context == nullptr) {
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex);
+  if (active == nullptr || nodes_of_recording != recording || open_nodes.empty()) {
+    return;
+  }
+  const Node node = open_nodes.back();
+  open_nodes.pop_back();
+  spans.push_back({node.start_ns, now_ns(), node.name, node.number, node.thread});
+}
+
+// In a forked child: another thread of the parent may have held the mutex, and that thread is not there to free it.
+void in_child() {
+  new (&mutex) std::mutex();
+}
+
+}  // namespace
+
+#define AMPMEM_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Begin to record the calling thread. 0, or 1 if torch refuses.
+AMPMEM_EXPORT int ampmem_start() {
+  try {
+    static const int follows_forks = pthread_atfork(nullptr, nullptr, in_child);
+    static_cast<void>(follows_forks);
+    auto observer = std::make_shared<Observer>();
+    Observer* const started = observer.get();
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      ++recording;
+      recorded_thread = this_thread();
+      blocks.clear();
+      spans.clear();
+      active = started;
+    }
+    ProfilerStateBase::push(std::move(observer));
+    started->setCallbackHandle(at::addThreadLocalCallback(
+        at::RecordFunctionCallback(node_begins, node_ends).scopes({at::RecordScope::BACKWARD_FUNCTION})));
+    return 0;
+  } catch (...) {
+    active = nullptr;
+    return 1;
+  }
+}
+
+// Stop; called on the thread that has started. What was not taken is dropped at the next start. 0, or 1 on an error.
+AMPMEM_EXPORT int ampmem_stop() {
+  try {
+    active = nullptr;
+    const auto observer = ProfilerStateBase::pop(/*global=*/false);
+    if (observer != nullptr) {
+      observer->removeCallback();
+    }
+    return observer == nullptr;
+  } catch (...) {
+    return 1;
+  }
+}
+
+// The number of blocks, of nodes that have ended, and of names so far.
+AMPMEM_EXPORT void ampmem_count(int64_t* counts) {
+  std::lock_guard<std::mutex> lock(mutex);
+  counts[0] = static_cast<int64_t>(blocks.size());
+  counts[1] = static_cast<int64_t>(spans.size());
+  counts[2] = static_cast<int64_t>(names.size());
+}
+
+// Move the oldest rows into two tables: 9 integers for each block, 5 for each node.
+AMPMEM_EXPORT void ampmem_take(int64_t* to_blocks, int64_t block_count, int64_t* to_spans, int64_t span_count) {
+  std::lock_guard<std::mutex> lock(mutex);
+  std::copy_n(reinterpret_cast<const int64_t*>(blocks.data()), block_count * 9, to_blocks);
+  std::copy_n(reinterpret_cast<const int64_t*>(spans.data()), span_count * 5, to_spans);
+  blocks.erase(blocks.begin(), blocks.begin() + block_count);
+  spans.erase(spans.begin(), spans.begin() + span_count);
+}
+
+// The name of a node.
+AMPMEM_EXPORT const char* ampmem_name(int64_t index) {
+  std::lock_guard<std::mutex> lock(mutex);
+  return names[static_cast<size_t>(index)].c_str();
+}

@@ -1,0 +1,203 @@
+"""The C++ extension: what torch.profiler tells of blocks and autograd nodes, at a fraction of its cost.
+
+Kineto, torch's profiler, has to be stopped for its events, formats each of them, and gives them as a tree of objects.
+``ampmem extension`` compiles ``extension.cpp`` for the installed torch, into the user's cache folder. Recordings use it
+if it is there, and the profiler if not. Both tell the same, so a recording's content does not depend on it.
+``AMPMEM_EXTENSION=off`` leaves it out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ampmem.errors import AmpmemError
+from ampmem.events import Column
+from ampmem.recorder.torch_private.general import profiler_enabled
+
+SOURCE = Path(__file__).with_name("extension.cpp")
+VARIABLE = "AMPMEM_EXTENSION"
+_OFF = "off"
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+_LIBRARIES = ("c10", "torch_cpu")
+CPU = -1
+"""The device of the CPU's blocks."""
+_BLOCK, _SPAN = 9, 5
+"""Integers of a block and of a node in the extension's tables."""
+_TRIED = 4099
+"""Bytes of the storage with which a library is tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Blocks that were allocated (``bytes`` > 0) or freed (< 0), in order, with the innermost node around each.
+
+    Times are those of ``time.time_ns``. ``total`` is what torch counts in all. ``device`` is a CUDA device's index,
+    -1 for the CPU and -2 for others. ``name`` is an index into ``names``; ``own`` is the node's sequence number, -1 if
+    it has none, and ``number`` that of the innermost node that has one. ``spans`` are the nodes that have ended, as
+    rows of start, end, name, number and thread.
+    """
+
+    time_ns: Column
+    address: Column
+    bytes: Column
+    total: Column
+    device: Column
+    name: Column
+    own: Column
+    number: Column
+    thread: Column
+    spans: Column
+    names: list[str]
+
+    def on(self, device: int) -> tuple[Column, Column, tuple[str, ...]]:
+        """The rows of ``device``; the name of the node around each, as an index; and the names, the empty one first."""
+        rows = np.flatnonzero(self.device == device)
+        used, of = np.unique(self.name[rows], return_inverse=True)
+        ops = dict.fromkeys(("", *(self.names[each] for each in used.tolist())))
+        places = {name: place for place, name in enumerate(ops)}
+        index = np.array([places[self.names[each]] for each in used.tolist()], dtype=np.int64)
+        return rows, index[of] if len(rows) else rows, tuple(ops)
+
+
+class Extension:
+    """Records the calling thread, and the backward passes that it starts, from :meth:`start` to :meth:`stop`."""
+
+    def __init__(self, library: Path) -> None:
+        """Load ``library``. Raises ``OSError`` if that is impossible."""
+        self._library = ctypes.CDLL(str(library))
+        self._library.ampmem_name.restype = ctypes.c_char_p
+        self._library.ampmem_name.argtypes = (ctypes.c_int64,)
+        self._library.ampmem_take.argtypes = (ctypes.c_void_p, ctypes.c_int64) * 2
+        self._names: list[str] = []
+
+    def start(self) -> None:
+        """Begin. Raises ``RuntimeError`` if torch refuses."""
+        if self._library.ampmem_start():
+            raise RuntimeError("torch refused ampmem's C++ extension")
+
+    def stop(self) -> None:
+        """Stop, on the thread that has started; what was not taken is dropped."""
+        self._library.ampmem_stop()
+
+    def take(self) -> Observed:
+        """What was observed since the last call; recording goes on."""
+        counts = (ctypes.c_int64 * 3)()
+        self._library.ampmem_count(counts)
+        blocks, spans = np.empty((counts[0], _BLOCK), np.int64), np.empty((counts[1], _SPAN), np.int64)
+        self._library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans))
+        for index in range(len(self._names), counts[2]):
+            self._names.append(self._library.ampmem_name(index).decode("utf-8", "backslashreplace"))
+        time, address, size, total, device, name, own, number, thread = np.ascontiguousarray(blocks.T)
+        return Observed(
+            time_ns=time,
+            address=address,
+            bytes=size,
+            total=total,
+            device=device,
+            name=name,
+            own=own,
+            number=number,
+            thread=thread,
+            spans=spans,
+            names=self._names,
+        )
+
+    def works(self) -> bool:
+        """Whether it sees one storage come and go, which no other thread's do."""
+        self.start()
+        try:
+            storage = torch.UntypedStorage(_TRIED)
+            address = storage.data_ptr()
+            del storage
+        finally:
+            self.stop()
+        seen = self.take()
+        rows = (seen.address == address) & (seen.device == CPU)
+        came_and_went: bool = seen.bytes[rows].tolist() == [_TRIED, -_TRIED]
+        return came_and_went
+
+
+def folder() -> Path:
+    """Where compiled extensions are."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampmem" / "extension"
+
+
+def path() -> Path:
+    """Where the extension for this torch and this ampmem is, or would be."""
+    digest = hashlib.sha256(SOURCE.read_bytes() + str(torch.version.git_version).encode()).hexdigest()
+    return folder() / f"{torch.__version__}-{digest[:12]}.so"
+
+
+def find() -> Extension | None:
+    """The compiled extension; ``None`` if there is none, it does not work here, or the environment turns it off."""
+    if os.environ.get(VARIABLE) == _OFF or profiler_enabled():  # a running profiler would miss what is tried
+        return None
+    try:
+        return _load(path())
+    except (OSError, RuntimeError):  # no home folder, for one
+        return None
+
+
+@functools.cache
+def _load(library: Path) -> Extension | None:
+    if not library.exists():
+        return None
+    extension = Extension(library)
+    return extension if extension.works() else None
+
+
+def build() -> Path:
+    """Compile the extension for this torch, and try it; returns its path.
+
+    Raises:
+        AmpmemError: there is no C++ compiler, it fails, or the extension does not see what torch allocates.
+    """
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise AmpmemError(f"there is no C++ compiler ({', '.join(_COMPILERS)}): install one, or name it in CXX")
+    library, torch_folder = path(), Path(torch.__file__).parent
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as work:
+        made = Path(work) / library.name
+        include = torch_folder / "include"
+        found = (f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", f"-L{torch_folder / 'lib'}")
+        wanted = (*found, *(f"-l{each}" for each in _LIBRARIES))
+        command = (*compiler.split(), *_FLAGS, str(SOURCE), "-o", str(made), *wanted)
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            raise AmpmemError(f"the C++ compiler {compiler} does not start: {error.strerror}") from error
+        if ran.returncode:
+            said = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr.strip()[-200:])
+            raise AmpmemError(f"the C++ compiler {compiler} could not compile the extension: {said}")
+        made.replace(library)
+    _load.cache_clear()
+    try:
+        works = _load(library) is not None
+    except (OSError, RuntimeError):
+        works = False
+    if not works:
+        library.unlink()
+        raise AmpmemError(f"the compiled extension does not work with torch {torch.__version__}: it was removed")
+    return library
+
+
+def remove() -> int:
+    """Delete all compiled extensions; returns how many there were."""
+    found = list(folder().glob("*.so"))
+    for library in found:
+        library.unlink()
+    _load.cache_clear()
+    return len(found)

@@ -1,0 +1,209 @@
+"""The compiled extension: how it is made and found, and that it sees what the profiler sees."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from torch.autograd.profiler import profile
+from torch.utils.checkpoint import checkpoint
+
+import ampmem
+from ampmem.cli.main import group
+from ampmem.errors import AmpmemError
+from ampmem.recorder.sources import extension
+from ampmem.recorder.sources.extension import Extension, Observed
+from ampmem.recorder.torch_private.general import profiler_enabled
+
+COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+
+
+@pytest.fixture
+def cache(compiled_extension: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's cache folder, with an extension in it that recordings use."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
+    monkeypatch.setenv(extension.VARIABLE, "on")
+    return compiled_extension
+
+
+@pytest.fixture
+def seeing(cache: Path) -> Iterator[Extension]:
+    """The extension, which records this thread."""
+    found = extension.find()
+    assert found is not None
+    found.start()
+    yield found
+    found.stop()
+    found.take()
+
+
+def backward() -> None:
+    weight = torch.ones(50, 20, requires_grad=True)
+    hidden = checkpoint(torch.tanh, weight @ torch.ones(20, 30), use_reentrant=False)
+    hidden.square().sum().backward()
+
+
+def of_profiler() -> list[tuple[int, str]]:
+    """(bytes, node) of each allocation and free on the CPU, by torch.profiler's own tree."""
+    found: list[tuple[int, str]] = []
+
+    def visit(nodes: list[Any], node: str) -> None:
+        for each in nodes:
+            if hasattr(each.extra_fields, "alloc_size"):
+                found.append((each.extra_fields.alloc_size, node))
+            else:
+                ran = each.name.endswith(("Backward0", "AccumulateGrad")) and "evaluate_function" not in each.name
+                visit(each.children, each.name if ran else node)
+
+    with profile(profile_memory=True) as prof:
+        backward()
+    visit(prof.kineto_results.experimental_event_tree(), "")
+    return found
+
+
+def rows(seen: Observed) -> list[tuple[int, str]]:
+    return [(size, seen.names[name]) for size, name in zip(seen.bytes.tolist(), seen.name.tolist(), strict=True)]
+
+
+def test_it_sees_the_blocks_and_nodes_that_the_profiler_sees(seeing: Extension) -> None:
+    backward()  # what torch keeps for good is allocated now
+    seeing.take()
+    backward()
+    seen = seeing.take()
+    seeing.stop()
+    assert rows(seen) == of_profiler()
+    assert {"TanhBackward0", "MmBackward0"} <= {node for _, node in rows(seen)}
+
+
+def test_a_node_has_its_number_and_its_time_and_is_around_its_blocks(seeing: Extension) -> None:
+    weight = torch.ones(50, 20, requires_grad=True)
+    result = weight.exp()
+    number = torch._C._autograd._get_sequence_nr() - 1
+    result.sum().backward()
+    seen = seeing.take()
+    (span,) = [each for each in seen.spans.tolist() if seen.names[each[2]] == "ExpBackward0"]
+    start, end, _, own, thread = span
+    assert own == number
+    inside = np.flatnonzero((seen.time_ns >= start) & (seen.time_ns <= end) & (seen.bytes > 0))
+    assert seen.bytes[inside].tolist() == [50 * 20 * 4]
+    assert seen.own[inside].tolist() == seen.number[inside].tolist() == [number]
+    assert seen.thread[inside].tolist() == [thread]
+
+
+def test_what_was_taken_is_gone_and_other_threads_are_not_seen(seeing: Extension) -> None:
+    kept = torch.ones(1000)
+    assert rows(seeing.take()) == [(4000, "")]
+    other = threading.Thread(target=lambda: torch.ones(500))
+    other.start()
+    other.join()
+    assert rows(seeing.take()) == []
+    del kept
+    assert rows(seeing.take()) == [(-4000, "")]
+
+
+def test_it_leaves_no_profiler_behind(cache: Path) -> None:
+    found = extension.find()
+    assert found is not None
+    found.start()
+    assert profiler_enabled()
+    found.stop()
+    assert not profiler_enabled()
+    torch.ones(1000)
+    assert rows(found.take()) == []
+
+
+def test_a_recording_uses_it_and_ends_when_the_script_starts_a_profiler(cache: Path) -> None:
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampmem.profile(model, optimizer) as recorded:
+        for step in range(3):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 1:
+                with profile(profile_memory=True) as prof:
+                    torch.ones(77)
+    assert len(recorded.recording().steps) == 2
+    assert any(event.cpu_memory_usage == 77 * 4 for event in prof.function_events)
+
+
+def test_a_forked_child_records_nothing_of_its_parent(cache: Path) -> None:
+    found = extension.find()
+    assert found is not None
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampmem.profile(model, optimizer):
+        model(torch.ones(4, 8)).sum().backward()
+        child = os.fork()
+        if child == 0:
+            os._exit(int(profiler_enabled()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        optimizer.step()
+
+
+def test_without_one_and_where_it_is_turned_off_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(extension.VARIABLE, "on")
+    assert extension.find() is None
+    if COMPILER is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(request.getfixturevalue("compiled_extension")))
+        assert extension.find() is not None
+        monkeypatch.setenv(extension.VARIABLE, "off")
+        assert extension.find() is None
+
+
+def test_a_file_that_is_no_library_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(extension.VARIABLE, "on")
+    extension.folder().mkdir(parents=True)
+    extension.path().write_bytes(b"no library")
+    assert extension.find() is None
+    assert extension.remove() == 1
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("/nowhere/c++", "the C++ compiler /nowhere/c++ does not start: No such file or directory"),
+        ("false", "the C++ compiler false could not compile the extension: "),
+    ],
+)
+def test_a_compiler_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, said: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(AmpmemError, match="C\\+\\+ compiler") as error:
+        extension.build()
+    assert str(error.value) == said
+    assert list(extension.folder().iterdir()) == []
+
+
+def test_without_a_compiler_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(group, ["extension"])
+    assert isinstance(result.exception, AmpmemError)
+    assert str(result.exception) == "there is no C++ compiler (c++, g++, clang++): install one, or name it in CXX"
+
+
+def test_the_command_prints_the_path_and_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = tmp_path / "made.so"
+    monkeypatch.setattr(extension, "build", lambda: made)
+    assert CliRunner().invoke(group, ["extension"]).stdout == f"{made}\n"
+    extension.folder().mkdir(parents=True)
+    (extension.folder() / "2.13.0-0.so").touch()
+    assert CliRunner().invoke(group, ["extension", "--remove"]).exit_code == 0
+    assert list(extension.folder().iterdir()) == []
