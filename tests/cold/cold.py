@@ -24,7 +24,7 @@ from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
-from ready_python import ready_python
+from ready_python import ready_for, ready_python
 
 TRAIN = Path(__file__).with_name("train.py")
 TIMEOUT_S = 400
@@ -99,7 +99,7 @@ class Cold:
 
         With ``ready`` what it calls ``ampmem`` has torch imported already, and so have the processes that it starts.
         """
-        bins = [self.with_extras(extras) / "bin"] if extras else [self._ready()] if ready else []
+        bins = [self.with_extras(extras) / "bin"] if extras else [self._ready(command)] if ready else []
         home = self.shared / "home"
         home.mkdir(exist_ok=True)
         environment = {
@@ -118,14 +118,18 @@ class Cold:
             check=False,
         )
 
-    def _ready(self) -> Path:
-        """A folder with an ``ampmem`` that has torch imported already."""
-        python = Path(ready_python(interpreter=str(self.installed / "bin" / "python")))
-        script = python.with_name("ampmem")
-        if not script.exists():
-            script.write_text(f'#!/bin/sh\nexec {shlex.quote(str(python))} -m ampmem "$@"\n')
-            script.chmod(0o700)
-        return python.parent
+    def _ready(self, command: str) -> Path:
+        """A folder with an ``ampmem`` and a ``python`` for ``command`` that have torch imported already."""
+        kind = ready_for(words_of(command))
+        python = Path(ready_python(kind=kind, interpreter=str(self.installed / "bin" / "python")))
+        folder = python.with_name(f"commands of {kind}")
+        folder.mkdir(exist_ok=True)
+        for name, module in (("python", ""), ("ampmem", "-m ampmem ")):
+            script = folder / name
+            if not script.exists():
+                script.write_text(f'#!/bin/sh\nexec {shlex.quote(str(python))} {module}"$@"\n')
+                script.chmod(0o700)
+        return folder
 
     def provide(self, folder: Path, command: str, train: str) -> None:
         """Put into ``folder`` the script ``train`` as train.py, and what ``command`` reads of earlier runs."""

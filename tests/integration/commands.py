@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ready_python import ready_python
+from ready_python import ready_for, ready_python
 
 TIMEOUT_S = 600
 
@@ -18,7 +18,8 @@ def python(
 
     ``to_the_end`` where it is looked at how Python ends. ``given`` is what standard input has.
     """
-    command = [sys.executable if fresh else ready_python(to_the_end=to_the_end), *arguments]
+    kind = ready_for(arguments if arguments[:2] == ("-m", "ampmem") else ())
+    command = [sys.executable if fresh else ready_python(to_the_end=to_the_end, kind=kind), *arguments]
     return subprocess.run(
         command, cwd=folder, input=given, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )

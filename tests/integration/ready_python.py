@@ -4,8 +4,10 @@ Importing torch takes seconds; most tests ask for what comes after. Only what a 
 (:data:`BESIDE`); ``tests/cold/`` has commands in bare interpreters. :func:`ready_python` is the path of an executable
 that takes ``-c CODE``, ``-m MODULE`` or a script, and arguments, as Python does, and ``-u`` first; ``-X`` comes too
 late. It asks a server, one for each process of pytest (and one of the wheel's environment for ``tests/cold/``), to
-fork: the child is a process of its own, with the caller's directory, environment, PYTHONPATH and standard streams.
-SIGINT and SIGTERM reach it through the caller. In it ``sys.executable`` is this one too.
+fork: the child is a process of its own, with the caller's directory, environment, PYTHONPATH and open files (the
+standard streams, and what ``pass_fds`` names). SIGINT and SIGTERM reach it through the caller. In it
+``sys.executable`` is this one too. For simulated runs there are executables that have the simulation imported as well
+(:class:`Kind`); their servers are forked from the first one when they are first asked.
 
 When the program has ended, or exits with a number, the child waits for threads, calls what is registered with atexit,
 flushes the streams and is gone: taking Python and torch apart takes longer than most programs of tests. Where a test is
@@ -18,6 +20,7 @@ threads, what is imported and from where), nor of process groups. They start ``s
 from __future__ import annotations
 
 import atexit
+import fcntl
 import functools
 import gc
 import marshal
@@ -31,8 +34,9 @@ import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from importlib import import_module
 from io import FileIO, TextIOWrapper
 from pathlib import Path
@@ -55,19 +59,44 @@ Where ampmem relies on an import that a script need not make, such as of a part 
 to fail as it does in a bare interpreter: ``test_ready_python.py`` holds both lists against one.
 """
 PRELOADED = (*BEFORE_THE_SCRIPT, *BESIDE)
+
+
+class Kind(StrEnum):
+    """What a program finds imported. Each kind has what the ones before it have."""
+
+    PLAIN = "python"
+    SIMULATED = "python-simulated"
+    """… and what a simulated GPU has imported when the script starts, after one was simulated on trial."""
+    SIMULATED_RANKS = "python-simulated-ranks"
+    """… and what ``--world-size`` imports before the script starts."""
+
+
+IMPORTS: Mapping[Kind, Sequence[str]] = {
+    Kind.PLAIN: PRELOADED,
+    Kind.SIMULATED: ("ampmem.simulator.start", "ampmem.recorder.sources.simulated"),
+    Kind.SIMULATED_RANKS: ("ampmem.simulator.communication",),
+}
 SIZE = 8
 """Bytes of the number that says how long a request is."""
-TO_THE_END = "python-to-the-end"
-"""Name of the executable whose programs end as with Python."""
+FILES = 64
+"""How many open files a program may be given."""
+TO_THE_END = "-to-the-end"
+"""Suffix of the executables whose programs end as with Python."""
 
 CLIENT = """#!{python} -IS
 # Of json, signal and socket only what is written in C: to import the rest takes longer than all else here.
 import _signal, _socket, marshal, os, sys
 server = _socket.socket(_socket.AF_UNIX)
 server.connect({address!r})
-request = marshal.dumps([sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ)])
-streams = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
-server.sendmsg([len(request).to_bytes({size}, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+def inherited(number):
+    try:
+        return os.get_inheritable(number)
+    except OSError: # the folder that was listed
+        return False
+numbers = [number for number in map(int, os.listdir("/proc/self/fd")) if inherited(number)]
+request = marshal.dumps([sys.argv[0], sys.argv[1:], os.getcwd(), dict(os.environ), numbers])
+files = b"".join(number.to_bytes(4, sys.byteorder) for number in numbers)
+server.sendmsg([len(request).to_bytes({size}, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, files)])
 server.sendall(request)
 for number in (_signal.SIGINT, _signal.SIGTERM):
     _signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
@@ -80,32 +109,43 @@ os._exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def ready_python(*, to_the_end: bool = False, interpreter: str = sys.executable) -> str:
+def ready_python(*, to_the_end: bool = False, kind: Kind = Kind.PLAIN, interpreter: str = sys.executable) -> str:
     """The executable's path. Its server, an ``interpreter``, starts with the first call, and ends with this process."""
-    return str(_started(interpreter) / (TO_THE_END if to_the_end else "python"))
+    return str(_started(interpreter) / (kind + TO_THE_END if to_the_end else kind))
+
+
+def ready_for(arguments: Sequence[str]) -> Kind:
+    """The kind for a command of ampmem's: what it imports before the script starts is imported already."""
+    if not {"sim", "--gpu", "fit"}.intersection(arguments) or "cpu" in arguments:
+        return Kind.PLAIN
+    return Kind.SIMULATED_RANKS if "--world-size" in arguments else Kind.SIMULATED
 
 
 @functools.cache
 def _started(interpreter: str) -> Path:
     """The folder of the executables, once there is a server."""
     folder = tempfile.TemporaryDirectory(prefix="ready-python-")
-    address = str(Path(folder.name) / "socket")
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(64)
-    for name in ("python", TO_THE_END):
-        executable = Path(folder.name) / name
-        executable.write_text(CLIENT.format(python=interpreter, address=address, size=SIZE))
-        executable.chmod(0o700)
+    listeners = []
+    for kind in Kind:
+        address = str(Path(folder.name) / f"{kind}.socket")
+        listeners.append(socket.socket(socket.AF_UNIX))
+        listeners[-1].bind(address)
+        listeners[-1].listen(64)
+        for name in (kind, kind + TO_THE_END):
+            executable = Path(folder.name) / name
+            executable.write_text(CLIENT.format(python=interpreter, address=address, size=SIZE))
+            executable.chmod(0o700)
+    numbers = [listener.fileno() for listener in listeners]
     # A thread of numpy's library would not be there in the children.
     server = subprocess.Popen(
-        [interpreter, __file__, str(listener.fileno())],
+        [interpreter, __file__, *map(str, numbers)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        pass_fds=[listener.fileno()],
+        pass_fds=numbers,
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
     )
-    listener.close()
+    for listener in listeners:
+        listener.close()
 
     def end() -> None:
         assert server.stdin is not None
@@ -124,32 +164,60 @@ def reap(*_: object) -> None:
             pass
 
 
-def serve(listener: socket.socket) -> socket.socket | None:
-    """Fork for every caller: in the child the connection to it; ``None`` once whoever started the server is gone."""
+def prepare(kind: Kind) -> None:
+    """Import what programs of ``kind`` have imported beside that of the kinds before."""
+    for name in IMPORTS[kind]:
+        import_module(name)
+    if kind is Kind.PLAIN:
+        assert len(list(Path("/proc/self/task").iterdir())) == 1
+    if kind is Kind.SIMULATED:  # as ampmem's own warmed process does before it forks runs
+        gpus = import_module("ampmem.allocator.gpus")
+        import_module("ampmem.simulator.start").Simulation(gpus.find_gpu(gpus.DEFAULT_GPU)).end()
+    gc.collect()
+    gc.freeze()
+
+
+def serve(listeners: list[socket.socket]) -> socket.socket | None:
+    """Fork for every caller: in the child the connection to it; ``None`` once whoever started the server is gone.
+
+    There is a listener for each kind. The first caller of a further kind has this server fork the one of that kind.
+    """
+    kinds = iter(Kind)
+    prepare(next(kinds))
     while True:
-        there, _, _ = select.select([listener, sys.stdin], [], [])
+        there, _, _ = select.select([*listeners, sys.stdin], [], [])
         if sys.stdin in there:
             return None
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            listener.close()
-            return connection
-        connection.close()
+        if listeners[0] in there:
+            connection, _ = listeners[0].accept()
+            if os.fork() == 0:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for listener in listeners:
+                    listener.close()
+                return connection
+            connection.close()
+        elif os.fork() == 0:
+            listeners.pop(0).close()
+            prepare(next(kinds))
+        else:
+            while len(listeners) > 1:
+                listeners.pop().close()
 
 
 def keep(connection: socket.socket) -> list[str] | None:
     """Fork what was asked for: in that child its arguments; ``None`` when it has ended and the caller knows how."""
-    head, streams, _, _ = socket.recv_fds(connection, SIZE, 3)
+    head, files, _, _ = socket.recv_fds(connection, SIZE, FILES)
     request = b""
     while len(request) < int.from_bytes(head, "big"):
         request += connection.recv(1 << 20)
-    executable, arguments, folder, environment = marshal.loads(request)
+    executable, arguments, folder, environment, numbers = marshal.loads(request)
     child = os.fork()
     if child:
-        for stream in streams:
-            os.close(stream)
-        connection.sendall(str(wait_for(child, connection)).encode())
+        for file in files:
+            os.close(file)
+        status = wait_for(child, connection)
+        with suppress(BrokenPipeError):  # the caller was killed
+            connection.sendall(str(status).encode())
         return None
     connection.close()
     os.chdir(folder)
@@ -157,9 +225,12 @@ def keep(connection: socket.socket) -> list[str] | None:
     os.environ.update(environment)
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[1:1] = [path for path in paths if path and path not in sys.path]
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    apart = [fcntl.fcntl(file, fcntl.F_DUPFD, max(*numbers, *files) + 1) for file in files]
+    for file in files:
+        os.close(file)
+    for number, file in zip(numbers, apart, strict=True):
+        os.dup2(file, number)
+        os.close(file)
     sys.executable, sys.orig_argv, tempfile.tempdir = executable, [executable, *arguments], None
     import_module("numpy.random").seed()  # Python's own random numbers begin anew in a fork
     return list(arguments)
@@ -223,21 +294,16 @@ def run_and_leave(arguments: list[str], before: list[weakref.finalize]) -> None:
 
 def main() -> None:
     """The server, and whatever it becomes in its children."""
-    listener = socket.socket(fileno=int(sys.argv[1]))
-    for name in PRELOADED:
-        import_module(name)
-    assert len(list(Path("/proc/self/task").iterdir())) == 1
-    gc.collect()
-    gc.freeze()
+    listeners = [socket.socket(fileno=int(number)) for number in sys.argv[1:]]
+    signal.signal(signal.SIGCHLD, reap)
+    connection = serve(listeners)
     if "triton" in sys.modules:  # CUDA builds import it, and it says on stderr what was not collected at the end
         atexit.register(gc.unfreeze)
     finalizers = list(weakref.finalize._registry)  # type: ignore[attr-defined]
-    signal.signal(signal.SIGCHLD, reap)
-    connection = serve(listener)
     arguments = keep(connection) if connection is not None else None
     if arguments is None:
         os._exit(0)
-    if Path(sys.executable).name == TO_THE_END:
+    if sys.executable.endswith(TO_THE_END):
         run(arguments)
     else:
         run_and_leave(arguments, finalizers)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from commands import ampmem
 from page_reader import page_data
+from ready_python import Kind, ready_python
 
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.summary import summarize
@@ -56,9 +59,30 @@ def advised(folder: Path, *options: str, code: int = 0) -> tuple[dict[str, Any],
     return json.loads(done.stdout), done.stderr
 
 
-def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: Path) -> None:
-    write(tmp_path)
-    found, said = advised(tmp_path, "--gpu", "h100", "--budget", "1500MiB", "--allow", "checkpoint,foreach,fused")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """A search for what fits: its result, what it said, and its runs as ``--resume`` keeps them."""
+
+    found: dict[str, Any]
+    said: str
+    runs: str
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    folder = tmp_path_factory.mktemp("searched")
+    write(folder)
+    done = ampmem(folder, "advise", *RESUMED, *SEARCH, "train.py")
+    assert done.returncode == 0, done.stderr
+    return Searched(found=json.loads(done.stdout), said=done.stderr, runs=(folder / "runs.jsonl").read_text())
+
+
+RESUMED = ("--json", "--gpu", "h100", "--jobs", "2", "--resume", "runs.jsonl")
+SEARCH = ("--allow", "checkpoint,foreach,fused", "--budget", "1500MiB")
+
+
+def test_what_is_advised_is_what_the_change_takes_when_it_is_written(tmp_path: Path, searched: Searched) -> None:
+    found, said = searched.found, searched.said
     best, *others = found["runs"]
     assert best["meets"] and best["change"] == "checkpoint 3 of 4 blocks"
     (less,) = [run for run in others if run["change"] == "checkpoint 2 of 4 blocks"]
@@ -262,6 +286,10 @@ def test_after_an_out_of_memory_the_command_is_named_and_finds_what_fits(tmp_pat
     assert found["runs"][0]["meets"] and found["runs"][0]["options"][0] == "--force-checkpoint"
     plain = next(run for run in found["runs"] if not run["options"])
     assert plain["allocated_bytes"] is None and plain["failure"] is None
+    changes = {run["change"]: run["failure"] for run in found["runs"]}
+    assert {"offload saved tensors", "expandable_segments", "autocast bfloat16", "fused=True"} < set(changes)
+    failed = {change for change, failure in changes.items() if failure is not None}
+    assert failed == {"loss in 8 chunks", "smaller batches"}
 
 
 UPDATED = """
@@ -300,7 +328,8 @@ def test_a_finding_names_the_command_that_proves_its_change(tmp_path: Path) -> N
 
 def test_a_refused_change_is_said_and_nothing_that_fits_is_exit_code_1(tmp_path: Path) -> None:
     write(tmp_path, norm="BatchNorm1d", argument=", foreach=True")
-    found, said = advised(tmp_path, "--gpu", "h100", "--budget", "600MiB", code=1)
+    asked = ("--budget", "600MiB", "--allow", "checkpoint,foreach,fused,loss,batch")
+    found, said = advised(tmp_path, "--gpu", "h100", *asked, code=1)
     failures = {run["change"]: run["failure"] for run in found["runs"] if run["failure"] is not None}
     assert "1 has a BatchNorm1d inside" in failures["checkpoint 4 of 4 blocks"]
     assert all(
@@ -316,6 +345,7 @@ def test_ctrl_c_prints_the_runs_that_have_ended(
 ) -> None:
     write(tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", ready_python(kind=Kind.SIMULATED))
     real, made = advise_module.run_child, []
 
     def interrupted(arguments: Sequence[str], on_step: Callable[[StepEnded], None], *how: Any, **more: Any) -> ChildEnd:
@@ -334,8 +364,11 @@ def test_ctrl_c_prints_the_runs_that_have_ended(
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
-def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(tmp_path: Path) -> None:
+def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(
+    tmp_path: Path, searched: Searched
+) -> None:
     write(tmp_path)
+    (tmp_path / "runs.jsonl").write_text(searched.runs)
     options = (
         "--gpu",
         "h100",
@@ -389,14 +422,12 @@ def test_a_real_device_is_measured_and_timed(tmp_path: Path) -> None:
     assert "reserved" not in said and said.count(" allocated") == len(made)
 
 
-RESUMED = ("advise", "--json", "--gpu", "h100", "--jobs", "2", "--resume", "runs.jsonl")
-
-
 def test_an_interrupted_search_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], searched: Searched
 ) -> None:
     write(tmp_path)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", ready_python(kind=Kind.SIMULATED))
     real, made = advise_module.run_child, []
 
     def counted(arguments: Sequence[str], on_step: Callable[[StepEnded], None], *how: Any, **more: Any) -> ChildEnd:
@@ -406,7 +437,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(
         return real(arguments, on_step, *how, **more)
 
     monkeypatch.setattr(advise_module, "run_child", counted)
-    stops_at, command = 4, [*RESUMED, "--allow", "foreach,fused,checkpoint", "--budget", "1500MiB", "train.py"]
+    stops_at, command = 4, ["advise", *RESUMED, *SEARCH, "train.py"]
     with pytest.raises(KeyboardInterrupt):
         run(command)
     ended = {tuple(run["options"]) for run in json.loads(capsys.readouterr().out)["runs"]}
@@ -420,16 +451,13 @@ def test_an_interrupted_search_goes_on_where_it_stopped(
     assert len(made) - before == len(whole) - len(ended), "no run twice"
     assert printed.err.count("reused: ") == len(ended)
     made.clear()
-    run([*RESUMED, "--allow", "fused,checkpoint", "train.py"])
+    run(["advise", *RESUMED, "--allow", "fused,checkpoint", "train.py"])
     fewer = json.loads(capsys.readouterr().out)["runs"]
     known = {tuple(each["options"]): each for each in whole}
     again = [each for each in fewer if tuple(each["options"]) in known]
     assert len(made) == len(fewer) - len(again) < len(fewer)
     assert all(each["allocated_bytes"] == known[tuple(each["options"])]["allocated_bytes"] for each in again)
-
-    (tmp_path / "runs.jsonl").unlink()
-    run(command)
-    assert json.loads(capsys.readouterr().out)["runs"] == whole, "the same, whatever was interrupted"
+    assert searched.found["runs"] == whole, "the same, whatever was interrupted"
 
 
 def test_runs_of_something_else_are_not_taken(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 import numpy as np
 import pytest
 from commands import ampmem
-from ready_python import ready_python
+from ready_python import Kind, ready_python
 
 from ampmem.events import Action, Recording
 from ampmem.recording import read
@@ -149,7 +149,7 @@ def interrupted(tmp_path: Path, when: str) -> tuple[str, str]:
     (home / "train.py").write_text(TRAINING.format(in_step=in_step))
     process = subprocess.Popen(
         [
-            ready_python(),
+            ready_python(kind=Kind.SIMULATED),
             "-m",
             "ampmem",
             "fit",

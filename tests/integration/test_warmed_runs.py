@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ready_python import ready_python
 
 from ampmem.analysis.summary import summarize
 from ampmem.cli.processes.children import ChildEnd, Children, run_child
@@ -67,6 +69,12 @@ def warmed() -> Iterator[Warmed]:
         yield process
 
 
+@pytest.fixture
+def ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes start in a Python that has torch imported: for tests that are about something else."""
+    monkeypatch.setattr(sys, "executable", ready_python())
+
+
 def simulated(folder: Path, code: str, *arguments: str, warmed: Warmed | None, **how: Any) -> ChildEnd:
     """Profile a script with ``code`` on a simulated GPU; the recording is ``folder / "run.ampmem"``."""
     script = folder / "train.py"
@@ -90,6 +98,7 @@ def test_a_script_finds_what_it_finds_in_a_fresh_process(tmp_path: Path, warmed:
     assert len({number for numbers in drawn for number in numbers}) == 12  # in each process others
 
 
+@pytest.mark.usefixtures("ready")
 def test_a_run_records_the_same_to_the_byte(tmp_path: Path, warmed: Warmed) -> None:
     def recorded(by: Warmed | None) -> tuple[Any, ...]:
         assert simulated(tmp_path, TRAINS, warmed=by).code == 0
@@ -154,6 +163,7 @@ def ended_when(folder: Path, reached: Callable[[int], bool]) -> ChildEnd:
     return ends[0]
 
 
+@pytest.mark.usefixtures("ready")
 def test_a_run_is_ended_before_its_time(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "runs")
 
@@ -168,16 +178,18 @@ def test_a_run_is_ended_while_the_process_it_is_to_be_forked_from_still_starts(t
     assert not (tmp_path / "runs").exists()
 
 
-def test_where_the_process_is_gone_a_run_is_a_fresh_one(tmp_path: Path) -> None:
+def test_where_the_process_is_gone_a_run_is_a_fresh_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Warmed() as process, Path(os.devnull).open("r+b") as nowhere:
         assert simulated(tmp_path, TRAINS, warmed=process).code == 0
         assert process._process is not None
+        monkeypatch.setattr(sys, "executable", ready_python())
         process._process.send_signal(signal.SIGKILL)
         process._process.wait()
         assert process.start([], (nowhere, nowhere, nowhere)) is None
         assert simulated(tmp_path, TRAINS, warmed=process).code == 0
 
 
+@pytest.mark.usefixtures("ready")
 def test_no_process_starts_before_the_first_run_or_stays_after_the_last() -> None:
     with Warmed() as process:
         assert process._process is None

@@ -6,13 +6,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import ampmem, python
+from ready_python import ready_python
 
 from ampmem.analysis.summary import summarize
 from ampmem.recording import read
@@ -99,17 +99,17 @@ def test_a_leak_of_one_kibibyte_a_step_is_found_and_named(tmp_path: Path) -> Non
 
 
 def test_a_longer_batch_runs_out_of_simulated_memory(tmp_path: Path) -> None:
-    script(tmp_path, device="cuda", steps=400, rows="32 if i < 300 else 90_000_000")
+    script(tmp_path, device="cuda", steps=80, rows="32 if i < 70 else 90_000_000")
     run, _, said = watched(tmp_path, "--gpu", "24GiB", code=1)
     ending = run.ending
     assert ending is not None and ending.out_of_memory
-    assert (ending.step, ending.phase, ending.batch) == (300, "between", "32x256 float32"), "the batch was to be made"
+    assert (ending.step, ending.phase, ending.batch) == (70, "between", "32x256 float32"), "the batch was to be made"
     assert ending.asked == 90_000_000 * 256 * 4
     assert ending.line.endswith("train.py:9")
     held = {each.what: each.bytes for each in ending.held}
     assert held["parameters"] == sum(-(-size // 512) * 512 for size in (256 * 256 * 4, 1024, 10240, 40))
     assert "85.8 GiB requested at" in said and "ampmem advise --gpu 24GiB" in said
-    assert len(run.rows) == 300
+    assert len(run.rows) == 70
 
 
 def test_the_batch_that_does_not_fit_is_named_beside_the_usual_one(tmp_path: Path) -> None:
@@ -178,16 +178,18 @@ def test_the_end_is_the_scripts_own(tmp_path: Path, last: str, code: int, line: 
 @pytest.mark.parametrize("steps", [1, 7, 40])
 def test_a_run_that_is_killed_has_every_row_that_was_told(tmp_path: Path, how: signal.Signals, steps: int) -> None:
     """The script tells each step after it; by then its row is in the file."""
-    script(tmp_path, steps=10**6, more="print(i, flush=True)")
-    command = [sys.executable, "-m", "ampmem", "watch", "--quiet", "--every", "20", "train.py"]
+    script(tmp_path, steps=10**6, more="import os; print(i, os.getpid(), flush=True)")
+    command = [ready_python(), "-m", "ampmem", "watch", "--quiet", "--every", "20", "train.py"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for told in process.stdout:
-            if int(told) == steps:
-                process.send_signal(how)
+            step, number = map(int, told.split())
+            if step == steps:
+                os.kill(number, how)
                 break
         process.stdout.read()
+    assert process.returncode == -how
     run = read_watched(tmp_path / "train-watch.ampmem")
     assert [row.step for row in run.rows][: steps + 1] == list(range(steps + 1))
     text = shown(tmp_path, "train-watch.ampmem")
@@ -196,7 +198,7 @@ def test_a_run_that_is_killed_has_every_row_that_was_told(tmp_path: Path, how: s
 
 def test_an_interrupt_ends_the_process_as_python_does_and_the_file_says_so(tmp_path: Path) -> None:
     script(tmp_path, steps=10**6, more="print(i, flush=True)")
-    command = [sys.executable, "-m", "ampmem", "watch", "--quiet", "train.py"]
+    command = [ready_python(to_the_end=True), "-m", "ampmem", "watch", "--quiet", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for told in process.stdout:
@@ -211,7 +213,7 @@ def test_an_interrupt_ends_the_process_as_python_does_and_the_file_says_so(tmp_p
 
 def test_the_file_is_read_while_it_is_written(tmp_path: Path) -> None:
     script(tmp_path, steps=10**6, more="print(i, flush=True)")
-    command = [sys.executable, "-m", "ampmem", "watch", "--quiet", "train.py"]
+    command = [ready_python(), "-m", "ampmem", "watch", "--quiet", "train.py"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for told in process.stdout:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ready_python import ready_python
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
@@ -172,7 +173,8 @@ def test_what_cannot_be_measured_is_refused(
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_tables(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_tables(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", ready_python())
     overhead.main(["--only", "cpu/mlp/3", "--rounds", "1"])
     said = capfd.readouterr()
     assert "**In the loop, on the CPU:**\n\n| program | steps |" in said.out

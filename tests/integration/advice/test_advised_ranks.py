@@ -136,21 +136,19 @@ def test_a_stage_of_a_pipeline_has_its_own_blocks_checkpointed(tmp_path: Path) -
 
 
 def test_on_a_real_device_all_ranks_run_at_once(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(script("gloo", "cpu"))
-    found, said = advised(tmp_path, "--device", "cpu", "--nproc-per-node", "2", "--allow", "checkpoint")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.py").write_text(script("gloo", "cpu"))
+    options = ("--device", "cpu", "--nproc-per-node", "2", "--allow", "checkpoint", "--resume", str(tmp_path / "runs"))
+    found, said = advised(folder, *options)
     runs = {run["change"]: run for run in found["runs"]}
     for run in runs.values():
-        profiled(tmp_path, "--device", "cpu", "--nproc-per-node", "2", *run["options"])
-        peaks = [summarize(read(tmp_path / f"one.rank{rank}-of-2.ampmem")).whole.bytes for rank in range(2)]
+        profiled(folder, "--device", "cpu", "--nproc-per-node", "2", *run["options"])
+        peaks = [summarize(read(folder / f"one.rank{rank}-of-2.ampmem")).whole.bytes for rank in range(2)]
         assert run["rank"] == 1 and run["allocated_bytes"] == peaks[1] > peaks[0]
         assert run["step_ns"] > 0
     assert runs["checkpoint 2 of 2 blocks"]["saved_bytes"] > 0
-    assert (
-        "its peaks are those of the worst one"
-        in ampmem(
-            tmp_path, "advise", "--device", "cpu", "--nproc-per-node", "2", "--allow", "allocator", "train.py"
-        ).stdout
-    )
+    assert "its peaks are those of the worst one" in ampmem(folder, "advise", *options, "train.py").stdout
     assert said.count(" on rank 1 ") == len(runs)
 
 

@@ -36,7 +36,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks, self.head = nn.ModuleList(Block() for _ in range(4)), nn.Linear(64, 8)
+        self.blocks, self.head = nn.ModuleList(Block() for _ in range({blocks})), nn.Linear(64, 8)
     def forward(self, x):
         for block in self.blocks:
             x = {call}
@@ -54,6 +54,7 @@ for step in {batches}:
 print("the script ends")
 """
 PLAIN = {
+    "blocks": "4",
     "call": "block(x, scale=0.5)",
     "setup": "",
     "optimizer": "torch.optim.AdamW(model.parameters(), lr=1e-3)",
@@ -92,9 +93,15 @@ WRITTEN = {
 
 def run(folder: Path, name: str, options: str, device: str = "sim", **parts: str) -> tuple[int, str]:
     (folder / "train.py").write_text(SCRIPT.format(**(PLAIN | parts)))
-    command = ("profile", "--device", device, "--seed", "0", "--quiet", "-o", f"{name}.ampmem")
+    command = ("profile", "--device", device, "--steps", "2", "--seed", "0", "--quiet", "-o", f"{name}.ampmem")
     done = ampmem(folder, *command, *options.split(), "train.py")
     return done.returncode, done.stderr
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """The script as it is."""
+    return recorded(tmp_path_factory.mktemp("plain"), "plain", "")
 
 
 def recorded(folder: Path, name: str, options: str, **parts: str) -> Recording:
@@ -109,8 +116,7 @@ def events(recording: Recording) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("options", WRITTEN)
-def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, options: str) -> None:
-    plain = recorded(tmp_path, "plain", "")
+def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, options: str, plain: Recording) -> None:
     forced = recorded(tmp_path, "forced", options)
     written = recorded(tmp_path, "written", "", **WRITTEN[options])
     assert events(forced) == events(written)
@@ -163,8 +169,7 @@ def test_gradients_that_a_script_never_zeroes_are_not_freed(tmp_path: Path) -> N
 EXPANDABLE = "--force-allocator expandable_segments:True"
 
 
-def test_a_forced_setting_of_the_allocator_reserves_what_the_written_one_does(tmp_path: Path) -> None:
-    plain = recorded(tmp_path, "plain", "")
+def test_a_forced_setting_of_the_allocator_reserves_what_the_written_one_does(tmp_path: Path, plain: Recording) -> None:
     forced = recorded(tmp_path, "forced", EXPANDABLE)
     line = "import os; os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True'"
     written = recorded(tmp_path, "written", "", first=line)
@@ -173,8 +178,8 @@ def test_a_forced_setting_of_the_allocator_reserves_what_the_written_one_does(tm
     assert forced.segments.expandable.all() and not plain.segments.expandable.any()
 
 
-def test_forced_workspaces_are_those_of_the_environment(tmp_path: Path) -> None:
-    plain, forced = recorded(tmp_path, "plain", ""), recorded(tmp_path, "forced", "--force-workspace :16:8")
+def test_forced_workspaces_are_those_of_the_environment(tmp_path: Path, plain: Recording) -> None:
+    forced = recorded(tmp_path, "forced", "--force-workspace :16:8")
     line = "import os; os.environ['CUBLAS_WORKSPACE_CONFIG'] = ':16:8'"
     written = recorded(tmp_path, "written", "", first=line)
     assert events(forced) == events(written)
@@ -236,7 +241,7 @@ IN_CHUNKS = "--force-chunked-loss 3"
 
 def lossy(folder: Path, name: str, options: str, loss: str, *, autocast: bool = True) -> tuple[int, str]:
     (folder / "train.py").write_text(LOSS.format(loss=loss, autocast=autocast))
-    command = ("profile", "--device", "sim", "--seed", "0", "--quiet", "-o", f"{name}.ampmem")
+    command = ("profile", "--device", "sim", "--steps", "2", "--seed", "0", "--quiet", "-o", f"{name}.ampmem")
     done = ampmem(folder, *command, *options.split(), "train.py")
     return done.returncode, done.stderr
 
@@ -335,7 +340,7 @@ def test_a_forced_batch_allocates_what_the_written_one_does(tmp_path: Path) -> N
     forced = recorded(tmp_path, "forced", "--force-batch-size 64", **loader("256"))
     written = recorded(tmp_path, "written", "", **loader("batch_size=64"))
     assert events(forced) == events(written) != events(plain)
-    assert [step.batch_size for step in forced.steps] == [64] * 3
+    assert [step.batch_size for step in forced.steps] == [64] * 2
     assert "forced: DataLoader(batch_size=64) instead of 256" in forced.remarks
 
 
@@ -425,7 +430,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_change_that_is_not_made_is_an_error(tmp_path: Path, case: str) -> None:
     options, parts, reason = REFUSED[case]
-    code, said = run(tmp_path, "refused", options, **parts)
+    code, said = run(tmp_path, "refused", options, **{"blocks": "2"} | parts)
     assert code == 1, said
     assert said.splitlines()[-1].startswith(f"ampmem: {options}: ") and reason in said.splitlines()[-1]
     assert "Traceback" not in said

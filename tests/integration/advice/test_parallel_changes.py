@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from commands import ampmem
@@ -32,7 +34,7 @@ class Block(nn.Module):
 dist.init_process_group("nccl")
 device = f"cuda:{os.environ['LOCAL_RANK']}"
 torch.cuda.set_device(device)
-model = nn.Sequential(*(Block() for _ in range(4))).to(device)
+model = nn.Sequential(*(Block() for _ in range(3))).to(device)
 WRAP
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(3):
@@ -73,15 +75,18 @@ CHANGES = {
 
 def run(folder: Path, name: str, options: str, wrap: str, rank: int = 0) -> tuple[int, str]:
     (folder / "train.py").write_text(SCRIPT.replace("WRAP", wrap))
-    place = ("--device", "sim", "--world-size", "4", "--rank", str(rank))
+    place = ("--device", "sim", "--world-size", "4", "--rank", str(rank), "--steps", "2")
     done = ampmem(folder, "profile", *place, "--seed", "0", "--quiet", "-o", name, *options.split(), "train.py")
     return done.returncode, done.stderr
 
 
-def recorded(folder: Path, name: str, options: str, wrap: str, rank: int = 0) -> Recording:
-    code, said = run(folder, name, options, wrap, rank)
-    assert code == 0, said
-    return read(folder / f"{name}.rank{rank}-of-4.ampmem")
+@functools.cache
+def recorded(options: str, wrap: str, rank: int = 0) -> Recording:
+    """The recording of a script: what is written in one case is what another changes."""
+    with TemporaryDirectory() as folder:
+        code, said = run(Path(folder), "run", options, wrap, rank)
+        assert code == 0, said
+        return read(Path(folder) / f"run.rank{rank}-of-4.ampmem")
 
 
 def events(recording: Recording) -> list[tuple[int, int]]:
@@ -91,11 +96,11 @@ def events(recording: Recording) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("case", CHANGES)
-def test_a_forced_change_allocates_what_the_written_one_does(tmp_path: Path, case: str, rank: int) -> None:
+def test_a_forced_change_allocates_what_the_written_one_does(case: str, rank: int) -> None:
     options, wrap, written = CHANGES[case]
-    plain = recorded(tmp_path, "plain", "", wrap, rank)
-    forced = recorded(tmp_path, "forced", options, wrap, rank)
-    assert events(forced) == events(recorded(tmp_path, "written", "", written, rank)) != events(plain)
+    plain = recorded("", wrap, rank)
+    forced = recorded(options, wrap, rank)
+    assert events(forced) == events(recorded("", written, rank)) != events(plain)
     assert any(note.startswith("forced: ") for note in forced.remarks)
     assert not any(note.startswith("forced: ") for note in plain.remarks)
 

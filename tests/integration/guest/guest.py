@@ -34,6 +34,9 @@ OPTIONS: dict[str, tuple[str, ...]] = dict.fromkeys(WHOLE, ("--steps", "1000"))
 FRESH = frozenset({"goes_deep", "warns_its_caller"})
 """Programs that see how Python itself was started."""
 
+TO_THE_END = frozenset({"exits_at_the_end"})
+"""Programs that print something else without ampmem where Python's own end is left out, which takes half a second."""
+
 ALWAYS = ("--run-to-end", "--quiet", "--steps", "2", "-o", RECORDING)
 """Two steps are recorded, then the program goes on alone: what it prints last is seen without ampmem."""
 
@@ -75,7 +78,7 @@ def beside(folder: Path, name: str, *options: str, arguments: tuple[str, ...] = 
     alone, profiled = folder / "plain", folder / "recorded"
     alone.mkdir(parents=True)
     profiled.mkdir()
-    plain = python(alone, script, *arguments, fresh=fresh, to_the_end=True)
+    plain = python(alone, script, *arguments, fresh=fresh, to_the_end=name in TO_THE_END)
     ours = (*ALWAYS, *OPTIONS.get(name, ()), *options)
     recorded = ampmem(profiled, "profile", *ours, script, *arguments, fresh=fresh, to_the_end=True)
     return Beside(plain=_plain(plain), recorded=without_ours(recorded), recording=profiled / RECORDING)

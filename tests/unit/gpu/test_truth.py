@@ -13,7 +13,7 @@ from measured import ways
 from measured.case import CASES, TINY
 from measured.table import TruthRow, document, row_of, summary, text
 from measured.ways import Peaks, Ways
-from ready_python import ready_python
+from ready_python import Kind, ready_python
 from results import FAILED, NO_TIME, PASSED, REFUSED, Row
 
 MIB = 1 << 20
@@ -157,7 +157,7 @@ def test_a_run_that_fails_says_why() -> None:
 @pytest.mark.slow
 def test_three_simulations_are_one_and_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truth, "PRECISIONS", ("amp",))
-    monkeypatch.setattr(sys, "executable", ready_python())
+    monkeypatch.setattr(sys, "executable", ready_python(kind=Kind.SIMULATED))
     code = truth.main(["--device", "sim", "--only", "tiny-cnn", "--out", str(tmp_path / "truth")])
     data = json.loads((tmp_path / "truth.json").read_text())
     assert code == 0
