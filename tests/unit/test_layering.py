@@ -59,7 +59,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "recorder/watch": ("gauges", "watcher"),
     "recorder/torch_private": ("entries", "cuda distributed general"),
     "recorder/sources": (
-        "base storages torch_flags",
+        "base extension storages torch_flags",
         "ledger window",
         "cpu cuda simulated",
         "choose",

@@ -183,9 +183,9 @@ class _Checkpoints(_Forwards):
                     self._choose(name, each)
                     chosen.append(name)
                 else:
-                    self._refuse(f"{name} {reason}")
+                    self.refuse(f"{name} {reason}")
         if chosen:
-            self._note(f"forced: activation checkpointing of {_counted(chosen)}")
+            self.note(f"forced: activation checkpointing of {_counted(chosen)}")
 
     def _run(self, name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         before = _buffers(module)
@@ -198,7 +198,7 @@ class _Checkpoints(_Forwards):
         after = _buffers(module)
         changed = next((buffer for buffer in after if after[buffer] != before.get(buffer)), None)
         if changed is not None:
-            self._refuse(f"{name} changes its buffer {changed} in forward, and recomputation would change it again")
+            self.refuse(f"{name} changes its buffer {changed} in forward, and recomputation would change it again")
             del self._chosen[module]
 
     def _is_due(self, module: nn.Module) -> bool:
@@ -206,7 +206,7 @@ class _Checkpoints(_Forwards):
             return False
         name = self._chosen[module]
         if name not in self._ran and is_running(_CHECKPOINT_FILE):
-            self._refuse(f"the script checkpoints {name} itself")
+            self.refuse(f"the script checkpoints {name} itself")
             del self._chosen[module]
             return False
         return True
@@ -237,13 +237,13 @@ class _Offload(_Forwards):
         reason = _not_in_python(root)
         if reason is None:
             self._choose(type(root).__name__, root)
-            self._note(f"forced: saved tensors of {type(root).__name__} are kept in CPU memory")
+            self.note(f"forced: saved tensors of {type(root).__name__} are kept in CPU memory")
         else:
-            self._refuse(f"{type(root).__name__} {reason}")
+            self.refuse(f"{type(root).__name__} {reason}")
 
     def _run(self, name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if top_saved_hooks(True) is not None:
-            self._refuse(f"the script has its own saved-tensor hooks around {name}")
+            self.refuse(f"the script has its own saved-tensor hooks around {name}")
             del self._chosen[module]
             return forward(module, *args, **kwargs)
         with torch.autograd.graph.save_on_cpu():
@@ -361,18 +361,18 @@ class _Implementation(ForcedChange):
         if reason is None and any(group.get(self._argument) is not self._value for group in optimizer.param_groups):
             reason = f"the script set {self._argument} itself for a parameter group of {type(optimizer).__name__}"
         if reason is not None:
-            self._refuse(reason)
+            self.refuse(reason)
             return
         self._done = True
         self._changed.add(optimizer)
-        self._note(f"forced: {type(optimizer).__name__}({self._argument}={self._value})")
+        self.note(f"forced: {type(optimizer).__name__}({self._argument}={self._value})")
 
     def _check(self, optimizer: Optimizer, *_: Any) -> None:
         if optimizer not in self._changed:
             return
         if any(group.get(self._argument) is not self._value for group in optimizer.param_groups):
             self._changed.discard(optimizer)
-            self._refuse(f"the script has changed {self._argument} of {type(optimizer).__name__} back")
+            self.refuse(f"the script has changed {self._argument} of {type(optimizer).__name__} back")
 
 
 def _why_not(optimizer: Optimizer, chosen: Any, option: str) -> str | None:
@@ -429,7 +429,7 @@ class _ChunkedLoss(ForcedChange):
                 return original(*args, **kwargs)
             reason = _not_in_chunks(given, self._count)
             if reason is not None:
-                self._refuse(reason)
+                self.refuse(reason)
                 return original(*args, **kwargs)
             self._made()
             return self._computed(original, given["input"], given["target"], given["ignore_index"], given["reduction"])
@@ -443,7 +443,7 @@ class _ChunkedLoss(ForcedChange):
         if not self._installed or not torch.is_grad_enabled() or in_backward():
             return False
         if is_running(_CHECKPOINT_FILE):
-            self._refuse("the script computes the loss under torch.utils.checkpoint itself")
+            self.refuse("the script computes the loss under torch.utils.checkpoint itself")
             return False
         return True
 
@@ -460,7 +460,7 @@ class _ChunkedLoss(ForcedChange):
     def _made(self) -> None:
         if not self._done:
             self._done = True
-            self._note(f"forced: cross_entropy in {self._count} chunks, each under activation checkpointing")
+            self.note(f"forced: cross_entropy in {self._count} chunks, each under activation checkpointing")
 
 
 def _not_in_chunks(given: Mapping[str, Any], count: int) -> str | None:
@@ -518,7 +518,7 @@ class _FreedGradients(ForcedChange):
         if optimizer not in self._freed:
             self._freed.add(optimizer)
             self._done = True
-            self._note(f"forced: gradients are set to None after each update of {type(optimizer).__name__}")
+            self.note(f"forced: gradients are set to None after each update of {type(optimizer).__name__}")
 
     def _wrap(self, zero_grad: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(zero_grad)
@@ -556,13 +556,13 @@ class _BatchSize(ForcedChange):
             bound.apply_defaults()
             size = bound.arguments["batch_size"]
             if bound.arguments["batch_sampler"] is not None:
-                self._refuse("a DataLoader takes its batches from the script's own batch_sampler")
+                self.refuse("a DataLoader takes its batches from the script's own batch_sampler")
             elif size is None:
-                self._refuse("a DataLoader of the script makes no batches (batch_size=None)")
+                self.refuse("a DataLoader of the script makes no batches (batch_size=None)")
             elif size > self._size:
                 bound.arguments["batch_size"] = self._size
                 self._done = True
-                self._note(f"forced: DataLoader(batch_size={self._size}) instead of {size}")
+                self.note(f"forced: DataLoader(batch_size={self._size}) instead of {size}")
             original(*bound.args, **bound.kwargs)
 
         return __init__
@@ -574,7 +574,7 @@ class _BatchSize(ForcedChange):
         self._seen.update(module.modules())
         kinds = {type(each).__name__ for each in module.modules() if isinstance(each, _OF_THE_BATCH) and each.training}
         if kinds:
-            self._refuse(f"the model has {', '.join(sorted(kinds))}, whose statistics depend on the batch")
+            self.refuse(f"the model has {', '.join(sorted(kinds))}, whose statistics depend on the batch")
 
 
 _OF_THE_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

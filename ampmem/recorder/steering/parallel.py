@@ -103,7 +103,7 @@ class ForcedChange:
     """A forced change; ``option`` is its command-line option."""
 
     def __init__(self, option: str, note: Callable[[str], None]) -> None:
-        self._option, self._note = option, note
+        self._option, self.note = option, note
         self._done = False
         self._refused: dict[str, None] = {}
 
@@ -122,10 +122,11 @@ class ForcedChange:
         """Why the change was not made, where nothing was refused."""
         raise NotImplementedError
 
-    def _refuse(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
+        """Note that the change is not made, for ``reason``."""
         if reason not in self._refused:
             self._refused[reason] = None
-            self._note(f"not forced: {reason}")
+            self.note(f"not forced: {reason}")
 
 
 class _ArgumentChange(ForcedChange):
@@ -167,14 +168,14 @@ class _ArgumentChange(ForcedChange):
         try:
             value = argument.new(given)
         except _Decided as decided:
-            self._refuse(str(decided))
+            self.refuse(str(decided))
             return given
         said = f"{argument.call}({argument.name}={value})"
         if value == (argument.default if given is None else given):
             self._kept[f"the script already has {said}"] = None
             return given
         self._done = True
-        self._note(f"forced: {said} instead of {given}")
+        self.note(f"forced: {said} instead of {given}")
         return value
 
 
@@ -212,7 +213,7 @@ class _NoPrefetch(_ArgumentChange):
             finally:
                 self._ours = False
             self._done = True
-            self._note("forced: fully_shard prefetches no parameters in backward")
+            self.note("forced: fully_shard prefetches no parameters in backward")
             return sharded
 
         return fully_shard
@@ -221,7 +222,7 @@ class _NoPrefetch(_ArgumentChange):
         @functools.wraps(original)
         def set_modules(*args: Any, **kwargs: Any) -> Any:
             if not self._ours:
-                self._refuse(f"the script sets itself what is prefetched ({name})")
+                self.refuse(f"the script sets itself what is prefetched ({name})")
             return original(*args, **kwargs)
 
         return set_modules
