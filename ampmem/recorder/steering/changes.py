@@ -505,7 +505,7 @@ class _FreedGradients(ForcedChange):
 
     def unmet(self) -> list[str]:
         if self._done and not self._zeroed:
-            return [f"{self._option}: the script calls no zero_grad(), so gradients may add up over several updates"]
+            return [f"{self.option}: the script calls no zero_grad(), so gradients may add up over several updates"]
         return super().unmet()
 
     def _why_not_done(self) -> str:

@@ -103,7 +103,7 @@ class ForcedChange:
     """A forced change; ``option`` is its command-line option."""
 
     def __init__(self, option: str, note: Callable[[str], None]) -> None:
-        self._option, self.note = option, note
+        self.option, self.note = option, note
         self._done = False
         self._refused: dict[str, None] = {}
 
@@ -116,7 +116,7 @@ class ForcedChange:
         reasons = list(self._refused)
         if not self._done and not reasons:
             reasons.append(self._why_not_done())
-        return [f"{self._option}: {reason}" for reason in reasons]
+        return [f"{self.option}: {reason}" for reason in reasons]
 
     def _why_not_done(self) -> str:
         """Why the change was not made, where nothing was refused."""
