@@ -188,7 +188,7 @@ def write(runs: Sequence[Run], docs: Path, readme: Path) -> None:
 
 
 def _bullet(sentence: str) -> str:
-    text = f"- {sentence} ([docs/benchmarks.md](docs/benchmarks.md))."
+    text = f"- {sentence}; less with `ampmem extension` ([docs/benchmarks.md](docs/benchmarks.md))."
     return "\n".join(textwrap.wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 

@@ -6,6 +6,7 @@ What a command of the documents tries already is not run here again.
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -51,6 +52,7 @@ WITHOUT_MEANING: Mapping[tuple[str, str], str] = {
     ("advise", "two ranks"): "advise runs the script in one process, as one rank where it simulates (--world-size)",
     ("watch", "two ranks"): "watch runs in each process that a launcher starts, and starts none",
     **{("top", way): "it shows what watch has left, a file of one form in every way" for way in WAYS},
+    **{("extension", way): "it compiles a file for every later recording" for way in WAYS if way != "cpu"},
     **{("completion", way): "it prints text for a shell and runs no script" for way in WAYS if way != "cpu"},
 }
 """The combinations that are not tried, and why."""
@@ -64,7 +66,7 @@ LEFT_OUT = OF_THE_DOCUMENTS | set(WITHOUT_MEANING)
 
 
 def test_each_subcommand_is_tried_in_each_way_that_has_a_meaning() -> None:
-    assert {"profile", *RUNS, *READS, "top", "completion"} == set(SUBCOMMANDS)
+    assert {"profile", *RUNS, *READS, "top", "extension", "completion"} == set(SUBCOMMANDS)
     assert all(name in SUBCOMMANDS and way in WAYS for name, way in LEFT_OUT)
     assert {way_of(command) for _, command in RECORDED.values()} == set(WAYS)
     assert {way_of(line) for line in BARE if line.startswith("ampmem profile")} == set(WAYS)
@@ -128,3 +130,14 @@ def test_recordings(cold: Cold, tmp_path: Path, name: str, way: str) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(cold: Cold, tmp_path: Path, shell: str) -> None:
     assert "_AMPMEM_COMPLETE" in run(cold, tmp_path, f"ampmem completion {shell}")
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+def test_extension(cold: Cold, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_bytes(TRAIN.read_bytes())
+    said = run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem extension")
+    (library,) = tmp_path.glob("cache/ampmem/extension/*.so")
+    assert str(library) in said.splitlines()
+    assert "residual 0 B" in run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem profile train.py")
+    run(cold, tmp_path, "XDG_CACHE_HOME=$PWD/cache ampmem extension --remove")
+    assert not library.exists()

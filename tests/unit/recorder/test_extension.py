@@ -123,7 +123,7 @@ def test_it_leaves_no_profiler_behind(cache: Path) -> None:
 def test_a_recording_uses_it_and_ends_when_the_script_starts_a_profiler(cache: Path) -> None:
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ampmem.profile(model, optimizer) as recorded:
+    with ampmem.profile(model, optimizer, device="cpu") as recorded:
         for step in range(3):
             model(torch.ones(4, 8)).sum().backward()
             optimizer.step()
@@ -140,7 +140,7 @@ def test_a_forked_child_records_nothing_of_its_parent(cache: Path) -> None:
     assert found is not None
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ampmem.profile(model, optimizer):
+    with ampmem.profile(model, optimizer, device="cpu"):
         model(torch.ones(4, 8)).sum().backward()
         child = os.fork()
         if child == 0:
