@@ -641,7 +641,7 @@ class _Proving:
             return Proof(
                 base=base_name,
                 difference=None,
-                failure=("neither a backward nor an update of a torch optimizer was seen"),
+                failure="neither a backward nor an update of a torch optimizer was seen",
             )
         if not found.equal:
             again, failure = self._run(base, base_name, again=True)

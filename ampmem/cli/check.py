@@ -287,7 +287,7 @@ class CheckCommand(ScriptCommand):
     "take more memory than there.",
 )
 @click.option(
-    "--allow", metavar="1%|10MiB", help=("How much more memory than the baseline is allowed.  [default: nothing]")
+    "--allow", metavar="1%|10MiB", help="How much more memory than the baseline is allowed.  [default: nothing]"
 )
 @click.option("--update-baseline", is_flag=True, help="Write this run to --baseline instead of comparing with it.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; several files give an array.")
@@ -300,7 +300,7 @@ class CheckCommand(ScriptCommand):
     "-o",
     "--output",
     type=click.Path(path_type=Path),
-    help=("Keep the script's recording in this file.  [default: it is deleted]"),
+    help="Keep the script's recording in this file.  [default: it is deleted]",
 )
 @shared_options
 @click.pass_context

@@ -33,7 +33,7 @@ from ampmem.reporters.text.layout import layout_for
     type=click.IntRange(min=1),
     default=CHANGES,
     show_default=True,
-    help=("Show the N largest changes."),
+    help="Show the N largest changes.",
 )
 @click.option("--all", "everything", is_flag=True, help="Show all changes.")
 @click.option("--json", "as_json", is_flag=True, help="Print the difference as JSON.")

@@ -39,7 +39,7 @@ FORMATS: dict[str, Callable[..., None]] = {
     "plotly: the timeline as a figure in JSON, for plotly.io.read_json.",
 )
 @click.option(
-    "-o", "--output", required=True, metavar="OUT", type=click.Path(path_type=Path), help=("The file to write.")
+    "-o", "--output", required=True, metavar="OUT", type=click.Path(path_type=Path), help="The file to write."
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def export(files: tuple[Path, ...], name: str, output: Path, force: bool) -> None:

@@ -20,13 +20,13 @@ from ampmem.output import Terminal, say_written
     required=True,
     metavar="FILE.ampmem",
     type=click.Path(path_type=Path),
-    help=("The recording to write."),
+    help="The recording to write.",
 )
 @click.option(
     "--device",
     type=click.IntRange(min=0),
     metavar="N",
-    help=("The number of the GPU to import.  [default: the only one with a trace]"),
+    help="The number of the GPU to import.  [default: the only one with a trace]",
 )
 @click.option("--force", is_flag=True, help="Replace the recording if it exists.")
 def import_(snapshot: Path, output: Path, device: int | None, force: bool) -> None:

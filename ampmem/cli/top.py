@@ -26,7 +26,7 @@ _HOME = "\x1b[H\x1b[J"
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help=("The time between two updates."),
+    help="The time between two updates.",
 )
 @click.option("--once", is_flag=True, help="Show the state once, and exit.")
 def top(files: tuple[Path, ...], interval: float, once: bool) -> None:

@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
         "--device",
         choices=[device.value for device in _DEVICES],
         default=Device.AUTO.value,
-        help=("which device's memory to record"),
+        help="which device's memory to record",
     )
     add("--gpu", metavar="NAME|BYTES", help="the GPU to simulate; if torch sees no GPU, --device sim is not needed")
     add("--steps", type=_count, default=STEPS, metavar="N", help=f"how many steps to record [default: {STEPS}]")
@@ -145,14 +145,14 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--cells",
         metavar="1,3-5",
-        help=("with --compare: which cells (In [n]) run first [default: the cells that define the names]"),
+        help="with --compare: which cells (In [n]) run first [default: the cells that define the names]",
     )
     add(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help=("keep the recording in this file; with --compare, the beginning of the files' names"),
+        help="keep the recording in this file; with --compare, the beginning of the files' names",
     )
     add("--html", type=Path, metavar="FILE", help="also write the page here")
     add("--force", action="store_true", help="replace existing files")

@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--ampmem-baseline",
         metavar="DIR",
-        help=("fail tests that need more memory than the summary in DIR; one file per test"),
+        help="fail tests that need more memory than the summary in DIR; one file per test",
     )
     group.addoption("--ampmem-update", action="store_true", help="write new summaries, without comparing")
     group.addoption(
