@@ -42,6 +42,8 @@ from io import FileIO, TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 BEFORE_THE_SCRIPT = ("torch", "torch.utils.data", "ampmem.cli.main", "ampmem.cli.profile", "ampmem.recorder.session")
 """What ``ampmem profile`` has imported itself when the script's first line runs."""
 BESIDE: Mapping[str, str] = {
@@ -115,8 +117,11 @@ def ready_python(*, to_the_end: bool = False, kind: Kind = Kind.PLAIN, interpret
 
 
 def ready_for(arguments: Sequence[str]) -> Kind:
-    """The kind for a command of ampmem's: what it imports before the script starts is imported already."""
-    if not {"sim", "--gpu", "fit"}.intersection(arguments) or "cpu" in arguments:
+    """The kind for a command of ampmem's: what it imports before the script starts is imported already.
+
+    On a CUDA build the trial starts autograd's threads of devices, after which torch refuses a backward in a fork.
+    """
+    if torch.version.cuda or not {"sim", "--gpu", "fit"}.intersection(arguments) or "cpu" in arguments:
         return Kind.PLAIN
     return Kind.SIMULATED_RANKS if "--world-size" in arguments else Kind.SIMULATED
 
