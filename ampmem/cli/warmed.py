@@ -16,6 +16,8 @@ from ampmem.allocator.gpus import DEFAULT_GPU, find_gpu
 from ampmem.cli.main import main
 from ampmem.cli.processes.guest import leave
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 def serve_runs() -> None:
     """Fork a process for each request, which carries it out and does not return; runs in the warmed process."""
@@ -67,10 +69,20 @@ def _run() -> NoReturn:
 
 
 def _warm_up() -> None:
-    """Import what a run imports, and simulate a GPU once, as at a run's start."""
+    """Import what a run imports, and simulate a GPU once, as at a run's start.
+
+    Real GPUs are hidden meanwhile: the trial's backward would start autograd's thread for each, and after that torch
+    refuses a backward in every fork.
+    """
+    visible = os.environ.get(_VISIBLE)
+    os.environ[_VISIBLE] = ""
     import ampmem.cli.profile
     import ampmem.recorder.session  # noqa: F401
     from ampmem.simulator.start import Simulation
 
     Simulation(find_gpu(DEFAULT_GPU)).end()
+    if visible is None:
+        del os.environ[_VISIBLE]
+    else:
+        os.environ[_VISIBLE] = visible
     gc.collect()

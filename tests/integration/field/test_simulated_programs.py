@@ -129,7 +129,7 @@ def test_what_a_script_does_without_when_it_is_refused_is_told_of(tmp_path: Path
 
 def test_of_one_step_it_is_said_that_it_began_without_state(tmp_path: Path) -> None:
     done = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", "--steps", "1", str(COMPILES), "2")
-    assert "ampmem: warning: one step was recorded: what its update left on the device" in done.stderr
+    assert "ampmem: warning: only one step was recorded: what its update left on the device" in done.stderr
     again = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", "--force", "--skip", "1", str(COMPILES), "2")
     assert "recorded 1 step" in again.stderr
     assert "one step was recorded" not in again.stderr

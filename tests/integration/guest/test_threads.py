@@ -20,7 +20,7 @@ from ampmem.recorder.torch_private.general import profiler_enabled
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 60
-LATER = "left on another thread"
+LATER = "left on a different thread"
 
 
 class Training:
@@ -226,7 +226,7 @@ def test_never_left_it_ends_with_the_program(tmp_path: Path, where: str) -> None
 
 # -- forward on threads of the script's -----------------------------------------------------------
 
-ELSEWHERE = "ran on another thread than the recorded one"
+ELSEWHERE = "ran on a thread that is not recorded"
 
 
 def test_training_on_another_thread_is_no_missing_model() -> None:
