@@ -383,7 +383,7 @@ def test_the_page_has_the_pages_of_the_script_as_it_is_and_with_the_best_change(
     before = ampmem(tmp_path, "advise", "--json", *options)
     done = ampmem(tmp_path, "advise", "--json", "--html", "advise.html", *options)
     assert (done.returncode, done.stdout) == (0, before.stdout), done.stderr
-    assert done.stderr.count(": made before: ") == 5 and done.stderr.count(": peak ") == 5 + 2, "two are made again"
+    assert done.stderr.count(": reused: ") == 5 and done.stderr.count(": peak ") == 5 + 2, "two are made again"
     best, plain = (
         next(one for one in json.loads(done.stdout)["runs"] if bool(one["options"]) is it) for it in (True, False)
     )

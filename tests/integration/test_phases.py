@@ -131,7 +131,7 @@ def test_inference_in_code() -> None:
 
 
 def test_what_ends_a_step_must_be_something() -> None:
-    with pytest.raises(UsageError, match="step_on=epoch: it takes"), ampmem.profile(step_on="epoch"):
+    with pytest.raises(UsageError, match="step_on=epoch: give backward"), ampmem.profile(step_on="epoch"):
         pass
 
 

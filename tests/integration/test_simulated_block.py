@@ -298,7 +298,7 @@ def test_blocks_are_not_nested_and_the_outer_one_goes_on() -> None:
 def test_a_real_gpu_that_is_used_is_not_stood_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with (
-        pytest.raises(UsageError, match=r"uses a real GPU already.*CUDA_VISIBLE_DEVICES"),
+        pytest.raises(UsageError, match=r"already uses a real GPU.*CUDA_VISIBLE_DEVICES"),
         ampmem.profile(device="sim"),
     ):
         pass
