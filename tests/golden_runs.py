@@ -11,11 +11,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from ampmem.cli.main import SUBCOMMANDS
+
 WORKLOADS = ("accumulate", "bert", "checkpointed", "gan", "gpt", "lm", "resnet", "reuse")
 ARMS = ("fp32", "amp", "amp-nocache")
 CPU, SIMULATED = ("--device", "cpu"), ("--device", "sim", "--gpu", "h100")
 DEVICES = {"cpu": CPU, "sim": SIMULATED}
-SUBCOMMANDS = ("profile", "compare", "fit", "show", "report", "model", "import", "export")
 EXPORTED = (
     "gpt.cpu.amp-nocache",
     "gan.sim.amp-nocache",

@@ -15,6 +15,7 @@ from documents import PAGES, ROOT, code_in, commands, name_of, prose_of
 
 from ampmem import __all__ as public_names
 from ampmem import __version__, errors
+from ampmem.allocator.gpus import GPUS
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.cli.main import SUBCOMMANDS, group
 
@@ -188,3 +189,10 @@ def test_every_folder_is_on_the_map() -> None:
     }
     assert len(folders) > 20
     assert [folder for folder in sorted(folders) if f"`{folder}/`" not in text] == []
+
+
+def test_every_subcommand_and_every_simulated_gpu_is_in_a_document() -> None:
+    pages = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in SUBCOMMANDS if f"ampmem {name}" not in pages] == []
+    simulation = (ROOT / "docs" / "simulation.md").read_text(encoding="utf-8")
+    assert [name for name in GPUS if f"`{name}`" not in simulation] == []
