@@ -47,6 +47,12 @@ EARLIER: Mapping[str, str] = {
     "run.pickle": f"ampmem profile {SIM} -o run.ampmem train.py && "
     "ampmem export run.ampmem --format snapshot -o run.pickle",
     "summary.json": f"ampmem profile {SIM} -o run.ampmem train.py && ampmem show --json run.ampmem > summary.json",
+    "main.json": "ampmem profile -o first.ampmem train.py && ampmem show --json first.ampmem > main.json",
+    "diff.json": f"ampmem profile {SIM} -o main.ampmem train.py && {CHANGED} && "
+    f"ampmem profile {SIM} -o now.ampmem train.py && ampmem diff --json main.ampmem now.ampmem > diff.json",
+    "fit.json": "ampmem fit --json --gpu h100 --precision as-is --points 0 --vary --batch-size=4:8 train.py > fit.json",
+    "ranks.json": "ampmem profile --nproc-per-node 2 train.py && "
+    "ampmem show --ranks --json train.rank*.ampmem > ranks.json",
     "train.fp32.ampmem": "ampmem compare --no-times --arms fp32,amp train.py",
     "train.amp.ampmem": "ampmem compare --no-times --arms fp32,amp train.py",
     "train.rank*": "ampmem profile --nproc-per-node 2 train.py",
@@ -81,7 +87,7 @@ def way_of(command: str) -> str:
         return "two ranks"
     if "sim" in words or "--gpu" in words:
         return "simulated"
-    ways = {way_of(EARLIER[word]) for word in words if word in EARLIER}
+    ways = {way_of(EARLIER[word]) for word in words if word in EARLIER and EARLIER[word] != command}
     return ways.pop() if len(ways) == 1 else "cpu"
 
 

@@ -79,6 +79,9 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
     "ampmem advise --html advise.html train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --html advise.html --allow checkpoint train.py"
     ),
+    "ampmem show --ranks --json": NotAsItStands(
+        why="a reader has a job's recordings", instead="ampmem show --ranks --json train.rank*"
+    ),
     "ampmem check --device sim --gpu h100 train.py": NotAsItStands(
         why="it shows what is said of a misspelled table, and ends with 1",
         instead="printf '[tool.ampmem.budgets.\"trian.py\"]\npeak = 1\n' > pyproject.toml "
@@ -95,6 +98,7 @@ STANDS_FOR: Mapping[str, str] = {
     "FILE...": "train.ampmem",
     "BEFORE": "main.ampmem",
     "AFTER": "now.ampmem",
+    "X.json": "summary.json",
 }
 """What a reader puts in the place of a word in capitals."""
 
@@ -104,6 +108,7 @@ MENTIONS: Mapping[str, tuple[str, str]] = {
     "check": ("", "train.ampmem"),
     "show": ("", "train.ampmem"),
     "diff": ("", "main.ampmem now.ampmem"),
+    "fit": ("--gpu h100 --precision as-is --points 0 --vary --batch-size=4:8", "train.py"),
     "import": ("-o run.ampmem", "snapshot.pickle"),
     "export": ("--format csv -o run.out", "run.ampmem"),
     "watch": ("", "train.py"),
@@ -262,7 +267,7 @@ def parts_of(command: Command) -> list[str]:
 
 def completed(line: str, *, mention: bool) -> str:
     """``line`` with what a reader adds to a mention, and with names of files for words that stand for them."""
-    line = re.sub(r"(?<!\S)[A-Z]+(?:\.\.\.)?(?!\S)", lambda word: STANDS_FOR.get(word[0], word[0]), line)
+    line = re.sub(r"(?<!\S)[A-Z]+(?:\.\.\.|\.json)?(?!\S)", lambda word: STANDS_FOR.get(word[0], word[0]), line)
     head = re.match(r"ampmem ([a-z]+)", line)
     if head is None or not mention or head[1] not in MENTIONS or not lacks_files(line):
         return line
