@@ -79,6 +79,7 @@ EXCEPTIONS: Mapping[str, NotAsItStands] = {
     "ampmem advise --html advise.html train.py": NotAsItStands(
         why=_SEARCH, instead="ampmem advise --html advise.html --allow checkpoint train.py"
     ),
+    "ampmem extension": NotAsItStands(why="it needs a C++ compiler; test_subcommands.py runs it where there is one"),
     "ampmem show --ranks --json": NotAsItStands(
         why="a reader has a job's recordings", instead="ampmem show --ranks --json train.rank*"
     ),
