@@ -140,7 +140,7 @@ def in_short(runs: Sequence[Run]) -> str:
         shorts = [run.ratio(AMPMEM, PLAIN, 1) for run in runs if run.device == device and run.steps == min(STEPS)]
         if ratios and shorts:
             observed = [run.ratio(OBSERVED, PLAIN, 0) for run in runs if run.device == device]
-            less = f" ({_range(observed)} with the compiled extension)" if any(observed) else ""
+            less = f" ({_range(observed)} with `ampmem extension`)" if any(observed) else ""
             loops.append(f"{_range(ratios)} times its plain CPU time {where}{less}")
             blocks.append(f"{_range(shorts)} times")
     return (
@@ -188,7 +188,7 @@ def write(runs: Sequence[Run], docs: Path, readme: Path) -> None:
 
 
 def _bullet(sentence: str) -> str:
-    text = f"- {sentence}; less with `ampmem extension` ([docs/benchmarks.md](docs/benchmarks.md))."
+    text = f"- {sentence} ([docs/benchmarks.md](docs/benchmarks.md))."
     return "\n".join(textwrap.wrap(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
 
 

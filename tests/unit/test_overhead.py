@@ -71,7 +71,7 @@ def test_the_figures_are_written_into_both_files_and_nothing_else_changes(tmp_pa
         assert " ".join(line.strip() for line in bullet) == (
             "- Recording costs time: a step of a small model takes 2.0 to 2.0 times its plain CPU time on the CPU and "
             "2.0 to 2.0 times its plain CPU time where a GPU waits for its host (emulated); a block of 3 steps, with "
-            "the recording's start and end, 4.0 to 4.0 times and 4.0 to 4.0 times; less with `ampmem extension` "
+            "the recording's start and end, 4.0 to 4.0 times and 4.0 to 4.0 times "
             "([docs/benchmarks.md](docs/benchmarks.md))."
         )
     tables = "\n".join(overhead.table(runs[2:], 1))
