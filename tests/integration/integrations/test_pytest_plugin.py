@@ -436,7 +436,7 @@ class TestNearer:
         ('ampmem(peak="1 GiB", assume="unique=1")', "ampmem: assume= is for a simulated GPU only: give"),
         ('ampmem(peak="1 GiB", device="sim", gpu="h1")', "ampmem: unknown GPU 'h1'"),
         ('ampmem(peak="1 GiB", device="sim", assume="x=1")', "ampmem: assume=x=1: --assume does not know 'x'"),
-        ('ampmem(peak="1 GiB", step_on="x")', "ampmem: --step-on x: give backward"),
+        ('ampmem(peak="1 GiB", step_on="x")', "ampmem: step_on=x: give backward"),
         ('ampmem(growth="0 B", steps=1)', "ampmem: steps=1: growth needs at least 2 steps"),
         ('ampmem(peak="1 GiB", steps=3)', "ampmem: steps= is the number of steps over which growth is measured"),
         ("limit_growth", "limit_growth() missing 1 required positional argument: 'limit'"),
