@@ -71,7 +71,7 @@ class Observed:
         return rows, index[of] if len(rows) else rows, tuple(ops)
 
 
-class Extension:
+class CompiledExtension:
     """Records the calling thread, and the backward passes that it starts, from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, library: Path) -> None:
@@ -140,7 +140,7 @@ def path() -> Path:
     return folder() / f"{torch.__version__}-{digest[:12]}.so"
 
 
-def find() -> Extension | None:
+def find() -> CompiledExtension | None:
     """The compiled extension; ``None`` if there is none, it does not work here, or the environment turns it off."""
     if os.environ.get(VARIABLE) == _OFF or profiler_enabled():  # a running profiler would miss what is tried
         return None
@@ -151,10 +151,10 @@ def find() -> Extension | None:
 
 
 @functools.cache
-def _load(library: Path) -> Extension | None:
+def _load(library: Path) -> CompiledExtension | None:
     if not library.exists():
         return None
-    extension = Extension(library)
+    extension = CompiledExtension(library)
     return extension if extension.works() else None
 
 

@@ -20,7 +20,7 @@ import ampmem
 from ampmem.cli.main import group
 from ampmem.errors import AmpmemError
 from ampmem.recorder.sources import extension
-from ampmem.recorder.sources.extension import Extension, Observed
+from ampmem.recorder.sources.extension import CompiledExtension, Observed
 from ampmem.recorder.torch_private.general import profiler_enabled
 
 COMPILER = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
@@ -35,7 +35,7 @@ def cache(compiled_extension: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def seeing(cache: Path) -> Iterator[Extension]:
+def seeing(cache: Path) -> Iterator[CompiledExtension]:
     """The extension, which records this thread."""
     found = extension.find()
     assert found is not None
@@ -73,7 +73,7 @@ def rows(seen: Observed) -> list[tuple[int, str]]:
     return [(size, seen.names[name]) for size, name in zip(seen.bytes.tolist(), seen.name.tolist(), strict=True)]
 
 
-def test_it_sees_the_blocks_and_nodes_that_the_profiler_sees(seeing: Extension) -> None:
+def test_it_sees_the_blocks_and_nodes_that_the_profiler_sees(seeing: CompiledExtension) -> None:
     backward()  # what torch keeps for good is allocated now
     seeing.take()
     backward()
@@ -83,7 +83,7 @@ def test_it_sees_the_blocks_and_nodes_that_the_profiler_sees(seeing: Extension) 
     assert {"TanhBackward0", "MmBackward0"} <= {node for _, node in rows(seen)}
 
 
-def test_a_node_has_its_number_and_its_time_and_is_around_its_blocks(seeing: Extension) -> None:
+def test_a_node_has_its_number_and_its_time_and_is_around_its_blocks(seeing: CompiledExtension) -> None:
     weight = torch.ones(50, 20, requires_grad=True)
     result = weight.exp()
     number = torch._C._autograd._get_sequence_nr() - 1
@@ -98,7 +98,7 @@ def test_a_node_has_its_number_and_its_time_and_is_around_its_blocks(seeing: Ext
     assert seen.thread[inside].tolist() == [thread]
 
 
-def test_what_was_taken_is_gone_and_other_threads_are_not_seen(seeing: Extension) -> None:
+def test_what_was_taken_is_gone_and_other_threads_are_not_seen(seeing: CompiledExtension) -> None:
     kept = torch.ones(1000)
     assert rows(seeing.take()) == [(4000, "")]
     other = threading.Thread(target=lambda: torch.ones(500))

@@ -17,7 +17,7 @@ import torch
 from ampmem.events import Column
 from ampmem.recorder.facts.log import ELSEWHERE
 from ampmem.recorder.sources.cuda.trace import NO_BLOCKS, SeenBlocks
-from ampmem.recorder.sources.extension import Extension, Observed
+from ampmem.recorder.sources.extension import CompiledExtension, Observed
 from ampmem.recorder.sources.torch_flags import counting_begins
 from ampmem.recorder.sources.window import COLLECTIVES, MARKER, MARKERS, ProfileLost, Span, Window, shift_between
 from ampmem.recorder.torch_private.general import ALLOCATION, OP_FIELDS, enter_scope, exit_scope
@@ -127,7 +127,7 @@ class NodeRecorder:
 class ObservedNodes:
     """Records the nodes, as :class:`NodeRecorder` does, by the compiled extension."""
 
-    def __init__(self, extension: Extension) -> None:
+    def __init__(self, extension: CompiledExtension) -> None:
         self._extension = extension
         self.running = False
         """Whether nodes are being recorded."""
