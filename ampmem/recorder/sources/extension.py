@@ -1,9 +1,9 @@
 """The C++ extension: what torch.profiler tells of blocks and autograd nodes, at a fraction of its cost.
 
 Kineto, torch's profiler, has to be stopped for its events, formats each of them, and gives them as a tree of objects.
-``ampmem extension`` compiles ``extension.cpp`` for the installed torch, into the user's cache folder. Recordings use it
-if it is there, and the profiler if not. Both tell the same, so a recording's content does not depend on it.
-``AMPMEM_EXTENSION=off`` leaves it out.
+``ampmem extension`` compiles the C++ files of this folder for the installed torch, into the user's cache folder.
+Recordings use it if it is there, and the profiler if not. Both tell the same, so a recording's content does not depend
+on it. ``AMPMEM_EXTENSION=off`` leaves it out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ampmem.errors import AmpmemError
 from ampmem.events import Column
 from ampmem.recorder.torch_private.general import profiler_enabled
 
-SOURCE = Path(__file__).with_name("extension.cpp")
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 VARIABLE = "AMPMEM_EXTENSION"
 _OFF = "off"
 _COMPILERS = ("c++", "g++", "clang++")
@@ -136,7 +136,8 @@ def folder() -> Path:
 
 def path() -> Path:
     """Where the extension for this torch and this ampmem is, or would be."""
-    digest = hashlib.sha256(SOURCE.read_bytes() + str(torch.version.git_version).encode()).hexdigest()
+    sources = b"".join(source.read_bytes() for source in SOURCES)
+    digest = hashlib.sha256(sources + str(torch.version.git_version).encode()).hexdigest()
     return folder() / f"{torch.__version__}-{digest[:12]}.so"
 
 
@@ -174,7 +175,7 @@ def build() -> Path:
         include = torch_folder / "include"
         found = (f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", f"-L{torch_folder / 'lib'}")
         wanted = (*found, *(f"-l{each}" for each in _LIBRARIES))
-        command = (*compiler.split(), *_FLAGS, str(SOURCE), "-o", str(made), *wanted)
+        command = (*compiler.split(), *_FLAGS, *map(str, SOURCES), "-o", str(made), *wanted)
         try:
             ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         except OSError as error:
