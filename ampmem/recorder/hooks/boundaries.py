@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from ampmem.errors import UsageError
+from ampmem.own_code import is_torch
 from ampmem.patching import Undo, added, hook, patch
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Misses
@@ -80,7 +81,7 @@ class Calls:
         self._known: dict[int, tuple[CodeType, bool]] = {}
         """For each code object of the function's name, by ``id``, whether it is the function's."""
         self.elsewhere: str | None = None
-        """The place of another function of the same name that has run."""
+        """The place of another function of the same name, not one of torch's, that has run."""
 
     def install(self) -> Undo:
         """Start watching; returns the undo. Raises :class:`UsageError` if another profiler is active."""
@@ -105,7 +106,7 @@ class Calls:
         if known is None:
             module = str(frame.f_globals.get("__name__", ""))
             known = self._known[id(code)] = (code, self._marker.is_in(code, module))
-            if not known[1]:
+            if not known[1] and not is_torch(code.co_filename):
                 self.elsewhere = f"{code.co_filename}:{code.co_qualname}"
         # The event "return" also comes when a generator yields or a call raises: only a return instruction counts.
         if known[1] and code.co_code[frame.f_lasti] in _RETURNS and self._listener.on_thread():

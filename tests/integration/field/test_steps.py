@@ -129,6 +129,11 @@ def test_a_marker_that_is_never_met_is_one_clear_error(tmp_path: Path, marker: s
     assert not (tmp_path / "run.ampmem").exists()
 
 
+def test_a_function_of_torch_with_that_name_is_not_suggested(tmp_path: Path) -> None:
+    ran = record(tmp_path, "two_optimizers", "--step-on", "two_optimizers.py:nothing", *ALL, arguments=("ABAB", "both"))
+    assert "names a function that never returned. Name a function" in ran.said  # torch's own `nothing` has returned
+
+
 def test_each_forward_of_inference_is_a_step(tmp_path: Path) -> None:
     ran = record(tmp_path, "generate", "--step-on", "forward", *ALL)
     steps = ended(ran)
