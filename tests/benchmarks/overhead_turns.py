@@ -50,6 +50,7 @@ from ampmem.workloads import gpt, resnet
 
 SMALL_GPT = gpt.Config(vocabulary=512, context=64, layers=2, heads=4, width=96, batch_size=4)
 NARROW_GPT = gpt.Config(vocabulary=512, context=16, layers=12, heads=4, width=96, batch_size=2)
+WIDER_GPT = gpt.Config(vocabulary=512, context=128, layers=12, heads=4, width=192, batch_size=4)
 GPT_2 = gpt.Config(vocabulary=50257, context=128, layers=12, heads=12, width=768, batch_size=4)
 SHORT_RESNET = resnet.Config(layers=(2, 2, 2, 2), width=16, classes=10, image=32, batch_size=2)
 RESNET_50 = resnet.Config(layers=(3, 4, 6, 3), width=64, classes=1000, image=224, batch_size=8)
@@ -86,6 +87,7 @@ PROGRAMS: dict[str, Callable[[str], Parts]] = {
     "gpt-amp": lambda _: _gpt(SMALL_GPT),
     "gpt2": lambda device: _gpt(GPT_2S[device]),
     "resnet": lambda device: _resnet(RESNETS[device]),
+    "gpt2-300ms": lambda _: _gpt(WIDER_GPT),
 }
 """Each program, for the device it is to run on."""
 

@@ -79,6 +79,14 @@ def test_the_figures_are_written_into_both_files_and_nothing_else_changes(tmp_pa
     assert "torch 2.13.0 on the CPU; torch 2.13.0 on emulated CUDA; Python 3.11.7;" in text
 
 
+def test_the_long_step_is_told_apart_from_the_small_models() -> None:
+    long = {arm: [(0.3 * factor, 0.3 * factor)] * 3 for arm, factor in (("plain", 1.0), ("ampmem", 1.05))}
+    assert overhead.in_short([run(), run(program=overhead.LONG, turns=long)]) == (
+        "Recording costs time: a step of a small model takes 2.0 to 2.0 times its plain CPU time on the CPU; a step of "
+        "300 ms 1.05 to 1.05 times; a block of 3 steps, with the recording's start and end, 4.0 to 4.0 times"
+    )
+
+
 def test_nothing_is_written_where_a_file_has_no_place_for_it(tmp_path: Path) -> None:
     docs, readme = files(tmp_path)
     readme.write_text("- One.\n", encoding="utf-8")
@@ -116,7 +124,7 @@ def test_ampmems_arm_records_every_step_of_the_block() -> None:
 
 
 def test_every_program_is_there_for_both_commands_and_trains() -> None:
-    assert tuple(overhead_turns.PROGRAMS) == overhead.PROGRAMS
+    assert tuple(overhead_turns.PROGRAMS) == (*overhead.PROGRAMS, overhead.LONG)
     for program in overhead.PROGRAMS:
         training = overhead_turns.Training(program, "cpu")
         assert len(training.optimizer.state) == len(list(training.model.parameters()))
