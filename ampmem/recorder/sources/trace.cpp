@@ -173,13 +173,15 @@ void in_child() {
   tracing = false;
 }
 
-void empty() {
+// Empty the tables. The stacks are returned, to be destroyed without the mutex: torch takes a lock of its own for that.
+std::vector<std::shared_ptr<c10::GatheredContext>> emptied() {
   taken = dropped = 0;
-  rows.clear();
-  rows.shrink_to_fit();
-  stacks.clear();
+  std::vector<Row>().swap(rows);
+  std::vector<std::shared_ptr<c10::GatheredContext>> found;
+  found.swap(stacks);
   stack_numbers.clear();
   texts.clear();
+  return found;
 }
 
 }  // namespace
@@ -194,8 +196,9 @@ AMPMEM_EXPORT int ampmem_trace_start() {
     static const bool attached = (c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(track), true);
     static_cast<void>(follows);
     static_cast<void>(attached);
+    std::vector<std::shared_ptr<c10::GatheredContext>> old;
     const std::lock_guard<std::mutex> lock(mutex);
-    empty();
+    old = emptied();
     ampmem::cuda_report = report;
     tracing = true;
     return 0;
@@ -206,10 +209,11 @@ AMPMEM_EXPORT int ampmem_trace_start() {
 
 // Stop, and forget the stacks; what was not taken is dropped.
 AMPMEM_EXPORT void ampmem_trace_stop() {
+  std::vector<std::shared_ptr<c10::GatheredContext>> old;
   const std::lock_guard<std::mutex> lock(mutex);
   tracing = false;
   ampmem::cuda_report = nullptr;
-  empty();
+  old = emptied();
 }
 
 // The numbers of rows, of stacks, and of rows that found no place.

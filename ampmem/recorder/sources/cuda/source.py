@@ -46,6 +46,7 @@ from ampmem.recorder.sources.cuda.tracker import (
     Table,
     Tracked,
     Tracker,
+    devices_in,
     on_device,
     pools_in,
     threads_by_device,
@@ -87,7 +88,7 @@ class TracePeaks:
 
         Without the size of each block there is no peak to be known but the allocator's own.
         """
-        for device in set(np.unique(table[:, Tracked._fields.index("device")]).tolist()) - {recorded}:
+        for device in devices_in(table) - {recorded}:
             rows = Tracked(*on_device(device, table).T)
             uses = rows.kind <= IS_FREE
             if rows.block[uses].all():
@@ -130,8 +131,8 @@ PART = 20_000
 As Python objects an entry takes over a kilobyte; the columns kept of it until the step ends take 104 bytes.
 """
 _TOO_MANY = (
-    "a phase of a step had more than the {entries} allocator events that are kept: some of its events are lost, and its "
-    "peak may be too low"
+    "a phase of a step had more than the {entries} allocator events that are kept: some of its events are lost, and "
+    "its peak may be too low"
 )
 _OFF = (
     "the script turned PyTorch's caching allocator off (torch.cuda.caching_allocator_enable(False)), and memory "
@@ -201,7 +202,7 @@ class CudaSource(Source):
         self._pools: set[tuple[int, int]] = set()
         self._table = NO_ROWS
         """Rows of the tracker that came after the last event that was read."""
-        self._stack_of = [0]
+        self._stack_of = np.zeros(1, dtype=np.int64)
         """The index among the history's texts of each of the tracker's stacks."""
         self.device_name = "a CUDA device"
         self.stamp = self._stamp if self._tracker is None else None
@@ -373,14 +374,14 @@ class CudaSource(Source):
             return
         try:
             self._take_settings()
+            if self._tracker is not None and not self._tracker.start():
+                self._tracker, self.stamp = None, self._stamp
             entries = ENTRIES if self._tracker is None else FEW_ENTRIES
             self._api.history(on=True, entries=entries, stacks=self._stacks)
             self._on = True
             if self._tracker is None:
                 self._tag = self._api.metadata_setter()
                 self._stamp(time_ns())
-            else:
-                self._tracker.start()
             self._api.observe_oom(self._oom.observe)
         except Exception as error:
             self._refused = f"nothing was recorded: memory history could not be switched on: {error}"
@@ -502,7 +503,7 @@ class CudaSource(Source):
         profiled = self._take_nodes(go_on=go_on, table=self._table)
         span = {"since_ns": since_ns, "until_ns": time_ns()}
         names = tracker.names()
-        trace, seen = trace_on(device, self._table, np.array(self._stack_of), names)
+        trace, seen = trace_on(device, self._table, self._stack_of, names)
         settled = self._history.follow(trace, counted=stats, **span) if go_on else None
         if settled is not None:
             self._note_tracked(device, self._table)
@@ -515,7 +516,7 @@ class CudaSource(Source):
             end = until_snapshot(device, self._table, so_far)
             part, self._table = self._table[:end], self._table[end:]
             self._note_window(snapshot, device)
-            trace, seen = trace_on(device, part, np.array(self._stack_of), names)
+            trace, seen = trace_on(device, part, self._stack_of, names)
             window = TraceWindow(trace, extents_in(snapshot, device), HeldBlocks.of(snapshot, device))
             settled = self._history.settle_tracked(window, **span)
         nodes = NO_NODES if (settled.seen >= 0).all() else profiled.nodes(device)
@@ -528,8 +529,9 @@ class CudaSource(Source):
             self._note(_TOO_MANY.format(entries=format_count(ENTRIES)))
         self._peaks.note_rows(table, recorded)
         self._table = np.concatenate([self._table, table]) if len(self._table) else table
-        if self._tracker is not None:
-            self._stack_of += map(self._history.stacks.add, self._tracker.new_stacks())
+        new = [] if self._tracker is None else self._tracker.new_stacks()
+        if new:
+            self._stack_of = np.concatenate([self._stack_of, [self._history.stacks.add(frames) for frames in new]])
 
     def _take_nodes(self, *, go_on: bool, table: Table | None = None) -> SeenNodes:
         profiled = self._nodes.take(go_on=go_on)

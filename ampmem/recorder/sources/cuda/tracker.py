@@ -76,11 +76,11 @@ class Tracker:
         self._library.ampmem_trace_text.restype = ctypes.c_void_p
         self._taken = self._dropped = self._stacks = 0
 
-    def start(self) -> None:
-        """Begin, once CUDA is initialized. Raises ``RuntimeError`` if torch refuses."""
-        if self._library.ampmem_trace_start():
-            raise RuntimeError("torch refused ampmem's tracker of the allocator")
+    def start(self) -> bool:
+        """Begin, once CUDA is initialized; returns whether torch lets it."""
         self._taken = self._dropped = self._stacks = 0
+        started: int = self._library.ampmem_trace_start()
+        return started == 0
 
     def stop(self) -> None:
         """Stop; what was not taken is dropped."""
@@ -167,7 +167,7 @@ def trace_on(device: int, table: Table, stack_of: NDArray[np.int64], names: Sequ
         size=rows.size,
         stream=rows.stream,
         time_ns=rows.time_ns,
-        stack=stack_of[rows.stack],
+        stack=stack_of[np.where(rows.stack < len(stack_of), rows.stack, 0)],
         tag=np.zeros_like(rows.kind),
         block=rows.block,
         seen=np.where(known, np.arange(len(known)), -1),
@@ -181,6 +181,12 @@ def trace_on(device: int, table: Table, stack_of: NDArray[np.int64], names: Sequ
         ops=tuple(names),
     )
     return trace, seen
+
+
+def devices_in(table: Table) -> set[int]:
+    """The devices of the rows."""
+    column = table[:, _DEVICE]
+    return set() if len(column) == 0 else {int(column[0])} if (column == column[0]).all() else set(column.tolist())
 
 
 def on_device(device: int, table: Table) -> Table:
