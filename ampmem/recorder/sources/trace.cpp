@@ -267,8 +267,8 @@ AMPMEM_EXPORT const char* ampmem_trace_text(int64_t index, int64_t* length) {
   return texts[index].data();
 }
 
-// The allocator's statistics of a device; the number of rows before and after they were read, and the time then. 0, or 1
-// on an error.
+// The allocator's statistics of a device; the number of rows before and after they were read, and the time then; the
+// number of this thread. 0, or 1 on an error.
 AMPMEM_EXPORT int ampmem_trace_stats(int64_t device, int64_t* to) {
   try {
     {
@@ -286,6 +286,7 @@ AMPMEM_EXPORT int ampmem_trace_stats(int64_t device, int64_t* to) {
     const std::lock_guard<std::mutex> lock(mutex);
     to[8] = taken + static_cast<int64_t>(rows.size());
     to[9] = ampmem::now_ns();
+    to[10] = ampmem::this_thread();
     return 0;
   } catch (...) {
     return 1;

@@ -45,6 +45,7 @@ from ampmem.recorder.sources.cuda.tracker import (
     NO_ROWS,
     Table,
     Tracked,
+    TrackedMark,
     Tracker,
     devices_in,
     on_device,
@@ -77,7 +78,7 @@ class TracePeaks:
         """The peaks in bytes, by device, from the trace and the allocator's statistics."""
         for device in range(self._devices()):
             self.note_peak(device, self._stats(device).allocated_peak)
-        return dict(self._known)
+        return {device: self._known[device] for device in sorted(self._known)}
 
     def note_peak(self, device: int, peak: int) -> None:
         """Add the largest sum of block bytes that the events of ``device`` have."""
@@ -204,8 +205,10 @@ class CudaSource(Source):
         """Rows of the tracker that came after the last event that was read."""
         self._stack_of = np.zeros(1, dtype=np.int64)
         """The index among the history's texts of each of the tracker's stacks."""
+        self._number = -1
+        """The tracker's number of the recorded thread."""
         self.device_name = "a CUDA device"
-        self.stamp = self._stamp if self._tracker is None else None
+        self.stamp = self._stamp
 
     def check(self) -> None:
         """Raise :class:`UsageError` if nothing can be recorded, or memory history is being recorded already."""
@@ -270,8 +273,8 @@ class CudaSource(Source):
     def _count(self, device: int) -> tuple[MarkCount, Stats]:
         """The allocator's counts and statistics now; the time separates later events from those before."""
         if self._tracker is not None:
-            stats, _, now = self._tracker.read(device)
-            return MarkCount(0, now, Counted(stats.blocks, stats.requested)), stats
+            stats, _, now, self._number = self._tracker.read(device)
+            return MarkCount(self._stamps.last, now, Counted(stats.blocks, stats.requested)), stats
         since, now = self._stamps.last, time_ns()
         self._stamp(now)
         stats = self._api.stats(device)
@@ -375,7 +378,7 @@ class CudaSource(Source):
         try:
             self._take_settings()
             if self._tracker is not None and not self._tracker.start():
-                self._tracker, self.stamp = None, self._stamp
+                self._tracker = None
             entries = ENTRIES if self._tracker is None else FEW_ENTRIES
             self._api.history(on=True, entries=entries, stacks=self._stacks)
             self._on = True
@@ -501,9 +504,11 @@ class CudaSource(Source):
         if stats is not None:
             self._uses = stats.uses
         profiled = self._take_nodes(go_on=go_on, table=self._table)
+        self._stamps.take()  # all but the last
         span = {"since_ns": since_ns, "until_ns": time_ns()}
         names = tracker.names()
-        trace, seen = trace_on(device, self._table, self._stack_of, names)
+        marks = [TrackedMark(count.since_ns, count.time_ns, self._number) for count, _ in self._marks.values()]
+        trace, seen = trace_on(device, self._table, self._stack_of, names, marks)
         settled = self._history.follow(trace, counted=stats, **span) if go_on else None
         if settled is not None:
             self._note_tracked(device, self._table)
@@ -516,7 +521,7 @@ class CudaSource(Source):
             end = until_snapshot(device, self._table, so_far)
             part, self._table = self._table[:end], self._table[end:]
             self._note_window(snapshot, device)
-            trace, seen = trace_on(device, part, self._stack_of, names)
+            trace, seen = trace_on(device, part, self._stack_of, names, marks)
             window = TraceWindow(trace, extents_in(snapshot, device), HeldBlocks.of(snapshot, device))
             settled = self._history.settle_tracked(window, **span)
         nodes = NO_NODES if (settled.seen >= 0).all() else profiled.nodes(device)

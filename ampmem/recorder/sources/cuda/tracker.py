@@ -21,7 +21,7 @@ Frames: TypeAlias = Sequence[tuple[str, int, str]]
 """File, line and function of each frame of a stack, innermost first."""
 Table: TypeAlias = NDArray[np.int64]
 """Rows with the columns of :class:`Tracked`."""
-_COUNTS, _STATS = 3, 10
+_COUNTS, _STATS = 3, 11
 _TRIES = 3
 """How often the allocator's counts are read again because another thread allocated meanwhile."""
 
@@ -49,11 +49,23 @@ class Tracked(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The allocator's statistics at ``time_ns``, when it had made ``rows`` rows, ``None`` if others were just added."""
+    """The allocator's statistics at ``time_ns``, when it had made ``rows`` rows, ``None`` if others were just added.
+
+    ``thread`` is the number of the thread that asked.
+    """
 
     stats: Stats
     rows: int | None
     time_ns: int
+    thread: int
+
+
+class TrackedMark(NamedTuple):
+    """A mark at ``time_ns``, and the last time before it at which ``thread`` began a phase or an op."""
+
+    since_ns: int
+    time_ns: int
+    thread: int
 
 
 def tracker_of(extension: CompiledExtension | None) -> Tracker | None:
@@ -127,7 +139,7 @@ class Tracker:
         for _ in range(_TRIES):
             if self._library.ampmem_trace_stats(device, found):
                 raise RuntimeError("the allocator has no statistics")
-            *stats, before, after, now = found
+            *stats, before, after, now, thread = found
             if before == after:
                 break
         blocks, requested, allocated, active, reserved, peak, uses = stats
@@ -143,6 +155,7 @@ class Tracker:
             ),
             after if before == after else None,
             now,
+            thread,
         )
 
     def _counts(self) -> tuple[int, ...]:
@@ -157,7 +170,9 @@ class Tracker:
         return [(file, int(line), name) for file, line, name in zip(parts[::3], parts[1::3], parts[2::3], strict=True)]
 
 
-def trace_on(device: int, table: Table, stack_of: NDArray[np.int64], names: Sequence[str]) -> tuple[Trace, SeenBlocks]:
+def trace_on(
+    device: int, table: Table, stack_of: NDArray[np.int64], names: Sequence[str], marks: Sequence[TrackedMark] = ()
+) -> tuple[Trace, SeenBlocks]:
     """The rows of ``device`` as a trace, and as the blocks of recorded threads; ``stack_of`` maps stacks to texts."""
     rows = Tracked(*np.ascontiguousarray(on_device(device, table).T))
     known = rows.block > 0
@@ -166,7 +181,7 @@ def trace_on(device: int, table: Table, stack_of: NDArray[np.int64], names: Sequ
         address=rows.address,
         size=rows.size,
         stream=rows.stream,
-        time_ns=rows.time_ns,
+        time_ns=_dated(rows, marks),
         stack=stack_of[np.where(rows.stack < len(stack_of), rows.stack, 0)],
         tag=np.zeros_like(rows.kind),
         block=rows.block,
@@ -181,6 +196,19 @@ def trace_on(device: int, table: Table, stack_of: NDArray[np.int64], names: Sequ
         ops=tuple(names),
     )
     return trace, seen
+
+
+def _dated(rows: Tracked, marks: Sequence[TrackedMark]) -> NDArray[np.int64]:
+    """The times of ``rows``, those of other threads between the begin of a phase and its mark before that begin.
+
+    The phase's begin is the instant of the mark, at which the allocator is asked only a little later.
+    """
+    times = rows.time_ns.copy()
+    for mark in marks:
+        between = (times >= mark.since_ns) & (times < mark.time_ns)
+        if not (rows.thread[between] == mark.thread).any():
+            times[between] = mark.since_ns - 1
+    return times
 
 
 def devices_in(table: Table) -> set[int]:
