@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from ampmem.events import Column
 from ampmem.recorder.torch_private.general import profiler_enabled
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
+_OPTIONAL = "ops.cpp"
+"""The source that uses more of torch than its stable parts; forward is observed by a dispatch mode without it."""
 VARIABLE = "AMPMEM_EXTENSION"
 _OFF = "off"
 _COMPILERS = ("c++", "g++", "clang++")
@@ -81,6 +84,11 @@ class CompiledExtension:
         self._library.ampmem_name.argtypes = (ctypes.c_int64,)
         self._library.ampmem_take.argtypes = (ctypes.c_void_p, ctypes.c_int64) * 2
         self._names: list[str] = []
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """The loaded library."""
+        return self._library
 
     def start(self) -> None:
         """Begin. Raises ``RuntimeError`` if torch refuses."""
@@ -168,22 +176,12 @@ def build() -> Path:
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise AmpmemError(f"there is no C++ compiler ({', '.join(_COMPILERS)}): install one, or name it in CXX")
-    library, torch_folder = path(), Path(torch.__file__).parent
+    library = path()
     library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as work:
-        made = Path(work) / library.name
-        include = torch_folder / "include"
-        found = (f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", f"-L{torch_folder / 'lib'}")
-        wanted = (*found, *(f"-l{each}" for each in _LIBRARIES))
-        command = (*compiler.split(), *_FLAGS, *map(str, SOURCES), "-o", str(made), *wanted)
-        try:
-            ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        except OSError as error:
-            raise AmpmemError(f"the C++ compiler {compiler} does not start: {error.strerror}") from error
-        if ran.returncode:
-            said = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr.strip()[-200:])
-            raise AmpmemError(f"the C++ compiler {compiler} could not compile the extension: {said}")
-        made.replace(library)
+    try:
+        _compile(compiler, SOURCES, library)
+    except AmpmemError:
+        _compile(compiler, [source for source in SOURCES if source.name != _OPTIONAL], library)
     _load.cache_clear()
     try:
         works = _load(library) is not None
@@ -193,6 +191,25 @@ def build() -> Path:
         library.unlink()
         raise AmpmemError(f"the compiled extension does not work with torch {torch.__version__}: it was removed")
     return library
+
+
+def _compile(compiler: str, sources: Iterable[Path], library: Path) -> None:
+    """Compile ``sources`` into ``library``; raises :class:`AmpmemError` if that fails."""
+    torch_folder = Path(torch.__file__).parent
+    include = torch_folder / "include"
+    found = (f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", f"-L{torch_folder / 'lib'}")
+    wanted = (*found, *(f"-l{each}" for each in _LIBRARIES))
+    with tempfile.TemporaryDirectory(dir=library.parent) as work:
+        made = Path(work) / library.name
+        command = (*compiler.split(), *_FLAGS, *map(str, sources), "-o", str(made), *wanted)
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            raise AmpmemError(f"the C++ compiler {compiler} does not start: {error.strerror}") from error
+        if ran.returncode:
+            said = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr.strip()[-200:])
+            raise AmpmemError(f"the C++ compiler {compiler} could not compile the extension: {said}")
+        made.replace(library)
 
 
 def remove() -> int:
