@@ -33,7 +33,9 @@ class Seen:
         ops, facts, value = log.take_ops(), log.take_facts(), log.texts.value
         texts = stacks.text_ids(log.texts)
         self.by_extension = by_extension
-        self.ops = [(value(name), value(texts[stack])) for name, stack in zip(ops.name, ops.stack, strict=True)]
+        # Under a mode torch's reshape calls another op, which makes the same view.
+        names = [value(name).replace("_reshape_alias", "view") for name in ops.name]
+        self.ops = list(zip(names, (value(texts[stack]) for stack in ops.stack), strict=True))
         self.numbers = (ops.sequence - ops.sequence[0]).tolist() if len(ops) else []
         assert (ops.end_ns >= ops.start_ns).all()
         assert (ops.start_ns[1:] >= ops.end_ns[:-1]).all()
@@ -53,16 +55,17 @@ def seen(run: Callable[[], object], *, by_extension: bool) -> Seen:
     notes: list[str] = []
     log.misses.note = notes.append
     mode = ForwardMode(log, casts, stacks, notes.append)
+    torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
-        if not by_extension:
-            patch.setenv(extension.VARIABLE, "off")
+        patch.setenv(extension.VARIABLE, "on" if by_extension else "off")
         observer = ForwardObserver(log, mode, SavedTensors(log), lambda _: False, notes.append)
     undo = observer.install()
     try:
         observer.enter()
-        used = not mode.saved.by_op
-        run()
+        used = mode.saved.call_before is not None
+        result = run()  # alive until forward ends
         observer.leave()
+        del result
     finally:
         undo()
     assert not notes
@@ -71,12 +74,9 @@ def seen(run: Callable[[], object], *, by_extension: bool) -> Seen:
 
 def same(run: Callable[[], object]) -> Seen:
     """``run`` seen by both, which must be the same."""
-    state = torch.get_rng_state()
     run()  # what happens once in a process
-    torch.set_rng_state(state)
-    mine = seen(run, by_extension=True)
-    torch.set_rng_state(state)
-    theirs = seen(run, by_extension=False)
+    # In one line, which is in all stacks.
+    mine, theirs = (seen(run, by_extension=by_extension) for by_extension in (True, False))
     assert (mine.by_extension, theirs.by_extension) == (True, False)
     assert [name for name, _ in mine.ops] == [name for name, _ in theirs.ops]
     assert mine.ops == theirs.ops
@@ -192,17 +192,37 @@ def compiled(compiled_extension: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
 
 
-@pytest.mark.parametrize("make", PROGRAMS)
-@pytest.mark.parametrize("grad", ["grad", "no_grad", "inference"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "nocache"])
-def test_both_see_the_same(make: Callable[[], Callable[[], object]], grad: str, precision: str) -> None:
+def in_region(make: Callable[[], Callable[[], object]], grad: str, precision: str) -> Callable[[], object]:
+    """The program in this precision, with gradients on or off."""
     run = make()
 
-    def step() -> None:
+    def step() -> object:
         dtype = torch.float16 if precision == "fp16" else torch.bfloat16
         region = torch.autocast(DEVICE, dtype, enabled=precision != "fp32", cache_enabled=precision != "nocache")
         mode = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[grad]
         with mode(), region:
-            run()
+            return run()
 
-    assert len(same(step).ops) > 2
+    return step
+
+
+GRADS = [*((grad, precision) for grad in ("grad", "no_grad") for precision in ("fp32", "bf16", "fp16", "nocache"))]
+
+
+@pytest.mark.parametrize("make", PROGRAMS)
+@pytest.mark.parametrize(("grad", "precision"), [*GRADS, ("inference", "fp32")])
+def test_both_see_the_same(make: Callable[[], Callable[[], object]], grad: str, precision: str) -> None:
+    if make is recurrent and precision == "fp16" and DEVICE == "cpu":
+        pytest.skip("oneDNN has no LSTM in FP16 here")
+    assert len(same(in_region(make, grad, precision)).ops) > 2
+
+
+def test_inference_mode_leaves_autocast_on() -> None:
+    """A dispatch mode turns autocast off inside of an op, and the op is the whole layer then."""
+    run = in_region(recurrent, "inference", "bf16")
+    assert len(run_facts(seen(run, by_extension=True), "OTHER_CAST")) > 2
+    assert not run_facts(seen(run, by_extension=False), "OTHER_CAST")
+
+
+def run_facts(of: Seen, fact: str) -> list[Any]:
+    return [row for row in of.facts if row[0] == fact]

@@ -67,8 +67,8 @@ class SavedByNodes:
         self._log = log
         self._names: dict[type, tuple[str, ...]] = {}
         """Names of the saved tensors' attributes (``_saved_*``), by class of node."""
-        self.by_op = True
-        """Whether :meth:`read` is called before each op; without that ops are left to the C++ extension."""
+        self.call_before: Callable[[Callable[[], object] | None], None] | None = None
+        """Makes the C++ extension call a function before each op; ``None`` while the dispatch mode sees ops."""
         self._op = self._number = 0
         self._results: list[weakref.ref[torch.Tensor]] = []
         """Tensors that the newest op returned; ``_op`` is its text id, ``_number`` that of its node if it made one."""
@@ -97,6 +97,8 @@ class SavedByNodes:
                 break
         if self._functions:
             self._read_functions()
+        if self.call_before is not None and not self._functions:
+            self.call_before(None)
 
     def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
         """Read what the newest op saved, before ``tensors`` are swapped."""
@@ -140,10 +142,10 @@ class SavedByNodes:
             def save_for_backward(ctx: Any, *tensors: torch.Tensor | None) -> None:
                 original(ctx, *tensors)
                 if self._readable():
-                    if not self.by_op:
-                        read()
                     self._functions = [known for known in self._functions if known() not in (None, ctx)]
                     self._functions.append(weakref.ref(ctx))
+                    if self.call_before is not None:
+                        self.call_before(read)
 
             return save_for_backward
 
@@ -374,6 +376,8 @@ class ForwardObserver:
         self._note = note
         self._hooks = (saved.pack, saved.unpack)
         self._ops = ops.find(log, mode.casts, mode.stacks)
+        self._by_cpp = False
+        """Whether the C++ extension observes forward, and not the mode."""
         self._pop_mode: Undo | None = None
         self._pop_hooks: Undo | None = None
         self._leave_with_forward = False
@@ -398,12 +402,12 @@ class ForwardObserver:
         self._mode.alone = not not_ours
         self._leave_with_forward = not_ours or _top_hooks() not in (None, self._hooks)
         by_extension = below is None and not recomputing and self._by_extension()
-        self._mode.saved.by_op = not by_extension
         if by_extension:
             self._pop_mode = added("record functions", "OpRecorder", self._leave_ops)
         else:
             self._mode.__enter__()  # type: ignore[no-untyped-call]
             self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
+        self._by_cpp = by_extension
         self._mode.recomputed = [] if recomputing else None
         self._log.observed = True
         self._thread = get_ident()
@@ -412,10 +416,14 @@ class ForwardObserver:
         """Start the C++ extension, unless only the mode can see all that it sees; whether it runs."""
         if self._ops is None or self._log.stamp is not None or not self._log.on_own_thread:
             return False
-        return not self._ops.fails and not compiles() and self._ops.start()
+        if self._ops.fails or compiles() or not self._ops.start():
+            return False
+        self._mode.saved.call_before = self._ops.call_before
+        return True
 
     def _leave_ops(self) -> None:
         assert self._ops is not None
+        self._mode.saved.call_before = None
         self._ops.stop()
 
     def forward_ended(self) -> None:
@@ -426,7 +434,7 @@ class ForwardObserver:
     def leave(self) -> None:
         """Stop observing ops, unless the script's mode is on top of ours: then ours stays until that one is popped."""
         if self._pop_mode is not None:
-            if not self._mode.saved.by_op or current_mode() is self._mode:
+            if self._by_cpp or current_mode() is self._mode:
                 self._mode.read_saved()
                 self._pop_mode()
                 self._pop_mode = None

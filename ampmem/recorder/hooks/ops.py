@@ -7,6 +7,7 @@ sees plain tensors only: where a script has others, or dispatch modes, ``hooks/f
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from types import CodeType
 
 import numpy as np
@@ -50,6 +51,8 @@ class OpRecorder:
         library.ampmem_ops_stack.argtypes, library.ampmem_ops_stack.restype = (_I64, ctypes.POINTER(_POINTER)), _I64
         library.ampmem_ops_holders.argtypes, library.ampmem_ops_holders.restype = (_I64,), _I64
         library.ampmem_ops_forget.argtypes = (_I64,)
+        library.ampmem_ops_before.argtypes = (ctypes.c_void_p,)
+        self._before: object = None
         library.ampmem_ops_clear()
         log.collect, log.running_in_cpp, casts.drop = self.take, self.running_op, self._forget
 
@@ -68,6 +71,14 @@ class OpRecorder:
     def _forget(self, address: int) -> None:
         """Let go of the cast at ``address``; if that is 0, of those that were freed."""
         self._library.ampmem_ops_forget(address)
+
+    def call_before(self, call: Callable[[], object] | None) -> None:
+        """Call ``call`` before each op from now on, or nothing any more; it must not raise."""
+        if call is None:
+            self._library.ampmem_ops_before(None)
+            return
+        self._before = ctypes.CFUNCTYPE(None)(call)  # kept: it is called from C++
+        self._library.ampmem_ops_before(self._before)
 
     def counts(self) -> list[int]:
         """The numbers of ops, facts, names, forms and stacks; of ops that need a mode; the name of the running op."""

@@ -32,7 +32,7 @@ _OPTIONAL = "ops.cpp"
 VARIABLE = "AMPMEM_EXTENSION"
 _OFF = "off"
 _COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+_FLAGS = ("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 _LIBRARIES = ("c10", "torch_cpu")
 CPU = -1
 """The device of the CPU's blocks."""

@@ -74,9 +74,15 @@ struct Known {
 struct Running : public at::ObserverContext {
   Running* outer = nullptr;
   const Known* known = nullptr;
-  int64_t start_ns = 0, stack = 0;
+  int64_t start_ns = 0, stack = 0, nodes = 0;
   bool guarded = false;  // its autograd kernel runs its other kernels with autograd excluded
   at::Tensor source;     // of a copy
+};
+
+// The results of the newest op: its node has saved all that it will when the next op comes, if it is alive then.
+struct Returned {
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> results;
+  int64_t name = 0, number = 0;
 };
 
 struct Sequence {
@@ -105,8 +111,9 @@ struct State {
   std::vector<void*> codes;  // of the stacks: a reference to each
   std::unordered_map<int64_t, c10::weak_intrusive_ptr<c10::TensorImpl>> copies;  // casts, by storage
   std::unordered_map<std::type_index, bool> saves;  // whether a class of nodes is one of torch's own ops
-  int64_t running = 0;   // the name of the op that runs
-  int64_t other = 0;     // ops that a dispatch mode has to look at
+  Returned returned;
+  int64_t running = 0;  // the name of the op that runs
+  int64_t other = 0;    // ops that a dispatch mode has to look at
 };
 auto& state = *new State;
 
@@ -114,6 +121,7 @@ thread_local bool recorded = false;
 thread_local Running* innermost = nullptr;
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 bool with_stacks = false;
+void (*before_op)() = nullptr;  // of Python's: called before the next op
 
 int64_t now_ns() {
   timespec now{};
@@ -165,8 +173,14 @@ const Known& known_of(const at::RecordFunction& call) {
     for (const auto key : {DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA, DispatchKey::Autograd}) {
       known.has_autograd |= op->hasKernelForDispatchKey(key);
     }
-    known.composite = !known.has_autograd && op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
-    for (const auto key : {DispatchKey::CompositeExplicitAutograd, DispatchKey::CPU, DispatchKey::CUDA}) {
+    // As in the dispatcher's table: a kernel for all of autograd comes after one that decomposes.
+    known.composite = op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    for (const auto key :
+         {DispatchKey::CompositeExplicitAutograd,
+          DispatchKey::CPU,
+          DispatchKey::CUDA,
+          DispatchKey::AutogradCPU,
+          DispatchKey::AutogradCUDA}) {
       known.composite &= !op->hasKernelForDispatchKey(key);
     }
     for (const auto key : {DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) {
@@ -206,8 +220,13 @@ const DispatchKeySet kPlain = DispatchKeySet({DispatchKey::ADInplaceOrView}) |
     DispatchKeySet({DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) |
     DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA});
 
+// Whether tensors with these keys are plain: strided, on a CPU or a CUDA device, and no subclass.
+bool is_plain(DispatchKeySet keys) {
+  return (keys.raw_repr() & ~kPlain.raw_repr()) == 0;
+}
+
 bool is_plain(const at::Tensor& tensor) {
-  return (tensor.key_set() - kPlain).empty();
+  return is_plain(tensor.key_set());
 }
 
 int64_t address_of(const at::Tensor& tensor) {
@@ -278,8 +297,72 @@ bool passes(const Known& known, DispatchKeySet keys, const c10::impl::LocalDispa
       return true;
     }
   }
-  return known.composite && keys.has(DispatchKey::AutogradFunctionality) &&
-      !local.excluded_.has(DispatchKey::AutogradFunctionality);
+  if (!known.composite) {
+    return false;
+  }
+  if (keys.has(DispatchKey::AutogradFunctionality) && !local.excluded_.has(DispatchKey::AutogradFunctionality)) {
+    return true;
+  }
+  // In inference mode it is one op, unless it may cast: under a dispatch mode autocast is off inside of an op.
+  const auto autocast = [&](DispatchKey key) { return keys.has(key) && !local.excluded_.has(key); };
+  return !known.may_copy && (autocast(DispatchKey::AutocastCPU) || autocast(DispatchKey::AutocastCUDA));
+}
+
+bool is_of_torch(const torch::autograd::Node& node) {
+  const auto& type = typeid(node);
+  const auto found = state.saves.find(type);
+  if (found != state.saves.end()) {
+    return found->second;
+  }
+  return state.saves.emplace(type, std::strstr(type.name(), "autograd9generated") != nullptr).first->second;
+}
+
+// Notes what the node that made one of the newest op's results has saved.
+void read_saved() {
+  Returned returned;
+  std::swap(returned, state.returned);
+  for (const auto& result : returned.results) {
+    auto alive = result.lock();
+    if (!alive) {
+      continue;
+    }
+    const at::Tensor tensor(std::move(alive));
+    const auto node = tensor.grad_fn();
+    if (!node) {
+      continue;
+    }
+    if (static_cast<int64_t>(node->sequence_nr()) != returned.number || !is_of_torch(*node)) {
+      return;  // an older node: the op made none
+    }
+    namespace compiled = torch::dynamo::autograd;
+    compiled::AutogradCompilerCall asked(compiled::SizeInput::STATIC);
+    compiled::NodeCall about(0, node);
+    try {
+      compiled::CompiledNodeArgs arguments(asked, about);
+      node->compiled_args(arguments);
+    } catch (const std::exception&) {  // overwritten since
+    }
+    for (const auto& saved : asked.tensor_args.inputs) {
+      note(kSaved, saved, returned.name);
+    }
+    return;
+  }
+}
+
+// Notes that the newest op returned these; with gradients off, or under hooks of the script, nothing is to be read.
+void op_returned(const std::vector<c10::IValue>& results, int64_t name, int64_t number) {
+  if (!at::GradMode::is_enabled() || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
+    return;
+  }
+  for (const auto& value : results) {
+    for_tensors(value, [&](const at::Tensor& tensor) {
+      if (tensor.requires_grad() && !tensor.is_view()) {
+        state.returned.results.emplace_back(tensor.getIntrusivePtr());
+      }
+    });
+  }
+  state.returned.name = name;
+  state.returned.number = number;
 }
 
 std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
@@ -311,7 +394,11 @@ std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
   running->guarded = known.has_autograd && keys.has(DispatchKey::AutogradFunctionality) &&
       !local.excluded_.has(DispatchKey::AutogradFunctionality);
   if (!known.silent) {
-    if (!(keys - kPlain).empty() || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+    if (before_op != nullptr) {
+      before_op();
+    }
+    read_saved();
+    if (!is_plain(keys) || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
       ++state.other;
     }
     const auto inputs = call.inputs();
@@ -334,49 +421,10 @@ std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
     running->stack = stack_id();
     state.running = known.name;
   }
+  running->nodes = static_cast<int64_t>(at::sequence_number::peek());
   running->start_ns = now_ns();
   innermost = running.get();
   return running;
-}
-
-bool is_of_torch(const torch::autograd::Node& node) {
-  const auto& type = typeid(node);
-  const auto found = state.saves.find(type);
-  if (found != state.saves.end()) {
-    return found->second;
-  }
-  return state.saves.emplace(type, std::strstr(type.name(), "autograd9generated") != nullptr).first->second;
-}
-
-// Notes what the node that made one of the results has saved.
-void read_saved(const std::vector<c10::IValue>& results, int64_t name, int64_t number) {
-  if (!at::GradMode::is_enabled() || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
-    return;
-  }
-  bool found = false;
-  for (const auto& value : results) {
-    for_tensors(value, [&](const at::Tensor& tensor) {
-      if (found || tensor.is_view() || !tensor.grad_fn()) {
-        return;
-      }
-      found = true;
-      const auto node = tensor.grad_fn();
-      if (static_cast<int64_t>(node->sequence_nr()) != number || !is_of_torch(*node)) {
-        return;
-      }
-      namespace compiled = torch::dynamo::autograd;
-      compiled::AutogradCompilerCall asked(compiled::SizeInput::STATIC);
-      compiled::NodeCall about(0, node);
-      try {
-        compiled::CompiledNodeArgs arguments(asked, about);
-        node->compiled_args(arguments);
-      } catch (const std::exception&) {  // overwritten since
-      }
-      for (const auto& saved : asked.tensor_args.inputs) {
-        note(kSaved, saved, name);
-      }
-    });
-  }
 }
 
 // Whether autocast makes such a copy: of a floating tensor, in another floating dtype.
@@ -422,12 +470,15 @@ void ends(const at::RecordFunction& call, at::ObserverContext* context) {
   if (results.size() != known.returns) {
     return;  // it has raised
   }
-  const int64_t number = static_cast<int64_t>(at::sequence_number::peek()) - 1;
-  const int64_t end_ns = now_ns();
+  // The op's own node comes first; autograd may have made more since.
+  const auto nodes = static_cast<int64_t>(at::sequence_number::peek());
+  const int64_t number = std::min(nodes - 1, running->nodes), end_ns = now_ns();
   state.ops.push_back({running->start_ns, end_ns, known.name, running->stack, number});
   if (innermost != nullptr) {
-    innermost->start_ns = now_ns();  // an op that the outer one's autograd kernel has called first
+    innermost->start_ns = now_ns();  // this op was called by the outer one's autograd kernel, before its own
+    innermost->nodes = nodes;
   }
+  read_saved();
   if (known.view) {
     return;
   }
@@ -444,7 +495,7 @@ void ends(const at::RecordFunction& call, at::ObserverContext* context) {
       note_cast(kToCopy, running->source, results[0].toTensor());
     }
   }
-  read_saved(results, known.name, number);
+  op_returned(results, known.name, number);
 }
 
 }  // namespace
@@ -472,13 +523,22 @@ AMPMEM_EXPORT int ampmem_ops_start(int64_t stacks) {
 
 // Stop, on the thread that has started; what was recorded stays.
 AMPMEM_EXPORT void ampmem_ops_stop() {
+  if (recorded) {
+    read_saved();
+  }
   recorded = false;
   innermost = nullptr;
   state.running = 0;
+  before_op = nullptr;
   if (handle != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(handle);
     handle = at::INVALID_CALLBACK_HANDLE;
   }
+}
+
+// Have a function called before the next op, or none any more.
+AMPMEM_EXPORT void ampmem_ops_before(void (*call)()) {
+  before_op = call;
 }
 
 // Forget everything: a new recording begins.
