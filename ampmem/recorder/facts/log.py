@@ -172,14 +172,20 @@ class Log:
         """How many casts of parameters were seen."""
         self.in_graph: set[int] = set()
         """Text ids of all modules that ran with gradients on."""
-        self.running_op = 0
-        """Text id of the op that the recorded thread is running in forward."""
+        self._running_op = 0
+        self.running_in_cpp: Callable[[], int] = lambda: 0
+        """Returns the text id of the op that the C++ extension sees running; 0 if there is none."""
+        self.collect: Callable[[], None] = lambda: None
+        """Called before ops and facts are taken: the C++ extension has logged some of them."""
         self._kinds: dict[tuple[torch.dtype, torch.Size], tuple[int, int]] = {}
         """The text ids of each dtype and shape."""
         self._facts: list[int] = []
         self._phases: list[int] = [time_ns(), self.step, self.phase]
         self._modules: list[int] = []
         self._ops: list[int] = []
+        self._more_ops: list[Column] = []
+        self._more_facts: list[Column] = []
+        """Tables of ops and of facts that the C++ extension has logged."""
         self._thread = threading.get_ident()
         self.observed = False
         """Whether ops are being logged."""
@@ -289,15 +295,45 @@ class Log:
             made += ELSEWHERE
         self._ops += (start_ns, time_ns(), name, stack, made)
 
+    @property
+    def running_op(self) -> int:
+        """Text id of the op that the recorded thread is running in forward."""
+        return self._running_op or self.running_in_cpp()
+
+    @running_op.setter
+    def running_op(self, name: int) -> None:
+        self._running_op = name
+
+    @property
+    def on_own_thread(self) -> bool:
+        """Whether the calling thread is the recorded one."""
+        return threading.get_ident() == self._thread
+
+    def add_ops(self, table: Column) -> None:
+        """Log ops that have ended, as rows of :class:`OpColumns`."""
+        self._more_ops.append(table)
+
+    def add_facts(self, table: Column) -> None:
+        """Log facts, as rows of ``FactColumns``."""
+        self._more_facts.append(table)
+
+    def modules_at(self, times: Column) -> Column:
+        """Text ids of the modules that ran at ``times``, all since :meth:`take_modules` was called last."""
+        known = np.array([0, 0, *self._modules], dtype=np.int64).reshape(-1, 2)
+        found: Column = known[np.searchsorted(known[:, 0], times, side="right") - 1, 1]
+        return found
+
     def take_facts(self) -> FactColumns:
         """Facts since the last call."""
+        self.collect()
         columns, self._facts = self._facts, []
-        return FactColumns(**_split(columns, FactColumns))
+        more, self._more_facts = self._more_facts, []
+        return FactColumns(**_split(columns, FactColumns, more))
 
     def take_phases(self) -> PhaseColumns:
         """Phase changes since the last call."""
         columns, self._phases = self._phases, []
-        return PhaseColumns(**_split(columns, PhaseColumns))
+        return PhaseColumns(**_split(columns, PhaseColumns, []))
 
     def take_modules(self) -> tuple[Column, Column]:
         """Times and module text ids since the last call; the module running at its end stays for the next call."""
@@ -307,11 +343,17 @@ class Log:
 
     def take_ops(self) -> OpColumns:
         """Ops since the last call."""
+        self.collect()
         taken, self._ops = self._ops, []
-        return OpColumns(**_split(taken, OpColumns))
+        more, self._more_ops = self._more_ops, []
+        return OpColumns(**_split(taken, OpColumns, more))
 
 
-def _split(flat: list[int], kind: type[Columns]) -> dict[str, Column]:
+def _split(flat: list[int], kind: type[Columns], more: list[Column]) -> dict[str, Column]:
+    """The columns of the rows in ``flat`` and in the tables ``more``, whose first column is a time."""
     names = kind.names()
     table = np.array(flat, dtype=np.int64).reshape(-1, len(names))
+    if more:
+        table = np.concatenate([table, *more])
+        table = table[np.argsort(table[:, 0], kind="stable")]
     return {name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(names)}

@@ -20,15 +20,35 @@ from ampmem.recorder.models.models import Models
 from ampmem.recorder.torch_private.general import CLEAR_CACHE, is_view, use_count
 
 
+class SeenCopy:
+    """A copy that the C++ extension saw, by the address of its storage; called like a weak reference.
+
+    ``holders`` returns the number of references to the copy at an address, 0 if it was freed.
+    """
+
+    def __init__(self, address: int, holders: Callable[[int], int]) -> None:
+        self._address = address
+        self._holders = holders
+
+    def __call__(self) -> SeenCopy | None:
+        return self if self.holders() else None
+
+    def holders(self) -> int:
+        """Number of references to the copy; 0 if it was freed."""
+        return self._holders(self._address)
+
+
 class CastHooks:
     """Follows each copy of a floating tensor in another floating dtype from the op that makes it."""
 
     def __init__(self, log: Log, models: Models) -> None:
         self._log = log
         self._models = models
-        self.copies: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.copies: dict[int, weakref.ref[torch.Tensor] | SeenCopy] = {}
         """Copies of parameters and of other leaves (autocast caches those too), by storage address."""
         self._thread = threading.get_ident()
+        self.drop: Callable[[int], object] = lambda address: None
+        """Makes the C++ extension let go of the copy at an address."""
 
     def made(self, source: torch.Tensor, copy: torch.Tensor, module: int) -> None:
         """Note that the op ``_to_copy`` in ``module`` made ``copy`` from ``source``."""
@@ -64,6 +84,10 @@ class CastHooks:
         if parameter is not None or (source.is_leaf and source.requires_grad):
             self.copies[address] = weakref.ref(copy)
 
+    def named(self, storage: int, start: int) -> tuple[int | None, int | None]:
+        """Text ids of the parameter and of the buffer in which a tensor begins, by its storage and first element."""
+        return self._models.parameters_at.find_at(storage, start), self._models.buffers_at.find_at(storage, start)
+
     def used(self, arguments: Iterable[Any], op: int) -> None:
         """Note that the op with this text id reads ``arguments``."""
         for argument in arguments:
@@ -87,6 +111,9 @@ class CastHooks:
         held = [address for address, copy in self.copies.items() if any(copy() is tensor for tensor in tensors)]
         for address in held:
             del self.copies[address]
+        for tensor in tensors:
+            for part in parts_of(tensor):
+                self.drop(self._log.storage_address(part))
 
         def take() -> None:
             for tensor in tensors:
@@ -99,6 +126,7 @@ class CastHooks:
 
     def _held(self) -> dict[int, int]:
         """Reference count of each copy, by address."""
+        self._log.collect()
         self.forget_dead()
         return {address: _holders(copy) for address, copy in self.copies.items()}
 
@@ -131,7 +159,9 @@ class CastHooks:
         return patch(*CLEAR_CACHE, wrap)
 
 
-def _holders(copy: weakref.ref[torch.Tensor]) -> int:
+def _holders(copy: weakref.ref[torch.Tensor] | SeenCopy) -> int:
     """Number of references to the tensor behind ``copy``; 0 if it was freed."""
-    tensor = copy()
-    return 0 if tensor is None else use_count(tensor)
+    found = copy()
+    if found is None:
+        return 0
+    return found.holders() if isinstance(found, SeenCopy) else use_count(found)

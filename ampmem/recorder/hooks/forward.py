@@ -21,6 +21,7 @@ from ampmem.patching import Undo, added, patch
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.hooks import ops
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.process import forked_since
@@ -35,6 +36,7 @@ from ampmem.recorder.torch_private.general import (
     SAVES,
     TO_COPY,
     TorchDispatchMode,
+    compiles,
     current_mode,
     is_view,
     next_node,
@@ -65,6 +67,8 @@ class SavedByNodes:
         self._log = log
         self._names: dict[type, tuple[str, ...]] = {}
         """Names of the saved tensors' attributes (``_saved_*``), by class of node."""
+        self.call_before: Callable[[Callable[[], object] | None], None] | None = None
+        """Makes the C++ extension call a function before each op; ``None`` while the dispatch mode sees ops."""
         self._op = self._number = 0
         self._results: list[weakref.ref[torch.Tensor]] = []
         """Tensors that the newest op returned; ``_op`` is its text id, ``_number`` that of its node if it made one."""
@@ -93,6 +97,8 @@ class SavedByNodes:
                 break
         if self._functions:
             self._read_functions()
+        if self.call_before is not None and not self._functions:
+            self.call_before(None)
 
     def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
         """Read what the newest op saved, before ``tensors`` are swapped."""
@@ -138,6 +144,8 @@ class SavedByNodes:
                 if self._readable():
                     self._functions = [known for known in self._functions if known() not in (None, ctx)]
                     self._functions.append(weakref.ref(ctx))
+                    if self.call_before is not None:
+                        self.call_before(read)
 
             return save_for_backward
 
@@ -191,8 +199,8 @@ class ForwardMode(TorchDispatchMode):
     def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, note: Callable[[str], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
-        self._casts = casts
-        self._stacks = stacks
+        self.casts = casts
+        self.stacks = stacks
         self.saved = SavedByNodes(log)
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
         self._may_copy: dict[Any, bool] = {}
@@ -228,7 +236,7 @@ class ForwardMode(TorchDispatchMode):
             result = func(*args, **kwargs) if kwargs else func(*args)
         finally:
             log.running_op = 0
-        log.op(start, name, self._stacks.capture())
+        log.op(start, name, self.stacks.capture())
         self._additions.after(func, result)
         if reads:
             try:
@@ -255,8 +263,8 @@ class ForwardMode(TorchDispatchMode):
                 op = self._ops.get(func)
                 if op is None:
                     op = self._ops[func] = self._new_op(func)
-                if op[2] and self._casts.copies:
-                    self._casts.used(args, op[0])
+                if op[2] and self.casts.copies:
+                    self.casts.used(args, op[0])
                 return op
         except Exception as error:
             self._log.misses.add(error)
@@ -269,13 +277,13 @@ class ForwardMode(TorchDispatchMode):
         if makes_storage:
             self._note(name, results)
             if func is TO_COPY:
-                self._casts.made(args[0], result, self._log.module)
+                self.casts.made(args[0], result, self._log.module)
         elif func is COPY:
-            self._casts.copied(args[1], result, self._log.module)
+            self.casts.copied(args[1], result, self._log.module)
         elif func in self._may_copy and self._lies_elsewhere(result, args[0]):
             self._note(name, results)
             if self._may_copy[func]:
-                self._casts.made(args[0], result, self._log.module)
+                self.casts.made(args[0], result, self._log.module)
 
     def _lies_elsewhere(self, result: torch.Tensor, source: torch.Tensor) -> bool:
         """Whether ``result`` has another storage than the op's argument ``source``."""
@@ -350,6 +358,7 @@ class SavedTensors:
 class ForwardObserver:
     """Pushes and pops the dispatch mode and the saved-tensor hooks; pops only its own.
 
+    Where the C++ extension can see the ops as the mode would, it does so, and no mode is pushed (``hooks/ops.py``).
     ``owns_mode`` says whether a mode is the simulated device's; ``note`` puts a note into the recording.
     """
 
@@ -366,6 +375,9 @@ class ForwardObserver:
         self._owns_mode = owns_mode
         self._note = note
         self._hooks = (saved.pack, saved.unpack)
+        self._ops = ops.find(log, mode.casts, mode.stacks)
+        self._by_cpp = False
+        """Whether the C++ extension observes forward, and not the mode."""
         self._pop_mode: Undo | None = None
         self._pop_hooks: Undo | None = None
         self._leave_with_forward = False
@@ -389,11 +401,30 @@ class ForwardObserver:
         not_ours = below is not None and not self._owns_mode(below)
         self._mode.alone = not not_ours
         self._leave_with_forward = not_ours or _top_hooks() not in (None, self._hooks)
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
-        self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
+        by_extension = below is None and not recomputing and self._by_extension()
+        if by_extension:
+            self._pop_mode = added("record functions", "OpRecorder", self._leave_ops)
+        else:
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
+        self._by_cpp = by_extension
         self._mode.recomputed = [] if recomputing else None
         self._log.observed = True
         self._thread = get_ident()
+
+    def _by_extension(self) -> bool:
+        """Start the C++ extension, unless only the mode can see all that it sees; whether it runs."""
+        if self._ops is None or self._log.stamp is not None or not self._log.on_own_thread:
+            return False
+        if self._ops.fails or compiles() or not self._ops.start():
+            return False
+        self._mode.saved.call_before = self._ops.call_before
+        return True
+
+    def _leave_ops(self) -> None:
+        assert self._ops is not None
+        self._mode.saved.call_before = None
+        self._ops.stop()
 
     def forward_ended(self) -> None:
         """Stop observing after the outermost forward if gradients are off or a mode of the script is below ours."""
@@ -403,7 +434,7 @@ class ForwardObserver:
     def leave(self) -> None:
         """Stop observing ops, unless the script's mode is on top of ours: then ours stays until that one is popped."""
         if self._pop_mode is not None:
-            if current_mode() is self._mode:
+            if self._by_cpp or current_mode() is self._mode:
                 self._mode.read_saved()
                 self._pop_mode()
                 self._pop_mode = None

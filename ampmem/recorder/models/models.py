@@ -196,10 +196,13 @@ class TensorPlaces:
 
     def find(self, storage: int, tensor: torch.Tensor) -> int | None:
         """Name of the known tensor in which ``tensor``, whose storage is at that address, begins."""
+        return self.find_at(storage, self._log.data_address(tensor)) if storage in self._of else None
+
+    def find_at(self, storage: int, start: int) -> int | None:
+        """Name of the known tensor in which a tensor with its first element at ``start`` begins."""
         tensors = self._of.get(storage)
         if tensors is None:
             return None
-        start = self._log.data_address(tensor)
         if start in tensors:
             return tensors[start][1]
         before = max((other for other in tensors if other < start), default=None)

@@ -44,6 +44,19 @@ class Stacks:
         self._callers: set[int] = set()
         """``id`` of the code of the frames that run modules."""
 
+    @property
+    def enabled(self) -> bool:
+        """Whether stacks are taken."""
+        return self._enabled
+
+    def add(self, stack: tuple[int, ...], codes: Iterable[CodeType]) -> int:
+        """The id of ``stack``, which other code has taken: ``id`` of a code object and instruction in turns."""
+        known = self._index.get(stack)
+        if known is not None:
+            return known
+        self._codes.update((id(code), code) for code in codes)
+        return self._number(stack)
+
     def entered(self, frame: FrameType) -> int:
         """Note that ``frame`` runs a module until :meth:`left`: its callers stay the same for so long.
 
@@ -97,6 +110,9 @@ class Stacks:
         while frame is not None:
             self._codes[id(frame.f_code)] = frame.f_code
             frame = frame.f_back
+        return self._number(stack)
+
+    def _number(self, stack: tuple[int, ...]) -> int:
         self._index[stack] = len(self._index)
         self._pending.append(stack)
         return self._index[stack]

@@ -15,7 +15,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +29,12 @@ from ampmem.recorder.torch_private.general import profiler_enabled
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
-_TRACE = "trace.cpp"
-"""The source that needs the headers of CUDA."""
+_NEEDED, _TRACE = "extension.cpp", "trace.cpp"
+"""The source without which there is no extension, and the one that needs the headers of CUDA."""
 VARIABLE = "AMPMEM_EXTENSION"
 _OFF = "off"
 _COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-O2", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+_FLAGS = ("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 _LIBRARIES, _CUDA_LIBRARY = ("c10", "torch_cpu"), "c10_cuda"
 _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
 CPU = -1
@@ -181,7 +182,8 @@ def _load(library: Path) -> CompiledExtension | None:
 def build() -> Path:
     """Compile the extension for this torch, and try it; returns its path.
 
-    The part for CUDA is left out for a torch without CUDA, without CUDA's headers, or if it does not compile here.
+    Parts that do not compile, or do not work, are left out: that for CUDA, of a torch without CUDA or without CUDA's
+    headers, and that for the ops of forward.
 
     Raises:
         AmpmemError: there is no C++ compiler, it fails, or the extension does not see what torch allocates.
@@ -189,12 +191,26 @@ def build() -> Path:
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise AmpmemError(f"there is no C++ compiler ({', '.join(_COMPILERS)}): install one, or name it in CXX")
-    library, headers = path(), cuda_headers()
+    library = path()
     library.parent.mkdir(parents=True, exist_ok=True)
-    if headers is not None:
-        with suppress(AmpmemError):
-            return _built(library, compiler, headers)
-    return _built(library, compiler, None)
+    with tempfile.TemporaryDirectory(dir=library.parent) as work:
+        objects = _compiled(compiler.split(), Path(work))
+        for parts in (objects, objects[:1]):
+            linked = _linked(compiler.split(), parts, Path(work) / library.name)
+            if linked is not None:
+                linked.replace(library)
+                _load.cache_clear()
+                if _can_load(library):
+                    return library
+                library.unlink()
+    raise AmpmemError(f"the compiled extension does not work with torch {torch.__version__}: it was removed")
+
+
+def _can_load(library: Path) -> bool:
+    try:
+        return _load(library) is not None
+    except (OSError, RuntimeError):
+        return False
 
 
 def cuda_headers() -> Path | None:
@@ -212,36 +228,43 @@ def cuda_headers() -> Path | None:
     return next((folder for folder in folders if all((folder / name).exists() for name in _CUDA_HEADERS)), None)
 
 
-def _built(library: Path, compiler: str, headers: Path | None) -> Path:
-    """Compile ``library``, with the part for CUDA if there are ``headers`` of CUDA, and try it."""
-    torch_folder = Path(torch.__file__).parent
-    with tempfile.TemporaryDirectory(dir=library.parent) as work:
-        made = Path(work) / library.name
-        include = torch_folder / "include"
-        found = [f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", f"-L{torch_folder / 'lib'}"]
-        wanted = [f"-l{each}" for each in _LIBRARIES]
-        sources = [str(source) for source in SOURCES if headers is not None or source.name != _TRACE]
-        if headers is not None:
-            found.append(f"-I{headers}")
-            wanted.append(f"-l{_CUDA_LIBRARY}")
-        command = (*compiler.split(), *_FLAGS, *sources, "-o", str(made), *found, *wanted)
-        try:
-            ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        except OSError as error:
-            raise AmpmemError(f"the C++ compiler {compiler} does not start: {error.strerror}") from error
-        if ran.returncode:
-            said = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr.strip()[-200:])
-            raise AmpmemError(f"the C++ compiler {compiler} could not compile the extension: {said}")
-        made.replace(library)
-    _load.cache_clear()
+def _compiled(compiler: Sequence[str], work: Path) -> list[Path]:
+    """The objects of the sources that compile, side by side; raises :class:`AmpmemError` if the needed one does not."""
+    include, headers = Path(torch.__file__).parent / "include", cuda_headers()
+    folders = [include, include / "torch" / "csrc" / "api" / "include", *([headers] if headers else [])]
+    flags = [*compiler, *_FLAGS, *(f"-I{folder}" for folder in folders), "-c"]
+    sources = [source for source in SOURCES if source.name != _TRACE or headers is not None]
+    sources.sort(key=lambda source: source.name != _NEEDED)
+    objects = [work / f"{source.stem}.o" for source in sources]
+
+    def compile(source: Path, made: Path) -> str | None:
+        return _ran([*flags, str(source), "-o", str(made)])
+
+    with ThreadPoolExecutor(len(sources)) as pool:
+        said = list(pool.map(compile, sources, objects))
+    if said[0] is not None:
+        raise AmpmemError(said[0])
+    return [made for made, problem in zip(objects, said, strict=True) if problem is None]
+
+
+def _linked(compiler: Sequence[str], objects: Iterable[Path], library: Path) -> Path | None:
+    """``library``, made of ``objects``; ``None`` if that is impossible."""
+    names = [*_LIBRARIES, *([_CUDA_LIBRARY] if any(each.stem == Path(_TRACE).stem for each in objects) else [])]
+    found = [f"-L{Path(torch.__file__).parent / 'lib'}", *(f"-l{name}" for name in names)]
+    problem = _ran([*compiler, "-shared", *map(str, objects), "-o", str(library), *found])
+    return library if problem is None else None
+
+
+def _ran(command: Sequence[str]) -> str | None:
+    """Run the compiler; returns what is wrong. Raises :class:`AmpmemError` if the compiler does not start."""
     try:
-        works = _load(library) is not None
-    except (OSError, RuntimeError):
-        works = False
-    if not works:
-        library.unlink()
-        raise AmpmemError(f"the compiled extension does not work with torch {torch.__version__}: it was removed")
-    return library
+        ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise AmpmemError(f"the C++ compiler {command[0]} does not start: {error.strerror}") from error
+    if not ran.returncode:
+        return None
+    said = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr.strip()[-200:])
+    return f"the C++ compiler {command[0]} could not compile the extension: {said}"
 
 
 def remove() -> int:

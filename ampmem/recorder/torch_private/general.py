@@ -254,6 +254,16 @@ def compiled_code() -> Place | None:
     return None if module is None or _SET_EVAL_FRAME not in vars(module) else (module, _SET_EVAL_FRAME)
 
 
+_BACKENDS = "cached_backends"
+"""What was given to torch.compile, and ``None`` or ``False`` for code that is never compiled."""
+
+
+def compiles() -> bool:
+    """Whether the script has called torch.compile."""
+    module = sys.modules.get(_EVAL_FRAME)
+    return module is not None and any(getattr(module, _BACKENDS, {None: True}).values())
+
+
 NEXT_BATCH: Place = patched(
     "torch.utils.data.dataloader._BaseDataLoaderIter",
     "__next__",

@@ -1,0 +1,179 @@
+"""The ops of forward as the C++ extension saw them, put into the log as the dispatch mode would.
+
+The extension (``sources/ops.cpp``) writes tables of integers while forward runs; they are read when forward ends. It
+sees plain tensors only: where a script has others, or dispatch modes, ``hooks/forward.py`` takes the mode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import CodeType
+
+import numpy as np
+
+from ampmem.events import Column, Fact
+from ampmem.names import shape_text
+from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.hooks.casts import CastHooks, SeenCopy
+from ampmem.recorder.models.stacks import Stacks
+from ampmem.recorder.sources import extension
+
+_OP, _FACT = 5, 8
+"""Integers of an op and of a fact in the extension's tables."""
+_OUTPUT, _SAVED, _USE, _TO_COPY, _COPY = range(5)
+"""The kinds of rows in the table of facts."""
+_VIEW, _LEAF = 1, 2
+_I64 = ctypes.c_int64
+_POINTER = ctypes.POINTER(_I64)
+
+
+class OpRecorder:
+    """Records ops between :meth:`start` and :meth:`stop`, and logs them when :meth:`take` is called."""
+
+    def __init__(self, library: ctypes.CDLL, log: Log, casts: CastHooks, stacks: Stacks) -> None:
+        self._library = library
+        self._log = log
+        self._casts = casts
+        self._stacks = stacks
+        self.running = False
+        self._names: list[int] = [0]
+        self._dtypes: list[int] = [0]
+        self._shapes: list[int] = [0]
+        self._stack_ids: list[int] = [0]
+        """Ids in the recording of the extension's names, forms and stacks."""
+        library.ampmem_ops_start.argtypes = (_I64,)
+        library.ampmem_ops_take.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        library.ampmem_ops_name.argtypes, library.ampmem_ops_name.restype = (_I64,), ctypes.c_char_p
+        library.ampmem_ops_form.argtypes = (_I64, ctypes.POINTER(_POINTER), _POINTER)
+        library.ampmem_ops_form.restype = ctypes.c_char_p
+        library.ampmem_ops_stack.argtypes, library.ampmem_ops_stack.restype = (_I64, ctypes.POINTER(_POINTER)), _I64
+        library.ampmem_ops_holders.argtypes, library.ampmem_ops_holders.restype = (_I64,), _I64
+        library.ampmem_ops_forget.argtypes = (_I64,)
+        library.ampmem_ops_before.argtypes = (ctypes.c_void_p,)
+        self._before: object = None
+        library.ampmem_ops_clear()
+        log.collect, log.running_in_cpp, casts.drop = self.take, self.running_op, self._forget
+
+    def start(self) -> bool:
+        """Begin on the calling thread; whether torch lets it."""
+        self.running = not self._library.ampmem_ops_start(self._stacks.enabled)
+        return self.running
+
+    def stop(self) -> None:
+        """Stop, on the thread that has started, and log what was seen."""
+        self.running = False
+        self._library.ampmem_ops_stop()
+        self.take()
+        self._forget(0)
+
+    def _forget(self, address: int) -> None:
+        """Let go of the cast at ``address``; if that is 0, of those that were freed."""
+        self._library.ampmem_ops_forget(address)
+
+    def call_before(self, call: Callable[[], object] | None) -> None:
+        """Call ``call`` before each op from now on, or nothing any more; it must not raise."""
+        if call is None:
+            self._library.ampmem_ops_before(None)
+            return
+        self._before = ctypes.CFUNCTYPE(None)(call)  # kept: it is called from C++
+        self._library.ampmem_ops_before(self._before)
+
+    def counts(self) -> list[int]:
+        """The numbers of ops, facts, names, forms and stacks; of ops that need a mode; the name of the running op."""
+        counts = (_I64 * 7)()
+        self._library.ampmem_ops_count(counts)
+        return list(counts)
+
+    @property
+    def fails(self) -> bool:
+        """Whether there was an op that only a dispatch mode sees right."""
+        return self.counts()[5] > 0
+
+    def running_op(self) -> int:
+        """Text id of the op that runs now; 0 if there is none."""
+        counts = self.counts()
+        self._learn_names(counts[2])
+        return self._names[counts[6]]
+
+    def take(self) -> None:
+        """Log what was seen since the last call."""
+        op_count, fact_count, names, forms, stacks, _, _ = self.counts()
+        if not op_count and not fact_count:
+            return
+        ops, facts = np.empty((op_count, _OP), np.int64), np.empty((fact_count, _FACT), np.int64)
+        self._library.ampmem_ops_take(ops.ctypes.data, facts.ctypes.data)
+        self._learn_names(names)
+        self._learn_forms(forms)
+        self._learn_stacks(stacks)
+        ops[:, 2] = np.array(self._names, dtype=np.int64)[ops[:, 2]]
+        ops[:, 3] = np.array(self._stack_ids, dtype=np.int64)[ops[:, 3]]
+        self._log.add_ops(ops)
+        self._log_facts(facts)
+
+    def _learn_names(self, count: int) -> None:
+        for index in range(len(self._names), count):
+            self._names.append(self._log.texts.id(self._library.ampmem_ops_name(index).decode()))
+
+    def _learn_forms(self, count: int) -> None:
+        sizes, dimensions = _POINTER(), _I64()
+        for index in range(len(self._shapes), count):
+            dtype = self._library.ampmem_ops_form(index, ctypes.byref(sizes), ctypes.byref(dimensions))
+            self._dtypes.append(self._log.texts.id(dtype.decode()))
+            self._shapes.append(self._log.texts.id(shape_text(sizes[: dimensions.value])))
+
+    def _learn_stacks(self, count: int) -> None:
+        frames = _POINTER()
+        for index in range(len(self._stack_ids), count):
+            length = self._library.ampmem_ops_stack(index, ctypes.byref(frames))
+            stack = tuple(frames[:length])
+            codes: list[CodeType] = [ctypes.cast(code, ctypes.py_object).value for code in stack[::2]]
+            self._stack_ids.append(self._stacks.add(stack, codes))
+
+    def _log_facts(self, facts: Column) -> None:
+        time, kind, address, name, form, *_ = facts.T
+        modules = self._log.modules_at(time)
+        names, dtypes = np.array(self._names, dtype=np.int64)[name], np.array(self._dtypes, dtype=np.int64)[form]
+        shapes = np.array(self._shapes, dtype=np.int64)[form] * (address != 0)
+        fact, wanted = np.full(len(facts), Fact.OUTPUT), kind < _USE
+        fact[kind == _SAVED], modules[kind == _SAVED] = Fact.SAVED, 0
+        self._log.add_facts(np.stack([time, address, fact, names, modules, dtypes, shapes], axis=1)[wanted])
+        rows = []
+        for place in np.flatnonzero(~wanted).tolist():
+            rows += self._of_casts(facts[place].tolist(), *(int(x[place]) for x in (names, modules, dtypes, shapes)))
+        if rows:
+            self._log.add_facts(np.array(rows, dtype=np.int64))
+
+    def _of_casts(self, row: list[int], name: int, module: int, dtype: int, shape: int) -> list[tuple[int, ...]]:
+        """The facts of a cast, or of a use of one."""
+        time, kind, address, _, _, storage, start, flags = row
+        if kind == _USE:
+            used = self._casts.copies.get(address)
+            return [] if used is None else [(time, address, Fact.CAST_USE, name, 0, 0, 0)]
+        parameter, buffer = self._casts.named(storage, start)
+        found = []
+        if parameter is not None:
+            self._log.casts += 1
+            found.append((time, address, Fact.CAST_COPY, parameter, module, dtype, shape))
+            if flags & _VIEW and kind == _TO_COPY:
+                found.append((time, address, Fact.VIEW_CAST, parameter, module, dtype, shape))
+        elif kind == _TO_COPY:
+            found.append((time, address, Fact.OTHER_CAST, buffer or 0, module, dtype, shape))
+            found.append((time, storage, Fact.CAST_SOURCE, 0, 0, 0, 0))
+        if kind == _TO_COPY:
+            if parameter is not None or flags & _LEAF:
+                self._casts.copies[address] = SeenCopy(address, self._library.ampmem_ops_holders)
+            else:  # the storage of a copy that was freed
+                self._casts.copies.pop(address, None)
+        return found
+
+
+def find(log: Log, casts: CastHooks, stacks: Stacks) -> OpRecorder | None:
+    """A recorder of ops, if the compiled extension has one and the recorded device is a real one."""
+    if log.storage_address is not RealAddresses.storage_address:
+        return None
+    found = extension.find()
+    if found is None or not hasattr(found.library, "ampmem_ops_start"):
+        return None
+    return OpRecorder(found.library, log, casts, stacks)

@@ -1,0 +1,617 @@
+// Records the ops of forward as ampmem's dispatch mode does (hooks/forward.py), without a mode and without Python.
+//
+// Torch calls a record function at each call of its dispatcher. A dispatch mode sees the ops that go below autograd and
+// autocast: not those that torch decomposes into others there, not autocast's wrapper around an op, which casts the
+// arguments and calls the op again, and not what the kernel of an op calls. The first of nested calls that is none of
+// these is such an op. All of it happens on the recorded thread, so there are no locks.
+//
+// What autograd saved is read from the op's node when the op ends, by the visitor with which compiled autograd reads
+// it. Stacks are those of Python's frames, read through its C API (the GIL is taken for that); its functions are
+// declared here, so that one build serves each Python of a torch.
+//
+// Private parts of torch: CompiledNodeArgs (torch/csrc/dynamo/compiled_autograd.h). Where this file does not compile,
+// the extension is built without it, and the dispatch mode is used.
+
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/dynamo/compiled_autograd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <typeindex>
+#include <unordered_map>
+#include <vector>
+
+extern "C" {
+int PyGILState_Ensure();
+void PyGILState_Release(int);
+void* PyThreadState_Get();
+void* PyThreadState_GetFrame(void*);
+void* PyFrame_GetBack(void*);
+void* PyFrame_GetCode(void*);
+int PyFrame_GetLasti(void*);
+void Py_IncRef(void*);
+void Py_DecRef(void*);
+}
+
+namespace {
+
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+
+struct Op {
+  int64_t start_ns, end_ns, name, stack, sequence;
+};
+// What a row of facts is: OUTPUT and so on of sources/extension.py.
+enum Kind : int64_t { kOutput, kSaved, kUse, kToCopy, kCopy };
+struct Fact {
+  int64_t time_ns, kind, address, name, form, source, start, flags;
+};
+enum Flags : int64_t { kView = 1, kLeaf = 2 };
+
+// What is known of an op by its schema.
+struct Known {
+  int64_t name = 0;
+  size_t positional = 0, returns = 0;
+  bool is_op = false, silent = false, view = false, makes = false, may_copy = false, may_cast = false;
+  bool to_copy = false, copy = false;
+  bool composite = false;     // torch decomposes it above autograd
+  bool has_autograd = false;  // it has a kernel of autograd's own
+  std::vector<DispatchKey> autocast;
+};
+
+// An op that runs.
+struct Running : public at::ObserverContext {
+  Running* outer = nullptr;
+  const Known* known = nullptr;
+  int64_t start_ns = 0, stack = 0, nodes = 0;
+  bool guarded = false;  // its autograd kernel runs its other kernels with autograd excluded
+  at::Tensor source;     // of a copy
+};
+
+// The results of the newest op: its node has saved all that it will when the next op comes, if it is alive then.
+struct Returned {
+  std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> results;
+  int64_t name = 0, number = 0;
+};
+
+struct Sequence {
+  size_t operator()(const std::vector<int64_t>& values) const {
+    uint64_t hash = values.size();
+    for (const int64_t value : values) {
+      hash = (hash ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+using Ids = std::unordered_map<std::vector<int64_t>, int64_t, Sequence>;
+
+// Never destroyed: threads may outlive the library's own objects.
+struct State {
+  std::vector<Op> ops;
+  std::vector<Fact> facts;
+  std::vector<std::string> names{""};
+  std::unordered_map<std::string, int64_t> name_ids{{"", 0}};
+  std::unordered_map<const char*, Known> known;
+  std::vector<std::vector<int64_t>> forms{{}};  // dtype and sizes
+  Ids form_ids{{{}, 0}};
+  std::vector<const std::vector<int64_t>*> stacks{nullptr};  // code and instruction of each frame, innermost first
+  Ids stack_ids{{{}, 0}};
+  std::vector<void*> codes;  // of the stacks: a reference to each
+  std::unordered_map<int64_t, c10::weak_intrusive_ptr<c10::TensorImpl>> copies;  // casts, by storage
+  std::unordered_map<std::type_index, bool> saves;  // whether a class of nodes is one of torch's own ops
+  Returned returned;
+  int64_t running = 0;  // the name of the op that runs
+  int64_t other = 0;    // ops that a dispatch mode has to look at
+};
+auto& state = *new State;
+
+thread_local bool recorded = false;
+thread_local Running* innermost = nullptr;
+at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+bool with_stacks = false;
+void (*before_op)() = nullptr;  // of Python's: called before the next op
+
+int64_t now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+int64_t name_id(const std::string& name) {
+  const auto found = state.name_ids.try_emplace(name, static_cast<int64_t>(state.names.size()));
+  if (found.second) {
+    state.names.push_back(name);
+  }
+  return found.first->second;
+}
+
+const Known& known_of(const at::RecordFunction& call) {
+  const char* key = call.name();
+  const auto found = state.known.find(key);
+  if (found != state.known.end()) {
+    return found->second;
+  }
+  Known known;
+  const auto operator_name = call.operator_name();
+  const auto op = operator_name ? c10::Dispatcher::singleton().findOp(*operator_name) : std::nullopt;
+  if (op && op->hasSchema()) {
+    const auto& schema = op->schema();
+    const std::string& name = schema.name();
+    known.is_op = true;
+    known.name = name_id(name);
+    known.silent = name == "aten::detach" || name == "prim::device";
+    bool aliases = false;
+    for (const auto& value : schema.returns()) {
+      aliases |= value.alias_info() != nullptr;
+      known.view |= value.alias_info() != nullptr && !value.alias_info()->isWrite();
+    }
+    known.makes = !aliases;
+    known.returns = schema.returns().size();
+    if (known.view &&
+        (name == "aten::to" || name == "aten::contiguous" || name == "aten::flatten" || name == "aten::reshape")) {
+      known.view = false;
+      known.may_copy = true;
+      known.may_cast = name == "aten::to";
+    }
+    known.to_copy = name == "aten::_to_copy" && operator_name->overload_name.empty();
+    known.copy = name == "aten::copy_" && operator_name->overload_name.empty();
+    for (const auto& argument : schema.arguments()) {
+      known.positional += !argument.kwarg_only();
+    }
+    for (const auto key : {DispatchKey::AutogradCPU, DispatchKey::AutogradCUDA, DispatchKey::Autograd}) {
+      known.has_autograd |= op->hasKernelForDispatchKey(key);
+    }
+    // As in the dispatcher's table: a kernel for all of autograd comes after one that decomposes.
+    known.composite = op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    for (const auto key :
+         {DispatchKey::CompositeExplicitAutograd,
+          DispatchKey::CPU,
+          DispatchKey::CUDA,
+          DispatchKey::AutogradCPU,
+          DispatchKey::AutogradCUDA}) {
+      known.composite &= !op->hasKernelForDispatchKey(key);
+    }
+    for (const auto key : {DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) {
+      if (op->hasKernelForDispatchKey(key) && !op->isKernelFallthroughKernel(key)) {
+        known.autocast.push_back(key);
+      }
+    }
+  }
+  return state.known.emplace(key, std::move(known)).first->second;
+}
+
+// Calls `each` with the tensors of a value, those of a list, too.
+template <typename Each>
+void for_tensors(const c10::IValue& value, const Each& each) {
+  if (value.isTensor()) {
+    const auto& tensor = value.toTensor();
+    if (tensor.defined()) {
+      each(tensor);
+    }
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      if (tensor.defined()) {
+        each(tensor);
+      }
+    }
+  } else if (value.isList()) {
+    for (const auto& item : value.toListRef()) {
+      if (item.isTensor() && item.toTensor().defined()) {
+        each(item.toTensor());
+      }
+    }
+  }
+}
+
+const DispatchKeySet kPlain = DispatchKeySet({DispatchKey::ADInplaceOrView}) |
+    DispatchKeySet({DispatchKey::Dense, DispatchKey::AutogradFunctionality}) |
+    DispatchKeySet({DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) |
+    DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA});
+
+// Whether tensors with these keys are plain: strided, on a CPU or a CUDA device, and no subclass.
+bool is_plain(DispatchKeySet keys) {
+  return (keys.raw_repr() & ~kPlain.raw_repr()) == 0;
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return is_plain(tensor.key_set());
+}
+
+int64_t address_of(const at::Tensor& tensor) {
+  const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  return storage ? reinterpret_cast<int64_t>(storage.data()) : 0;
+}
+
+int64_t start_of(const at::Tensor& tensor) {
+  return address_of(tensor) == 0 ? 0 : reinterpret_cast<int64_t>(tensor.const_data_ptr());
+}
+
+int64_t form_of(const at::Tensor& tensor) {
+  static thread_local std::vector<int64_t> form;
+  form.assign(1, static_cast<int64_t>(tensor.scalar_type()));
+  form.insert(form.end(), tensor.sizes().begin(), tensor.sizes().end());
+  const auto found = state.form_ids.find(form);
+  if (found != state.form_ids.end()) {
+    return found->second;
+  }
+  state.forms.push_back(form);
+  return state.form_ids.emplace(form, static_cast<int64_t>(state.form_ids.size())).first->second;
+}
+
+void note(Kind kind, const at::Tensor& tensor, int64_t name) {
+  if (is_plain(tensor)) {
+    state.facts.push_back({now_ns(), kind, address_of(tensor), name, form_of(tensor), 0, 0, 0});
+  } else {
+    ++state.other;
+  }
+}
+
+// The id of the stack of Python's frames on this thread.
+int64_t stack_id() {
+  if (!with_stacks) {
+    return 0;
+  }
+  static thread_local std::vector<int64_t> stack;
+  stack.clear();
+  const int gil = PyGILState_Ensure();
+  void* frame = PyThreadState_GetFrame(PyThreadState_Get());
+  while (frame != nullptr) {
+    void* const code = PyFrame_GetCode(frame);
+    stack.push_back(reinterpret_cast<int64_t>(code));
+    stack.push_back(PyFrame_GetLasti(frame));
+    Py_DecRef(code);  // the frame has a reference, too
+    void* const back = PyFrame_GetBack(frame);
+    Py_DecRef(frame);
+    frame = back;
+  }
+  auto found = state.stack_ids.find(stack);
+  if (found == state.stack_ids.end()) {
+    for (size_t place = 0; place < stack.size(); place += 2) {
+      void* const code = reinterpret_cast<void*>(stack[place]);
+      Py_IncRef(code);
+      state.codes.push_back(code);
+    }
+    found = state.stack_ids.emplace(stack, static_cast<int64_t>(state.stacks.size())).first;
+    state.stacks.push_back(&found->first);
+  }
+  PyGILState_Release(gil);
+  return found->second;
+}
+
+// Whether a mode would not see this call: it sees what the call becomes.
+bool passes(const Known& known, DispatchKeySet keys, const c10::impl::LocalDispatchKeySet& local) {
+  for (const auto key : known.autocast) {
+    if (keys.has(key) && !local.excluded_.has(key)) {
+      return true;
+    }
+  }
+  if (!known.composite) {
+    return false;
+  }
+  if (keys.has(DispatchKey::AutogradFunctionality) && !local.excluded_.has(DispatchKey::AutogradFunctionality)) {
+    return true;
+  }
+  // In inference mode it is one op, unless it may cast: under a dispatch mode autocast is off inside of an op.
+  const auto autocast = [&](DispatchKey key) { return keys.has(key) && !local.excluded_.has(key); };
+  return !known.may_copy && (autocast(DispatchKey::AutocastCPU) || autocast(DispatchKey::AutocastCUDA));
+}
+
+bool is_of_torch(const torch::autograd::Node& node) {
+  const auto& type = typeid(node);
+  const auto found = state.saves.find(type);
+  if (found != state.saves.end()) {
+    return found->second;
+  }
+  return state.saves.emplace(type, std::strstr(type.name(), "autograd9generated") != nullptr).first->second;
+}
+
+// Notes what the node that made one of the newest op's results has saved.
+void read_saved() {
+  Returned returned;
+  std::swap(returned, state.returned);
+  for (const auto& result : returned.results) {
+    auto alive = result.lock();
+    if (!alive) {
+      continue;
+    }
+    const at::Tensor tensor(std::move(alive));
+    const auto node = tensor.grad_fn();
+    if (!node) {
+      continue;
+    }
+    if (static_cast<int64_t>(node->sequence_nr()) != returned.number || !is_of_torch(*node)) {
+      return;  // an older node: the op made none
+    }
+    namespace compiled = torch::dynamo::autograd;
+    compiled::AutogradCompilerCall asked(compiled::SizeInput::STATIC);
+    compiled::NodeCall about(0, node);
+    try {
+      compiled::CompiledNodeArgs arguments(asked, about);
+      node->compiled_args(arguments);
+    } catch (const std::exception&) {  // overwritten since
+    }
+    for (const auto& saved : asked.tensor_args.inputs) {
+      note(kSaved, saved, returned.name);
+    }
+    return;
+  }
+}
+
+// Notes that the newest op returned these; with gradients off, or under hooks of the script, nothing is to be read.
+void op_returned(const std::vector<c10::IValue>& results, int64_t name, int64_t number) {
+  if (!at::GradMode::is_enabled() || !at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
+    return;
+  }
+  for (const auto& value : results) {
+    for_tensors(value, [&](const at::Tensor& tensor) {
+      if (tensor.requires_grad() && !tensor.is_view()) {
+        state.returned.results.emplace_back(tensor.getIntrusivePtr());
+      }
+    });
+  }
+  state.returned.name = name;
+  state.returned.number = number;
+}
+
+std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
+  if (!recorded) {
+    return nullptr;
+  }
+  const auto local = c10::impl::tls_local_dispatch_key_set();
+  if (innermost != nullptr &&
+      (!innermost->guarded || local.excluded_.has(DispatchKey::AutogradFunctionality))) {
+    return nullptr;  // inside of an op's kernel
+  }
+  if (local.excluded_.has(DispatchKey::Python)) {
+    return nullptr;  // hidden from modes
+  }
+  const Known& known = known_of(call);
+  if (!known.is_op) {
+    return nullptr;
+  }
+  DispatchKeySet keys;
+  for (const auto& value : call.inputs()) {
+    for_tensors(value, [&](const at::Tensor& tensor) { keys = keys | tensor.key_set(); });
+  }
+  if (passes(known, keys, local)) {
+    return nullptr;
+  }
+  auto running = std::make_unique<Running>();
+  running->known = &known;
+  running->outer = innermost;
+  running->guarded = known.has_autograd && keys.has(DispatchKey::AutogradFunctionality) &&
+      !local.excluded_.has(DispatchKey::AutogradFunctionality);
+  if (!known.silent) {
+    if (before_op != nullptr) {
+      before_op();
+    }
+    read_saved();
+    if (!is_plain(keys) || c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+      ++state.other;
+    }
+    const auto inputs = call.inputs();
+    if (!known.view && !state.copies.empty()) {
+      for (size_t place = 0; place < std::min(inputs.size(), known.positional); ++place) {
+        for_tensors(inputs[place], [&](const at::Tensor& tensor) {
+          const int64_t address = address_of(tensor);
+          const auto copy = state.copies.find(address);
+          if (copy != state.copies.end() && !copy->second.expired()) {
+            state.facts.push_back({now_ns(), kUse, address, known.name, 0, 0, 0, 0});
+          }
+        });
+      }
+    }
+    if (known.to_copy || known.may_copy) {
+      running->source = inputs[0].toTensor();
+    } else if (known.copy) {
+      running->source = inputs[1].toTensor();
+    }
+    running->stack = stack_id();
+    state.running = known.name;
+  }
+  running->nodes = static_cast<int64_t>(at::sequence_number::peek());
+  running->start_ns = now_ns();
+  innermost = running.get();
+  return running;
+}
+
+// Whether autocast makes such a copy: of a floating tensor, in another floating dtype.
+bool casts(const at::Tensor& source, const at::Tensor& target) {
+  return c10::isFloatingType(source.scalar_type()) && c10::isFloatingType(target.scalar_type()) &&
+      source.scalar_type() != target.scalar_type();
+}
+
+void note_cast(Kind kind, const at::Tensor& source, const at::Tensor& target) {
+  if (!is_plain(source) || !is_plain(target) || !casts(source, target)) {
+    return;
+  }
+  const int64_t address = address_of(target), flags =
+      (source.is_view() ? kView : 0) | (source.is_leaf() && source.requires_grad() ? kLeaf : 0);
+  state.facts.push_back(
+      {now_ns(), kind, address, 0, form_of(target), address_of(source), start_of(source), flags});
+  if (kind == kToCopy) {
+    state.copies.insert_or_assign(
+        address, c10::weak_intrusive_ptr<c10::TensorImpl>(target.getIntrusivePtr()));
+  }
+}
+
+void note_outputs(const std::vector<c10::IValue>& results, int64_t name) {
+  for (const auto& value : results) {
+    if (results.size() == 1 || value.isTensor()) {
+      for_tensors(value, [&](const at::Tensor& tensor) { note(kOutput, tensor, name); });
+    }
+  }
+}
+
+void ends(const at::RecordFunction& call, at::ObserverContext* context) {
+  auto* const running = static_cast<Running*>(context);
+  if (running == nullptr || innermost != running) {
+    return;
+  }
+  innermost = running->outer;
+  const Known& known = *running->known;
+  if (known.silent) {
+    return;
+  }
+  state.running = 0;
+  const auto& results = call.outputs();
+  if (results.size() != known.returns) {
+    return;  // it has raised
+  }
+  // The op's own node comes first; autograd may have made more since.
+  const auto nodes = static_cast<int64_t>(at::sequence_number::peek());
+  const int64_t number = std::min(nodes - 1, running->nodes), end_ns = now_ns();
+  state.ops.push_back({running->start_ns, end_ns, known.name, running->stack, number});
+  if (innermost != nullptr) {
+    innermost->start_ns = now_ns();  // this op was called by the outer one's autograd kernel, before its own
+    innermost->nodes = nodes;
+  }
+  read_saved();
+  if (known.view) {
+    return;
+  }
+  if (known.makes) {
+    note_outputs(results, known.name);
+    if (known.to_copy && !results.empty()) {
+      note_cast(kToCopy, running->source, results[0].toTensor());
+    }
+  } else if (known.copy && !results.empty()) {
+    note_cast(kCopy, running->source, results[0].toTensor());
+  } else if (known.may_copy && !results.empty() && address_of(results[0].toTensor()) != address_of(running->source)) {
+    note_outputs(results, known.name);
+    if (known.may_cast) {
+      note_cast(kToCopy, running->source, results[0].toTensor());
+    }
+  }
+  op_returned(results, known.name, number);
+}
+
+}  // namespace
+
+#define AMPMEM_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Begin to record the ops of the calling thread. 0, or 1 if torch refuses.
+AMPMEM_EXPORT int ampmem_ops_start(int64_t stacks) {
+  try {
+    if (handle != at::INVALID_CALLBACK_HANDLE) {
+      return 1;
+    }
+    innermost = nullptr;
+    state.running = 0;
+    with_stacks = stacks != 0;
+    handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(begins, ends).needsInputs(true).needsOutputs(true).scopes(
+            {at::RecordScope::FUNCTION}));
+    recorded = true;
+    return 0;
+  } catch (...) {
+    return 1;
+  }
+}
+
+// Stop, on the thread that has started; what was recorded stays.
+AMPMEM_EXPORT void ampmem_ops_stop() {
+  if (recorded) {
+    read_saved();
+  }
+  recorded = false;
+  innermost = nullptr;
+  state.running = 0;
+  before_op = nullptr;
+  if (handle != at::INVALID_CALLBACK_HANDLE) {
+    at::removeCallback(handle);
+    handle = at::INVALID_CALLBACK_HANDLE;
+  }
+}
+
+// Have a function called before the next op, or none any more.
+AMPMEM_EXPORT void ampmem_ops_before(void (*call)()) {
+  before_op = call;
+}
+
+// Forget everything: a new recording begins.
+AMPMEM_EXPORT void ampmem_ops_clear() {
+  auto& fresh = *new State;
+  std::swap(fresh.codes, state.codes);
+  const int gil = PyGILState_Ensure();
+  for (void* const code : fresh.codes) {
+    Py_DecRef(code);
+  }
+  PyGILState_Release(gil);
+  fresh.codes.clear();
+  state = std::move(fresh);
+  delete &fresh;
+}
+
+// The numbers of ops, facts, names, forms and stacks; of ops that need a mode; the name of the op that runs.
+AMPMEM_EXPORT void ampmem_ops_count(int64_t* counts) {
+  const size_t sizes[] = {
+      state.ops.size(), state.facts.size(), state.names.size(), state.forms.size(), state.stacks.size()};
+  std::copy(std::begin(sizes), std::end(sizes), counts);
+  counts[5] = state.other;
+  counts[6] = state.running;
+}
+
+// Move all rows into two tables: 5 integers for each op, 8 for each fact.
+AMPMEM_EXPORT void ampmem_ops_take(int64_t* ops, int64_t* facts) {
+  std::memcpy(ops, state.ops.data(), state.ops.size() * sizeof(Op));
+  std::memcpy(facts, state.facts.data(), state.facts.size() * sizeof(Fact));
+  state.ops.clear();
+  state.facts.clear();
+}
+
+// The name of an op.
+AMPMEM_EXPORT const char* ampmem_ops_name(int64_t index) {
+  return state.names[static_cast<size_t>(index)].c_str();
+}
+
+// The dtype of a form; its sizes go to `to`, their number to `count`.
+AMPMEM_EXPORT const char* ampmem_ops_form(int64_t index, const int64_t** to, int64_t* count) {
+  const auto& form = state.forms[static_cast<size_t>(index)];
+  *to = form.data() + 1;
+  *count = static_cast<int64_t>(form.size()) - 1;
+  return c10::getDtypeNames(static_cast<c10::ScalarType>(form[0])).first.data();
+}
+
+// The frames of a stack: code and instruction of each, innermost first; returns the number of integers.
+AMPMEM_EXPORT int64_t ampmem_ops_stack(int64_t index, const int64_t** to) {
+  const auto& stack = *state.stacks[static_cast<size_t>(index)];
+  *to = stack.data();
+  return static_cast<int64_t>(stack.size());
+}
+
+// How many references there are to the newest cast in this storage; 0 if it was freed.
+AMPMEM_EXPORT int64_t ampmem_ops_holders(int64_t address) {
+  const auto copy = state.copies.find(address);
+  if (copy == state.copies.end()) {
+    return 0;
+  }
+  const auto holders = static_cast<int64_t>(copy->second.use_count());
+  if (holders == 0) {
+    state.copies.erase(copy);
+  }
+  return holders;
+}
+
+// Forget the cast in this storage, or, of address 0, those that were freed.
+AMPMEM_EXPORT void ampmem_ops_forget(int64_t address) {
+  if (address != 0) {
+    state.copies.erase(address);
+    return;
+  }
+  for (auto copy = state.copies.begin(); copy != state.copies.end();) {
+    copy = copy->second.expired() ? state.copies.erase(copy) : std::next(copy);
+  }
+}

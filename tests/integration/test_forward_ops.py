@@ -1,0 +1,228 @@
+"""The C++ extension sees the ops of forward as the dispatch mode does: their order, names, stacks, results and casts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ampmem.events import Fact
+from ampmem.recorder.facts.addresses import RealAddresses
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.hooks.casts import CastHooks
+from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.stacks import Stacks
+from ampmem.recorder.sources import extension
+
+pytestmark = pytest.mark.slow
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FACTS = {fact.value: fact.name for fact in Fact}
+
+
+class Seen:
+    """What was seen of ops: a row for each op, and one for each fact but its time and address."""
+
+    def __init__(self, log: Log, stacks: Stacks, *, by_extension: bool) -> None:
+        ops, facts, value = log.take_ops(), log.take_facts(), log.texts.value
+        texts = stacks.text_ids(log.texts)
+        self.by_extension = by_extension
+        # Under a mode torch's reshape calls another op, which makes the same view.
+        names = [value(name).replace("_reshape_alias", "view") for name in ops.name]
+        self.ops = list(zip(names, (value(texts[stack]) for stack in ops.stack), strict=True))
+        self.numbers = (ops.sequence - ops.sequence[0]).tolist() if len(ops) else []
+        assert (ops.end_ns >= ops.start_ns).all()
+        assert (ops.start_ns[1:] >= ops.end_ns[:-1]).all()
+        self.facts: list[Any] = []
+        for fact, *rest in zip(facts.fact, facts.name, facts.dtype, facts.shape, strict=True):
+            row = (FACTS[int(fact)], *(value(each) for each in rest))
+            if row not in self.facts or fact != Fact.SAVED:
+                self.facts.append(row)
+        self.facts.sort(key=str)
+
+
+def seen(run: Callable[[], object], *, by_extension: bool) -> Seen:
+    """What is seen while ``run`` is observed as forward."""
+    log = Log(RealAddresses())
+    stacks, models = Stacks(enabled=True), Models(log)
+    casts = CastHooks(log, models)
+    notes: list[str] = []
+    log.misses.note = notes.append
+    mode = ForwardMode(log, casts, stacks, notes.append)
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(extension.VARIABLE, "on" if by_extension else "off")
+        observer = ForwardObserver(log, mode, SavedTensors(log), lambda _: False, notes.append)
+    undo = observer.install()
+    try:
+        observer.enter()
+        used = mode.saved.call_before is not None
+        result = run()  # alive until forward ends
+        observer.leave()
+        del result
+    finally:
+        undo()
+    assert not notes
+    return Seen(log, stacks, by_extension=used)
+
+
+def same(run: Callable[[], object]) -> Seen:
+    """``run`` seen by both, which must be the same."""
+    run()  # what happens once in a process
+    # In one line, which is in all stacks.
+    mine, theirs = (seen(run, by_extension=by_extension) for by_extension in (True, False))
+    assert (mine.by_extension, theirs.by_extension) == (True, False)
+    assert [name for name, _ in mine.ops] == [name for name, _ in theirs.ops]
+    assert mine.ops == theirs.ops
+    assert mine.numbers == theirs.numbers
+    assert mine.facts == theirs.facts
+    return mine
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norm(self.conv(x)), inplace=True)
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1)).softmax(-1)
+
+
+def image() -> Callable[[], object]:
+    model, x = Net().to(DEVICE), torch.randn(2, 3, 8, 8, device=DEVICE)
+    return lambda: model(x).log().mean()
+
+
+def encoder() -> Callable[[], object]:
+    model = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).to(DEVICE)
+    x = torch.randn(2, 5, 16, device=DEVICE)
+    return lambda: F.cross_entropy(model(x).reshape(10, 16), torch.arange(10, device=DEVICE))
+
+
+def recurrent() -> Callable[[], object]:
+    model, x = nn.LSTM(8, 8, batch_first=True).to(DEVICE), torch.randn(2, 5, 8, device=DEVICE)
+    return lambda: model(x)[0].sum()
+
+
+def embedded() -> Callable[[], object]:
+    model = nn.Sequential(nn.Embedding(10, 8), nn.LayerNorm(8), nn.GELU(), nn.Dropout(0.1), nn.Linear(8, 10)).to(DEVICE)
+    x = torch.arange(10, device=DEVICE)
+    return lambda: F.cross_entropy(model(x), x)
+
+
+def many() -> Callable[[], object]:
+    x = torch.randn(4, 4, device=DEVICE, requires_grad=True)
+    mask = torch.ones(4, 4, dtype=torch.bool, device=DEVICE).tril()
+
+    def run() -> object:
+        y = x * 2
+        y = torch.cat([y, y.t()], 1).chunk(2, 1)[0]
+        y = y.masked_fill(mask, -1.0).softmax(-1)
+        F.silu(y.clone(), inplace=True)
+        F.hardtanh(y.clone(), inplace=True)
+        y = torch.einsum("ij,jk->ik", y, x) + torch.ones(4, device=DEVICE)
+        y = torch.stack([each.exp() for each in y.unbind(0)])
+        values, order = y.sort(-1)
+        y = values.gather(1, order) + y.std(dim=1, unbiased=False)
+        y = F.scaled_dot_product_attention(y[None, None], y[None, None], y[None, None])
+        y = torch.where(mask, y, torch.zeros_like(y)).to(torch.float64)
+        y = F.layer_norm(y.float(), (4,))
+        buffer = torch.empty(1, 1, 4, 4, device=DEVICE)
+        buffer.copy_(y)
+        buffer[0, 0, 1] = 3.0
+        torch.linalg.norm(y).item()
+        z = y.square().sum() + torch.nn.functional.mse_loss(y, torch.rand(1, 1, 4, 4, device=DEVICE))
+        return z + torch.rand(3, device=DEVICE).cumsum(0).clamp(min=0.1).prod() + y.detach().max()
+
+    return run
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        ctx.save_for_backward(y, x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+def function() -> Callable[[], object]:
+    layer, x = nn.Linear(8, 8).to(DEVICE), torch.randn(4, 8, device=DEVICE)
+    return lambda: Double.apply(Double.apply(layer(x)).sin()).sum()
+
+
+def checkpointed() -> Callable[[], object]:
+    layer, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).to(DEVICE), torch.randn(4, 8, device=DEVICE)
+    return lambda: checkpoint(layer, layer(x), use_reentrant=False).sum()
+
+
+def reentrant() -> Callable[[], object]:
+    layer, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).to(DEVICE), torch.randn(4, 8, device=DEVICE)
+    return lambda: checkpoint(layer, layer(x), use_reentrant=True).sum()
+
+
+def fails() -> Callable[[], object]:
+    x = torch.randn(4, 8, device=DEVICE, requires_grad=True)
+
+    def run() -> None:
+        with pytest.raises(RuntimeError):
+            (x * 2) @ torch.ones(3, 3, device=DEVICE)
+        x.exp()
+
+    return run
+
+
+PROGRAMS = (image, encoder, recurrent, embedded, many, function, checkpointed, reentrant, fails)
+
+
+@pytest.fixture(autouse=True)
+def compiled(compiled_extension: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
+
+
+def in_region(make: Callable[[], Callable[[], object]], grad: str, precision: str) -> Callable[[], object]:
+    """The program in this precision, with gradients on or off."""
+    run = make()
+
+    def step() -> object:
+        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+        region = torch.autocast(DEVICE, dtype, enabled=precision != "fp32", cache_enabled=precision != "nocache")
+        mode = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}[grad]
+        with mode(), region:
+            return run()
+
+    return step
+
+
+GRADS = [*((grad, precision) for grad in ("grad", "no_grad") for precision in ("fp32", "bf16", "fp16", "nocache"))]
+
+
+@pytest.mark.parametrize("make", PROGRAMS)
+@pytest.mark.parametrize(("grad", "precision"), [*GRADS, ("inference", "fp32")])
+def test_both_see_the_same(make: Callable[[], Callable[[], object]], grad: str, precision: str) -> None:
+    if make is recurrent and precision == "fp16" and DEVICE == "cpu":
+        pytest.skip("oneDNN has no LSTM in FP16 here")
+    assert len(same(in_region(make, grad, precision)).ops) > 2
+
+
+def test_inference_mode_leaves_autocast_on() -> None:
+    """A dispatch mode turns autocast off inside of an op, and the op is the whole layer then."""
+    run = in_region(recurrent, "inference", "bf16")
+    assert len(run_facts(seen(run, by_extension=True), "OTHER_CAST")) > 2
+    assert not run_facts(seen(run, by_extension=False), "OTHER_CAST")
+
+
+def run_facts(of: Seen, fact: str) -> list[Any]:
+    return [row for row in of.facts if row[0] == fact]
