@@ -1,4 +1,4 @@
-"""The C++ extension sees the ops of forward as the dispatch mode does: their order, names, stacks, results and casts."""
+"""The C++ extension sees the ops of forward as the dispatch mode does: order, names, stacks, results and casts."""
 
 from __future__ import annotations
 
