@@ -46,8 +46,9 @@ def content(file: Path) -> tuple[list[object], list[object]]:
         if size > SCALAR
     ]
     facts: list[object] = []
-    for saved, group in groupby(rows(recording, recording.facts), lambda row: row[0] == Fact.SAVED):
-        facts += sorted(set(group), key=str) if saved else group
+    for _, group in groupby(rows(recording, recording.facts), lambda row: row[0] == Fact.SAVED):
+        found = list(group)
+        facts += sorted(set(found), key=str) if found[0][0] == Fact.SAVED else found
     return list(events), facts
 
 
