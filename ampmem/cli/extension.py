@@ -14,8 +14,9 @@ from ampmem.output import Terminal
 def extension(remove: bool) -> None:
     """Compile a C++ extension for the installed torch, which makes recording cheaper.
 
-    Without the extension ampmem reads the memory events from torch.profiler, which costs more. The recording has the
-    same content either way. Compiling needs a C++ compiler and takes half a minute; the result is one file in the
+    Without the extension ampmem reads the memory events from torch.profiler and the CUDA allocator's history, and sees
+    the ops of forward by a dispatch mode, which costs more. The recording has the same content either way. Compiling
+    needs a C++ compiler, for the CUDA part also CUDA's headers, and takes half a minute; the result is one file in the
     user's cache folder, which every later recording with this torch uses. AMPMEM_EXTENSION=off leaves it out.
     """
     from ampmem.recorder.sources import extension as compiled
@@ -26,4 +27,7 @@ def extension(remove: bool) -> None:
         terminal.say(f"removed {removed} compiled extension{'' if removed == 1 else 's'} from {compiled.folder()}")
         return
     terminal.say("compiling the extension, which takes half a minute")
-    click.echo(compiled.build())
+    library = compiled.build()
+    for message in compiled.left_out(library):
+        terminal.say(message)
+    click.echo(library)

@@ -222,8 +222,8 @@ class Observed:
     rng: tuple[Any, ...]
 
 
-def plain(function: Callable[[], Any]) -> Observed:
-    """``function`` under torch.profiler alone."""
+def plain(function: Callable[[], Any], *, scalar: int = SCALAR) -> Observed:
+    """``function`` under torch.profiler alone; blocks of up to ``scalar`` bytes are left out."""
     _seed()
     with torch_profile(profile_memory=True) as profiler:
         result = function()
@@ -240,30 +240,30 @@ def plain(function: Callable[[], Any]) -> Observed:
     for root in profiler.kineto_results.experimental_event_tree():
         visit(root)
     events.sort(key=lambda event: event[0])
-    sizes = [size for _, size in events if abs(size) > SCALAR]
+    sizes = [size for _, size in events if abs(size) > scalar]
     frees = sorted(-size for size in sizes if size < 0)
     return Observed(sizes, [size for size in sizes if size > 0], frees, result, rng)
 
 
-def observed(function: Callable[[], Any]) -> tuple[Observed, Recording]:
-    """``function`` under ampmem."""
+def observed(function: Callable[[], Any], *, scalar: int = SCALAR) -> tuple[Observed, Recording]:
+    """``function`` under ampmem; blocks of up to ``scalar`` bytes are left out."""
     _seed()
     with ampmem.profile() as profile:
         result = function()
         gc.collect()
         rng = _rng()
     recording = profile.recording()
-    allocs, frees = sizes_of(recording, Action.ALLOC), sorted(sizes_of(recording, Action.FREE))
-    return Observed(sizes_of(recording), allocs, frees, result, rng), recording
+    allocs, frees = (sizes_of(recording, action, scalar=scalar) for action in (Action.ALLOC, Action.FREE))
+    return Observed(sizes_of(recording, scalar=scalar), allocs, sorted(frees), result, rng), recording
 
 
-def sizes_of(recording: Recording, action: Action | None = None) -> list[int]:
+def sizes_of(recording: Recording, action: Action | None = None, *, scalar: int = SCALAR) -> list[int]:
     """Bytes of every alloc or free of the recorded thread, in order, but for scalar wrappers; of both, frees negative.
 
     The threads on which a kernel runs take scratch too, as many bytes at a time as chance has it.
     """
     events = recording.events
-    mine = (events.address != OTHER_THREADS) & (events.bytes > SCALAR)
+    mine = (events.address != OTHER_THREADS) & (events.bytes > scalar)
     if action is None:
         return list(np.where(events.action == Action.FREE, -events.bytes, events.bytes)[mine].tolist())
     return list(events.bytes[mine & (events.action == action)].tolist())

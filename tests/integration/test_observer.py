@@ -7,6 +7,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import measure
@@ -21,6 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ampmem
 from ampmem.errors import UsageError
+from ampmem.recorder.hooks import forward
+from ampmem.recorder.sources import extension
 
 clean_start = measure.clean_start
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
@@ -144,39 +148,66 @@ def encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
 
 
+BATCH, TIME, STEPS = 4, 16, 2
+
+
+def train_tagger(make: Callable[[], nn.Module], autocast: bool) -> list[float]:
+    model = make()
+    optimizer = AdamW(model.parameters())
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(torch.randn(BATCH, TIME, 8)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 @pytest.mark.parametrize(
     ("make", "autocast"),
     [(Tagger, False), (encoder, False), (Masked, True), (Functions, False), (Renamed, False)],
 )
-def test_what_torch_adds_in_place_is_added_in_place(make: Callable[[], nn.Module], autocast: bool) -> None:
+def test_what_torch_adds_in_place_is_added_in_place(
+    make: Callable[[], nn.Module], autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``at::linear`` adds a bias into the product, and attention its mask, but not while a dispatch mode is active.
 
     Where the script calls such a function by a name of its own, the op is let be: its result is there twice, which a
     note says.
     """
-    batch, time, steps = 4, 16, 2
-
-    def run() -> list[float]:
-        model = make()
-        optimizer = AdamW(model.parameters())
-        losses = []
-        for _ in range(steps):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                loss = model(torch.randn(batch, time, 8)).float().square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
-
+    monkeypatch.setenv(extension.VARIABLE, "off")
+    run = partial(train_tagger, make, autocast)
     without, (with_ampmem, recording) = plain(run), observed(run)
     said = [note for note in recording.notes if "its result exists twice for a moment" in note]
     assert len(said) == (make is Renamed)
-    extra = Counter({batch * time * 24 * 4: steps} if make is Renamed else {})
+    extra = Counter({BATCH * TIME * 24 * 4: STEPS} if make is Renamed else {})
     assert Counter(with_ampmem.allocs) - Counter(without.allocs) == extra
     assert Counter(with_ampmem.frees) - Counter(without.frees) == extra
     assert not Counter(without.allocs) - Counter(with_ampmem.allocs)
     assert not Counter(without.frees) - Counter(with_ampmem.frees)
+    assert with_ampmem.result == without.result
+    assert with_ampmem.rng == without.rng
+
+
+@pytest.mark.parametrize(
+    ("make", "autocast"),
+    [(Tagger, False), (encoder, False), (encoder, True), (Masked, True), (Functions, False), (Renamed, False)],
+)
+def test_with_the_extension_nothing_moves_at_all(
+    make: Callable[[], nn.Module], autocast: bool, monkeypatch: pytest.MonkeyPatch, compiled_extension: Path
+) -> None:
+    """Without a dispatch mode there is nothing to tolerate: no scalars, no results that exist twice."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
+    monkeypatch.setenv(extension.VARIABLE, "on")
+    monkeypatch.setattr(forward, "compiles", lambda: False)  # other tests in this process do
+    run = partial(train_tagger, make, autocast)
+    run()  # what happens once in a process
+    without, (with_ampmem, recording) = plain(run, scalar=0), observed(run, scalar=0)
+    assert not [note for note in recording.notes if "its result exists twice for a moment" in note]
+    assert with_ampmem.allocs == without.allocs
+    assert with_ampmem.frees == without.frees
     assert with_ampmem.result == without.result
     assert with_ampmem.rng == without.rng
 

@@ -88,6 +88,10 @@ class CastHooks:
         """Text ids of the parameter and of the buffer in which a tensor begins, by its storage and first element."""
         return self._models.parameters_at.find_at(storage, start), self._models.buffers_at.find_at(storage, start)
 
+    def of_plain_models(self) -> bool:
+        """Whether all parameters and buffers are plain tensors."""
+        return self._models.parameters_at.plain and self._models.buffers_at.plain
+
     def used(self, arguments: Iterable[Any], op: int) -> None:
         """Note that the op with this text id reads ``arguments``."""
         for argument in arguments:

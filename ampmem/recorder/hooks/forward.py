@@ -21,8 +21,8 @@ from ampmem.patching import Undo, added, patch
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.hooks import ops
 from ampmem.recorder.hooks.casts import CastHooks
+from ampmem.recorder.hooks.ops import OpRecorder
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.process import forked_since
 from ampmem.recorder.torch_private.general import (
@@ -67,8 +67,8 @@ class SavedByNodes:
         self._log = log
         self._names: dict[type, tuple[str, ...]] = {}
         """Names of the saved tensors' attributes (``_saved_*``), by class of node."""
-        self.call_before: Callable[[Callable[[], object] | None], None] | None = None
-        """Makes the C++ extension call a function before each op; ``None`` while the dispatch mode sees ops."""
+        self.in_cpp: OpRecorder | None = None
+        """The C++ extension, while it reads the nodes of ops in place of the mode: Functions are read here."""
         self._op = self._number = 0
         self._results: list[weakref.ref[torch.Tensor]] = []
         """Tensors that the newest op returned; ``_op`` is its text id, ``_number`` that of its node if it made one."""
@@ -97,8 +97,10 @@ class SavedByNodes:
                 break
         if self._functions:
             self._read_functions()
-        if self.call_before is not None and not self._functions:
-            self.call_before(None)
+        if self.in_cpp is not None:
+            self.in_cpp.read_saved()
+            if not self._functions:
+                self.in_cpp.call_before(None)
 
     def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
         """Read what the newest op saved, before ``tensors`` are swapped."""
@@ -144,8 +146,8 @@ class SavedByNodes:
                 if self._readable():
                     self._functions = [known for known in self._functions if known() not in (None, ctx)]
                     self._functions.append(weakref.ref(ctx))
-                    if self.call_before is not None:
-                        self.call_before(read)
+                    if self.in_cpp is not None:
+                        self.in_cpp.call_before(read)
 
             return save_for_backward
 
@@ -375,7 +377,7 @@ class ForwardObserver:
         self._owns_mode = owns_mode
         self._note = note
         self._hooks = (saved.pack, saved.unpack)
-        self._ops = ops.find(log, mode.casts, mode.stacks)
+        self._ops = OpRecorder.find(log, mode.casts, mode.stacks)
         self._by_cpp = False
         """Whether the C++ extension observes forward, and not the mode."""
         self._pop_mode: Undo | None = None
@@ -401,29 +403,39 @@ class ForwardObserver:
         not_ours = below is not None and not self._owns_mode(below)
         self._mode.alone = not not_ours
         self._leave_with_forward = not_ours or _top_hooks() not in (None, self._hooks)
-        by_extension = below is None and not recomputing and self._by_extension()
-        if by_extension:
+        self._by_cpp = below is None and not recomputing and self._starts_in_cpp()
+        if self._by_cpp:
             self._pop_mode = added("record functions", "OpRecorder", self._leave_ops)
         else:
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
-            self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
-        self._by_cpp = by_extension
+            self._push_mode()
         self._mode.recomputed = [] if recomputing else None
         self._log.observed = True
         self._thread = get_ident()
 
-    def _by_extension(self) -> bool:
-        """Start the C++ extension, unless only the mode can see all that it sees; whether it runs."""
-        if self._ops is None or self._log.stamp is not None or not self._log.on_own_thread:
+    def _push_mode(self) -> None:
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
+
+    def _starts_in_cpp(self) -> bool:
+        """Start the C++ extension, unless only the mode can see all that is to come; whether it runs."""
+        ops = self._ops
+        if ops is None or self._log.stamp is not None or not self._log.on_own_thread or ops.fails or compiles():
             return False
-        if self._ops.fails or compiles() or not self._ops.start():
+        if not self._mode.casts.of_plain_models() or not ops.start(self._log.misses.guarded(self._go_on_with_mode)):
             return False
-        self._mode.saved.call_before = self._ops.call_before
+        self._mode.saved.in_cpp = ops
         return True
+
+    def _go_on_with_mode(self) -> None:
+        """Push the mode in the middle of a forward, unless it would be in the way of one of the script's."""
+        if self._by_cpp and self._pop_mode is not None and current_mode() is None:
+            self._pop_mode()
+            self._by_cpp = False
+            self._push_mode()
 
     def _leave_ops(self) -> None:
         assert self._ops is not None
-        self._mode.saved.call_before = None
+        self._mode.saved.in_cpp = None
         self._ops.stop()
 
     def forward_ended(self) -> None:

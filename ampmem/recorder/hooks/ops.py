@@ -37,13 +37,12 @@ class OpRecorder:
         self._log = log
         self._casts = casts
         self._stacks = stacks
-        self.running = False
         self._names: list[int] = [0]
         self._dtypes: list[int] = [0]
         self._shapes: list[int] = [0]
         self._stack_ids: list[int] = [0]
         """Ids in the recording of the extension's names, forms and stacks."""
-        library.ampmem_ops_start.argtypes = (_I64,)
+        library.ampmem_ops_start.argtypes = (_I64, ctypes.c_void_p)
         library.ampmem_ops_take.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         library.ampmem_ops_name.argtypes, library.ampmem_ops_name.restype = (_I64,), ctypes.c_char_p
         library.ampmem_ops_form.argtypes = (_I64, ctypes.POINTER(_POINTER), _POINTER)
@@ -53,17 +52,31 @@ class OpRecorder:
         library.ampmem_ops_forget.argtypes = (_I64,)
         library.ampmem_ops_before.argtypes = (ctypes.c_void_p,)
         self._before: object = None
+        self._other: object = None
         library.ampmem_ops_clear()
         log.collect, log.running_in_cpp, casts.drop = self.take, self.running_op, self._forget
 
-    def start(self) -> bool:
-        """Begin on the calling thread; whether torch lets it."""
-        self.running = not self._library.ampmem_ops_start(self._stacks.enabled)
-        return self.running
+    @staticmethod
+    def find(log: Log, casts: CastHooks, stacks: Stacks) -> OpRecorder | None:
+        """A recorder, if the compiled extension has this part and the recorded device is a real one."""
+        if log.storage_address is not RealAddresses.storage_address:
+            return None
+        found = extension.find()
+        if found is None or not hasattr(found.library, "ampmem_ops_start"):
+            return None
+        return OpRecorder(found.library, log, casts, stacks)
+
+    def start(self, other: Callable[[], object]) -> bool:
+        """Begin on the calling thread; whether torch lets it.
+
+        ``other`` is called once, after the first op that only a dispatch mode sees right; it must not raise.
+        """
+        self._other = _called_from_cpp(other)
+        return not self._library.ampmem_ops_start(self._stacks.enabled, self._other)
 
     def stop(self) -> None:
         """Stop, on the thread that has started, and log what was seen."""
-        self.running = False
+        self.read_saved()
         self._library.ampmem_ops_stop()
         self.take()
         self._forget(0)
@@ -72,12 +85,16 @@ class OpRecorder:
         """Let go of the cast at ``address``; if that is 0, of those that were freed."""
         self._library.ampmem_ops_forget(address)
 
+    def read_saved(self) -> None:
+        """Read now what the newest op saved, and not before the next op."""
+        self._library.ampmem_ops_read()
+
     def call_before(self, call: Callable[[], object] | None) -> None:
         """Call ``call`` before each op from now on, or nothing any more; it must not raise."""
         if call is None:
             self._library.ampmem_ops_before(None)
             return
-        self._before = ctypes.CFUNCTYPE(None)(call)  # kept: it is called from C++
+        self._before = _called_from_cpp(call)
         self._library.ampmem_ops_before(self._before)
 
     def counts(self) -> list[int]:
@@ -169,11 +186,6 @@ class OpRecorder:
         return found
 
 
-def find(log: Log, casts: CastHooks, stacks: Stacks) -> OpRecorder | None:
-    """A recorder of ops, if the compiled extension has one and the recorded device is a real one."""
-    if log.storage_address is not RealAddresses.storage_address:
-        return None
-    found = extension.find()
-    if found is None or not hasattr(found.library, "ampmem_ops_start"):
-        return None
-    return OpRecorder(found.library, log, casts, stacks)
+def _called_from_cpp(call: Callable[[], object]) -> object:
+    """A C function that calls ``call``; to be kept for as long as C++ has it."""
+    return ctypes.CFUNCTYPE(None)(lambda: call() and None)

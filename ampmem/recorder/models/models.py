@@ -173,6 +173,8 @@ class TensorPlaces:
         self._log = log
         self._of: dict[int, dict[int, tuple[int, int]]] = {}
         """(end, name) by the address of the storage, then by that of the tensor's first element."""
+        self.plain = True
+        """Whether all of these tensors are plain ones."""
 
     def __bool__(self) -> bool:
         return bool(self._of)
@@ -180,10 +182,13 @@ class TensorPlaces:
     def clear(self) -> None:
         """Forget all tensors."""
         self._of.clear()
+        self.plain = True
 
     def add(self, tensor: torch.Tensor, name: int) -> None:
         """Note that ``tensor`` has this name; of several tensors in one place the first counts."""
-        for part in (tensor,) if type(tensor) in PLAIN and tensor.layout is torch.strided else parts_of(tensor):
+        plain = type(tensor) in PLAIN and tensor.layout is torch.strided
+        self.plain &= plain
+        for part in (tensor,) if plain else parts_of(tensor):
             storage = self._log.storage_address(part)
             if storage:  # an uninitialized parameter has no storage
                 start = self._log.data_address(part)

@@ -37,6 +37,10 @@ _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 _LIBRARIES, _CUDA_LIBRARY = ("c10", "torch_cpu"), "c10_cuda"
 _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
+_NO_OPS = "the part for the ops of forward does not work with this torch: a dispatch mode sees the ops instead"
+_INSTEAD = "the allocator's history is copied at the end of each step instead"
+_NO_TRACE = f"the part for CUDA does not work with this torch: {_INSTEAD}"
+_NO_HEADERS = f"CUDA's headers were not found (set CUDA_HOME), so the part for CUDA was left out: {_INSTEAD}"
 CPU = -1
 """The device of the CPU's blocks."""
 _BLOCK, _SPAN = 9, 5
@@ -204,6 +208,16 @@ def build() -> Path:
                     return library
                 library.unlink()
     raise AmpmemError(f"the compiled extension does not work with torch {torch.__version__}: it was removed")
+
+
+def left_out(library: Path) -> list[str]:
+    """One message for each part that the compiled ``library`` could have with this torch, and does not have."""
+    has, missing = ctypes.CDLL(str(library)), []
+    if not hasattr(has, "ampmem_ops_start"):
+        missing.append(_NO_OPS)
+    if torch.version.cuda is not None and not hasattr(has, "ampmem_trace_start"):
+        missing.append(_NO_TRACE if cuda_headers() is not None else _NO_HEADERS)
+    return missing
 
 
 def _can_load(library: Path) -> bool:

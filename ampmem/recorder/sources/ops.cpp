@@ -121,7 +121,8 @@ thread_local bool recorded = false;
 thread_local Running* innermost = nullptr;
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 bool with_stacks = false;
-void (*before_op)() = nullptr;  // of Python's: called before the next op
+void (*before_op)() = nullptr;  // of Python's: called before each op
+void (*at_other)() = nullptr;   // of Python's: called once, after the first op that needs a mode
 
 int64_t now_ns() {
   timespec now{};
@@ -365,10 +366,7 @@ void op_returned(const std::vector<c10::IValue>& results, int64_t name, int64_t 
   state.returned.number = number;
 }
 
-std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
-  if (!recorded) {
-    return nullptr;
-  }
+std::unique_ptr<at::ObserverContext> begun(const at::RecordFunction& call) {
   const auto local = c10::impl::tls_local_dispatch_key_set();
   if (innermost != nullptr &&
       (!innermost->guarded || local.excluded_.has(DispatchKey::AutogradFunctionality))) {
@@ -455,11 +453,7 @@ void note_outputs(const std::vector<c10::IValue>& results, int64_t name) {
   }
 }
 
-void ends(const at::RecordFunction& call, at::ObserverContext* context) {
-  auto* const running = static_cast<Running*>(context);
-  if (running == nullptr || innermost != running) {
-    return;
-  }
+void ended(const at::RecordFunction& call, Running* running) {
   innermost = running->outer;
   const Known& known = *running->known;
   if (known.silent) {
@@ -498,12 +492,43 @@ void ends(const at::RecordFunction& call, at::ObserverContext* context) {
   op_returned(results, known.name, number);
 }
 
+// Torch writes what a callback throws to standard error, which is the script's.
+std::unique_ptr<at::ObserverContext> begins(const at::RecordFunction& call) {
+  if (!recorded) {
+    return nullptr;
+  }
+  try {
+    return begun(call);
+  } catch (...) {
+    ++state.other;
+    return nullptr;
+  }
+}
+
+void ends(const at::RecordFunction& call, at::ObserverContext* context) {
+  auto* const running = static_cast<Running*>(context);
+  if (!recorded || running == nullptr || innermost != running) {
+    return;
+  }
+  try {
+    ended(call, running);
+  } catch (...) {
+    ++state.other;
+  }
+  if (state.other != 0 && innermost == nullptr && at_other != nullptr) {
+    const auto call_once = at_other;
+    at_other = nullptr;
+    call_once();
+  }
+}
+
 }  // namespace
 
 #define AMPMEM_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Begin to record the ops of the calling thread. 0, or 1 if torch refuses.
-AMPMEM_EXPORT int ampmem_ops_start(int64_t stacks) {
+// Begin to record the ops of the calling thread; `other` is called after the first that needs a mode. 0, or 1 if torch
+// refuses.
+AMPMEM_EXPORT int ampmem_ops_start(int64_t stacks, void (*other)()) {
   try {
     if (handle != at::INVALID_CALLBACK_HANDLE) {
       return 1;
@@ -511,6 +536,7 @@ AMPMEM_EXPORT int ampmem_ops_start(int64_t stacks) {
     innermost = nullptr;
     state.running = 0;
     with_stacks = stacks != 0;
+    at_other = other;
     handle = at::addThreadLocalCallback(
         at::RecordFunctionCallback(begins, ends).needsInputs(true).needsOutputs(true).scopes(
             {at::RecordScope::FUNCTION}));
@@ -523,16 +549,22 @@ AMPMEM_EXPORT int ampmem_ops_start(int64_t stacks) {
 
 // Stop, on the thread that has started; what was recorded stays.
 AMPMEM_EXPORT void ampmem_ops_stop() {
-  if (recorded) {
-    read_saved();
-  }
   recorded = false;
   innermost = nullptr;
   state.running = 0;
-  before_op = nullptr;
+  before_op = at_other = nullptr;
   if (handle != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(handle);
     handle = at::INVALID_CALLBACK_HANDLE;
+  }
+}
+
+// Note what the newest op's node has saved, before the next op comes.
+AMPMEM_EXPORT void ampmem_ops_read() {
+  try {
+    read_saved();
+  } catch (...) {
+    ++state.other;
   }
 }
 

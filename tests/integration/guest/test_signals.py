@@ -25,6 +25,7 @@ from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.forward import ForwardMode, SavedByNodes
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.session import Session
+from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recording import RecordingWriter
@@ -168,6 +169,7 @@ SWALLOWING = (
 
 @pytest.mark.parametrize(("owner", "name"), SWALLOWING)
 def test_where_errors_are_kept_from_the_script(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    monkeypatch.setenv(extension.VARIABLE, "off")  # without a mode there is nothing to interrupt in one
     sends(monkeypatch, owner, name).clear()
     model, optimizer = make()
     with ampmem.profile() as prof:

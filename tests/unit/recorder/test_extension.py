@@ -202,7 +202,10 @@ def test_the_command_prints_the_path_and_removes(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = tmp_path / "made.so"
     monkeypatch.setattr(extension, "build", lambda: made)
-    assert CliRunner().invoke(group, ["extension"]).stdout == f"{made}\n"
+    monkeypatch.setattr(extension, "left_out", lambda library: [f"{library.name} has no part for CUDA"])
+    result = CliRunner().invoke(group, ["extension"])
+    assert result.stdout == f"{made}\n"
+    assert result.stderr.splitlines()[1:] == ["ampmem: made.so has no part for CUDA"]
     extension.folder().mkdir(parents=True)
     (extension.folder() / "2.13.0-0.so").touch()
     assert CliRunner().invoke(group, ["extension", "--remove"]).exit_code == 0
