@@ -3,7 +3,7 @@
 Kineto, torch's profiler, has to be stopped for its events, formats each of them, and gives them as a tree of objects.
 ``ampmem extension`` compiles the C++ files of this folder for the installed torch, into the user's cache folder.
 Recordings use it if it is there, and the profiler if not. Both tell the same, so a recording's content does not depend
-on it. ``AMPMEM_EXTENSION=off`` leaves it out.
+on it. ``AMPMEM_EXTENSION=off`` leaves it out. ``trace.cpp``, for CUDA, is used by ``cuda/tracker.py``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ampmem.recorder.torch_private.general import profiler_enabled
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 _TRACE = "trace.cpp"
-"""The source that needs the headers of CUDA."""
+"""The source that is compiled for a torch with CUDA only, and needs CUDA's headers."""
 VARIABLE = "AMPMEM_EXTENSION"
 _OFF = "off"
 _COMPILERS = ("c++", "g++", "clang++")

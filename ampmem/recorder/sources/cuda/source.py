@@ -1,8 +1,8 @@
 """Source ``cuda``: the trace of PyTorch's caching allocator, read and emptied at the end of every step.
 
 The trace is switched on when the script initializes CUDA, emptied at each :meth:`CudaSource.drain`, and switched off at
-the end. One device is recorded: the one with the largest peak at the first mark, or the one that ran out of memory
-before that.
+the end. It is PyTorch's memory history, or rows of the compiled extension's tracker, which have the same events. One
+device is recorded: the one with the largest peak at the first mark, or the one that ran out of memory before that.
 """
 
 from __future__ import annotations
