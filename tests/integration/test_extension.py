@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +17,9 @@ from commands import ampmem
 
 from ampmem.events import Column, EventColumns, Fact, FactColumns, OomRecord, Recording, SegmentColumns
 from ampmem.recorder.sources import extension
+from ampmem.recorder.sources.cuda.device import TorchCuda
+from ampmem.recorder.sources.cuda.trace import KINDS
+from ampmem.recorder.sources.cuda.tracker import Tracked, Tracker, tracker_of
 from ampmem.recording import read
 
 pytestmark = pytest.mark.slow
@@ -23,6 +29,7 @@ UNLIKE = ("time_ns", "address", "allocated")
 SCALAR = 16
 """Bytes of the wrappers that a dispatch mode makes of numbers."""
 Row = tuple[object, ...]
+NEEDS_CUDA = pytest.mark.skipif("cuda" not in DEVICES, reason="needs a CUDA device, or the emulated one")
 
 
 def rows(recording: Recording, columns: EventColumns | FactColumns | SegmentColumns) -> list[Row]:
@@ -196,6 +203,18 @@ torch.cuda.memory._set_allocator_settings("roundup_power2_divisions:4")
 for i in range(3):
     step(batch(70 << i))
 """,
+    "a forked child": """
+import os
+for i in range(4):
+    loss = model(batch()).square().mean()
+    child = os.fork()
+    if child == 0:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
     "a function of the script's in backward": """
 class Scaled(torch.autograd.Function):
     @staticmethod
@@ -210,7 +229,7 @@ for _ in range(3):
 }
 
 
-@pytest.mark.skipif("cuda" not in DEVICES, reason="needs a CUDA device, or the emulated one")
+@NEEDS_CUDA
 @pytest.mark.parametrize("expandable", [False, True])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_tracker_has_what_the_history_has(
@@ -223,3 +242,135 @@ def test_the_tracker_has_what_the_history_has(
     found = both(tmp_path, compiled_extension, monkeypatch, "cuda", *options)
     assert len(found[0]["events"]) > 100
     agree(found)
+
+
+@pytest.fixture
+def tracker(compiled_extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tracker]:
+    """The extension's tracker, which traces; this thread is recorded, and the allocator gathers stacks."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
+    monkeypatch.setenv(extension.VARIABLE, "on")
+    found = extension.find()
+    tracker = tracker_of(found)
+    assert found is not None
+    assert tracker is not None
+    torch.cuda.init()
+    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=1)
+    found.start()
+    assert tracker.start()
+    tracker.take()
+    yield tracker
+    tracker.stop()
+    found.stop()
+    torch.cuda.memory._record_memory_history(None)
+
+
+def taken(tracker: Tracker) -> list[tuple[str, int, int, int]]:
+    """Action, requested bytes, block bytes and stack of each row."""
+    rows = Tracked(*tracker.take()[0].T)
+    kinds = [KINDS[kind] for kind in rows.kind.tolist()]
+    return list(zip(kinds, rows.size.tolist(), rows.block.tolist(), rows.stack.tolist(), strict=True))
+
+
+def on_a_thread(action: Callable[[], object]) -> None:
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()
+
+
+@NEEDS_CUDA
+def test_a_row_has_the_block_and_the_stack(tracker: Tracker) -> None:
+    kept = torch.empty(5, dtype=torch.uint8, device="cuda")  # from now on there is a segment
+    tracker.take()
+    first = len(tracker.new_stacks())
+    for _ in range(2):
+        block = torch.empty(700, dtype=torch.uint8, device="cuda")
+        del block
+    freed = [("free_requested", 700, 1024, 0), ("free_completed", 700, 0, 0)]
+    number = first + 1
+    assert taken(tracker) == [("alloc", 700, 1024, number), *freed] * 2
+    (stack,) = tracker.new_stacks()
+    assert (stack[0][0], stack[0][2]) == (__file__, "test_a_row_has_the_block_and_the_stack")
+    assert tracker.new_stacks() == []
+    block = torch.empty(700, dtype=torch.uint8, device="cuda")  # another line
+    assert taken(tracker) == [("alloc", 700, 1024, number + 1)]
+    assert tracker.new_stacks()[0][0][1] == stack[0][1] + 8
+    del block, kept
+
+
+@NEEDS_CUDA
+def test_another_thread_has_rows_without_blocks(tracker: Tracker) -> None:
+    on_a_thread(lambda: torch.empty(700, dtype=torch.uint8, device="cuda"))
+    rows = [row[:3] for row in taken(tracker) if not row[0].startswith("segment")]
+    assert rows == [("alloc", 700, 0), ("free_requested", 700, 0), ("free_completed", 700, 0)]
+
+
+@NEEDS_CUDA
+def test_without_a_history_there_are_rows_without_stacks(tracker: Tracker) -> None:
+    torch.cuda.memory._record_memory_history(None)
+    block = torch.empty(700, dtype=torch.uint8, device="cuda")
+    assert taken(tracker)[-1] == ("alloc", 700, 1024, 0)
+    del block
+
+
+@NEEDS_CUDA
+def test_the_statistics_are_torchs_own(tracker: Tracker) -> None:
+    block = torch.empty(700, dtype=torch.uint8, device="cuda")
+    reading = tracker.read(0)
+    assert reading.stats == TorchCuda().stats(0)
+    assert reading.rows is not None
+    table, lost, stats = tracker.take_counted(0)
+    assert (len(table) > 0, lost, stats) == (True, False, reading.stats)
+    del block
+
+
+@NEEDS_CUDA
+def test_a_stopped_tracker_is_inert_and_starts_anew(tracker: Tracker) -> None:
+    tracker.stop()
+    torch.empty(700, dtype=torch.uint8, device="cuda")
+    assert taken(tracker) == []
+    assert tracker.start()
+    assert taken(tracker) == []
+    assert tracker.new_stacks() == []
+    block = torch.empty(700, dtype=torch.uint8, device="cuda")
+    assert [row[0] for row in taken(tracker)] == ["alloc"]
+    del block
+
+
+@NEEDS_CUDA
+def test_a_forked_child_traces_nothing_and_waits_for_nobody(tracker: Tracker) -> None:
+    stop = threading.Event()
+
+    def allocate() -> None:
+        while not stop.is_set():
+            torch.empty(700, dtype=torch.uint8, device="cuda")
+
+    thread = threading.Thread(target=allocate)  # it may hold the mutex when the process forks
+    thread.start()
+    codes = []
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            os._exit(3 + len(tracker.take()[0]) + len(tracker.new_stacks()))
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    stop.set()
+    thread.join()
+    assert codes == [3] * 20
+    assert len(tracker.take()[0]) > 0
+
+
+@NEEDS_CUDA
+def test_without_the_part_for_cuda_the_recording_is_the_same(
+    tmp_path: Path, compiled_extension: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "program.py").write_text(HEAD + PROGRAMS["a side stream"], encoding="utf-8")
+    options = ("--run-to-end", "--steps", "99", "program.py")
+    whole = both(tmp_path, compiled_extension, monkeypatch, "cuda", *options)[0]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(extension.VARIABLE, "on")
+    monkeypatch.setattr(extension, "cuda_headers", lambda: None)
+    extension.build()
+    assert extension.find() is not None
+    assert tracker_of(extension.find()) is None
+    result = ampmem(tmp_path, "profile", "--device", "cuda", "-o", "part.ampmem", *options)
+    assert result.returncode == 0, result.stderr
+    agree([content(tmp_path / "part.ampmem"), whole])

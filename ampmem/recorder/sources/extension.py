@@ -3,7 +3,7 @@
 Kineto, torch's profiler, has to be stopped for its events, formats each of them, and gives them as a tree of objects.
 ``ampmem extension`` compiles the C++ files of this folder for the installed torch, into the user's cache folder.
 Recordings use it if it is there, and the profiler if not. Both tell the same, so a recording's content does not depend
-on it. ``AMPMEM_EXTENSION=off`` leaves it out.
+on it. ``AMPMEM_EXTENSION=off`` leaves it out. ``trace.cpp``, for CUDA, is used by ``cuda/tracker.py``.
 """
 
 from __future__ import annotations

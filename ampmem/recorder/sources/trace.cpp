@@ -48,19 +48,27 @@ struct Row {
 constexpr size_t kColumns = sizeof(Row) / sizeof(int64_t);
 constexpr size_t kMost = 2'000'000;  // rows that are kept, as ENTRIES of cuda/source.py
 
+struct Tables {
+  std::vector<Row> rows;
+  int64_t taken = 0, dropped = 0;  // rows
+  std::vector<std::shared_ptr<c10::GatheredContext>> stacks;  // each keeps its code objects alive
+  std::unordered_multimap<size_t, int64_t> stack_numbers;     // from 1 on, by the hash of the frames
+  std::vector<std::string> texts;                             // of the stacks, as far as Python has asked for them
+};
+
 // The mutex is that of all that follows, except for what is one thread's own. The tables are never destroyed: the
 // allocator may free blocks after that, at the end of the process.
-auto& rows = *new std::vector<Row>;
-int64_t taken = 0, dropped = 0;  // rows
-auto& stacks = *new std::vector<std::shared_ptr<c10::GatheredContext>>;  // each keeps its code objects alive
-auto& stack_numbers = *new std::unordered_multimap<size_t, int64_t>;  // from 1 on, by the hash of the frames
-auto& texts = *new std::vector<std::string>;  // of the stacks, as far as Python has asked for them
+Tables* tables = new Tables;
 std::atomic<bool> tracing{false};
 
 struct Newest {
   int64_t row = -1, address = 0;
 };
 thread_local Newest newest_alloc, newest_free;
+
+int64_t rows_so_far() {
+  return tables->taken + static_cast<int64_t>(tables->rows.size());
+}
 
 // The index in KINDS of cuda/trace.py; 0 for what is not needed.
 int64_t kind_of(TraceEntry::Action action) {
@@ -97,17 +105,17 @@ int64_t number_of(const std::shared_ptr<c10::GatheredContext>& context) {
     hash = (hash ^ reinterpret_cast<size_t>(frame.code)) * 0x9E3779B97F4A7C15 + static_cast<size_t>(frame.lasti);
     hash ^= hash >> 32;
   }
-  const auto [first, last] = stack_numbers.equal_range(hash);
+  const auto [first, last] = tables->stack_numbers.equal_range(hash);
   for (auto known = first; known != last; ++known) {
-    const auto& others = frames_of(static_cast<const CapturedTraceback&>(*stacks[known->second - 1]));
+    const auto& others = frames_of(static_cast<const CapturedTraceback&>(*tables->stacks[known->second - 1]));
     const auto same = [](const auto& a, const auto& b) { return a.code == b.code && a.lasti == b.lasti; };
     if (std::equal(frames.begin(), frames.end(), others.begin(), others.end(), same)) {
       return known->second;
     }
   }
-  stacks.push_back(context);
-  const auto number = static_cast<int64_t>(stacks.size());
-  stack_numbers.emplace(hash, number);
+  tables->stacks.push_back(context);
+  const auto number = static_cast<int64_t>(tables->stacks.size());
+  tables->stack_numbers.emplace(hash, number);
   return number;
 }
 
@@ -124,14 +132,14 @@ void track(const TraceEntry& entry) noexcept {
     return;
   }
   try {
-    if (rows.size() >= kMost) {
-      ++dropped;
+    if (tables->rows.size() >= kMost) {
+      ++tables->dropped;
       return;
     }
     const bool allocates = entry.action_ == TraceEntry::ALLOC;
     const int64_t address = static_cast<int64_t>(entry.addr_);
     const auto around = ampmem::around();
-    rows.push_back(
+    tables->rows.push_back(
         {ampmem::now_ns(),
          kind,
          entry.device_,
@@ -146,10 +154,10 @@ void track(const TraceEntry& entry) noexcept {
          static_cast<int64_t>(entry.mempool_.first),
          static_cast<int64_t>(entry.mempool_.second)});
     if (allocates || entry.action_ == TraceEntry::FREE_REQUESTED) {
-      (allocates ? newest_alloc : newest_free) = {taken + static_cast<int64_t>(rows.size()) - 1, address};
+      (allocates ? newest_alloc : newest_free) = {rows_so_far() - 1, address};
     }
   } catch (...) {  // no memory on the host
-    ++dropped;
+    ++tables->dropped;
   }
 }
 
@@ -159,7 +167,8 @@ bool report(int64_t address, int64_t bytes) {
     return false;
   }
   auto& newest = bytes > 0 ? newest_alloc : newest_free;
-  const int64_t place = newest.row - taken;
+  auto& rows = tables->rows;
+  const int64_t place = newest.row - tables->taken;
   if (newest.address == address && place >= 0 && place < static_cast<int64_t>(rows.size()) &&
       rows[place].address == address) {
     rows[place].block = bytes < 0 ? -bytes : bytes;
@@ -168,20 +177,11 @@ bool report(int64_t address, int64_t bytes) {
   return true;
 }
 
-// A forked child has no allocator to trace. The mutex is made anew by extension.cpp.
+// A forked child has no allocator to trace, and another thread of the parent may have been writing into the tables. The
+// mutex is made anew by extension.cpp.
 void in_child() {
   tracing = false;
-}
-
-// Empty the tables. The stacks are returned, to be destroyed without the mutex: torch takes a lock of its own for that.
-std::vector<std::shared_ptr<c10::GatheredContext>> emptied() {
-  taken = dropped = 0;
-  std::vector<Row>().swap(rows);
-  std::vector<std::shared_ptr<c10::GatheredContext>> found;
-  found.swap(stacks);
-  stack_numbers.clear();
-  texts.clear();
-  return found;
+  tables = new Tables;
 }
 
 }  // namespace
@@ -196,9 +196,9 @@ AMPMEM_EXPORT int ampmem_trace_start() {
     static const bool attached = (c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(track), true);
     static_cast<void>(follows);
     static_cast<void>(attached);
-    std::vector<std::shared_ptr<c10::GatheredContext>> old;
+    Tables old;  // its stacks are destroyed without the mutex: torch takes a lock of its own for that
     const std::lock_guard<std::mutex> lock(mutex);
-    old = emptied();
+    std::swap(*tables, old);
     ampmem::cuda_report = report;
     tracing = true;
     return 0;
@@ -209,27 +209,28 @@ AMPMEM_EXPORT int ampmem_trace_start() {
 
 // Stop, and forget the stacks; what was not taken is dropped.
 AMPMEM_EXPORT void ampmem_trace_stop() {
-  std::vector<std::shared_ptr<c10::GatheredContext>> old;
+  Tables old;
   const std::lock_guard<std::mutex> lock(mutex);
   tracing = false;
   ampmem::cuda_report = nullptr;
-  old = emptied();
+  std::swap(*tables, old);
 }
 
 // The numbers of rows, of stacks, and of rows that found no place.
 AMPMEM_EXPORT void ampmem_trace_count(int64_t* counts) {
   const std::lock_guard<std::mutex> lock(mutex);
-  counts[0] = static_cast<int64_t>(rows.size());
-  counts[1] = static_cast<int64_t>(stacks.size());
-  counts[2] = dropped;
+  counts[0] = static_cast<int64_t>(tables->rows.size());
+  counts[1] = static_cast<int64_t>(tables->stacks.size());
+  counts[2] = tables->dropped;
 }
 
 // Move the oldest rows into a table of 13 integers for each.
 AMPMEM_EXPORT void ampmem_trace_take(int64_t* to, int64_t count) {
   const std::lock_guard<std::mutex> lock(mutex);
+  auto& rows = tables->rows;
   std::copy_n(reinterpret_cast<const int64_t*>(rows.data()), count * kColumns, to);
   rows.erase(rows.begin(), rows.begin() + count);
-  taken += count;
+  tables->taken += count;
 }
 
 // Turn the stacks that have no text yet into text. Takes the GIL. The number of texts, or -1 on an error.
@@ -238,7 +239,8 @@ AMPMEM_EXPORT int64_t ampmem_trace_texts() {
     std::vector<std::shared_ptr<c10::GatheredContext>> asked;
     {
       const std::lock_guard<std::mutex> lock(mutex);
-      asked.assign(stacks.begin() + static_cast<int64_t>(texts.size()), stacks.end());
+      const auto& stacks = tables->stacks;
+      asked.assign(stacks.begin() + static_cast<int64_t>(tables->texts.size()), stacks.end());
     }
     std::vector<CapturedTraceback*> tracebacks;
     for (const auto& context : asked) {
@@ -253,9 +255,9 @@ AMPMEM_EXPORT int64_t ampmem_trace_texts() {
           text.append(part).push_back('\0');
         }
       }
-      texts.push_back(std::move(text));
+      tables->texts.push_back(std::move(text));
     }
-    return static_cast<int64_t>(texts.size());
+    return static_cast<int64_t>(tables->texts.size());
   } catch (...) {
     return -1;
   }
@@ -263,8 +265,9 @@ AMPMEM_EXPORT int64_t ampmem_trace_texts() {
 
 // The text of a stack, counted from 0: file, line and function of each frame, innermost first, each ended by a zero.
 AMPMEM_EXPORT const char* ampmem_trace_text(int64_t index, int64_t* length) {
-  *length = static_cast<int64_t>(texts[index].size());
-  return texts[index].data();
+  const auto& text = tables->texts[static_cast<size_t>(index)];
+  *length = static_cast<int64_t>(text.size());
+  return text.data();
 }
 
 // The allocator's statistics of a device; the number of rows before and after they were read, and the time then; the
@@ -273,7 +276,7 @@ AMPMEM_EXPORT int ampmem_trace_stats(int64_t device, int64_t* to) {
   try {
     {
       const std::lock_guard<std::mutex> lock(mutex);
-      to[7] = taken + static_cast<int64_t>(rows.size());
+      to[7] = rows_so_far();
     }
     const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
     to[0] = stats.allocation[0].current;
@@ -284,7 +287,7 @@ AMPMEM_EXPORT int ampmem_trace_stats(int64_t device, int64_t* to) {
     to[5] = stats.allocated_bytes[0].peak;
     to[6] = stats.allocation[0].allocated + stats.allocation[0].freed;
     const std::lock_guard<std::mutex> lock(mutex);
-    to[8] = taken + static_cast<int64_t>(rows.size());
+    to[8] = rows_so_far();
     to[9] = ampmem::now_ns();
     to[10] = ampmem::this_thread();
     return 0;

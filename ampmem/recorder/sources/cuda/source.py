@@ -1,8 +1,8 @@
 """Source ``cuda``: the trace of PyTorch's caching allocator, read and emptied at the end of every step.
 
 The trace is switched on when the script initializes CUDA, emptied at each :meth:`CudaSource.drain`, and switched off at
-the end. One device is recorded: the one with the largest peak at the first mark, or the one that ran out of memory
-before that.
+the end. It is PyTorch's memory history, or rows of the compiled extension's tracker, which have the same events. One
+device is recorded: the one with the largest peak at the first mark, or the one that ran out of memory before that.
 """
 
 from __future__ import annotations
@@ -506,9 +506,8 @@ class CudaSource(Source):
         profiled = self._take_nodes(go_on=go_on, table=self._table)
         self._stamps.take()  # all but the last
         span = {"since_ns": since_ns, "until_ns": time_ns()}
-        names = tracker.names()
         marks = [TrackedMark(count.since_ns, count.time_ns, self._number) for count, _ in self._marks.values()]
-        trace, seen = trace_on(device, self._table, self._stack_of, names, marks)
+        trace, seen = trace_on(device, self._table, self._stack_of, tracker.names(), marks)
         settled = self._history.follow(trace, counted=stats, **span) if go_on else None
         if settled is not None:
             self._note_tracked(device, self._table)
@@ -521,7 +520,7 @@ class CudaSource(Source):
             end = until_snapshot(device, self._table, so_far)
             part, self._table = self._table[:end], self._table[end:]
             self._note_window(snapshot, device)
-            trace, seen = trace_on(device, part, self._stack_of, names, marks)
+            trace, seen = trace_on(device, part, self._stack_of, tracker.names(), marks)
             window = TraceWindow(trace, extents_in(snapshot, device), HeldBlocks.of(snapshot, device))
             settled = self._history.settle_tracked(window, **span)
         nodes = NO_NODES if (settled.seen >= 0).all() else profiled.nodes(device)
