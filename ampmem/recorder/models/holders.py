@@ -76,17 +76,15 @@ class HolderLog:
         """Log parameters of modules that did not run, and the holders of unknown memory, if there is much.
 
         ``states`` is the optimizers' state of each parameter, as far as it was logged. ``blocks`` are the live blocks,
-        if the source knows them; without unknown blocks there is no search.
+        if the source knows them; without tensors in unknown blocks there is no search.
         """
         known = self._known(models, states)
         for module in models.modules():
             self._note_module(module, models.known_path_id(module), known)
-        if blocks is not None:
-            unknown = sum(size for address, size in blocks.unseen.items() if address not in known)
-            if unknown * _SHARE <= blocks.total:
-                return
+        if blocks is not None and not _much(blocks, blocks.unseen.keys() - known):
+            return
         with collection_paused():
-            optimizers = self._note_holders(self._unknown(models, known))
+            optimizers = self._note_holders(self._unknown(models, known, blocks))
         for optimizer in optimizers:
             self._note_kept(optimizer, known)
 
@@ -127,11 +125,17 @@ class HolderLog:
         """One tensor of each of the largest storages, without parameters."""
         return _largest(self._by_address(tensor for tensor in live_tensors() if not is_nn_parameter(tensor)))
 
-    def _unknown(self, models: Models, known: set[int]) -> list[Tensor]:
+    def _unknown(self, models: Models, known: set[int], blocks: AliveBlocks | None) -> list[Tensor]:
         """One tensor of each of the largest unknown storages; none if they add up to little."""
         tensors = live_tensors()
         storages = self._by_address(tensors)
-        if any(map(_may_be_parameter, (each for each in tensors if self._log.storage_address(each) not in known))):
+        if blocks is not None:
+            if not _much(blocks, (blocks.unseen.keys() & storages.keys()) - known):
+                return []  # the unknown blocks are a library's, or an op's scratch
+            alive = blocks.unseen.keys() | blocks.seen
+            storages = {address: found for address, found in storages.items() if address in alive}
+        unknown = storages.keys() - known
+        if any(self._log.storage_address(each) in unknown for each in tensors if _may_be_parameter(each)):
             self._note_idle(models, known)
         rest = {address: found for address, found in storages.items() if address not in known}
         much = sum(size for size, _ in rest.values()) * _SHARE > sum(size for size, _ in storages.values())
@@ -161,6 +165,11 @@ class HolderLog:
         buffers = [buffer for _, buffer in models.buffers()]
         tensors = [*parameters, *gradients, *buffers, *(tensor for state in states for tensor in _tensors(state))]
         return {self._log.storage_address(part) for tensor in tensors for part in parts_of(tensor)}
+
+
+def _much(blocks: AliveBlocks, addresses: Iterable[int]) -> bool:
+    """Whether the blocks at these ``addresses``, all unseen, are much of the live memory."""
+    return sum(map(blocks.unseen.__getitem__, addresses)) * _SHARE > blocks.total
 
 
 def _may_be_parameter(tensor: Tensor) -> bool:

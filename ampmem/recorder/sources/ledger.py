@@ -219,7 +219,7 @@ class Ledger:
         """The live blocks."""
         alive = self._blocks | self._foreign
         unseen = {address: size for address, size in alive.items() if not self._storages.alive(address)}
-        return AliveBlocks(unseen, sum(alive.values()))
+        return AliveBlocks(unseen, sum(alive.values()), frozenset(alive.keys() - unseen.keys()))
 
     def settle(self, events: Profiled, ops: dict[str, int]) -> RawEvents:
         """The ``events`` since the last call together with those inferred between them, in order.
