@@ -376,10 +376,8 @@ class Variables:
             if type(space) is dict and id(space) not in seen and len(space) <= _NAMES:
                 seen.add(id(space))
                 found.append((frame, space.copy()))
-        names: list[tuple[FrameType, str]] | None = None
         for place, part, tensor in self._held.tensors(list(chain.from_iterable(space.values() for _, space in found))):
-            names = names or [(frame, name) for frame, space in found for name in space]
-            frame, name = names[place]
+            frame, name = _variable(found, place)
             yield f"{name}{part}", name, tensor, frame
 
     def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
@@ -418,6 +416,15 @@ class Variables:
 
 
 _Items: TypeAlias = list[tuple[Any, Any]]
+
+
+def _variable(spaces: list[tuple[FrameType, dict[str, Any]]], place: int) -> tuple[FrameType, str]:
+    """The frame and the name of the variable with the index ``place`` among those of all ``spaces``."""
+    for frame, space in spaces:
+        if place < len(space):
+            return frame, next(islice(space, place, None))
+        place -= len(space)
+    raise IndexError(place)
 
 
 def _of_function(frame: FrameType) -> dict[str, Any]:
