@@ -259,7 +259,8 @@ class Ledger:
                 counted, expected = self._counted, self._expected()
             if total == expected + size and total:
                 if size > 0 and address not in blocks and address not in foreign:
-                    dead.discard(address)
+                    if address in dead:
+                        dead.discard(address)
                     blocks[address] = size
                     counted += size
                     expected = total
