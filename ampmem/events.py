@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from functools import cache
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -127,9 +128,10 @@ class Columns(Shown):
     """The columns that the first files of this format lack; they are 0 there."""
 
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+        return len(getattr(self, self.names()[0]))
 
     @classmethod
+    @cache
     def names(cls) -> tuple[str, ...]:
         """The columns, in the order in which the file stores them."""
         return tuple(column.name for column in fields(cls))

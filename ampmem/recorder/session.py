@@ -352,7 +352,7 @@ class Session:
 
     def on_thread(self) -> bool:
         """Whether the calling thread is the recorded one, or an autograd thread that runs its backward."""
-        if self._on_own_thread():
+        if threading.get_ident() == self._thread:  # called by each hook
             if self._end_asked:
                 self._end_asked = False
                 self._notes.add(_ENDED_ELSEWHERE)

@@ -230,10 +230,10 @@ class Rounds:
         return frozenset((one, other)) in self._together and not in_rows
 
     def _put_together(self) -> str | None:
-        parts = list(self._counted())
         optimizers, total = len(self.updates), sum(self.updates.values())
         if total <= 1:
             return None
+        parts = list(self._counted())
         if optimizers > 1:
             return f"the updates of several optimizers are combined into one step: {', '.join(parts)}"
         waited = [self._names.get(key, "an optimizer") for key in self.beside]

@@ -132,6 +132,9 @@ class Describer:
         return self.notes.beside([*self.source.notes(), *self.placement.notes()])
 
 
+_NONE = np.zeros(1, dtype=np.int64)
+
+
 class Joined(TypedDict):
     """One window in the form in which the recording stores it."""
 
@@ -147,8 +150,9 @@ class Joiner:
     def __init__(self, log: Log, stacks: Stacks) -> None:
         self._log = log
         self._stacks = stacks
-        self._last_phase = np.zeros((1, 3), dtype=np.int64)
+        self._last_phase = (0, 0, 0)
         self._count = 0
+        self._stack_ids = _NONE
 
     def join(self, raw: RawEvents) -> Joined:
         """The events since the last call in stored form, with the facts and phases."""
@@ -156,15 +160,19 @@ class Joiner:
         step, phase = self._steps_and_phases(raw.time_ns, phases)
         ops = self._log.take_ops()
         module_times, modules = self._log.take_modules()
+        modules = _after_none(modules)
+        module = modules[np.searchsorted(module_times, raw.time_ns, side="right")]
         # In backward modules only run for recomputation; what they allocate belongs to the backward op itself.
-        recomputed = (phase == Phase.BACKWARD) & (_at(raw.time_ns, module_times, modules) != 0)
+        recomputed = (phase == Phase.BACKWARD) & (module != 0)
         origin_ns = np.where(recomputed, raw.time_ns, _origins(raw, ops))
-        inside_op = origin_ns <= _at(origin_ns, ops.start_ns, ops.end_ns)
-        own_op = inside_op & (origin_ns == raw.time_ns)
+        own = origin_ns == raw.time_ns
+        if not own.all():
+            module = modules[np.searchsorted(module_times, origin_ns, side="right")]
+        op = np.searchsorted(ops.start_ns, origin_ns, side="right")
+        inside_op = origin_ns <= _after_none(ops.end_ns)[op]
         nodes = np.array([self._log.texts.id(name) for name in raw.ops], dtype=np.int64)
-        stacks = np.array(self._stacks.text_ids(self._log.texts), dtype=np.int64)
         born = (raw.action == Action.ALLOC).astype(np.int64)
-        stack = _at(origin_ns, ops.start_ns, stacks[ops.stack]) * inside_op
+        stack = self._stack_texts()[_after_none(ops.stack)[op]] * inside_op
         if raw.stack is not None:
             taken = np.array([self._log.texts.id(text) for text in raw.stacks], dtype=np.int64)
             stack = np.where(stack == 0, taken[raw.stack], stack)
@@ -177,8 +185,8 @@ class Joiner:
             bytes=raw.bytes,
             block_bytes=raw.block_bytes,
             stream=raw.stream,
-            op=np.where(own_op, _at(raw.time_ns, ops.start_ns, ops.name), nodes[raw.op]) * born,
-            module=_at(origin_ns, module_times, modules) * born,
+            op=np.where(inside_op & own, _after_none(ops.name)[op], nodes[raw.op]) * born,
+            module=module * born,
             stack=stack * born,
             allocated=raw.allocated,
         )
@@ -186,14 +194,23 @@ class Joiner:
         self._count += len(events)
         return Joined(events=events, segments=segments, facts=self._log.take_facts(), phases=phases)
 
+    def _stack_texts(self) -> Column:
+        """The text id of each stack so far."""
+        known = self._stacks.text_ids(self._log.texts)
+        if len(known) != len(self._stack_ids):
+            self._stack_ids = np.array(known, dtype=np.int64)
+        return self._stack_ids
+
     def _steps_and_phases(self, times: Column, phases: PhaseColumns) -> tuple[Column, Column]:
-        rows = np.stack([phases.time_ns, phases.step, phases.phase], axis=1)
-        rows = np.concatenate([self._last_phase, rows])
-        if rows[0, 2] == 0:
-            rows[0] = (0, rows[1, 1], rows[1, 2])
-        self._last_phase = rows[-1:]
-        index = np.searchsorted(rows[:, 0], times, side="right") - 1
-        return rows[index, 1], rows[index, 2]
+        since, step, phase = (
+            np.append(last, new)
+            for last, new in zip(self._last_phase, (phases.time_ns, phases.step, phases.phase), strict=True)
+        )
+        if phase[0] == 0:
+            since[0], step[0], phase[0] = 0, step[1], phase[1]
+        self._last_phase = since[-1], step[-1], phase[-1]
+        index = np.searchsorted(since, times, side="right") - 1
+        return step[index], phase[index]
 
 
 def _origins(raw: RawEvents, ops: OpColumns) -> Column:
@@ -206,17 +223,17 @@ def _origins(raw: RawEvents, ops: OpColumns) -> Column:
     if len(made) == 0:
         return raw.time_ns
     origins = raw.time_ns
-    for sequence in (raw.sequence - ELSEWHERE, raw.sequence):
+    elsewhere = (raw.sequence >= ELSEWHERE).any()
+    for sequence in (raw.sequence - ELSEWHERE, raw.sequence) if elsewhere else (raw.sequence,):
         place = np.minimum(np.searchsorted(made, sequence), len(made) - 1)
         known = (sequence >= 0) & (made[place] == sequence)
         origins = np.where(known, ops.start_ns[first][place], origins)
     return origins
 
 
-def _at(times: Column, since: Column, values: Column) -> Column:
-    """The value of the last change at or before each of ``times``; 0 before the first."""
-    index = np.searchsorted(since, times, side="right")
-    return np.concatenate([np.zeros(1, dtype=np.int64), values]).take(index)
+def _after_none(values: Column) -> Column:
+    """``values`` after a 0, so that the index of the last change is one higher, and 0 before the first."""
+    return np.concatenate([_NONE, values])
 
 
 class StepWriter:

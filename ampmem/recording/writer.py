@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from json import dumps, loads
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,8 +61,8 @@ _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
 _ROWS_AT_ONCE = 1 << 12
 
-_VARIABLES = 999
-"""Maximum number of variables of a statement in every SQLite."""
+_AT_ONCE = 32
+"""Rows of a statement of several: one statement per row would take twice as long, and more rows gain nothing."""
 _PATIENCE_MS = 100
 """Milliseconds that a step waits for a reader's lock; ampmem's own readers hold it for one copy."""
 _LAST_PATIENCE_MS = 2000
@@ -163,6 +163,7 @@ class RecordingWriter:
         database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
         # Without fsync a killed process loses nothing, since the kernel has the data; only a power cut would lose it.
         database.execute("PRAGMA synchronous = OFF")
+        self._patience_ms: int | None = None  # what Python has set
         return database
 
     def append(self, batch: Batch, description: Description | None = None) -> None:
@@ -177,7 +178,7 @@ class RecordingWriter:
         self._write(partial(self._insert_batch, batch, description))
 
     def _insert_batch(self, batch: Batch, description: Description | None) -> None:
-        self._insert("text", ((text,) for text in batch.texts), "(value) VALUES (?)")
+        self._insert("text", [(text,) for text in batch.texts], "(value) VALUES (?)")
         columns = (batch.events, batch.facts, batch.phases, batch.segments)
         for (table, _), part in zip(COLUMN_TABLES, columns, strict=True):
             self._insert_columns(table, part)
@@ -298,7 +299,7 @@ class RecordingWriter:
             self._rows[table] = 0
         self._insert_records("parameter", description.parameters)
         self._insert_records("optimizer", description.optimizers)
-        self._insert("note", ((note,) for note in description.notes), "VALUES (?)")
+        self._insert("note", [(note,) for note in description.notes], "VALUES (?)")
         self._description = description
 
     def _write(self, insert: Callable[[], None]) -> None:
@@ -318,7 +319,9 @@ class RecordingWriter:
         """
         self._failed = True
         try:
-            self._database.execute(f"PRAGMA busy_timeout = {patience_ms}")
+            if patience_ms != self._patience_ms:
+                self._database.execute(f"PRAGMA busy_timeout = {patience_ms}")
+                self._patience_ms = patience_ms
             if not self._begun():
                 self._failed = False
                 return False
@@ -348,22 +351,23 @@ class RecordingWriter:
             return False
         return True
 
-    def _insert(self, table: str, rows: Iterable[Sequence[object]], values: str) -> None:
-        added = self._database.executemany(f"INSERT INTO {table} {values}", rows).rowcount
-        self._rows[table] = self._rows.get(table, 0) + added
+    def _insert(self, table: str, rows: Sequence[Sequence[object]], values: str) -> None:
+        self._rows.setdefault(table, 0)
+        if rows:
+            self._rows[table] += self._database.executemany(f"INSERT INTO {table} {values}", rows).rowcount
 
     def _write_meta(self, entries: dict[str, object]) -> None:
         rows = [(key, dumps(value)) for key, value in entries.items()]
         self._database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
 
     def _insert_columns(self, table: str, columns: Columns) -> None:
-        rows = np.stack([getattr(columns, name) for name in columns.names()], axis=1)
-        width = rows.shape[1]
-        at_once = _VARIABLES // width  # one statement per row would take twice as long
-        whole = len(rows) - len(rows) % at_once
+        names = columns.names()
+        rows = np.array([getattr(columns, name) for name in names]).T
+        whole = len(rows) - len(rows) % _AT_ONCE
         if whole:
-            self._insert(table, rows[:whole].reshape(-1, at_once * width).tolist(), _places(width, at_once))
-        self._insert(table, rows[whole:].tolist(), _places(width))
+            at_once = rows[:whole].reshape(-1, _AT_ONCE * len(names)).tolist()
+            self._insert(table, at_once, _places(len(names), _AT_ONCE))
+        self._insert(table, rows[whole:].tolist(), _places(len(names)))
 
     def _insert_records(self, table: str, records: Sequence[object]) -> None:
         rows = _cells_of(records)
@@ -379,6 +383,7 @@ def _ending(*, ended: bool) -> dict[str, bool]:
     return {"ended": ended}
 
 
+@cache
 def _places(count: int, rows: int = 1) -> str:
     row = f"({', '.join('?' * count)})"
     return f"VALUES {', '.join([row] * rows)}"

@@ -91,10 +91,14 @@ _storage_of, _first_of = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
 
 
 class AliveBlocks(NamedTuple):
-    """Live blocks of a source: address and bytes of those that no hook has told it of, and the bytes of all."""
+    """Live blocks of a source: address and bytes of those that no hook has told it of, and the bytes of all.
+
+    ``seen`` has the addresses of the others, if there are others.
+    """
 
     unseen: dict[int, int]
     total: int
+    seen: frozenset[int] = frozenset()
 
 
 class Addresses(Protocol):

@@ -9,15 +9,16 @@ import dis
 import gc
 import operator
 import sys
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from inspect import CO_OPTIMIZED
-from itertools import compress, islice, pairwise
-from operator import itemgetter, not_
+from itertools import chain, compress, islice, pairwise
+from operator import itemgetter
 from time import time_ns
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
-from typing import Any
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, GetSetDescriptorType, ModuleType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -75,17 +76,15 @@ class HolderLog:
         """Log parameters of modules that did not run, and the holders of unknown memory, if there is much.
 
         ``states`` is the optimizers' state of each parameter, as far as it was logged. ``blocks`` are the live blocks,
-        if the source knows them; without unknown blocks there is no search.
+        if the source knows them; without tensors in unknown blocks there is no search.
         """
         known = self._known(models, states)
         for module in models.modules():
             self._note_module(module, models.known_path_id(module), known)
-        if blocks is not None:
-            unknown = sum(size for address, size in blocks.unseen.items() if address not in known)
-            if unknown * _SHARE <= blocks.total:
-                return
+        if blocks is not None and not _much(blocks, blocks.unseen.keys() - known):
+            return
         with collection_paused():
-            optimizers = self._note_holders(self._unknown(models, known))
+            optimizers = self._note_holders(self._unknown(models, known, blocks))
         for optimizer in optimizers:
             self._note_kept(optimizer, known)
 
@@ -126,11 +125,17 @@ class HolderLog:
         """One tensor of each of the largest storages, without parameters."""
         return _largest(self._by_address(tensor for tensor in live_tensors() if not is_nn_parameter(tensor)))
 
-    def _unknown(self, models: Models, known: set[int]) -> list[Tensor]:
+    def _unknown(self, models: Models, known: set[int], blocks: AliveBlocks | None) -> list[Tensor]:
         """One tensor of each of the largest unknown storages; none if they add up to little."""
         tensors = live_tensors()
         storages = self._by_address(tensors)
-        if any(map(_may_be_parameter, (each for each in tensors if self._log.storage_address(each) not in known))):
+        if blocks is not None:
+            if not _much(blocks, (blocks.unseen.keys() & storages.keys()) - known):
+                return []  # the unknown blocks are a library's, or an op's scratch
+            alive = blocks.unseen.keys() | blocks.seen
+            storages = {address: found for address, found in storages.items() if address in alive}
+        unknown = storages.keys() - known
+        if any(self._log.storage_address(each) in unknown for each in tensors if _may_be_parameter(each)):
             self._note_idle(models, known)
         rest = {address: found for address, found in storages.items() if address not in known}
         much = sum(size for size, _ in rest.values()) * _SHARE > sum(size for size, _ in storages.values())
@@ -160,6 +165,11 @@ class HolderLog:
         buffers = [buffer for _, buffer in models.buffers()]
         tensors = [*parameters, *gradients, *buffers, *(tensor for state in states for tensor in _tensors(state))]
         return {self._log.storage_address(part) for tensor in tensors for part in parts_of(tensor)}
+
+
+def _much(blocks: AliveBlocks, addresses: Iterable[int]) -> bool:
+    """Whether the blocks at these ``addresses``, all unseen, are much of the live memory."""
+    return sum(map(blocks.unseen.__getitem__, addresses)) * _SHARE > blocks.total
 
 
 def _may_be_parameter(tensor: Tensor) -> bool:
@@ -319,7 +329,7 @@ _TENSORS = 200
 """Maximum number of variables logged per search."""
 _NO_HOLDERS = frozenset((ModuleType, type, FunctionType, BuiltinFunctionType, str, int, float, bool, type(None)))
 """Types that hold no results of the model; most variables have one of these."""
-_NO_HOLDERS_EITHER = (nn.Module, ModuleType, type)
+_NO_HOLDERS_EITHER = (nn.Module, ModuleType, type, nn.Parameter)
 """Types that, with their subclasses, are not searched: the tensors of modules are known by other ways."""
 _SNAPSHOTS = sys.version_info < (3, 13)
 """Whether a function's ``f_locals`` is a dictionary that the frame keeps (before Python 3.13)."""
@@ -337,6 +347,9 @@ class Variables:
         self._log = log
         self._codes: dict[int, _Code] = {}
         """Code seen so far, by ``id``: hashing a code object takes time in proportion to its size."""
+        self._places: dict[tuple[int, str, int | None], int] = {}
+        """Text ids of places, by ``id`` of the code, variable and line."""
+        self._held = _Held()
         self.note = log.misses.guarded(self._note)
         """Log a fact for each variable of the script's running frames and modules that holds a tensor."""
 
@@ -344,25 +357,28 @@ class Variables:
         now = time_ns()
         with collection_paused():
             for name, root, tensor, frame in islice(self._found(sys._getframe(1)), _TENSORS):
-                place = self._log.texts.id(self._place(root, frame))
+                place = self._place_id(root, frame)
                 self._log.about(Fact.VARIABLE, tensor, self._log.texts.id(name), place, at=now)
 
     def _found(self, start: FrameType | None) -> Iterator[tuple[str, str, torch.Tensor, FrameType]]:
         """(variable, its first name, its tensor, a frame that sees it) of each variable that holds a tensor."""
         frames = list(islice(self._frames(start), _FRAMES))
         spaces: list[tuple[FrameType, Any]] = []
+        found: list[tuple[FrameType, dict[str, Any]]] = []
         for frame in frames:
             code = frame.f_code
             if not code.co_flags & CO_OPTIMIZED:
                 spaces.append((frame, frame.f_locals))
             elif not (_SNAPSHOTS and self._code(code).asks_for_locals):
-                yield from _of_function(frame)
+                found.append((frame, _of_function(frame)))
         seen: set[int] = set()
         for frame, space in (*spaces, *((frame, frame.f_globals) for frame in frames)):
             if type(space) is dict and id(space) not in seen and len(space) <= _NAMES:
                 seen.add(id(space))
-                for held, name, tensor in _tensors_in_space(space):
-                    yield held, name, tensor, frame
+                found.append((frame, space.copy()))
+        for place, part, tensor in self._held.tensors(list(chain.from_iterable(space.values() for _, space in found))):
+            frame, name = _variable(found, place)
+            yield f"{name}{part}", name, tensor, frame
 
     def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
         """The frames of the script and its libraries, innermost first, down to the one that runs the script."""
@@ -381,6 +397,13 @@ class Variables:
             found = self._codes[id(code)] = _Code(code)
         return found
 
+    def _place_id(self, name: str, frame: FrameType) -> int:
+        key = (id(frame.f_code), name, frame.f_lineno)
+        known = self._places.get(key)
+        if known is None:
+            known = self._places[key] = self._log.texts.id(self._place(name, frame))
+        return known
+
     def _place(self, name: str, frame: FrameType) -> str:
         """``FILE:LINE FUNCTION`` of the line that assigned ``name``, if the frame's code has one."""
         code = frame.f_code
@@ -392,54 +415,121 @@ class Variables:
         return f"{code.co_filename}:{(before or mine)[-1]} {code.co_qualname}"
 
 
-def _of_function(frame: FrameType) -> list[tuple[str, str, torch.Tensor, FrameType]]:
-    """The variables of a function that hold tensors; leaves no snapshot of ``f_locals`` behind."""
+_Items: TypeAlias = list[tuple[Any, Any]]
+
+
+def _variable(spaces: list[tuple[FrameType, dict[str, Any]]], place: int) -> tuple[FrameType, str]:
+    """The frame and the name of the variable with the index ``place`` among those of all ``spaces``."""
+    for frame, space in spaces:
+        if place < len(space):
+            return frame, next(islice(space, place, None))
+        place -= len(space)
+    raise IndexError(place)
+
+
+def _of_function(frame: FrameType) -> dict[str, Any]:
+    """The variables of a function; leaves no snapshot of ``f_locals`` behind."""
     variables = frame.f_locals
-    found = [(held, name, tensor, frame) for held, name, tensor in _tensors_in_space(variables)]
+    found = dict(variables)
     if _SNAPSHOTS and sys.getrefcount(variables) <= _REFERENCES:
         variables.clear()
     return found
 
 
-def _tensors_in_space(space: Any) -> list[tuple[str, str, torch.Tensor]]:
-    """(path such as ``outputs.logits``, its first name, tensor) of each tensor in ``space``."""
-    found: list[tuple[str, str, torch.Tensor]] = []
-    items = list(space.items())
-    # A loop in C, since most variables have types that hold nothing.
-    holds_nothing = map(_NO_HOLDERS.__contains__, map(type, map(itemgetter(1), items)))
-    for name, value in compress(items, map(not_, holds_nothing)):
-        kind = type(value)
-        if issubclass(kind, torch.Tensor):
-            found.append((name, name, value))
-        elif not issubclass(kind, _NO_HOLDERS_EITHER):
-            found += ((f"{name}{part}", name, item) for part, item in _tensors_in_value(value))
-    return [each for each in found if not is_nn_parameter(each[2])]
+class _Held:
+    """Finds the tensors in variables, and in what they hold directly. No code of the values' classes is run."""
+
+    def __init__(self) -> None:
+        self._items: dict[int, Callable[[Any], _Items] | None] = dict.fromkeys(map(id, _NO_HOLDERS))
+        """What returns the items of a value, by the ``id`` of its type; ``None`` if it holds nothing."""
+        self._kinds: dict[int, weakref.ref[type]] = {}
+        """The types, by ``id``: one that dies is forgotten."""
+
+    def tensors(self, values: list[Any]) -> Iterator[tuple[int, str, torch.Tensor]]:
+        """(index of the value, path below it such as ``.logits``, tensor) of each tensor, but parameters."""
+        items_of = self._of(values)
+        holders = list(compress(enumerate(items_of), items_of))
+        held = [items(values[place]) for place, items in holders]
+        found = self._of(map(itemgetter(1), chain.from_iterable(held)))
+        if _itself not in found:
+            return
+        end = 0
+        for (place, items), inside in zip(holders, held, strict=True):
+            start, end = end, end + len(inside)
+            if _itself in found[start:end]:
+                for (key, item), kind in zip(inside, found[start:end], strict=True):
+                    part = "" if items is _itself else _part(type(values[place]), key)
+                    if kind is _itself and part is not None:
+                        yield place, part, item
+
+    def _of(self, values: Iterable[Any]) -> list[Any]:
+        """What returns the items of each of ``values``. Loops in C, since most values hold nothing."""
+        kinds = list(map(type, values))
+        try:
+            return list(map(self._items.__getitem__, map(id, kinds)))
+        except KeyError:
+            for kind in kinds:
+                if id(kind) not in self._items:
+                    self._add(kind)
+        return list(map(self._items.__getitem__, map(id, kinds)))
+
+    def _add(self, kind: type) -> None:
+        key = id(kind)
+
+        def forget(_: object) -> None:
+            del self._items[key], self._kinds[key]
+
+        self._items[key] = _items_of(kind)
+        self._kinds[key] = weakref.ref(kind, forget)
 
 
-def _tensors_in_value(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors inside ``value``, each as the script would write it. No code of its class is run."""
-    kind = type(value)
+def _items_of(kind: type) -> Callable[[Any], _Items] | None:
+    """What returns the items of values of type ``kind``; ``None`` if they hold nothing."""
+    if issubclass(kind, _NO_HOLDERS_EITHER):
+        return None
+    kinds = ((torch.Tensor, _itself), (dict, _of_dict), (tuple, _of_tuple), (list, _of_list))
+    own = next((vars(base)["__dict__"] for base in kind.__mro__ if "__dict__" in vars(base)), None)
+    others = None if own is None else _own_attributes if type(own) is GetSetDescriptorType else _of_object
+    return next((items for base, items in kinds if issubclass(kind, base)), others)
+
+
+def _itself(value: Any) -> _Items:
+    return [("", value)]
+
+
+def _of_dict(value: Any) -> _Items:
+    return list(islice(dict.items(value), _ITEMS))
+
+
+def _of_tuple(value: Any) -> _Items:
+    return list(enumerate(tuple.__getitem__(value, slice(_ITEMS))))
+
+
+def _of_list(value: Any) -> _Items:
+    first = max(list.__len__(value) - _ITEMS, 0)
+    return list(enumerate(list.__getitem__(value, slice(first, None)), first))
+
+
+def _of_object(value: Any) -> _Items:
+    return list(islice(attributes_of(value).items(), _ITEMS))
+
+
+def _own_attributes(value: Any) -> _Items:
+    """:func:`_of_object`, in a third of the time, if no class of ``value`` overrides ``__dict__``."""
+    return list(islice(object.__getattribute__(value, "__dict__").items(), _ITEMS))
+
+
+def _part(kind: type, key: Any) -> str | None:
+    """The item ``key`` of a value of type ``kind`` as the script would write it; ``None`` if it is left out."""
     if issubclass(kind, dict):
-        plain = kind is dict  # model libraries' outputs have their items as attributes, too
-        for key, item in list(islice(dict.items(value), _ITEMS)):
-            if type(key) is str and is_tensor(item):
-                yield f"[{key!r}]" if plain or not key.isidentifier() else f".{key}", item
-    elif issubclass(kind, tuple):
-        held = tuple.__getitem__(value, slice(_ITEMS))
-        if any(map(is_tensor, held)):
-            fields = next((base.__dict__["_fields"] for base in kind.__mro__ if "_fields" in base.__dict__), ())
-            for index, item in enumerate(held):
-                if is_tensor(item):
-                    yield f".{fields[index]}" if index < len(fields) else f"[{index}]", item
-    elif issubclass(kind, list):
-        first = max(list.__len__(value) - _ITEMS, 0)
-        for index, item in enumerate(list.__getitem__(value, slice(first, None)), first):
-            if is_tensor(item):
-                yield f"[{index}]", item
-    else:
-        for key, item in islice(list(attributes_of(value).items()), _ITEMS):
-            if is_tensor(item):
-                yield f".{key}", item
+        if type(key) is not str:
+            return None
+        # Model libraries' outputs have their items as attributes, too.
+        return f"[{key!r}]" if kind is dict or not key.isidentifier() else f".{key}"
+    if issubclass(kind, tuple):
+        fields = next((base.__dict__["_fields"] for base in kind.__mro__ if "_fields" in base.__dict__), ())
+        return f".{fields[key]}" if key < len(fields) else f"[{key}]"
+    return f"[{key}]" if issubclass(kind, list) else f".{key}"
 
 
 class _Code:

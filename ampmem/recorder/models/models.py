@@ -283,8 +283,11 @@ class Models:
 
     def path_id(self, module: nn.Module) -> int:
         """Text id of ``module``'s path; an unknown module is searched for, or becomes a root."""
-        found = self._known_path(module)
-        if found is None and self.changed:
+        entry = self._path_ids.get(id(module))
+        if entry is not None and entry[0]() is module:  # as a rule
+            return entry[1]
+        found = None
+        if self.changed:
             self.refresh()
             found = self._known_path(module)
         if found is None:  # made before recording, copied or unpickled: nothing was registered

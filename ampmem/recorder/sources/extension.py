@@ -74,11 +74,14 @@ class Observed:
     def on(self, device: int) -> tuple[Column, Column, tuple[str, ...]]:
         """The rows of ``device``; the name of the node around each, as an index; and the names, the empty one first."""
         rows = np.flatnonzero(self.device == device)
-        used, of = np.unique(self.name[rows], return_inverse=True)
-        ops = dict.fromkeys(("", *(self.names[each] for each in used.tolist())))
+        name = self.name[rows]
+        index = np.zeros(len(self.names), dtype=np.int64)
+        index[name] = 1
+        used = np.flatnonzero(index).tolist()
+        ops = dict.fromkeys(("", *(self.names[each] for each in used)))
         places = {name: place for place, name in enumerate(ops)}
-        index = np.array([places[self.names[each]] for each in used.tolist()], dtype=np.int64)
-        return rows, index[of] if len(rows) else rows, tuple(ops)
+        index[used] = [places[self.names[each]] for each in used]
+        return rows, index[name], tuple(ops)
 
 
 class CompiledExtension:

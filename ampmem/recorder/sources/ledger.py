@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from time import time_ns
 from typing import NamedTuple
 
@@ -219,7 +218,7 @@ class Ledger:
         """The live blocks."""
         alive = self._blocks | self._foreign
         unseen = {address: size for address, size in alive.items() if not self._storages.alive(address)}
-        return AliveBlocks(unseen, sum(alive.values()))
+        return AliveBlocks(unseen, sum(alive.values()), frozenset(alive.keys() - unseen.keys()))
 
     def settle(self, events: Profiled, ops: dict[str, int]) -> RawEvents:
         """The ``events`` since the last call together with those inferred between them, in order.
@@ -251,9 +250,17 @@ class Ledger:
         rows.shift(self._uncounted - (self._stale or 0))
         columns = (events.time_ns.tolist(), events.address.tolist(), events.bytes.tolist(), events.total.tolist())
         for place, (time, address, size, total) in enumerate(zip(*columns, strict=True)):
-            if time < next_beside and total == expected + size and total:
+            if time >= next_beside:
+                self._counted, rows.place = counted, place
+                while beside and beside[-1].time_ns <= time:
+                    self._beside(beside.pop())
+                next_beside = beside[-1].time_ns if beside else _NEVER
+                rows.shift(self._uncounted - (self._stale or 0))
+                counted, expected = self._counted, self._expected()
+            if total == expected + size and total:
                 if size > 0 and address not in blocks and address not in foreign:
-                    dead.discard(address)
+                    if address in dead:
+                        dead.discard(address)
                     blocks[address] = size
                     counted += size
                     expected = total
@@ -264,9 +271,6 @@ class Ledger:
                     expected = total
                     continue
             self._counted, rows.place = counted, place
-            while beside and beside[-1].time_ns <= time:
-                self._beside(beside.pop())
-            next_beside = beside[-1].time_ns if beside else _NEVER
             if total == 0 and (size > 0 or address in self._mappings):
                 self._mapped(time, address, size)
             else:
@@ -439,21 +443,21 @@ class _Rows:
 
     def events(self, events: Profiled, ops: tuple[str, ...]) -> RawEvents:
         """All rows, in order."""
-        by_itself = np.ones(len(events.time_ns), dtype=bool)
-        by_itself[self._left_out] = False
-        places = np.flatnonzero(by_itself)
-        given = Profiled(*(column[places] for column in events))
+        places, given = np.arange(len(events.time_ns)), events
+        if self._left_out:
+            places = np.delete(places, self._left_out)
+            given = Profiled(*(column[places] for column in events))
         born = given.bytes > 0
         since, shifts = np.array(self._shifts, dtype=np.int64).reshape(-1, 2).T
         allocated = given.total + shifts[np.searchsorted(since, places, side="right") - 1]
         action = np.where(born, int(Action.ALLOC), int(Action.FREE))
         op, sequence = np.where(born, given.op, 0), np.where(born, given.sequence, -1)
-        plain = (places, given.time_ns, action, given.address, np.abs(given.bytes), allocated, op, sequence)
-        flat = np.fromiter(chain.from_iterable(self._rows), dtype=np.int64, count=len(plain) * len(self._rows))
-        added = flat.reshape(-1, len(plain)).T
-        # The sort is stable, so rows added before an event stay before it.
-        order = np.argsort(np.concatenate([added[0], places]), kind="stable")
-        columns = [np.concatenate(parts)[order] for parts in zip(added[1:], plain[1:], strict=True)]
+        columns = [given.time_ns, action, given.address, np.abs(given.bytes), allocated, op, sequence]
+        if self._rows:
+            added = np.array(self._rows, dtype=np.int64).T
+            # The sort is stable, so rows added before an event stay before it.
+            order = np.argsort(np.concatenate([added[0], places]), kind="stable")
+            columns = [np.concatenate(parts)[order] for parts in zip(added[1:], columns, strict=True)]
         time, action, address, size, allocated, op, sequence = columns
         return RawEvents(
             time_ns=time,

@@ -53,30 +53,30 @@ class Storages:
         """Add the storages of ``tensors`` to the baseline; those of ``kept`` even if torch did not allocate them."""
         # Memory that torch's allocator did not allocate (numpy's, a mapped file's) cannot be resized; neither can what
         # torch.load has read, such as the optimizer state of a resumed training.
-        for tensor, any_memory in chain(zip(kept, repeat(True)), zip(tensors, repeat(False))):
-            storage = _storage(tensor)
-            if storage is None or storage.data_ptr() in self.baseline:
-                continue
-            if any_memory or storage.resizable():
-                self.baseline[storage.data_ptr()] = storage.nbytes()
-                self._watch(storage)
+        with without_functions():
+            for tensor, any_memory in chain(zip(kept, repeat(True)), zip(tensors, repeat(False))):
+                storage, address = _of_cpu(tensor)
+                if storage is None or not (address and storage.nbytes()) or address in self.baseline:
+                    continue
+                if any_memory or storage.resizable():
+                    self.baseline[address] = storage.nbytes()
+                    self._watch(storage, address)
 
     def see(self, tensor: torch.Tensor, *, kept: bool) -> None:
-        """Note that a hook found ``tensor`` to be the script's; does nothing if it was seen before."""
-        storage = _of_cpu(tensor)
-        if storage is None or self._was_seen(storage):
+        """Note that a hook found ``tensor`` to be the script's; does nothing if it was seen before.
+
+        Hooks call it where the script's function modes see nothing.
+        """
+        storage, address = _of_cpu(tensor)
+        if storage is None:
             return
-        address = storage.data_ptr()
+        known = self._references.get(address)
+        if known is not None and known() is storage and self._places.get(id(storage)) == address:
+            return
         self._left(storage, address)
         if address and storage.nbytes():
             self._seen.append(SeenStorage(time_ns(), address, storage.nbytes(), storage.resizable(), kept))
-            self._watch(storage)
-
-    def _was_seen(self, storage: torch.UntypedStorage) -> bool:
-        """Whether ``storage`` is known at its current address."""
-        address = storage.data_ptr()
-        known = self._references.get(address)
-        return known is not None and known() is storage and self._places.get(id(storage)) == address
+            self._watch(storage, address)
 
     def alive(self, address: int) -> bool:
         """Whether a storage that was seen at ``address`` is alive."""
@@ -101,8 +101,7 @@ class Storages:
         self._seen.clear()
         self._died.clear()
 
-    def _watch(self, storage: torch.UntypedStorage) -> None:
-        address = storage.data_ptr()
+    def _watch(self, storage: torch.UntypedStorage, address: int) -> None:
         self._places[id(storage)] = address
         self._references[address] = weakref.ref(storage, functools.partial(self._note_death, address, id(storage)))
 
@@ -123,22 +122,13 @@ class Storages:
             del self._references[address]
 
 
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """``tensor``'s storage; ``None`` if it has no CPU memory."""
-    storage = _of_cpu(tensor)
-    return storage if storage is not None and storage.data_ptr() and storage.nbytes() else None
-
-
-def _of_cpu(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """``tensor``'s storage, which may be empty; ``None`` if it is not on the CPU, or unknown."""
+def _of_cpu(tensor: torch.Tensor) -> tuple[torch.UntypedStorage | None, int]:
+    """``tensor``'s storage, which may be empty, and its address; ``None`` if it is not on the CPU, or unknown."""
     try:
-        with without_functions():
-            storage = torch.Tensor.untyped_storage(tensor)
-            # Creating the string of a device's type would take longer than all the rest.
-            on_cpu = tensor.is_cpu if type(tensor) in PLAIN else storage.device.type == "cpu"
-        if not on_cpu:  # a fake storage, for one: torch warns when its address is read
-            return None
-        storage.data_ptr()
-        return storage
+        storage = torch.Tensor.untyped_storage(tensor)
+        # Creating the string of a device's type would take longer than all the rest.
+        on_cpu = tensor.is_cpu if type(tensor) in PLAIN else storage.device.type == "cpu"
+        # The address of a storage elsewhere is not asked: of a fake one torch warns.
+        return (storage, storage.data_ptr()) if on_cpu else (None, 0)
     except Exception:  # fake, functorch and lazy tensors, and classes that refuse
-        return None
+        return None, 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.models import holders
 from ampmem.recorder.models.holders import HolderLog, names_of_holders
 from ampmem.recorder.models.models import Models
 
@@ -108,3 +110,34 @@ def test_buffers_of_a_model_are_known_so_nobody_is_looked_for(monkeypatch: pytes
     sizes = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
     monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("that walks through all objects"))
     HolderLog(log).note_rest(models, [], AliveBlocks(sizes, sum(sizes.values())))
+
+
+def test_unknown_blocks_without_tensors_have_no_holders_and_no_idle_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(RealAddresses())
+    idle, workspace = nn.Linear(2, 2), {64: 8 << 20}
+    monkeypatch.setattr(holders, "live_modules", lambda: pytest.fail("that walks through all objects"))
+    monkeypatch.setattr(gc, "get_referrers", only_of_classes(gc.get_referrers))
+    HolderLog(log).note_rest(Models(log), [], AliveBlocks(workspace, 8 << 20))
+    assert not len(log.take_facts())
+    del idle
+
+
+def only_of_classes(query: Callable[..., list[object]]) -> Callable[..., list[object]]:
+    """``query``, which must be about classes: who holds tensors is not asked."""
+
+    def ask(*items: object) -> list[object]:
+        assert all(isinstance(item, type) for item in items)
+        return query(*items)
+
+    return ask
+
+
+def test_only_tensors_in_blocks_have_holders() -> None:
+    log = Log(RealAddresses())
+    cache, beside = {"past": torch.ones(3000)}, {"other": torch.ones(3000)}
+    address = cache["past"].data_ptr()
+    HolderLog(log).note_rest(Models(log), [], AliveBlocks({address: 12000}, 12000))
+    facts = log.take_facts()
+    assert facts.address.tolist() == [address]
+    assert [log.texts.value(name) for name in facts.name] == ["dict['past']"]
+    del beside

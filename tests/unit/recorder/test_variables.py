@@ -197,3 +197,19 @@ def test_of_much_only_some_is_looked_at(looks: Looks) -> None:
         return looks.names_of(address_of(held[0])) + looks.names_of(address_of(held[-1]))
 
     assert [name for name, _ in script()] == ["held[999]"]
+
+
+def test_classes_come_and_go(looks: Looks) -> None:
+    def script(body: dict[str, Any], *bases: type) -> list[tuple[str, str]]:
+        tensor = torch.ones(8)
+        made: Any = type("Made", bases, body)()  # Python may put each class where the last one was
+        if bases:
+            made["kept"] = tensor
+        elif not body:
+            made.kept = tensor
+        return looks.names_of(address_of(tensor))
+
+    for _ in range(20):
+        assert [name for name, _ in script({"__slots__": ()})] == ["tensor"]
+        assert [name for name, _ in script({})] == ["tensor", "made.kept"]
+        assert [name for name, _ in script({}, dict)] == ["tensor", "made.kept"]
