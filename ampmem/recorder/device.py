@@ -33,12 +33,13 @@ class DeviceWatch:
     def begin(self) -> None:
         """Start to tag allocations with the phase."""
         self._log.stamp = self._source.stamp
+        self._log.stamp_op = self._source.stamp if self._source.stamps_ops else None
         if self._log.stamp is not None:
             self._log.stamp(time_ns())
 
     def end(self) -> None:
         """Stop tagging allocations."""
-        self._log.stamp = None
+        self._log.stamp = self._log.stamp_op = None
 
     def mark(self, mark: Mark) -> None:
         """Take ``mark`` of the running step."""

@@ -121,6 +121,8 @@ class Source:
     """Called with each tensor that hooks find to be the script's; ``None`` if the source does not need it."""
     stamp: Callable[[int], None] | None = None
     """Tags the calling thread's allocations from a time (ns) on; ``None`` if not needed."""
+    stamps_ops = True
+    """Whether ``stamp`` has to be called at the start of each op too, not only of each phase."""
 
     def attach(self, locate: Callable[[], Place], log: Log) -> None:
         """Set ``locate``, which returns the calling thread's place, and ``log`` for facts that no hook can see."""

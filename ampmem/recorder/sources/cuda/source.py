@@ -209,6 +209,7 @@ class CudaSource(Source):
         """The tracker's number of the recorded thread."""
         self.device_name = "a CUDA device"
         self.stamp = self._stamp
+        self.stamps_ops = self._tracker is None
 
     def check(self) -> None:
         """Raise :class:`UsageError` if nothing can be recorded, or memory history is being recorded already."""
