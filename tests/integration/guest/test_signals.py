@@ -9,7 +9,7 @@ import traceback
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.forward import ForwardMode, SavedByNodes
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.session import Session
-from ampmem.recorder.sources import extension
+from ampmem.recorder.sources import extension, storages
 from ampmem.recorder.sources.cpu import ProfilerSource
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recording import RecordingWriter
@@ -55,7 +55,7 @@ def handled() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def sends(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list[str]:
+def sends(monkeypatch: pytest.MonkeyPatch, owner: type | ModuleType, name: str) -> list[str]:
     """Have ``owner.name`` send the signal in its middle, once; what is returned is empty before and after that."""
     original, armed = getattr(owner, name), ["now"]
 
@@ -156,7 +156,7 @@ def test_in_what_follows_the_script(monkeypatch: pytest.MonkeyPatch, place: str)
 
 SWALLOWING = (
     (Log, "about"),
-    (Storages, "_was_seen"),
+    (storages, "_of_cpu"),
     (Storages, "_note_death"),
     (ForwardMode, "_before"),
     (ForwardMode, "_after"),
@@ -168,7 +168,9 @@ SWALLOWING = (
 
 
 @pytest.mark.parametrize(("owner", "name"), SWALLOWING)
-def test_where_errors_are_kept_from_the_script(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+def test_where_errors_are_kept_from_the_script(
+    monkeypatch: pytest.MonkeyPatch, owner: type | ModuleType, name: str
+) -> None:
     monkeypatch.setenv(extension.VARIABLE, "off")  # without a mode there is nothing to interrupt in one
     sends(monkeypatch, owner, name).clear()
     model, optimizer = make()
