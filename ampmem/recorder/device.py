@@ -32,7 +32,7 @@ class DeviceWatch:
 
     def begin(self) -> None:
         """Start to tag allocations with the phase."""
-        self._log.stamp = self._source.stamp
+        self._log.stamp, self._log.stamps_ops = self._source.stamp, self._source.stamps_ops
         if self._log.stamp is not None:
             self._log.stamp(time_ns())
 

@@ -23,6 +23,8 @@ from ampmem.allocator.settings import Settings, round_size
 from ampmem.events import Action, EventColumns, SegmentAction
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.cuda.device import OomObserver, Stats
+from ampmem.recorder.sources.cuda.trace import KINDS
+from ampmem.recorder.sources.cuda.tracker import Frames, Reading, Table, Tracked, Tracker
 
 
 class Clock:
@@ -96,6 +98,7 @@ class ModelCuda:
         self._driver_calls = 0
         self._changes = 0
         self._observer: OomObserver | None = None
+        self.tracker: ModelTracker | None = None
 
     def malloc(self, size: int, stream: int = 0, frames: list[dict[str, Any]] | None = None) -> Block:
         try:
@@ -271,6 +274,8 @@ class ModelCuda:
         self.meanwhile = meanwhile
 
     def _tell_profiler(self, address: int, size: int) -> None:
+        if self.tracker is not None:
+            self.tracker.tell(address, size)
         found = self.allocator.statistics()
         _REPORT(address, size, found.allocated_bytes.current, found.reserved_bytes.current, _CUDA_0)
 
@@ -287,12 +292,90 @@ class ModelCuda:
 
     def _entry(self, action: str, address: int | None, size: int, stream: int, **more: Any) -> None:
         self._changes += action != "snapshot"
+        if self.tracker is not None:
+            self.tracker.add(action, address or 0, size, stream, more.get("frames", []))
         if self.recording:
             place = {} if address is None else {"addr": address}
             time_us = (self.clock() + self.drift_ns) // 1000
             tag = {"user_metadata": self.tag} if self._tags else {}
             row = {"action": action, "size": size, "stream": stream, "time_us": time_us}
             self.trace.append(row | place | tag | more)
+
+
+class ModelTracker(Tracker):
+    """The extension's tracker for ``gpu``: ``most`` rows are kept, and the thread that makes it is the recorded one."""
+
+    def __init__(self, gpu: ModelCuda, *, most: int = 1 << 20, works: bool = True) -> None:
+        self._gpu = gpu
+        self._most = most
+        self._works = works
+        self._recorded = threading.get_ident()
+        self._threads = {self._recorded: 0}
+        self._rows: list[list[int]] = []
+        self._stacks: dict[tuple[tuple[str, int, str], ...], int] = {}
+        self._newest: dict[tuple[int, bool], list[int]] = {}
+        self._told = self._taken = 0
+        self._lost = False
+        self.on = False
+        gpu.tracker = self
+
+    def start(self) -> bool:
+        self.on = self._works
+        return self._works
+
+    def stop(self) -> None:
+        self.on = False
+
+    def add(self, action: str, address: int, size: int, stream: int, frames: list[dict[str, Any]]) -> None:
+        """The allocator calls the tracker, with its lock held."""
+        if not self.on or action not in KINDS:
+            return
+        if len(self._rows) >= self._most:
+            self._lost = True
+            return
+        thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
+        stack = tuple((each["filename"], each["line"], each["name"]) for each in frames)
+        number = self._stacks.setdefault(stack, len(self._stacks) + 1) if stack else 0
+        row = Tracked(*[0] * len(Tracked._fields))._replace(
+            time_ns=self._gpu.clock(),
+            kind=KINDS.index(action),
+            address=address,
+            size=size,
+            stream=stream,
+            thread=thread,
+            stack=number,
+            number=-1,
+        )
+        self._rows.append(list(row))
+        self._newest[thread, action == "alloc"] = self._rows[-1]
+
+    def tell(self, address: int, size: int) -> None:
+        """The profiler of the recorded thread is told of a block."""
+        row = self._newest.get((0, size > 0)) if threading.get_ident() == self._recorded else None
+        places = [Tracked._fields.index(name) for name in ("address", "block")]
+        if self.on and row is not None and row[places[0]] == address:
+            row[places[1]] = abs(size)
+
+    def take(self) -> tuple[Table, bool]:
+        table = np.array(self._rows, dtype=np.int64).reshape(-1, len(Tracked._fields))
+        self._rows = []
+        self._taken += len(table)
+        lost, self._lost = self._lost, False
+        return table, lost
+
+    def new_stacks(self) -> list[Frames]:
+        found = list(self._stacks)[self._told :]
+        self._told += len(found)
+        return list(found)
+
+    def names(self) -> list[str]:
+        return [""]
+
+    def read(self, device: int) -> Reading:
+        before = self._taken + len(self._rows)
+        stats = self._gpu.stats(device)
+        after = self._taken + len(self._rows)
+        return Reading(stats, after if before == after else None, self._gpu.clock(), 0)
 
 
 SHARED: list[ModelCuda] = []

@@ -419,7 +419,7 @@ class ForwardObserver:
     def _starts_in_cpp(self) -> bool:
         """Start the C++ extension, unless only the mode can see all that is to come; whether it runs."""
         ops = self._ops
-        if ops is None or self._log.stamp is not None or not self._log.on_own_thread or ops.fails or compiles():
+        if ops is None or self._log.stamps_ops() or not self._log.on_own_thread or ops.fails or compiles():
             return False
         if not self._mode.casts.of_plain_models() or not ops.start(self._log.misses.guarded(self._go_on_with_mode)):
             return False

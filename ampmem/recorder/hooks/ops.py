@@ -169,7 +169,7 @@ class OpRecorder:
             used = self._casts.copies.get(address)
             return [] if used is None else [(time, address, Fact.CAST_USE, name, 0, 0, 0)]
         parameter, buffer = self._casts.named(storage, start)
-        found = []
+        found: list[tuple[int, ...]] = []
         if parameter is not None:
             self._log.casts += 1
             found.append((time, address, Fact.CAST_COPY, parameter, module, dtype, shape))

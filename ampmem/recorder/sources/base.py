@@ -137,6 +137,10 @@ class Source:
         """Whether ``mode`` is the simulated device's, which stays on the stack whatever mode is on top."""
         return False
 
+    def stamps_ops(self) -> bool:
+        """Whether :attr:`stamp` has to be called at each op, and not just at each phase."""
+        return self.stamp is not None
+
     def check(self) -> None:
         """Raise :class:`~ampmem.errors.UsageError` if this source cannot record now."""
         raise NotImplementedError

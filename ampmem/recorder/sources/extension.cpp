@@ -8,6 +8,8 @@
 // Private parts of torch: ProfilerStateBase (torch/csrc/profiler/orchestration/observer.h). Everything else is declared
 // in c10 and ATen. The library has no Python in it, so one build serves each Python of a torch.
 
+#include "extension.h"
+
 #include <ATen/record_function.h>
 #include <pthread.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
@@ -23,8 +25,14 @@
 #include <unordered_map>
 #include <vector>
 
+std::mutex ampmem::mutex;
+bool (*ampmem::cuda_report)(int64_t address, int64_t bytes) = nullptr;
+
 namespace {
 
+using ampmem::mutex;
+using ampmem::now_ns;
+using ampmem::this_thread;
 using torch::profiler::impl::ActiveProfilerType;
 using torch::profiler::impl::ProfilerConfig;
 using torch::profiler::impl::ProfilerState;
@@ -46,7 +54,7 @@ struct Span {
 // Torch does not call the end of a node whose begin returned nothing.
 struct Context : public at::ObserverContext {};
 
-std::mutex mutex;  // of all that follows, except for what is one thread's own
+// The mutex is that of all that follows, except for what is one thread's own.
 std::vector<Block> blocks;
 std::vector<Span> spans;
 std::deque<std::string> names{""};  // a deque: a name stays where it is while others are added
@@ -57,20 +65,6 @@ std::atomic<const void*> active{nullptr};
 thread_local int64_t thread_number = -1;
 thread_local int64_t nodes_of_recording = 0;  // the recording that open_nodes belong to
 thread_local std::vector<Node> open_nodes;
-
-// The clock of Python's time.time_ns.
-int64_t now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
-
-int64_t this_thread() {
-  if (thread_number < 0) {
-    thread_number = threads++;
-  }
-  return thread_number;
-}
 
 // The nodes that run on this thread, innermost last; those of an earlier recording have ended unseen.
 std::vector<Node>& running_nodes() {
@@ -92,6 +86,10 @@ struct Observer : public ProfilerStateBase {
   void reportMemoryUsage(void* address, int64_t bytes, size_t total, size_t, c10::Device device) override {
     std::lock_guard<std::mutex> lock(mutex);
     if (active != this) {
+      return;
+    }
+    if (device.is_cuda() && ampmem::cuda_report != nullptr &&
+        ampmem::cuda_report(reinterpret_cast<int64_t>(address), bytes)) {
       return;
     }
     const auto& nodes = running_nodes();
@@ -149,13 +147,35 @@ void in_child() {
 
 }  // namespace
 
+int64_t ampmem::now_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
+
+int64_t ampmem::this_thread() {
+  if (thread_number < 0) {
+    thread_number = threads++;
+  }
+  return thread_number;
+}
+
+ampmem::Around ampmem::around() {
+  const auto& nodes = running_nodes();
+  return nodes.empty() ? Around{0, -1} : Around{nodes.back().name, nodes.back().number};
+}
+
+void ampmem::follow_forks() {
+  static const int follows = pthread_atfork(nullptr, nullptr, in_child);
+  static_cast<void>(follows);
+}
+
 #define AMPMEM_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Begin to record the calling thread. 0, or 1 if torch refuses.
 AMPMEM_EXPORT int ampmem_start() {
   try {
-    static const int follows_forks = pthread_atfork(nullptr, nullptr, in_child);
-    static_cast<void>(follows_forks);
+    ampmem::follow_forks();
     auto observer = std::make_shared<Observer>();
     Observer* const started = observer.get();
     {

@@ -3,7 +3,7 @@
 Kineto, torch's profiler, has to be stopped for its events, formats each of them, and gives them as a tree of objects.
 ``ampmem extension`` compiles the C++ files of this folder for the installed torch, into the user's cache folder.
 Recordings use it if it is there, and the profiler if not. Both tell the same, so a recording's content does not depend
-on it. ``AMPMEM_EXTENSION=off`` leaves it out.
+on it. ``AMPMEM_EXTENSION=off`` leaves it out. ``trace.cpp``, for CUDA, is used by ``cuda/tracker.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,13 +28,17 @@ from ampmem.events import Column
 from ampmem.recorder.torch_private.general import profiler_enabled
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
-_OPTIONAL = "ops.cpp"
-"""The source that uses more of torch than its stable parts; forward is observed by a dispatch mode without it."""
+_HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
+_TRACE = "trace.cpp"
+"""The source that is compiled for a torch with CUDA only, and needs CUDA's headers."""
+_OPS = "ops.cpp"
+"""The source that uses more of torch than the others; forward is observed by a dispatch mode without it."""
 VARIABLE = "AMPMEM_EXTENSION"
 _OFF = "off"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
-_LIBRARIES = ("c10", "torch_cpu")
+_LIBRARIES, _CUDA_LIBRARY = ("c10", "torch_cpu"), "c10_cuda"
+_CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
 CPU = -1
 """The device of the CPU's blocks."""
 _BLOCK, _SPAN = 9, 5
@@ -99,14 +104,23 @@ class CompiledExtension:
         """Stop, on the thread that has started; what was not taken is dropped."""
         self._library.ampmem_stop()
 
+    def names(self) -> list[str]:
+        """The names of all nodes so far."""
+        counts = (ctypes.c_int64 * 3)()
+        self._library.ampmem_count(counts)
+        return self._names_so_far(counts[2])
+
+    def _names_so_far(self, count: int) -> list[str]:
+        for index in range(len(self._names), count):
+            self._names.append(self._library.ampmem_name(index).decode("utf-8", "backslashreplace"))
+        return self._names
+
     def take(self) -> Observed:
         """What was observed since the last call; recording goes on."""
         counts = (ctypes.c_int64 * 3)()
         self._library.ampmem_count(counts)
         blocks, spans = np.empty((counts[0], _BLOCK), np.int64), np.empty((counts[1], _SPAN), np.int64)
         self._library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans))
-        for index in range(len(self._names), counts[2]):
-            self._names.append(self._library.ampmem_name(index).decode("utf-8", "backslashreplace"))
         time, address, size, total, device, name, own, number, thread = np.ascontiguousarray(blocks.T)
         return Observed(
             time_ns=time,
@@ -119,7 +133,7 @@ class CompiledExtension:
             number=number,
             thread=thread,
             spans=spans,
-            names=self._names,
+            names=self._names_so_far(counts[2]),
         )
 
     def works(self) -> bool:
@@ -144,7 +158,7 @@ def folder() -> Path:
 
 def path() -> Path:
     """Where the extension for this torch and this ampmem is, or would be."""
-    sources = b"".join(source.read_bytes() for source in SOURCES)
+    sources = b"".join(source.read_bytes() for source in (*_HEADERS, *SOURCES))
     digest = hashlib.sha256(sources + str(torch.version.git_version).encode()).hexdigest()
     return folder() / f"{torch.__version__}-{digest[:12]}.so"
 
@@ -170,18 +184,64 @@ def _load(library: Path) -> CompiledExtension | None:
 def build() -> Path:
     """Compile the extension for this torch, and try it; returns its path.
 
+    The part for CUDA is left out for a torch without CUDA, without CUDA's headers, or if it does not compile here; so
+    is the part for the ops of forward.
+
     Raises:
         AmpmemError: there is no C++ compiler, it fails, or the extension does not see what torch allocates.
     """
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise AmpmemError(f"there is no C++ compiler ({', '.join(_COMPILERS)}): install one, or name it in CXX")
-    library = path()
+    library, headers = path(), cuda_headers()
     library.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        _compile(compiler, SOURCES, library)
-    except AmpmemError:
-        _compile(compiler, [source for source in SOURCES if source.name != _OPTIONAL], library)
+    *tries, last = dict.fromkeys((found, without) for without in ((), (_OPS,)) for found in (headers, None))
+    for found, without in tries:
+        with suppress(AmpmemError):
+            return _built(library, compiler, found, without)
+    return _built(library, compiler, *last)
+
+
+def cuda_headers() -> Path | None:
+    """The folder with CUDA's headers; ``None`` if there is none, or this torch was built without CUDA."""
+    if torch.version.cuda is None:
+        return None
+    packages = Path(torch.__file__).parents[1]
+    homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    folders = [
+        *(home / "include" for home in homes),
+        packages / "triton" / "backends" / "nvidia" / "include",
+        *sorted(packages.glob("nvidia/*/include")),
+        Path("/usr/local/cuda/include"),
+    ]
+    return next((folder for folder in folders if all((folder / name).exists() for name in _CUDA_HEADERS)), None)
+
+
+def _built(library: Path, compiler: str, headers: Path | None, without: Sequence[str]) -> Path:
+    """Compile ``library``, with the part for CUDA if there are ``headers`` of CUDA, and try it.
+
+    ``without`` has the names of other sources to leave out.
+    """
+    torch_folder = Path(torch.__file__).parent
+    with tempfile.TemporaryDirectory(dir=library.parent) as work:
+        made = Path(work) / library.name
+        include = torch_folder / "include"
+        found = [f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", f"-L{torch_folder / 'lib'}"]
+        wanted = [f"-l{each}" for each in _LIBRARIES]
+        left_out = {*without, *([_TRACE] if headers is None else [])}
+        sources = [str(source) for source in SOURCES if source.name not in left_out]
+        if headers is not None:
+            found.append(f"-I{headers}")
+            wanted.append(f"-l{_CUDA_LIBRARY}")
+        command = (*compiler.split(), *_FLAGS, *sources, "-o", str(made), *found, *wanted)
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            raise AmpmemError(f"the C++ compiler {compiler} does not start: {error.strerror}") from error
+        if ran.returncode:
+            said = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr.strip()[-200:])
+            raise AmpmemError(f"the C++ compiler {compiler} could not compile the extension: {said}")
+        made.replace(library)
     _load.cache_clear()
     try:
         works = _load(library) is not None
@@ -191,25 +251,6 @@ def build() -> Path:
         library.unlink()
         raise AmpmemError(f"the compiled extension does not work with torch {torch.__version__}: it was removed")
     return library
-
-
-def _compile(compiler: str, sources: Iterable[Path], library: Path) -> None:
-    """Compile ``sources`` into ``library``; raises :class:`AmpmemError` if that fails."""
-    torch_folder = Path(torch.__file__).parent
-    include = torch_folder / "include"
-    found = (f"-I{include}", f"-I{include / 'torch' / 'csrc' / 'api' / 'include'}", f"-L{torch_folder / 'lib'}")
-    wanted = (*found, *(f"-l{each}" for each in _LIBRARIES))
-    with tempfile.TemporaryDirectory(dir=library.parent) as work:
-        made = Path(work) / library.name
-        command = (*compiler.split(), *_FLAGS, *map(str, sources), "-o", str(made), *wanted)
-        try:
-            ran = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        except OSError as error:
-            raise AmpmemError(f"the C++ compiler {compiler} does not start: {error.strerror}") from error
-        if ran.returncode:
-            said = next((line for line in ran.stderr.splitlines() if "error" in line), ran.stderr.strip()[-200:])
-            raise AmpmemError(f"the C++ compiler {compiler} could not compile the extension: {said}")
-        made.replace(library)
 
 
 def remove() -> int:

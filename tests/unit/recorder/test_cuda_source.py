@@ -685,7 +685,7 @@ def test_nodes_run_innermost_first_and_hand_their_number_on() -> None:
 
 def test_nodes_of_other_devices_threads_name_nothing_on_this_one() -> None:
     spans = (Ran(10, 40, "here", 4, 2), Ran(30, 60, "there", 5, 3), Ran(70, 80, "of the recorded thread", 6, 1))
-    seen = SeenNodes(spans, devices={2: {0}, 3: {1}})
+    seen = SeenNodes(lambda: spans, devices=lambda: {2: {0}, 3: {1}})
     names = {device: [seen.nodes(device).name_at(when) for when in (15, 35, 50, 75)] for device in (0, 1)}
     assert names[0] == ["here", "here", "", "of the recorded thread"]
     assert names[1] == ["", "there", "there", "of the recorded thread"]
@@ -909,7 +909,7 @@ def test_a_script_that_resets_the_peaks_does_not_make_other_devices_smaller(cloc
 
 
 def test_a_peak_that_was_reset_before_anybody_asked_is_in_the_trace(gpu: ModelCuda, clock: Clock) -> None:
-    peaks = TracePeaks(gpu, Settings())
+    peaks = TracePeaks(gpu.device_count, gpu.stats, Settings())
     gpu.recording = True
     kept = gpu.malloc(30 * MIB - 512)
     gpu.free(gpu.malloc(8 * MIB))

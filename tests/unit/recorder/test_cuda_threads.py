@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_model import Clock, ModelCuda, events_of, held, reserved_after, totals
+from cuda_model import Clock, ModelCuda, ModelTracker, events_of, held, reserved_after, totals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +46,7 @@ class Replay:
 
     clock: Clock
     gpu: ModelCuda
+    tracked: bool = False
     live: list[Block] = field(default_factory=list)
     windows: list[RawEvents] = field(default_factory=list)
     layers: list[LayersRecord] = field(default_factory=list)
@@ -54,7 +55,7 @@ class Replay:
     """What was reserved after each event of the trace."""
 
     def __post_init__(self) -> None:
-        self.source = CudaSource(api=self.gpu)
+        self.source = CudaSource(api=self.gpu, tracker=ModelTracker(self.gpu) if self.tracked else None)
 
     def alloc(self, call: str, value: int, stream: int) -> None:
         gpu = self.gpu
@@ -118,12 +119,12 @@ def check(replay: Replay) -> None:
     assert all(replace(each, device_used=None).allocated <= each.active <= each.reserved for each in marks)
 
 
-def recorded(patch: pytest.MonkeyPatch, drift: int, **options: Any) -> Replay:
+def recorded(patch: pytest.MonkeyPatch, drift: int, *, tracked: bool, **options: Any) -> Replay:
     """A replay on a clock of the test's; nothing is profiled."""
     clock = Clock()
     patch.setattr(cuda, "time_ns", clock)
     patch.setattr(NodeRecorder, "start", lambda self: None)
-    return Replay(clock, ModelCuda(clock, drift_ns=drift, **options))
+    return Replay(clock, ModelCuda(clock, drift_ns=drift, **options), tracked)
 
 
 def _check_reserved(replay: Replay) -> None:
@@ -140,6 +141,7 @@ def _check_reserved(replay: Replay) -> None:
     assert now == replay.gpu.stats(0).reserved
 
 
+@pytest.mark.parametrize("tracked", [False, True])
 @settings(max_examples=80)
 @given(
     calls=st.lists(_CALLS, max_size=80),
@@ -148,10 +150,10 @@ def _check_reserved(replay: Replay) -> None:
     drift=_DRIFT,
 )
 def test_events_and_layers_agree_with_the_allocator(
-    calls: list[tuple[str, int, int]], before: list[int], expandable: bool, drift: int
+    calls: list[tuple[str, int, int]], before: list[int], expandable: bool, drift: int, tracked: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        replay = recorded(patch, drift, settings=Settings(expandable_segments=expandable))
+        replay = recorded(patch, drift, tracked=tracked, settings=Settings(expandable_segments=expandable))
         replay.live += [replay.gpu.malloc(size) for size in before]
         replay.source.start({})
         replay.run(calls)
@@ -160,6 +162,7 @@ def test_events_and_layers_agree_with_the_allocator(
         assert not any("lost" in note for note in replay.source.notes())
 
 
+@pytest.mark.parametrize("tracked", [False, True])
 @settings(max_examples=120)
 @given(
     calls=st.lists(_CALLS, max_size=60),
@@ -172,9 +175,10 @@ def test_other_threads_may_allocate_while_the_allocator_is_read(
     before: list[tuple[str, int, int]],
     others: list[list[tuple[str, int, int]]],
     drift: int,
+    tracked: bool,
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        replay = recorded(patch, drift)
+        replay = recorded(patch, drift, tracked=tracked)
         replay.alloc_all(before)
         replay.source.start({})
         rest = iter(others)
@@ -191,7 +195,7 @@ def test_a_trace_without_gaps_is_read_in_one_go_as_it_would_be_entry_by_entry(
 ) -> None:
     replay = Replay(Clock(), ModelCuda(Clock()))
     quick, careful = History(Settings()), History(Settings())
-    careful._followed = lambda trace, final: None  # type: ignore[method-assign]
+    careful._followed = lambda trace, final, counted: None  # type: ignore[method-assign]
     for number, calls in enumerate(windows):
         replay.gpu.history(on=True, entries=1000, stacks=False)
         replay.alloc_all(calls)
@@ -199,7 +203,9 @@ def test_a_trace_without_gaps_is_read_in_one_go_as_it_would_be_entry_by_entry(
         for history in (quick, careful):
             window = history.read(replay.gpu.snapshot(), 0, None)
             if number and history is quick:
-                assert Chain(window.trace, quick._live, quick._awaiting).leads_to(window.final)
+                chain = Chain(window.trace, quick._live, quick._awaiting)
+                assert chain.goes_on()
+                assert window.final.same(*chain.after())
             found.append(history.settle(window, stamps={}, since_ns=1, until_ns=2**62))
         for name in (each.name for each in fields(found[0])):
             of_quick, of_careful = (getattr(each, name) for each in found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_c
 from ampmem.allocator.settings import Settings, round_size
 from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, read_segments
 from ampmem.events import Action, Column, SegmentColumns
-from ampmem.recorder.sources.cuda.device import Snapshot
+from ampmem.recorder.sources.cuda.device import Snapshot, Stats
 from ampmem.recorder.sources.cuda.trace import (
     IS_ALLOC,
     IS_DONE,
@@ -116,12 +116,12 @@ class Chain:
         self.stream = np.where(self.kind == IS_ALLOC, trace.stream[self.place], 0)
         self.stream = self._handed_on(self._with_known(self.stream, [block.stream for block in self._before]))
 
-    def leads_to(self, final: HeldBlocks) -> bool:
-        """Whether the entries follow from the blocks before without a gap, and lead to the blocks of ``final``."""
+    def goes_on(self) -> bool:
+        """Whether the entries follow from the blocks before without a gap."""
         kind = self._with_known(np.roll(self.kind, 1), self._kind_before, always=True)
         size = self._with_known(np.roll(self.size, 1), [block.requested for block in self._before], always=True)
         goes_on = (self.kind == _NEXT[kind]) & ((self.kind == IS_ALLOC) | (self.size == size))
-        return bool(goes_on.all()) and final.same(*self.after())
+        return bool(goes_on.all())
 
     def after(self) -> HeldBlocks:
         """The blocks after the trace."""
@@ -134,19 +134,24 @@ class Chain:
                 (blocks.alive if kind == IS_ALLOC else blocks.awaiting)[address] = LiveBlock(*block)
         return blocks
 
-    def size_blocks(self, final: HeldBlocks, settings: Settings) -> None:
+    def size_blocks(self, final: HeldBlocks | None, settings: Settings) -> bool:
         """Fill in the sizes of the blocks: from the profiler, or from ``final``.
 
-        For others the rounded request is the best guess: a block of the large pool may be up to 1 MiB larger.
+        For others the rounded request is the best guess: a block of the large pool may be up to 1 MiB larger. Returns
+        false if only a ``final`` can tell some size.
         """
         born = self.kind == IS_ALLOC
         later = np.where(self._last, 0, np.roll(self._seen, -1))
         left = np.flatnonzero(self._last & born)
-        later[left] = [final.alive[address].size for address in self.address[left].tolist()]
+        if final is not None:
+            later[left] = [final.alive[address].size for address in self.address[left].tolist()]
+        elif not self._seen[left].all():
+            return False
         found = np.where(self._seen > 0, self._seen, np.where(later >= self.size, later, 0))
         guessed = np.flatnonzero(born & (found == 0))
         found[guessed] = [round_size(size, settings) for size in self.size[guessed].tolist()]
         self.bytes = self._handed_on(np.where(born, found, self.bytes))
+        return True
 
     def _with_known(self, column: Column, known: list[int], *, always: bool = False) -> NDArray[np.int64]:
         """``column`` with the ``known`` earlier value in each address's first row, unless that is an alloc."""
@@ -225,7 +230,8 @@ class Settled:
     """The events of a window as columns; ``lost`` counts the blocks and segments in which trace and state differ.
 
     ``seen`` is the index of an event's block in the profiler's, or -1. ``awaiting_ns`` and ``awaiting`` are times, and
-    the requested bytes that await other streams from then on. ``peak`` is the state with the most requested bytes.
+    the requested bytes that await other streams from then on. ``peak`` is the state with the most requested bytes,
+    ``allocated_peak`` the most block bytes of live blocks.
     """
 
     time_ns: Column
@@ -240,6 +246,7 @@ class Settled:
     awaiting_ns: Column
     awaiting: Column
     peak: Level
+    allocated_peak: int
     segments: SegmentColumns
     lost: int
 
@@ -255,7 +262,8 @@ class History:
         self._settings = settings
         self._live: dict[int, LiveBlock] = {}
         self._awaiting: dict[int, LiveBlock] = {}
-        self._awaiting_bytes = 0
+        self._requested = self._allocated = self._awaiting_bytes = 0
+        """Sums over the blocks: requested and block bytes of live ones, requested bytes of others."""
         self._now = 0
         self._first = True
         self._segments = SegmentLog()
@@ -293,13 +301,48 @@ class History:
         marks: Sequence[MarkCount] = (),
     ) -> Settled:
         """The events of ``window``, which lasted from ``since_ns`` to ``until_ns``."""
-        trace, held, final = window
+        trace = window.trace
         _add_blocks(trace, seen)
         start = max(self._now, since_ns)
-        trace.time_ns = timed(trace, stamps, seen, marks, span=(start, max(start, until_ns)), final=final.counted)
+        span = (start, max(start, until_ns))
+        trace.time_ns = timed(trace, stamps, seen, marks, span=span, final=window.final.counted)
+        return self._settle(window, start)
+
+    def settle_tracked(self, window: TraceWindow, *, since_ns: int, until_ns: int) -> Settled:
+        """The events of ``window``, whose entries have their times and blocks already."""
+        return self._settle(window, self._clamp(window.trace, since_ns, until_ns))
+
+    def follow(self, trace: Trace, *, since_ns: int, until_ns: int, counted: Stats | None) -> Settled | None:
+        """The events of ``trace``, as :meth:`settle_tracked` gives them, without a look at the segments.
+
+        ``None`` if that is necessary: in the first window, if the trace does not lead from the known state to what the
+        allocator has ``counted``, or if only the segments tell the size of some block.
+        """
+        if self._first:
+            return None
+        start = self._clamp(trace, since_ns, until_ns)
+        rows = self._followed(trace, None, counted)
+        if rows is None:
+            return None
+        self._now = max(start, int(trace.time_ns[-1])) if len(trace) else start
+        return rows.settled(self._requested, self._segments.take(), 0)
+
+    @property
+    def extents(self) -> Iterable[Extent]:
+        """The segments after the last window."""
+        return self._segments.held
+
+    def _clamp(self, trace: Trace, since_ns: int, until_ns: int) -> int:
+        """Keep the times of ``trace`` in order and in the window, whatever the system clock did; returns its start."""
+        start = max(self._now, since_ns)
+        trace.time_ns = np.maximum.accumulate(np.clip(trace.time_ns, start, max(start, until_ns)))
+        return start
+
+    def _settle(self, window: TraceWindow, start: int) -> Settled:
+        trace, held, final = window
         lost = self._reconcile_segments(held, trace, start)
         self._now = max(start, int(trace.time_ns[-1])) if len(trace) else start
-        rows = None if self._first else self._followed(trace, final)
+        rows = None if self._first else self._followed(trace, final, None)
         if rows is None:
             entries = trace.entries()
             writer = _Writer(self._live, self._settings, final.alive, true_sizes(entries, final.alive))
@@ -309,9 +352,11 @@ class History:
             self._forward(writer, entries)
             lost += writer.agree(self._now)
             rows = writer.rows()
+            self._requested = sum(block.requested for block in self._live.values())
+            self._allocated = sum(block.size for block in self._live.values())
         lost += self._segments.agree(self._now, len(rows.table), held)
         self._first = False
-        return rows.settled(sum(block.requested for block in final.alive.values()), self._segments.take(), lost)
+        return rows.settled(self._requested, self._segments.take(), lost)
 
     def _read(self, traces: Sequence[Any], device: int) -> Trace:
         self.stacks.forget()
@@ -360,12 +405,16 @@ class History:
             return 0
         return self._segments.agree(start_ns, 0, before)
 
-    def _followed(self, trace: Trace, final: HeldBlocks) -> _Rows | None:
-        """The rows of a ``trace`` that leads without a gap from the known state to ``final``; else ``None``."""
+    def _followed(self, trace: Trace, final: HeldBlocks | None, counted: Stats | None) -> _Rows | None:
+        """The rows of a ``trace`` that leads without a gap from the known state to ``final``, or to what was counted.
+
+        ``None`` if it does not. Without both any end is right.
+        """
         chain = Chain(trace, self._live, self._awaiting)
-        if not chain.leads_to(final):
+        if not chain.goes_on() or not (final is None or final.same(*chain.after())):
             return None
-        chain.size_blocks(final, self._settings)
+        if not chain.size_blocks(final, self._settings):
+            return None
         in_order = np.argsort(chain.place)
         place, kind, size = chain.place[in_order], chain.kind[in_order], chain.size[in_order]
         block, stream = chain.bytes[in_order], chain.stream[in_order]
@@ -373,9 +422,15 @@ class History:
         count = np.cumsum(is_row)
         # Bytes before the first entry, and after each.
         sign, waiting = _SIGN[kind], _WAITING[kind]
-        requested = _sums(sum(each.requested for each in self._live.values()), sign * size)
-        allocated = _sums(sum(each.size for each in self._live.values()), sign * block)
+        requested = _sums(self._requested, sign * size)
+        allocated = _sums(self._allocated, sign * block)
         awaiting = _sums(self._awaiting_bytes, waiting * size)
+        if counted is not None and (
+            counted.blocks != len(self._live) + int(sign.sum())
+            or counted.requested != int(requested[-1] + awaiting[-1])
+            or counted.reserved != self._segments.held.size + _reserved_by(trace)
+        ):
+            return None
         active = allocated + _sums(self._awaiting_size(), waiting * block)
         reserved_after, reserved = [-1], [self._segments.held.size]
         for at, word, extent in _segment_calls(trace):
@@ -386,14 +441,16 @@ class History:
             reserved.append(self._segments.held.size)
         peak = int(np.argmax(np.where(np.concatenate([[True], kind == IS_ALLOC]), requested, -1)))
         at_peak = bisect_right(reserved_after, int(place[peak - 1])) - 1 if peak else 0
+        most = int(allocated.max())
         level = Level(int(requested[peak]), int(allocated[peak]), int(active[peak]), reserved[at_peak])
         self._live, self._awaiting = chain.after()
+        self._requested, self._allocated = int(requested[-1]), int(allocated[-1])
         self._awaiting_bytes = int(awaiting[-1])
         action = np.where(kind == IS_ALLOC, int(Action.ALLOC), int(Action.FREE))
         columns = (time, action, chain.address[in_order], size, block, stream, trace.stack[place], trace.seen[place])
         changed = np.concatenate([[True], waiting != 0])
         since = np.concatenate([[0], time])
-        return _Rows(np.stack(columns, axis=1)[is_row], np.stack([since, awaiting], axis=1)[changed], level)
+        return _Rows(np.stack(columns, axis=1)[is_row], np.stack([since, awaiting], axis=1)[changed], level, most)
 
     def _forward(self, writer: _Writer, entries: list[TraceEntry]) -> None:
         level = writer.level(self._awaiting_size(), self._segments.held.size)
@@ -446,8 +503,13 @@ def _sums(start: int, changes: Column) -> Column:
 def _segment_calls(trace: Trace) -> Iterator[tuple[int, str, Extent]]:
     """(index, action, segment or pages) of each entry about a segment."""
     for at in np.flatnonzero(trace.kind >= IS_SEGMENT).tolist():
-        action = trace.action[at]
+        action = KINDS[int(trace.kind[at])]
         yield at, action, extent_of_call(action, int(trace.address[at]), int(trace.size[at]), int(trace.stream[at]))
+
+
+def _reserved_by(trace: Trace) -> int:
+    """The bytes that the entries of ``trace`` reserve, less those that they return."""
+    return sum(extent.size if RESERVING[action] else -extent.size for _, action, extent in _segment_calls(trace))
 
 
 def _before(held: list[Extent], trace: Trace) -> list[Extent]:
@@ -479,6 +541,7 @@ class _Rows(NamedTuple):
     table: NDArray[np.int64]
     awaiting: NDArray[np.int64]
     peak: Level
+    allocated_peak: int
 
     def settled(self, final_requested: int, segments: SegmentColumns, lost: int) -> Settled:
         """The columns of :class:`Settled`; ``final_requested`` are the bytes alive at the end, by the segments."""
@@ -500,6 +563,7 @@ class _Rows(NamedTuple):
             awaiting_ns=since,
             awaiting=awaiting,
             peak=self.peak,
+            allocated_peak=self.allocated_peak,
             segments=segments,
             lost=lost,
         )
@@ -518,7 +582,7 @@ class _Writer:
         self._rows: list[tuple[int, ...]] = []
         self._awaiting: list[tuple[int, int]] = []
         self._requested = sum(block.requested for block in live.values())
-        self._allocated = sum(block.size for block in live.values())
+        self._allocated = self._most = sum(block.size for block in live.values())
         self._peak = Level(0, 0, 0, 0)
 
     @property
@@ -538,6 +602,7 @@ class _Writer:
         self._live[address] = block
         self._requested += block.requested
         self._allocated += size
+        self._most = max(self._most, self._allocated)
         self._rows.append((time_ns, action, address, block.requested, size, block.stream, stack, seen))
 
     def free(self, time_ns: int, address: int, seen: int = -1) -> LiveBlock | None:
@@ -577,4 +642,4 @@ class _Writer:
     def rows(self) -> _Rows:
         """All events as rows."""
         awaiting = np.array(self._awaiting, dtype=np.int64).reshape(-1, 2)
-        return _Rows(np.array(self._rows, dtype=np.int64).reshape(-1, 8), awaiting, self._peak)
+        return _Rows(np.array(self._rows, dtype=np.int64).reshape(-1, 8), awaiting, self._peak, self._most)

@@ -50,13 +50,14 @@ class SeenNodes:
 
     def __init__(
         self,
-        spans: Sequence[Ran] = (),
+        spans: Callable[[], Sequence[Ran]] = tuple,
         blocks: Mapping[int, SeenBlocks] | None = None,
-        devices: Mapping[int, set[int]] | None = None,
+        devices: Callable[[], Mapping[int, set[int]]] = dict,
         shift: Callable[[Column], Column] = np.array,
     ) -> None:
         self._spans = spans
-        self._devices = devices or {}
+        self.devices = devices
+        """Gives the devices on which each thread allocated. Like the spans, it is asked only if needed."""
         self._shift = shift
         self._nodes: dict[int, Nodes] = {}
         self._blocks = blocks or {}
@@ -68,7 +69,8 @@ class SeenNodes:
         """
         known = self._nodes.get(device)
         if known is None:
-            spans = [each for each in self._spans if device in self._devices.get(each.thread, {device})]
+            devices = self.devices()
+            spans = [each for each in self._spans() if device in devices.get(each.thread, {device})]
             known = self._nodes[device] = nodes_of(spans, self._shift)
         return known
 
@@ -121,7 +123,7 @@ class NodeRecorder:
         if len(walk.markers) < 2 * MARKERS:  # without them the nodes' times are unknown
             return SeenNodes()
         shift = shift_between(walk.markers, marks)
-        return SeenNodes(walk.spans, walk.blocks(shift), walk.devices, shift)
+        return SeenNodes(lambda: walk.spans, walk.blocks(shift), lambda: walk.devices, shift)
 
 
 class ObservedNodes:
@@ -152,12 +154,15 @@ class ObservedNodes:
             self.abandon()
         seen = self._extension.take()
         threads: dict[int, set[int]] = {}
-        for device, thread in np.unique(np.stack([seen.device, seen.thread], axis=1), axis=0).tolist():
-            if device >= 0:
-                threads.setdefault(thread, set()).add(device)
+        rows = np.stack([seen.device, seen.thread], axis=1)[seen.device >= 0]
+        for device, thread in np.unique(rows, axis=0).tolist() if len(rows) else ():
+            threads.setdefault(thread, set()).add(device)
         blocks = {device: _blocks_on(device, seen) for device in set().union(*threads.values())}
-        spans = [Ran(start, end, seen.names[name], *rest) for start, end, name, *rest in seen.spans.tolist()]
-        return SeenNodes(spans, blocks, threads)
+        return SeenNodes(lambda: _spans_of(seen), blocks, lambda: threads)
+
+
+def _spans_of(seen: Observed) -> list[Ran]:
+    return [Ran(start, end, seen.names[name], *rest) for start, end, name, *rest in seen.spans.tolist()]
 
 
 def _blocks_on(device: int, seen: Observed) -> SeenBlocks:
@@ -171,6 +176,8 @@ def _blocks_on(device: int, seen: Observed) -> SeenBlocks:
         ops=ops,
     )
 
+
+NO_NODES = Nodes(since_ns=NO_BLOCKS.op, op=NO_BLOCKS.op, sequence=NO_BLOCKS.op, ops=("",))
 
 _WHOLE = "ampmem::window"
 """The name of the scope around the whole window."""

@@ -1,8 +1,8 @@
 """Source ``cuda``: the trace of PyTorch's caching allocator, read and emptied at the end of every step.
 
 The trace is switched on when the script initializes CUDA, emptied at each :meth:`CudaSource.drain`, and switched off at
-the end. One device is recorded: the one with the largest peak at the first mark, or the one that ran out of memory
-before that.
+the end. It is PyTorch's memory history, or rows of the compiled extension's tracker, which have the same events. One
+device is recorded: the one with the largest peak at the first mark, or the one that ran out of memory before that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from time import time_ns
 from typing import Any
+
+import numpy as np
 
 from ampmem.allocator.blocks import DEFAULT_POOL
 from ampmem.allocator.settings import (
@@ -34,11 +36,25 @@ from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.models.live import collection_paused
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, Source, joined
-from ampmem.recorder.sources.cuda.device import Snapshot, TorchCuda, forget_observer
-from ampmem.recorder.sources.cuda.events import History, Level, Settled
-from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Nodes, ObservedNodes
+from ampmem.recorder.sources.cuda.device import Snapshot, Stats, TorchCuda, forget_observer
+from ampmem.recorder.sources.cuda.events import HeldBlocks, History, Level, Settled, TraceWindow, extents_in
+from ampmem.recorder.sources.cuda.nodes import NO_NODES, NodeRecorder, Nodes, ObservedNodes, SeenNodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
-from ampmem.recorder.sources.cuda.trace import Counted, MarkCount, SeenBlocks, Stamps
+from ampmem.recorder.sources.cuda.trace import IS_ALLOC, IS_FREE, Counted, MarkCount, SeenBlocks, Stamps
+from ampmem.recorder.sources.cuda.tracker import (
+    NO_ROWS,
+    Table,
+    Tracked,
+    TrackedMark,
+    Tracker,
+    devices_in,
+    on_device,
+    pools_in,
+    threads_by_device,
+    trace_on,
+    tracker_of,
+    until_snapshot,
+)
 from ampmem.recorder.sources.extension import find
 from ampmem.recorder.sources.window import check_free, install
 from ampmem.recorder.torch_private.general import in_backward
@@ -52,27 +68,46 @@ class TracePeaks:
     ``torch.cuda.reset_peak_memory_stats`` resets the allocator's own peak; the trace still shows it.
     """
 
-    def __init__(self, api: TorchCuda, settings: Settings) -> None:
-        self._api = api
+    def __init__(self, devices: Callable[[], int], stats: Callable[[int], Stats], settings: Settings) -> None:
+        self._devices = devices
+        self._stats = stats
         self._settings = settings
         self._known: dict[int, int] = {}
 
     def now(self) -> dict[int, int]:
         """The peaks in bytes, by device, from the trace and the allocator's statistics."""
-        for device in range(self._api.device_count()):
-            self._know(device, self._api.stats(device).allocated_peak)
-        return dict(self._known)
+        for device in range(self._devices()):
+            self.note_peak(device, self._stats(device).allocated_peak)
+        return {device: self._known[device] for device in sorted(self._known)}
 
-    def note(self, snapshot: Snapshot) -> None:
-        """Add the peaks of the trace in ``snapshot``, for all devices."""
+    def note_peak(self, device: int, peak: int) -> None:
+        """Add the largest sum of block bytes that the events of ``device`` have."""
+        self._known[device] = max(self._known.get(device, 0), peak)
+
+    def note_rows(self, table: Table, recorded: int | None) -> None:
+        """Add the peaks in a tracker's newest rows, for all devices but the ``recorded`` one.
+
+        Without the size of each block there is no peak to be known but the allocator's own.
+        """
+        for device in devices_in(table) - {recorded}:
+            rows = Tracked(*on_device(device, table).T)
+            uses = rows.kind <= IS_FREE
+            if rows.block[uses].all():
+                change = np.where(rows.kind == IS_ALLOC, rows.block, -rows.block)[uses]
+                left = np.cumsum(change[::-1])  # by each row and all after it, the last first
+                self.note_peak(device, self._stats(device).allocated - int(left.min(initial=0)))
+
+    def note(self, snapshot: Snapshot, recorded: int | None = None) -> None:
+        """Add the peaks of the trace in ``snapshot``, for all devices but the ``recorded`` one."""
         blocks: dict[int, dict[int, int]] = {}
         for segment in snapshot["segments"]:
             of_device = blocks.setdefault(segment["device"], {})
-            for block in segment["blocks"]:
+            for block in segment["blocks"] if segment["device"] != recorded else ():
                 if block["state"] == "active_allocated":
                     of_device[int(block["address"])] = int(block["size"])
         for device, trace in enumerate(snapshot["device_traces"]):
-            self._know(device, self._largest(trace, blocks.get(device, {})))
+            if device != recorded:
+                self.note_peak(device, self._largest(trace, blocks.get(device, {})))
 
     def _largest(self, trace: Sequence[Mapping[str, Any]], blocks: dict[int, int]) -> int:
         """The peak in ``trace``, backwards from the ``blocks`` after it; sizes of other blocks are rounded requests."""
@@ -86,17 +121,20 @@ class TracePeaks:
                 now -= blocks.pop(row["addr"], 0)
         return most
 
-    def _know(self, device: int, peak: int) -> None:
-        self._known[device] = max(self._known.get(device, 0), peak)
-
 
 ENTRIES = 2_000_000
-"""Maximum number of trace entries that torch keeps: it bounds memory, far above what a phase of a step makes."""
+"""Maximum number of trace entries that are kept: it bounds memory, far above what a phase of a step makes."""
+FEW_ENTRIES = 64
+"""Number of entries that torch keeps if the tracker has them all: a failure looks for its own there."""
 PART = 20_000
 """Number of allocations and frees after which the trace is read and emptied between two phases of a step.
 
 As Python objects an entry takes over a kilobyte; the columns kept of it until the step ends take 104 bytes.
 """
+_TOO_MANY = (
+    "a phase of a step had more than the {entries} allocator events that are kept: some of its events are lost, and "
+    "its peak may be too low"
+)
 _OFF = (
     "the script turned PyTorch's caching allocator off (torch.cuda.caching_allocator_enable(False)), and memory "
     "allocated since then is not in this recording; remove that call"
@@ -121,7 +159,17 @@ class CudaSource(Source):
     addresses = RealAddresses()
     uses_profiler = uses_history = True
 
-    def __init__(self, *, stacks: bool = True, synchronize: bool = True, api: TorchCuda | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        stacks: bool = True,
+        synchronize: bool = True,
+        api: TorchCuda | None = None,
+        tracker: Tracker | None = None,
+    ) -> None:
+        extension = find()
+        self._tracker = tracker_of(extension) if api is None else tracker
+        """Used if the extension has it. Then nothing is read from the allocator's history but stacks and failures."""
         self._api = TorchCuda() if api is None else api
         self._stacks = stacks
         self._synchronize = synchronize
@@ -133,9 +181,8 @@ class CudaSource(Source):
         self._asked = text_of_environment(os.environ)[1]
         """The allocator's settings in the environment, before the script may have changed them."""
         self._history = History(self._settings())
-        self._peaks = TracePeaks(self._api, self._settings())
+        self._peaks = self._no_peaks()
         self._stamps = Stamps()
-        extension = find()
         self._nodes = NodeRecorder() if extension is None else ObservedNodes(extension)
         self._tag: Callable[[str], None] | None = None
         self._marks: dict[tuple[int, Mark], tuple[MarkCount, LayersRecord]] = {}
@@ -154,8 +201,18 @@ class CudaSource(Source):
         self._expandable = False
         self._streams: set[int] = set()
         self._pools: set[tuple[int, int]] = set()
+        self._table = NO_ROWS
+        """Rows of the tracker that came after the last event that was read."""
+        self._stack_of = np.zeros(1, dtype=np.int64)
+        """The index among the history's texts of each of the tracker's stacks."""
+        self._number = -1
+        """The tracker's number of the recorded thread."""
         self.device_name = "a CUDA device"
         self.stamp = self._stamp
+
+    def stamps_ops(self) -> bool:
+        """Whether :attr:`stamp` has to be called at each op: the tracker has exact times."""
+        return self._tracker is None
 
     def check(self) -> None:
         """Raise :class:`UsageError` if nothing can be recorded, or memory history is being recorded already."""
@@ -195,9 +252,7 @@ class CudaSource(Source):
         if device is None:
             return
         self._look_at_allocator()
-        since, now = self._stamps.last, time_ns()
-        self._stamp(now)  # separates later events from those before the mark
-        stats = self._api.stats(device)
+        count, stats = self._count(device)
         used = None
         with suppress(RuntimeError):  # of a device that has failed: the script gets to know by itself
             if not self._api.capturing():
@@ -216,18 +271,33 @@ class CudaSource(Source):
         )
         self._marks.pop((step, mark), None)  # a later mark replaces it and goes to the end
         self._layers = [each for each in self._layers if (each.step, each.mark) != (step, mark)]
-        self._marks[(step, mark)] = (MarkCount(since, now, Counted(stats.blocks, stats.requested)), record)
+        self._marks[(step, mark)] = (count, record)
         self._read_much(stats.uses)
+
+    def _count(self, device: int) -> tuple[MarkCount, Stats]:
+        """The allocator's counts and statistics now; the time separates later events from those before."""
+        if self._tracker is not None:
+            stats, _, now, self._number = self._tracker.read(device)
+            return MarkCount(self._stamps.last, now, Counted(stats.blocks, stats.requested)), stats
+        since, now = self._stamps.last, time_ns()
+        self._stamp(now)
+        stats = self._api.stats(device)
+        return MarkCount(since, now, Counted(stats.blocks, stats.requested)), stats
+
+    def _stats(self, device: int) -> Stats:
+        return self._api.stats(device) if self._tracker is None or not self._on else self._tracker.read(device).stats
 
     def pause(self) -> None:
         """Read the trace of the running step so far, if it is long."""
         if self._on:
             device = self._api.current_device() if self._device is None else self._device
-            self._read_much(self._api.stats(device).uses)
+            self._read_much(self._stats(device).uses)
 
     def _read_much(self, uses: int) -> None:
+        if uses - self._uses < PART or threading.get_ident() != self._thread:
+            return
         # Inside backward the profiler cannot be closed, because the running nodes began in it.
-        if uses - self._uses >= PART and threading.get_ident() == self._thread and not in_backward():
+        if self._tracker is not None or not in_backward():
             with collection_paused():
                 self._parts.append(self._part(go_on=True))
 
@@ -246,6 +316,8 @@ class CudaSource(Source):
         self._wanted = False
         if self._on:
             self._on = False
+            if self._tracker is not None:
+                self._tracker.stop()
             self._api.history(on=False, entries=0, stacks=False)
             forget_observer(self._oom.observe)
             if self._tag is not None and threading.get_ident() == self._thread:
@@ -290,6 +362,9 @@ class CudaSource(Source):
         """Notes for the reader of the recording."""
         return list(self._notes)
 
+    def _no_peaks(self) -> TracePeaks:
+        return TracePeaks(self._api.device_count, self._stats, self._settings())
+
     def _settings(self) -> Settings:
         try:
             return settings_of_environment(os.environ)
@@ -306,10 +381,14 @@ class CudaSource(Source):
             return
         try:
             self._take_settings()
-            self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
+            if self._tracker is not None and not self._tracker.start():
+                self._tracker = None
+            entries = ENTRIES if self._tracker is None else FEW_ENTRIES
+            self._api.history(on=True, entries=entries, stacks=self._stacks)
             self._on = True
-            self._tag = self._api.metadata_setter()
-            self._stamp(time_ns())
+            if self._tracker is None:
+                self._tag = self._api.metadata_setter()
+                self._stamp(time_ns())
             self._api.observe_oom(self._oom.observe)
         except Exception as error:
             self._refused = f"nothing was recorded: memory history could not be switched on: {error}"
@@ -329,7 +408,7 @@ class CudaSource(Source):
         if asked and self._api.settings_in_force() == self._asked:  # the script has not changed them by a call
             self._api.set_settings(asked)
         self._history = History(self._settings())
-        self._peaks = TracePeaks(self._api, self._settings())
+        self._peaks = self._no_peaks()
 
     def _follow_nodes(self) -> None:
         try:
@@ -359,7 +438,10 @@ class CudaSource(Source):
         """
         if self._device is None and self._on:
             if self._api.device_count() > 1:  # the script may have reset their peaks
-                self._peaks.note(self._api.snapshot())
+                if self._tracker is None:
+                    self._peaks.note(self._api.snapshot())
+                else:
+                    self._take_rows(self._tracker.take())
             peaks = self._peaks.now()
             best = max(peaks.values(), default=0)
             if best > 0:
@@ -394,21 +476,20 @@ class CudaSource(Source):
             return NO_EVENTS
         self._look_at_allocator()
         since, self._since_ns = self._since_ns, time_ns()
+        if self._tracker is not None:
+            return self._tracked_part(self._tracker, device, since, go_on=go_on)
         # With equal counters nothing happened during the snapshot, and the history needs no second one.
         before = self._api.changes(device)
         snapshot = self._api.snapshot()
         quiet = self._api.changes(device) == before
-        self._peaks.note(snapshot)
+        self._peaks.note(snapshot, device)
         self._note_window(snapshot, device)
         window = self._history.read(snapshot, device, None if quiet else self._api.snapshot)
         until = time_ns()
         if go_on:
             self._api.history(on=True, entries=ENTRIES, stacks=self._stacks)
             self._uses = self._api.stats(device).uses
-        profiled = self._nodes.take(go_on=go_on)
-        if go_on and not self._nodes.running:  # not started yet, because another thread initialized CUDA
-            self._follow_nodes()
-        self._oom.name_ops(lambda where, when: profiled.nodes(where).name_at(when))
+        profiled = self._take_nodes(go_on=go_on)
         nodes, seen = profiled.nodes(device), profiled.blocks(device)
         settled = self._history.settle(
             window,
@@ -418,8 +499,62 @@ class CudaSource(Source):
             seen=seen,
             marks=[count for count, _ in self._marks.values()],
         )
+        return self._raw(settled, nodes, seen)
+
+    def _tracked_part(self, tracker: Tracker, device: int, since_ns: int, *, go_on: bool) -> RawEvents:
+        """The same events, from the tracker's rows."""
+        table, lost, stats = tracker.take_counted(device)
+        self._take_rows((table, lost), device)
+        if stats is not None:
+            self._uses = stats.uses
+        profiled = self._take_nodes(go_on=go_on, table=self._table)
+        self._stamps.take()  # all but the last
+        span = {"since_ns": since_ns, "until_ns": time_ns()}
+        marks = [TrackedMark(count.since_ns, count.time_ns, self._number) for count, _ in self._marks.values()]
+        trace, seen = trace_on(device, self._table, self._stack_of, tracker.names(), marks)
+        settled = self._history.follow(trace, counted=stats, **span) if go_on else None
+        if settled is not None:
+            self._note_tracked(device, self._table)
+            self._table = NO_ROWS
+        else:
+            # The trace has the place of the snapshot: rows after it are of the next part.
+            so_far = len(self._table)
+            snapshot = self._api.snapshot()
+            self._take_rows(tracker.take(), device)
+            end = until_snapshot(device, self._table, so_far)
+            part, self._table = self._table[:end], self._table[end:]
+            self._note_window(snapshot, device)
+            trace, seen = trace_on(device, part, self._stack_of, tracker.names(), marks)
+            window = TraceWindow(trace, extents_in(snapshot, device), HeldBlocks.of(snapshot, device))
+            settled = self._history.settle_tracked(window, **span)
+        nodes = NO_NODES if (settled.seen >= 0).all() else profiled.nodes(device)
+        return self._raw(settled, nodes, seen)
+
+    def _take_rows(self, taken: tuple[Table, bool], recorded: int | None = None) -> None:
+        """Add rows that were ``taken`` from the tracker, with their stacks."""
+        table, lost = taken
+        if lost:
+            self._note(_TOO_MANY.format(entries=format_count(ENTRIES)))
+        self._peaks.note_rows(table, recorded)
+        self._table = np.concatenate([self._table, table]) if len(self._table) else table
+        new = [] if self._tracker is None else self._tracker.new_stacks()
+        if new:
+            self._stack_of = np.concatenate([self._stack_of, [self._history.stacks.add(frames) for frames in new]])
+
+    def _take_nodes(self, *, go_on: bool, table: Table | None = None) -> SeenNodes:
+        profiled = self._nodes.take(go_on=go_on)
+        if table is not None:  # the nodes' recorder has not seen the blocks
+            profiled.devices = lambda: threads_by_device(table)
+        if go_on and not self._nodes.running:  # not started yet, because another thread initialized CUDA
+            self._follow_nodes()
+        self._oom.name_ops(lambda where, when: profiled.nodes(where).name_at(when))
+        return profiled
+
+    def _raw(self, settled: Settled, nodes: Nodes, seen: SeenBlocks) -> RawEvents:
         if settled.lost:
             self._note("some allocator events were lost; their effect is shown at the start or end of the step")
+        if self._device is not None:
+            self._peaks.note_peak(self._device, settled.allocated_peak)
         self._settle_marks(settled)
         return _raw(settled, nodes, seen, self._history)
 
@@ -446,10 +581,7 @@ class CudaSource(Source):
 
     def _note_window(self, snapshot: Snapshot, device: int) -> None:
         if len(snapshot["device_traces"][device]) >= ENTRIES:
-            self._note(
-                f"a phase of a step had more than the {format_count(ENTRIES)} allocator events that are kept: its "
-                "first events are lost, and its peak may be too low"
-            )
+            self._note(_TOO_MANY.format(entries=format_count(ENTRIES)))
         settings: Mapping[str, object] = snapshot.get("allocator_settings", {})
         text = next((str(settings[name]) for name in VARIABLES if name in settings), "")
         # The snapshot has the settings requested last, even refused ones: the backend cannot change once it is running.
@@ -460,13 +592,24 @@ class CudaSource(Source):
                 self._expandable |= bool(segment.get("is_expandable"))
                 self._streams.add(segment["stream"])
                 self._pools.add(tuple(segment.get("segment_pool_id", DEFAULT_POOL)))
+        self._note_pools()
+        if self._tag is None and self._tracker is None:
+            self._note("this torch cannot tag allocator events: ops are matched to them by time alone")
+
+    def _note_tracked(self, device: int, table: Table) -> None:
+        """Note the same of the tracker's rows; settings and all else are in the last snapshot."""
+        for extent in self._history.extents:
+            self._expandable |= extent.expandable
+            self._streams.add(extent.stream)
+        self._pools |= pools_in(device, table)
+        self._note_pools()
+
+    def _note_pools(self) -> None:
         if self._pools - {DEFAULT_POOL}:
             self._note(
                 "CUDA graphs or memory pools of the script have their own memory: replays of a graph allocate "
                 "nothing, so ampmem does not see what they compute"
             )
-        if self._tag is None:
-            self._note("this torch cannot tag allocator events: ops are matched to them by time alone")
 
 
 def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> RawEvents:

@@ -7,7 +7,7 @@ threads are in the trace alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -145,8 +145,7 @@ class Trace:
     ``block`` is the block's size in bytes, 0 if unknown.
     """
 
-    action: list[str]
-    kind: NDArray[np.int8]
+    kind: NDArray[np.int64]
     address: NDArray[np.int64]
     size: NDArray[np.int64]
     stream: NDArray[np.int64]
@@ -157,12 +156,13 @@ class Trace:
     seen: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self.action)
+        return len(self.kind)
 
     def entries(self) -> list[TraceEntry]:
         """The entries one by one, for code that must look at each."""
+        action = [KINDS[kind] for kind in self.kind.tolist()]
         columns = (self.address, self.size, self.stream, self.time_ns, self.stack, self.block, self.seen)
-        return list(map(TraceEntry, self.action, *(column.tolist() for column in columns)))
+        return list(map(TraceEntry, action, *(column.tolist() for column in columns)))
 
 
 KINDS = ("", ALLOC, FREE_REQUESTED, FREE_COMPLETED, _SNAPSHOT, *RESERVING)
@@ -205,6 +205,10 @@ class StackTexts:
         """Forget the identities of the last snapshot's frames, whose memory may be reused."""
         self._known.clear()
 
+    def add(self, frames: Iterable[tuple[str, int, str]]) -> int:
+        """The index of the stack of ``frames`` (file, line, function; innermost first)."""
+        return self.texts.setdefault(stack_text(frames), len(self.texts))
+
     def index(self, frames: Any) -> int:
         """The index of ``frames``, a list as torch returns it; 0 for no frames."""
         if not frames:
@@ -212,8 +216,7 @@ class StackTexts:
         key = tuple(map(id, frames))
         found = self._known.get(key)
         if found is None:
-            text = stack_text((frame["filename"], frame["line"], frame["name"]) for frame in frames)
-            found = self._known[key] = self.texts.setdefault(text, len(self.texts))
+            found = self._known[key] = self.add((each["filename"], each["line"], each["name"]) for each in frames)
         return found
 
 
@@ -226,8 +229,7 @@ def read_trace(rows: Sequence[Mapping[str, Any]], stacks: StackTexts) -> Trace:
     instants = {text: int(text) if text.isdigit() else 0 for text in set(texts)}  # many entries share one tag
     count = len(rows)
     return Trace(
-        action=action,
-        kind=np.fromiter((_KIND.get(word, 0) for word in action), dtype=np.int8, count=count),
+        kind=np.fromiter((_KIND.get(word, 0) for word in action), dtype=np.int64, count=count),
         address=np.array([row.get("addr", 0) for row in rows], dtype=np.int64),
         size=np.array([row["size"] for row in rows], dtype=np.int64),
         stream=np.array([row.get("stream", 0) for row in rows], dtype=np.int64),
