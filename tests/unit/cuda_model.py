@@ -20,6 +20,7 @@ from ampmem.allocator.blocks import AWAITING, Block
 from ampmem.allocator.caching import DeviceCachingAllocator
 from ampmem.allocator.oom import OutOfMemory
 from ampmem.allocator.settings import Settings, round_size
+from ampmem.allocator.snapshot import ALLOC, FREE_REQUESTED
 from ampmem.events import Action, EventColumns, SegmentAction
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.cuda.device import OomObserver, Stats
@@ -347,7 +348,8 @@ class ModelTracker(Tracker):
             number=-1,
         )
         self._rows.append(list(row))
-        self._newest[thread, action == "alloc"] = self._rows[-1]
+        if action in (ALLOC, FREE_REQUESTED):
+            self._newest[thread, action == ALLOC] = self._rows[-1]
 
     def tell(self, address: int, size: int) -> None:
         """The profiler of the recorded thread is told of a block."""

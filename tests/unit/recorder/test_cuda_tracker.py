@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ import pytest
 import torch
 from cuda_model import Clock, ModelCuda, ModelTracker, events_of, held, totals
 
-from ampmem.allocator.settings import MIB
+from ampmem.allocator.segments import Extent
+from ampmem.allocator.settings import MIB, Settings
 from ampmem.errors import AmpmemError
 from ampmem.events import Action
 from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.cuda import source as cuda
+from ampmem.recorder.sources.cuda.device import Stats
+from ampmem.recorder.sources.cuda.events import HeldBlocks, History, TraceWindow
+from ampmem.recorder.sources.cuda.nodes import Ran, SeenNodes
 from ampmem.recorder.sources.cuda.source import FEW_ENTRIES, CudaSource
 from ampmem.recorder.sources.cuda.trace import IS_ALLOC, IS_FREE, IS_SEGMENT, IS_SNAPSHOT, KINDS
 from ampmem.recorder.sources.cuda.tracker import (
@@ -59,6 +64,8 @@ class Snapshots(ModelCuda):
     """A model that counts its snapshots among its calls."""
 
     kept: int = 0
+    after: Callable[[], object] = staticmethod(lambda: None)
+    """What another thread does right after a snapshot."""
 
     def history(self, *, on: bool, entries: int, stacks: bool) -> None:
         self.kept = entries
@@ -66,7 +73,9 @@ class Snapshots(ModelCuda):
 
     def snapshot(self) -> dict[str, Any]:
         self.calls.append("snapshot")
-        return super().snapshot()
+        found = super().snapshot()
+        self.elsewhere(self.after)
+        return found
 
 
 def row(kind: int, address: int = 0, *, device: int = 0, **columns: int) -> Tracked:
@@ -177,17 +186,103 @@ def test_a_step_in_which_the_counts_differ_is_read_from_the_segments(gpu: ModelC
 
 
 def test_a_thread_that_never_stops_to_allocate_leaves_the_counts_for_later(gpu: ModelCuda, source: CudaSource) -> None:
-    gpu.malloc(700)
+    kept = [gpu.malloc(700) for _ in range(20)]
     windows = [source.drain()]
-    gpu.meanwhile = lambda where: gpu.free(gpu.malloc(300)) if where == "statistics" else None
+    gpu.meanwhile = lambda where: gpu.free(kept.pop()) if where == "statistics" else None
     gpu.malloc(900)
+    gpu.calls.clear()
     windows.append(source.drain())
+    assert "snapshot" not in gpu.calls
     gpu.meanwhile = None
     windows.append(source.stop())
     events = events_of(windows)
     assert totals(events).tolist() == events.allocated.tolist()
-    assert totals(events)[-1] == held(gpu) == 1600
+    assert totals(events)[-1] == held(gpu) == 900 + 700 * len(kept)
     assert not source.notes()
+
+
+def test_rows_after_the_snapshot_are_of_the_next_step(gpu: ModelCuda, source: CudaSource) -> None:
+    assert isinstance(gpu, Snapshots)
+    gpu.malloc(700)
+    gpu.after = lambda: gpu.malloc(900)
+    assert source.drain().bytes.tolist() == [700]
+    gpu.after = lambda: None
+    gpu.malloc(500)
+    window = source.drain()
+    assert (window.action.tolist(), window.bytes.tolist()) == ([Action.ALLOC] * 2, [900, 500])
+    assert not source.notes()
+    source.stop()
+
+
+def test_a_clock_that_is_set_back_keeps_the_order_and_the_step(
+    gpu: ModelCuda, source: CudaSource, clock: Clock
+) -> None:
+    gpu.malloc(700)
+    ended = source.drain().time_ns[-1]
+    gpu.malloc(700)
+    clock.now -= 10_000
+    gpu.malloc(800)
+    window = source.drain()
+    assert window.bytes.tolist() == [700, 800]
+    assert ended <= window.time_ns[0] <= window.time_ns[1]
+    source.stop()
+
+
+@pytest.mark.parametrize("name", ["blocks", "requested", "reserved"])
+def test_rows_have_to_come_to_what_the_allocator_counts(name: str) -> None:
+    history = History(Settings())
+    held = [Extent(0x100000, 2 * MIB, 0, True, False)]
+    trace, _ = trace_on(0, NO_ROWS, np.array([0]), [""])
+    history.settle_tracked(TraceWindow(trace, held, HeldBlocks({}, {})), since_ns=1, until_ns=5)
+    rows = table(
+        row(IS_ALLOC, 0x100000, time_ns=7, size=700, block=1024), row(IS_ALLOC, 0x200000, time_ns=8, size=1, block=512)
+    )
+    counted = Stats(blocks=2, requested=701, allocated=1536, active=1536, reserved=2 * MIB, allocated_peak=1536)
+    wrong = replace(counted, **{name: getattr(counted, name) + 1})
+    trace, _ = trace_on(0, rows, np.array([0]), [""])
+    assert history.follow(trace, since_ns=6, until_ns=9, counted=wrong) is None
+    settled = history.follow(trace, since_ns=6, until_ns=9, counted=counted)
+    assert settled is not None
+    assert (settled.allocated.tolist(), settled.block_bytes.tolist()) == ([700, 701], [1024, 512])
+
+
+def test_the_allocator_is_described_without_a_snapshot(clock: Clock) -> None:
+    gpu = ModelCuda(clock, settings=Settings(expandable_segments=True))
+    source = CudaSource(api=gpu, tracker=ModelTracker(gpu))
+    source.start({})
+    source._expandable = False
+    gpu.malloc(700)
+    source.drain()
+    source._expandable = False
+    gpu.malloc(700, 94_000)
+    source.drain()
+    allocator = source.allocator()
+    assert allocator is not None
+    assert (allocator.streams, allocator.expandable_segments, allocator.private_pools) == (2, True, 0)
+    assert not source.notes()
+    source._note_tracked(0, table(row(IS_SEGMENT, 1, pool=0, shared_pool=2)))
+    allocator = source.allocator()
+    assert allocator is not None
+    assert allocator.private_pools == 1
+    assert any("memory pools of the script" in note for note in source.notes())
+    source.stop()
+
+
+def test_a_block_of_another_thread_has_the_node_that_ran_at_its_time(
+    gpu: ModelCuda, source: CudaSource, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.malloc(700)
+    source.drain()
+    start = clock()
+    gpu.free(gpu.malloc(600))
+    gpu.elsewhere(lambda: gpu.free(gpu.malloc(500)))
+    spans = [Ran(start, clock(), "ExpBackward0", 77, 0)]
+    monkeypatch.setattr(source._nodes, "take", lambda go_on: SeenNodes(lambda: spans))
+    window = source.drain()
+    assert [window.ops[each] for each in window.op] == ["", "", "ExpBackward0", "ExpBackward0"]
+    assert window.sequence.tolist() == [-1, -1, 77, 77]
+    monkeypatch.undo()
+    source.stop()
 
 
 def test_a_long_step_is_read_in_parts_also_in_backward(

@@ -354,7 +354,7 @@ class History:
             rows = writer.rows()
             self._requested = sum(block.requested for block in self._live.values())
             self._allocated = sum(block.size for block in self._live.values())
-        lost += self._segments.agree(self._now, len(rows.table), held)
+        lost += self._segments.agree(self._now, rows.table.shape[1], held)
         self._first = False
         return rows.settled(self._requested, self._segments.take(), lost)
 
@@ -450,7 +450,7 @@ class History:
         columns = (time, action, chain.address[in_order], size, block, stream, trace.stack[place], trace.seen[place])
         changed = np.concatenate([[True], waiting != 0])
         since = np.concatenate([[0], time])
-        return _Rows(np.stack(columns, axis=1)[is_row], np.stack([since, awaiting], axis=1)[changed], level, most)
+        return _Rows(np.stack(columns)[:, is_row], np.stack([since, awaiting], axis=1)[changed], level, most)
 
     def _forward(self, writer: _Writer, entries: list[TraceEntry]) -> None:
         level = writer.level(self._awaiting_size(), self._segments.held.size)
@@ -536,7 +536,7 @@ def _add_blocks(trace: Trace, seen: SeenBlocks) -> None:
 
 
 class _Rows(NamedTuple):
-    """Events of a window as rows, with columns as in :class:`Settled`, and the requested bytes that await streams."""
+    """Events of a window, with the columns of :class:`Settled` as rows, and the requested bytes that await streams."""
 
     table: NDArray[np.int64]
     awaiting: NDArray[np.int64]
@@ -545,7 +545,7 @@ class _Rows(NamedTuple):
 
     def settled(self, final_requested: int, segments: SegmentColumns, lost: int) -> Settled:
         """The columns of :class:`Settled`; ``final_requested`` are the bytes alive at the end, by the segments."""
-        time, action, address, size, block, stream, stack, seen = np.ascontiguousarray(self.table.T)
+        time, action, address, size, block, stream, stack, seen = self.table
         delta = np.where(action == Action.FREE, -size, size)
         # Counted backwards from the segments, so that errors of earlier windows do not add up.
         allocated = final_requested - (delta.sum() - np.cumsum(delta))
@@ -642,4 +642,5 @@ class _Writer:
     def rows(self) -> _Rows:
         """All events as rows."""
         awaiting = np.array(self._awaiting, dtype=np.int64).reshape(-1, 2)
-        return _Rows(np.array(self._rows, dtype=np.int64).reshape(-1, 8), awaiting, self._peak, self._most)
+        table = np.ascontiguousarray(np.array(self._rows, dtype=np.int64).reshape(-1, 8).T)
+        return _Rows(table, awaiting, self._peak, self._most)
