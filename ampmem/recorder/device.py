@@ -32,14 +32,13 @@ class DeviceWatch:
 
     def begin(self) -> None:
         """Start to tag allocations with the phase."""
-        self._log.stamp = self._source.stamp
-        self._log.stamp_op = self._source.stamp if self._source.stamps_ops else None
+        self._log.stamp, self._log.stamps_ops = self._source.stamp, self._source.stamps_ops
         if self._log.stamp is not None:
             self._log.stamp(time_ns())
 
     def end(self) -> None:
         """Stop tagging allocations."""
-        self._log.stamp = self._log.stamp_op = None
+        self._log.stamp = None
 
     def mark(self, mark: Mark) -> None:
         """Take ``mark`` of the running step."""

@@ -23,6 +23,7 @@ from overhead_turns import PROGRAMS, Training, turn
 from tabulate import tabulate
 
 from ampmem.recorder.hooks.forward import ForwardObserver
+from ampmem.recorder.hooks.ops import OpRecorder
 from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.base import NO_EVENTS
 from ampmem.recorder.sources.cuda.source import CudaSource
@@ -50,6 +51,13 @@ def without_mode() -> Iterator[None]:
 
 
 @contextmanager
+def with_mode() -> Iterator[None]:
+    """A block in which the extension does not observe forward: the dispatch mode does."""
+    with patch.object(OpRecorder, "find", lambda *_: None):
+        yield
+
+
+@contextmanager
 def without_both() -> Iterator[None]:
     """A block without either."""
     with without_source(), without_mode():
@@ -60,6 +68,7 @@ VARIANTS: dict[str, tuple[str, Callable[[], Any]]] = {
     "plain": ("plain", nullcontext),
     "ampmem": ("ampmem", nullcontext),
     "ampmem, extension": ("ampmem, extension", nullcontext),
+    "extension, mode": ("ampmem, extension", with_mode),
     "no events": ("ampmem", without_source),
     "no dispatch mode": ("ampmem", without_mode),
     "neither": ("ampmem", without_both),

@@ -1,9 +1,9 @@
-"""CPU time of an op of forward: under ampmem's dispatch mode, and read from the profiler's tree instead.
+"""CPU time of an op of forward: under ampmem's dispatch mode, in its C++ extension, and read from the profiler's tree.
 
-A recording needs to know of each op of forward when it ran, on which storages. The dispatch mode sees ops as they run;
-the tree of torch.profiler, recorded with every op and the shapes of its inputs, has them too, and has to be made, read
-and freed at the end of each step. The ops are those of ``nn.Linear`` on a batch of matrices, so small that nothing else
-counts.
+A recording needs to know of each op of forward when it ran, on which storages. The dispatch mode sees ops as they run.
+The C++ extension writes integers while they run, which are read when forward ends. The tree of torch.profiler, recorded
+with every op and the shapes of its inputs, has them too, and has to be made, read and freed at the end of each step.
+The ops are those of ``nn.Linear`` on a batch of matrices, so small that nothing else counts.
 
     python tests/benchmarks/mode_or_tree.py
     python tests/emulated/run.py --python tests/benchmarks/mode_or_tree.py
@@ -32,9 +32,10 @@ from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.forward import ForwardMode
+from ampmem.recorder.hooks.ops import OpRecorder
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.sources import window
+from ampmem.recorder.sources import extension, window
 
 LAYERS, TURNS = 50, 15
 
@@ -70,6 +71,24 @@ def recorded() -> Callable[[], None]:
         with mode:
             forward()
         log.take_ops(), log.take_facts()
+
+    return run
+
+
+def in_cpp(*, stacks: bool) -> Callable[[], tuple[float, float]]:
+    """Forward observed by the C++ extension: seconds of forward itself, and of reading what it saw."""
+    log = Log(RealAddresses())
+    ops = OpRecorder.find(log, CastHooks(log, Models(log)), Stacks(enabled=stacks))
+    assert ops is not None
+
+    def run() -> tuple[float, float]:
+        start = process_time()
+        ops.start(lambda: None)
+        forward()
+        ran = process_time()
+        ops.stop()
+        log.take_ops(), log.take_facts()
+        return ran - start, process_time() - ran
 
     return run
 
@@ -119,6 +138,11 @@ def main() -> None:
     rows: list[tuple[str, float, float]] = [("plain", plain, 0)]
     rows.append(("a dispatch mode that does nothing", median(lambda: under(counting)), 0))
     rows.append(("ampmem's dispatch mode", median(recorded()), 0))
+    extension.build()
+    for name, stacks in (("ampmem's C++ extension", True), ("the same without stacks", False)):
+        observe = in_cpp(stacks=stacks)
+        ran, read = (statistics.median(times) for times in zip(*[observe() for _ in range(TURNS + 1)][1:], strict=True))
+        rows.append((name, ran, read))
     for name, every_op in (
         ("the profiler as ampmem has it: no ops", False),
         ("the profiler with ops and shapes", True),

@@ -191,8 +191,8 @@ class Log:
         """Whether ops are being logged."""
         self.stamp: Callable[[int], None] | None = None
         """Tags the calling thread's allocations from a given time on; for sources whose own clock is coarse."""
-        self.stamp_op: Callable[[int], None] | None = None
-        """:attr:`stamp`, if the source needs it for each op, too."""
+        self.stamps_ops: Callable[[], bool] = lambda: False
+        """Returns whether that has to be done at each op."""
 
     def fact(
         self,

@@ -231,8 +231,8 @@ class ForwardMode(TorchDispatchMode):
             func = self._chosen(func, args, kwargs)
         name, makes_storage, reads = self._before(func, args)
         start = time_ns()
-        if log.stamp_op is not None:
-            log.stamp_op(start)
+        if log.stamp is not None:
+            log.stamp(start)
         log.running_op = name
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
@@ -419,7 +419,7 @@ class ForwardObserver:
     def _starts_in_cpp(self) -> bool:
         """Start the C++ extension, unless only the mode can see all that is to come; whether it runs."""
         ops = self._ops
-        if ops is None or self._log.stamp_op is not None or not self._log.on_own_thread or ops.fails or compiles():
+        if ops is None or self._log.stamps_ops() or not self._log.on_own_thread or ops.fails or compiles():
             return False
         if not self._mode.casts.of_plain_models() or not ops.start(self._log.misses.guarded(self._go_on_with_mode)):
             return False

@@ -121,8 +121,6 @@ class Source:
     """Called with each tensor that hooks find to be the script's; ``None`` if the source does not need it."""
     stamp: Callable[[int], None] | None = None
     """Tags the calling thread's allocations from a time (ns) on; ``None`` if not needed."""
-    stamps_ops = True
-    """Whether ``stamp`` has to be called at the start of each op too, not only of each phase."""
 
     def attach(self, locate: Callable[[], Place], log: Log) -> None:
         """Set ``locate``, which returns the calling thread's place, and ``log`` for facts that no hook can see."""
@@ -138,6 +136,10 @@ class Source:
     def owns_mode(self, mode: object) -> bool:
         """Whether ``mode`` is the simulated device's, which stays on the stack whatever mode is on top."""
         return False
+
+    def stamps_ops(self) -> bool:
+        """Whether :attr:`stamp` has to be called at each op, and not just at each phase."""
+        return self.stamp is not None
 
     def check(self) -> None:
         """Raise :class:`~ampmem.errors.UsageError` if this source cannot record now."""

@@ -65,6 +65,7 @@ struct Known {
   size_t positional = 0, returns = 0;
   bool is_op = false, silent = false, view = false, makes = false, may_copy = false, may_cast = false;
   bool to_copy = false, copy = false;
+  bool of_autograd = false;   // autograd's kernel calls no other
   bool composite = false;     // torch decomposes it above autograd
   bool has_autograd = false;  // it has a kernel of autograd's own
   std::vector<DispatchKey> autocast;
@@ -153,6 +154,7 @@ const Known& known_of(const at::RecordFunction& call) {
     known.is_op = true;
     known.name = name_id(name);
     known.silent = name == "aten::detach" || name == "prim::device";
+    known.of_autograd = name == "aten::detach_";
     bool aliases = false;
     for (const auto& value : schema.returns()) {
       aliases |= value.alias_info() != nullptr;
@@ -293,20 +295,17 @@ int64_t stack_id() {
 
 // Whether a mode would not see this call: it sees what the call becomes.
 bool passes(const Known& known, DispatchKeySet keys, const c10::impl::LocalDispatchKeySet& local) {
+  const auto active = [&](DispatchKey key) { return keys.has(key) && !local.excluded_.has(key); };
   for (const auto key : known.autocast) {
-    if (keys.has(key) && !local.excluded_.has(key)) {
+    if (active(key)) {
       return true;
     }
   }
-  if (!known.composite) {
-    return false;
-  }
-  if (keys.has(DispatchKey::AutogradFunctionality) && !local.excluded_.has(DispatchKey::AutogradFunctionality)) {
-    return true;
+  if (active(DispatchKey::AutogradFunctionality)) {
+    return known.composite || known.of_autograd;
   }
   // In inference mode it is one op, unless it may cast: under a dispatch mode autocast is off inside of an op.
-  const auto autocast = [&](DispatchKey key) { return keys.has(key) && !local.excluded_.has(key); };
-  return !known.may_copy && (autocast(DispatchKey::AutocastCPU) || autocast(DispatchKey::AutocastCUDA));
+  return known.composite && !known.may_copy && (active(DispatchKey::AutocastCPU) || active(DispatchKey::AutocastCUDA));
 }
 
 bool is_of_torch(const torch::autograd::Node& node) {

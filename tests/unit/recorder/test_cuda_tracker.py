@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -387,7 +387,8 @@ def test_the_part_for_cuda_is_left_out_where_it_does_not_compile(
     monkeypatch.setattr(extension, "cuda_headers", lambda: tmp_path)
     tried: list[Path | None] = []
 
-    def built(library: Path, compiler: str, headers: Path | None) -> Path:
+    def built(library: Path, compiler: str, headers: Path | None, without: Sequence[str]) -> Path:
+        assert not without
         tried.append(headers)
         if headers is not None:
             raise AmpmemError("no header")

@@ -209,7 +209,10 @@ class CudaSource(Source):
         """The tracker's number of the recorded thread."""
         self.device_name = "a CUDA device"
         self.stamp = self._stamp
-        self.stamps_ops = self._tracker is None
+
+    def stamps_ops(self) -> bool:
+        """Whether :attr:`stamp` has to be called at each op: the tracker has exact times."""
+        return self._tracker is None
 
     def check(self) -> None:
         """Raise :class:`UsageError` if nothing can be recorded, or memory history is being recorded already."""
