@@ -193,8 +193,8 @@ class CudaSource(Source):
         """Why recording could not begin when the script initialized CUDA."""
         self._parts: list[RawEvents] = []
         """The events of the running step that were read before its end."""
-        self._uses = 0
-        """The allocator's number of allocations and frees when the trace was last emptied."""
+        self._uses: int | None = None
+        """The allocator's number of allocations and frees when the trace was last emptied, or first asked for."""
         self._peak: Level | None = None
         """The state of the running step with the most requested bytes, as far as it was read."""
         self._in_force = ""
@@ -294,6 +294,8 @@ class CudaSource(Source):
             self._read_much(self._stats(device).uses)
 
     def _read_much(self, uses: int) -> None:
+        if self._uses is None:
+            self._uses = uses
         if uses - self._uses < PART or threading.get_ident() != self._thread:
             return
         # Inside backward the profiler cannot be closed, because the running nodes began in it.
