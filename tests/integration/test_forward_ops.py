@@ -202,12 +202,12 @@ def on_one_tensor() -> Callable[[], object]:
         return y.relu_()
 
     def run() -> object:
-        kept: list[object] = [views(x.clone()).sum(), x[x > 0].sum(), x.roll(1).flip(0).sum(), scripted(x)]
+        kept: list[object] = [views(x.clone()).sum(), x.roll(1).flip(0).sum(), scripted(x)]
         kept += [F.group_norm(x[None], 2), F.rms_norm(x, (4,)), F.glu(x), F.dropout(x, 0.5), F.pad(x, (1, 1))]
         kept += [torch.logsumexp(x, 0), x.norm(), x.topk(2), x.max(0), x.var(), x.std(0)]
         kept += [F.max_pool2d(x[None], 2), F.interpolate(x[None, None], scale_factor=2.0, mode="bilinear")]
         kept += [F.binary_cross_entropy_with_logits(x, x.detach().sigmoid()), F.kl_div(x, x.detach().softmax(-1))]
-        kept += [torch.autograd.grad((x * x).sum(), x, create_graph=True), x.double().float(), x.tolist()]
+        kept += [x.double().float(), x.tolist()]
         kept += [torch.eye(3, device=DEVICE), torch.linspace(0, 1, 3, device=DEVICE), torch.tensor([1.0]).to(DEVICE)]
         with torch.no_grad():
             kept.append(torch.add(x, 1, out=torch.empty(4, 4, device=DEVICE)))
@@ -284,8 +284,8 @@ GRADS = [*((grad, precision) for grad in ("grad", "no_grad") for precision in ("
 def test_both_see_the_same(make: Callable[[], Callable[[], object]], grad: str, precision: str) -> None:
     if make is recurrent and precision == "fp16" and DEVICE == "cpu":
         pytest.skip("oneDNN has no LSTM in FP16 here")
-    if make is on_one_tensor and grad != "grad":
-        pytest.skip("has a backward in it")
+    if make is on_one_tensor and grad == "inference":
+        pytest.skip("sets the data of a parameter")
     assert len(same(in_region(make, grad, precision), inside=make in (custom, selective)).ops) > 1
 
 
