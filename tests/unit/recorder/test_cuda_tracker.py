@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,6 @@ from cuda_model import Clock, ModelCuda, ModelTracker, events_of, held, totals
 
 from ampmem.allocator.segments import Extent
 from ampmem.allocator.settings import MIB, Settings
-from ampmem.errors import AmpmemError
 from ampmem.events import Action
 from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.cuda import source as cuda
@@ -377,26 +376,6 @@ def test_what_else_is_in_the_rows() -> None:
     assert (devices_in(rows), devices_in(rows[:3]), devices_in(NO_ROWS)) == ({0, 1}, {0}, set())
     assert threads_by_device(rows) == {3: {0, 1}}
     assert (pools_in(0, rows), pools_in(1, rows)) == ({(0, 2)}, set())
-
-
-def test_the_part_for_cuda_is_left_out_where_it_does_not_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", "c++")
-    monkeypatch.setattr(extension, "cuda_headers", lambda: tmp_path)
-    tried: list[Path | None] = []
-
-    def built(library: Path, compiler: str, headers: Path | None, without: Sequence[str]) -> Path:
-        assert not without
-        tried.append(headers)
-        if headers is not None:
-            raise AmpmemError("no header")
-        return library
-
-    monkeypatch.setattr(extension, "_built", built)
-    assert extension.build() == extension.path()
-    assert tried == [tmp_path, None]
 
 
 def test_the_headers_of_cuda_are_looked_for_with_a_cuda_build_only(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -187,6 +189,56 @@ def test_a_compiler_that_fails_is_named(
         extension.build()
     assert str(error.value) == said
     assert list(extension.folder().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "loads", "linked"),
+    [
+        ("", [True], ["extension", "ops", "trace"]),
+        ("trace", [True], ["extension", "ops"]),  # CUDA's headers are of another version, say
+        ("ops", [True], ["extension", "trace"]),
+        ("", [False, True], ["extension"]),  # torch does not export all that the parts need
+    ],
+)
+def test_a_part_that_does_not_compile_or_load_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, loads: list[bool], linked: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", "c++")
+    monkeypatch.setattr(extension, "cuda_headers", lambda: tmp_path)
+    links: list[list[str]] = []
+
+    def ran(command: list[str]) -> str | None:
+        if broken and f"{broken}.cpp" in " ".join(command):
+            return "an error"
+        if "-shared" in command:
+            links.append(command)
+        Path(command[command.index("-o") + 1]).touch()
+        return None
+
+    answers = iter(loads)
+    monkeypatch.setattr(extension, "_ran", ran)
+    monkeypatch.setattr(extension, "_can_load", lambda _: next(answers))
+    assert extension.build() == extension.path()
+    assert sorted(Path(each).stem for each in links[-1] if each.endswith(".o")) == linked
+    assert ("-lc10_cuda" in links[-1]) == ("trace" in linked)
+    assert list(extension.folder().iterdir()) == [extension.path()]
+
+
+def test_the_parts_that_were_left_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {"ampmem_ops_start": 1, "ampmem_trace_start": 1}
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(**parts))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert extension.left_out(Path("made.so")) == []
+    parts.clear()
+    monkeypatch.setattr(extension, "cuda_headers", lambda: None)
+    ops, trace = extension.left_out(Path("made.so"))
+    assert ops.startswith("the part for the ops of forward does not work with this torch")
+    assert trace.startswith("CUDA's headers were not found (set CUDA_HOME)")
+    monkeypatch.setattr(extension, "cuda_headers", Path)
+    assert extension.left_out(Path("made.so"))[1].startswith("the part for CUDA does not work with this torch")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert extension.left_out(Path("made.so")) == [ops]
 
 
 def test_without_a_compiler_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
