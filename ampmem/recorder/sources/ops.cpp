@@ -17,6 +17,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
@@ -377,6 +378,10 @@ std::unique_ptr<at::ObserverContext> begun(const at::RecordFunction& call) {
   const Known& known = known_of(call);
   if (!known.is_op) {
     return nullptr;
+  }
+  if (innermost == nullptr && local.excluded_.has(DispatchKey::AutogradFunctionality) &&
+      !c10::InferenceMode::is_enabled()) {
+    ++state.other;  // inside of an op in Python, whose call torch did not report
   }
   DispatchKeySet keys;
   for (const auto& value : call.inputs()) {
