@@ -136,19 +136,19 @@ def facts(runs: Sequence[Run]) -> str:
 
 def in_short(runs: Sequence[Run]) -> str:
     """The ranges over all programs, in words, for the devices that were measured."""
-    said = {"cpu": "on the CPU", "emulated": "where a GPU waits for its host (emulated)"}
+    said = {"cpu": "on the CPU", "emulated": "where an emulated GPU waits for its host"}
     loops, blocks = [], []
     for device, where in said.items():
         small = [run for run in runs if run.device == device and run.program != LONG]
         shorts = [run.ratio(AMPMEM, PLAIN, 1) for run in small if run.steps == min(STEPS)]
         if small and shorts:
-            loops.append(f"{_loops(small)[0]} times its plain CPU time {where}{_loops(small)[1]}")
+            loops.append(f"{_loops(small)[0]} times its plain time {where}{_loops(small)[1]}")
             blocks.append(f"{_range(shorts)} times")
     long = [run for run in runs if run.program == LONG]
     among_long = f"; a step of 300 ms {_loops(long)[0]} times{_loops(long)[1]}" if long else ""
     return (
-        f"Recording costs time: a step of a small model takes {' and '.join(loops)}{among_long}; a block of "
-        f"{min(STEPS)} steps, with the recording's start and end, {' and '.join(blocks)}"
+        f"Recording costs CPU time: a step of a small model takes {' and '.join(loops)}{among_long}; a block of "
+        f"{min(STEPS)} steps, with start and end, {' and '.join(blocks)}"
     )
 
 
@@ -186,7 +186,7 @@ def write(runs: Sequence[Run], docs: Path, readme: Path) -> None:
     left_out = textwrap.fill(f"Not measured: {', '.join(missing)}.", 120) + "\n\n" if missing else ""
     places = (
         (docs, re.compile(f"{BEGIN}\n.*?{END}", re.DOTALL), f"{BEGIN}\n\n{markdown(runs)}\n{left_out}{END}"),
-        (readme, re.compile(r"- Recording costs time:.*?(?=\n- |\n\n)", re.DOTALL), _bullet(in_short(runs))),
+        (readme, re.compile(r"- Recording costs CPU time:.*?(?=\n- |\n\n)", re.DOTALL), _bullet(in_short(runs))),
     )
     texts = []
     for path, place, text in places:

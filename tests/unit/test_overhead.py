@@ -51,7 +51,7 @@ def test_an_arm_that_took_no_turns_of_a_run_has_a_dash_there() -> None:
 def files(folder: Path) -> tuple[Path, Path]:
     docs, readme = folder / "benchmarks.md", folder / "README.md"
     docs.write_text(f"before\n\n{overhead.BEGIN}\nold\n{overhead.END}\n\nafter\n", encoding="utf-8")
-    readme.write_text("- One.\n- Recording costs time: much,\n  very much.\n- Two.\n", encoding="utf-8")
+    readme.write_text("- One.\n- Recording costs CPU time: much,\n  very much.\n- Two.\n", encoding="utf-8")
     return docs, readme
 
 
@@ -69,9 +69,9 @@ def test_the_figures_are_written_into_both_files_and_nothing_else_changes(tmp_pa
         assert (first, last) == ("- One.", "- Two.")
         assert all(line.startswith("  ") and len(line) <= 120 for line in bullet[1:])
         assert " ".join(line.strip() for line in bullet) == (
-            "- Recording costs time: a step of a small model takes 2.0 to 2.0 times its plain CPU time on the CPU and "
-            "2.0 to 2.0 times its plain CPU time where a GPU waits for its host (emulated); a block of 3 steps, with "
-            "the recording's start and end, 4.0 to 4.0 times and 4.0 to 4.0 times "
+            "- Recording costs CPU time: a step of a small model takes 2.0 to 2.0 times its plain time on the CPU and "
+            "2.0 to 2.0 times its plain time where an emulated GPU waits for its host; a block of 3 steps, with start "
+            "and end, 4.0 to 4.0 times and 4.0 to 4.0 times "
             "([docs/benchmarks.md](docs/benchmarks.md))."
         )
     tables = "\n".join(overhead.table(runs[2:], 1))
@@ -82,8 +82,8 @@ def test_the_figures_are_written_into_both_files_and_nothing_else_changes(tmp_pa
 def test_the_long_step_is_told_apart_from_the_small_models() -> None:
     long = {arm: [(0.3 * factor, 0.3 * factor)] * 3 for arm, factor in (("plain", 1.0), ("ampmem", 1.05))}
     assert overhead.in_short([run(), run(program=overhead.LONG, turns=long)]) == (
-        "Recording costs time: a step of a small model takes 2.0 to 2.0 times its plain CPU time on the CPU; a step of "
-        "300 ms 1.05 to 1.05 times; a block of 3 steps, with the recording's start and end, 4.0 to 4.0 times"
+        "Recording costs CPU time: a step of a small model takes 2.0 to 2.0 times its plain time on the CPU; a step of "
+        "300 ms 1.05 to 1.05 times; a block of 3 steps, with start and end, 4.0 to 4.0 times"
     )
 
 
