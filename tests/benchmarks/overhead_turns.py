@@ -418,10 +418,15 @@ def print_parts(device: str, program: str, steps: int, rounds: int) -> None:
 def print_long(device: str, program: str, events: int, at_once: bool) -> None:
     """Print what recording one step of about ``events`` entries of the allocator's trace costs.
 
-    They are those of all batches, or of one backward of the sum of all losses where that is to be at once.
+    They are those of all batches, or of one backward of the sum of all losses where that is to be at once. With
+    AMPMEM_EXTENSION=on the extension records.
     """
     training = Training(program, device)
-    with ARMS["ampmem"](training):
+    own = "ampmem"
+    if os.environ.get(extension.VARIABLE) == "on":
+        extension.build()
+        own = "ampmem, extension"
+    with ARMS[own](training):
         training.run(1)
     torch.cuda.memory._record_memory_history("all", context=None)
     loss = training.loss()
@@ -433,7 +438,7 @@ def print_long(device: str, program: str, events: int, at_once: bool) -> None:
     training.optimizer.zero_grad()
     batches = max(1, events // entries)
     times = []
-    for arm in ("plain", "ampmem"):
+    for arm in ("plain", own):
         before, start = getrusage(RUSAGE_SELF).ru_maxrss, process_time()
         with ARMS[arm](training):
             if at_once:
@@ -446,7 +451,7 @@ def print_long(device: str, program: str, events: int, at_once: bool) -> None:
     (plain_s, _), (own_s, own_mib) = times
     what = "one backward" if at_once else "one step"
     print(f"{what} of {batches} batches, about {batches * entries:,} entries of the trace:")
-    print(f"plain {plain_s:.1f} CPU s; ampmem {own_s:.1f} CPU s, and {own_mib:.0f} MiB more at the most")
+    print(f"plain {plain_s:.1f} CPU s; {own} {own_s:.1f} CPU s, and {own_mib:.0f} MiB more at the most")
 
 
 def main() -> None:
