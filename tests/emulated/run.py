@@ -27,10 +27,11 @@ ROOT = emulation.HERE.parents[1]
 TESTS = (
     "tests/emulated",
     "tests/integration/test_extension.py",
+    "tests/integration/test_forward_ops.py",
     "tests/gpu/test_laws.py",
     "tests/gpu/test_processes.py",
 )
-QUICK = ("tests/emulated", "tests/integration/test_extension.py", "tests/gpu/test_laws.py", "-k", "not compiled")
+QUICK = (*TESTS[:-1], "-k", "not compiled")
 MARK = "EMULATED_CUDA"
 """The variable that says that this process runs on the emulation; its value is the library."""
 
