@@ -12,6 +12,8 @@
 // Private parts of torch: CompiledNodeArgs (torch/csrc/dynamo/compiled_autograd.h). Where this file does not compile,
 // the extension is built without it, and the dispatch mode is used.
 
+#include "extension.h"
+
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -25,7 +27,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <ctime>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -47,6 +48,7 @@ void Py_DecRef(void*);
 
 namespace {
 
+using ampmem::now_ns;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 
@@ -125,12 +127,6 @@ at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 bool with_stacks = false;
 void (*before_op)() = nullptr;  // of Python's: called before each op
 void (*at_other)() = nullptr;   // of Python's: called once, after the first op that needs a mode
-
-int64_t now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_REALTIME, &now);
-  return now.tv_sec * 1000000000LL + now.tv_nsec;
-}
 
 int64_t name_id(const std::string& name) {
   const auto found = state.name_ids.try_emplace(name, static_cast<int64_t>(state.names.size()));
