@@ -142,21 +142,21 @@ def in_short(runs: Sequence[Run]) -> str:
         small = [run for run in runs if run.device == device and run.program != LONG]
         shorts = [run.ratio(AMPMEM, PLAIN, 1) for run in small if run.steps == min(STEPS)]
         if small and shorts:
-            loops.append(f"{_loops(small)[0]} times its plain time {where}{_loops(small)[1]}")
+            loops.append(_loops(small, f" its plain time {where}"))
             blocks.append(f"{_range(shorts)} times")
     long = [run for run in runs if run.program == LONG]
-    among_long = f"; a step of 300 ms {_loops(long)[0]} times{_loops(long)[1]}" if long else ""
+    among_long = f"; a step of 300 ms {_loops(long)}" if long else ""
     return (
         f"Recording costs CPU time: a step of a small model takes {' and '.join(loops)}{among_long}; a block of "
         f"{min(STEPS)} steps, with start and end, {' and '.join(blocks)}"
     )
 
 
-def _loops(runs: Sequence[Run]) -> tuple[str, str]:
-    """The range of ratios in the loop, and in brackets that with the extension."""
+def _loops(runs: Sequence[Run], of: str = "") -> str:
+    """The range of ratios in the loop, ``of`` what, and in brackets that with the extension."""
     observed = [run.ratio(OBSERVED, PLAIN, 0) for run in runs]
     less = f" ({_range(observed)} with `ampmem extension`)" if any(observed) else ""
-    return _range([run.ratio(AMPMEM, PLAIN, 0) for run in runs]), less
+    return f"{_range([run.ratio(AMPMEM, PLAIN, 0) for run in runs])} times{of}{less}"
 
 
 def _range(ratios: Sequence[float | None]) -> str:

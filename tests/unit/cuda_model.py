@@ -25,7 +25,7 @@ from ampmem.events import Action, EventColumns, SegmentAction
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.cuda.device import OomObserver, Stats
 from ampmem.recorder.sources.cuda.trace import KINDS
-from ampmem.recorder.sources.cuda.tracker import Frames, Reading, Table, Tracked, Tracker
+from ampmem.recorder.sources.cuda.tracker import CountedStats, Frames, Table, Tracked, Tracker
 
 
 class Clock:
@@ -373,11 +373,11 @@ class ModelTracker(Tracker):
     def names(self) -> list[str]:
         return [""]
 
-    def read(self, device: int) -> Reading:
+    def read(self, device: int) -> CountedStats:
         before = self._taken + len(self._rows)
         stats = self._gpu.stats(device)
         after = self._taken + len(self._rows)
-        return Reading(stats, after if before == after else None, self._gpu.clock(), 0)
+        return CountedStats(stats, after if before == after else None, self._gpu.clock(), 0)
 
 
 SHARED: list[ModelCuda] = []

@@ -48,7 +48,7 @@ class Tracked(NamedTuple):
     shared_pool: NDArray[np.int64]
 
 
-class Reading(NamedTuple):
+class CountedStats(NamedTuple):
     """The allocator's statistics at ``time_ns``, when it had made ``rows`` rows, ``None`` if others were just added.
 
     ``thread`` is the number of the thread that asked.
@@ -133,7 +133,7 @@ class Tracker:
         """The names of nodes, for the rows' ``name``."""
         return self._extension.names()
 
-    def read(self, device: int) -> Reading:
+    def read(self, device: int) -> CountedStats:
         """The allocator's statistics of ``device``. Raises ``RuntimeError`` if torch has none."""
         found = (ctypes.c_int64 * _STATS)()
         for _ in range(_TRIES):
@@ -143,7 +143,7 @@ class Tracker:
             if before == after:
                 break
         blocks, requested, allocated, active, reserved, peak, uses = stats
-        return Reading(
+        return CountedStats(
             Stats(
                 blocks=blocks,
                 requested=requested,
