@@ -16,8 +16,8 @@ again what FILE has. --write puts the tables into docs/benchmarks.md, with what 
 README.md.
 
 --gpu measures wall-clock time on the GPU of this Python's torch, with the device waited for. --parts says where
-ampmem's time goes, --long what one step of so many allocator events costs, or with --at-once
-one backward; with the extension, if AMPMEM_EXTENSION=on is set.
+ampmem's time goes, --long what one step of so many allocator events costs, or with --at-once one backward; both with
+the extension, if AMPMEM_EXTENSION=on is set.
 """
 
 from __future__ import annotations

@@ -242,6 +242,11 @@ def measure(
         yield {"device": device, "program": program, "steps": count, "turns": turns, **facts}
 
 
+def own_arm() -> str:
+    """The arm of ampmem whose cost is divided: with the extension if AMPMEM_EXTENSION=on is set."""
+    return "ampmem, extension" if os.environ.get(extension.VARIABLE) == "on" else "ampmem"
+
+
 PARTS: dict[str, str] = {
     "start: the session and its hooks": """block:Profile.__enter__ recorder.session:Session.__init__
         recorder.session:Session.start recorder.session:Session._begin""",
@@ -255,6 +260,10 @@ PARTS: dict[str, str] = {
     "dispatch mode: Python frames": "recorder.models.stacks:Stacks.capture",
     "dispatch mode: the log": "recorder.facts.log:Log.op",
     "dispatch mode: tags of events": "recorder.sources.cuda.source:CudaSource._stamp",
+    "the extension: forward's ops": """recorder.hooks.ops:OpRecorder.start recorder.hooks.ops:OpRecorder.stop
+        recorder.hooks.ops:OpRecorder.take""",
+    "the extension: the allocator's trace": """recorder.sources.cuda.tracker:Tracker.take_counted
+        recorder.sources.cuda.tracker:Tracker.new_stacks""",
     "saved tensors": """recorder.hooks.forward:SavedByNodes.read recorder.hooks.forward:SavedByNodes.returned
         recorder.hooks.forward:SavedTensors.pack recorder.hooks.forward:SavedTensors.unpack""",
     "casts": "recorder.hooks.casts:CastHooks.made recorder.hooks.casts:CastHooks.used",
@@ -271,12 +280,15 @@ PARTS: dict[str, str] = {
     "who holds what: the rest": """recorder.models.holders:HolderLog.note recorder.models.holders:HolderLog.note_rest
         recorder.hooks.optimizers:OptimizerHooks.note_idle""",
     "marks: the allocator's statistics": "recorder.sources.cuda.source:CudaSource.mark",
+    "numbers read later": """recorder.sources.cuda.late:LateNumber.__init__
+        recorder.sources.cuda.late:LateNumber.value""",
     "step's end: the wait": "recorder.sources.cuda.device:TorchCuda.synchronize",
     "step's end: the profiler's tree": """recorder.sources.cpu:ProfilerSource._events
         recorder.sources.cuda.nodes:NodeRecorder.take""",
     "step's end: the allocator's snapshot": "recorder.sources.cuda.device:TorchCuda.snapshot",
     "step's end: reading the trace": "recorder.sources.cuda.events:History.read",
-    "step's end: settling events": "recorder.sources.ledger:Ledger.settle recorder.sources.cuda.events:History.settle",
+    "step's end: settling events": """recorder.sources.ledger:Ledger.settle recorder.sources.cuda.events:History.settle
+        recorder.sources.cuda.events:History.follow""",
     "step's end: the rest of the source": """recorder.sources.cuda.source:TracePeaks.note
         recorder.sources.cuda.source:CudaSource._take""",
     "step's end: joining events": "recorder.writing:Joiner.join",
@@ -374,7 +386,8 @@ def print_parts(device: str, program: str, steps: int, rounds: int) -> None:
         turn(arm, training, steps, process_time)  # what happens only once in a process is nobody's overhead
         return min(turn(arm, training, steps, process_time)[1] for _ in range(rounds)) * 1e3
 
-    plain, whole = least("plain"), least("ampmem")
+    own = own_arm()
+    plain, whole = least("plain"), least(own)
     training.loss = under_mode
     mode = least("plain")
     training.loss = loss
@@ -389,17 +402,17 @@ def print_parts(device: str, program: str, steps: int, rounds: int) -> None:
         except (ImportError, AttributeError):
             print(f"{name} is not there: {part!r} lacks it", file=sys.stderr)
     taken = dict.fromkeys((*PARTS, COLLECTIONS, OPS), float("inf"))
-    profiled = ARMS["ampmem"]
+    profiled = ARMS[own]
 
     def collections_timed(trained: Training) -> AbstractContextManager[object]:
         gc.callbacks.append(clock.collecting)  # not before: each turn begins with a collection that is not in its time
         return profiled(trained)
 
-    ARMS["ampmem"] = collections_timed
+    ARMS[own] = collections_timed
     for _ in range(rounds):
         clock.taken.clear()
         clock.calls.clear()
-        turn("ampmem", training, steps, process_time)
+        turn(own, training, steps, process_time)
         gc.callbacks.remove(clock.collecting)
         taken = {part: min(time, clock.taken[part] / 1e6) for part, time in taken.items()}
     del taken[OPS]
@@ -418,14 +431,10 @@ def print_parts(device: str, program: str, steps: int, rounds: int) -> None:
 def print_long(device: str, program: str, events: int, at_once: bool) -> None:
     """Print what recording one step of about ``events`` entries of the allocator's trace costs.
 
-    They are those of all batches, or of one backward of the sum of all losses where that is to be at once. With
-    AMPMEM_EXTENSION=on the extension records.
+    They are those of all batches, or of one backward of the sum of all losses where that is to be at once.
     """
     training = Training(program, device)
-    own = "ampmem"
-    if os.environ.get(extension.VARIABLE) == "on":
-        extension.build()
-        own = "ampmem, extension"
+    own = own_arm()
     with ARMS[own](training):
         training.run(1)
     torch.cuda.memory._record_memory_history("all", context=None)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from ampmem.events import Fact
@@ -29,12 +30,15 @@ FACTS = {fact.value: fact.name for fact in Fact}
 
 
 class Seen:
-    """What was seen of ops: a row for each op, and one for each fact but its time and address."""
+    """What was seen of ops: a row for each op, and one for each fact but its time and address.
 
-    def __init__(self, log: Log, stacks: Stacks, *, by_extension: bool) -> None:
+    ``by_extension`` if the extension has begun, ``to_end`` if no mode has taken over.
+    """
+
+    def __init__(self, log: Log, stacks: Stacks, *, by_extension: bool, to_end: bool) -> None:
         ops, facts, value = log.take_ops(), log.take_facts(), log.texts.value
         texts = stacks.text_ids(log.texts)
-        self.by_extension = by_extension
+        self.by_extension, self.to_end = by_extension, to_end
         # Under a mode torch's reshape calls another op, which makes the same view.
         names = [value(name).replace("_reshape_alias", "view") for name in ops.name]
         self.ops = list(zip(names, (value(texts[stack]) for stack in ops.stack), strict=True))
@@ -66,12 +70,13 @@ def seen(run: Callable[[], object], *, by_extension: bool) -> Seen:
         observer.enter()
         used = mode.saved.in_cpp is not None
         result = run()  # alive until forward ends
+        to_end = mode.saved.in_cpp is not None
         observer.leave()
         del result
     finally:
         undo()
     assert not notes
-    return Seen(log, stacks, by_extension=used)
+    return Seen(log, stacks, by_extension=used, to_end=to_end)
 
 
 def same(run: Callable[[], object], *, inside: bool = False) -> Seen:
@@ -80,6 +85,7 @@ def same(run: Callable[[], object], *, inside: bool = False) -> Seen:
     # In one line, which is in all stacks.
     mine, theirs = (seen(run, by_extension=by_extension) for by_extension in (True, False))
     assert (mine.by_extension, theirs.by_extension) == (True, False)
+    assert mine.to_end
     assert [name for name, _ in mine.ops] == [name for name, _ in theirs.ops]
     # The mode also has the frames of Python code that runs inside of an op, such as another mode's.
     assert all(there.startswith(here) for (_, here), (_, there) in zip(mine.ops, theirs.ops, strict=True))
@@ -323,6 +329,7 @@ def test_the_mode_takes_over_at_a_tensor_that_is_not_plain() -> None:
 
     mine, theirs = (seen(run, by_extension=by_extension) for by_extension in (True, False))
     assert mine.by_extension
+    assert not mine.to_end
     assert mine.ops == theirs.ops
     missing = [row for row in theirs.facts if row not in mine.facts]
     assert [row[:2] for row in missing] == [("OUTPUT", "aten::mul")]
@@ -335,8 +342,9 @@ def test_the_mode_takes_over_at_a_custom_op_that_torch_does_not_report() -> None
     def run() -> object:
         return [sine(x), sine(x), x.cos()]
 
-    names = [name for name, _ in seen(run, by_extension=True).ops]
-    assert names[-2:] == ["ampmem_tests::sine", "aten::cos"]
+    mine = seen(run, by_extension=True)
+    assert mine.to_end == (TorchVersion(torch.__version__) < "2.14")
+    assert [name for name, _ in mine.ops][-2:] == ["ampmem_tests::sine", "aten::cos"]
     assert [name for name, _ in seen(run, by_extension=False).ops] == ["ampmem_tests::sine"] * 2 + ["aten::cos"]
 
 

@@ -376,8 +376,8 @@ std::unique_ptr<at::ObserverContext> begun(const at::RecordFunction& call) {
     return nullptr;
   }
   if (innermost == nullptr && local.excluded_.has(DispatchKey::AutogradFunctionality) &&
-      !c10::InferenceMode::is_enabled()) {
-    ++state.other;  // inside of an op in Python, whose call torch did not report
+      !local.excluded_.has(DispatchKey::ADInplaceOrView) && !c10::InferenceMode::is_enabled()) {
+    ++state.other;  // inside of an op in Python, whose call torch did not report; torch.ones excludes both keys
   }
   DispatchKeySet keys;
   for (const auto& value : call.inputs()) {
