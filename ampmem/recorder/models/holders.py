@@ -10,7 +10,7 @@ import gc
 import operator
 import sys
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from inspect import CO_OPTIMIZED
@@ -50,6 +50,10 @@ _DEPTH = 4
 """Maximum depth of containers and objects inside an attribute of a module or optimizer."""
 _PARTS = frozenset((PARAMETERS, BUFFERS, CHILDREN))
 """Attributes of a module that are read elsewhere."""
+_BARE = frozenset((str, bytes, int, float, bool, type(None), set, frozenset))
+"""Types in which no tensors are looked for."""
+_EMPTIED = frozenset((dict, list, tuple, OrderedDict))
+"""Types in which there are none if their objects are empty."""
 _SHARE = 100
 """At a recording's end, holders are looked for only if over 1 / ``_SHARE`` of the memory is unknown."""
 
@@ -91,7 +95,7 @@ class HolderLog:
     def _note_attributes(self, module: nn.Module, path: int, known: set[int]) -> None:
         """Log the tensors in attributes of ``module``, such as a mask that its first forward made."""
         for key, value in list(attributes_of(module).items()):
-            if key not in _PARTS:
+            if key not in _PARTS and not _is_bare(value):
                 for name, tensor in _inside(value, key, _DEPTH):
                     if self._log.storage_address(tensor) not in known:
                         above = self._log.texts.value(path)
@@ -202,10 +206,15 @@ def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
         if type(value) in PLAIN:
             yield name, value
     elif depth and (name == "" or not issubclass(kind, (nn.Module, Optimizer, ModuleType, type))):
+        attributes = attributes_of(value)
         for part, key in _parts(value):
-            if part is attributes_of(value):
-                continue
-            yield from _inside(part, f"{name}{key}".removeprefix("."), depth - 1)
+            if part is not attributes and not _is_bare(part):
+                yield from _inside(part, f"{name}{key}".removeprefix("."), depth - 1)
+
+
+def _is_bare(value: Any) -> bool:
+    """Whether no tensor can be inside ``value``, as in most attributes of a module: numbers, and empty containers."""
+    return type(value) in _BARE or (type(value) in _EMPTIED and not value)
 
 
 def _is_optimizer(owner: Any) -> bool:
