@@ -11,7 +11,7 @@ import operator
 import sys
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cached_property
 from inspect import CO_OPTIMIZED
 from itertools import chain, compress, islice, pairwise
@@ -76,16 +76,19 @@ class HolderLog:
         with collection_paused():
             self._note_holders(self._left_behind())
 
-    def note_rest(self, models: Models, states: Iterable[Any], blocks: AliveBlocks | None) -> None:
+    def note_rest(
+        self, models: Models, states: Iterable[Any], blocks: AliveBlocks | None, inputs: Set[int] = frozenset()
+    ) -> None:
         """Log parameters of modules that did not run, and the holders of unknown memory, if there is much.
 
         ``states`` is the optimizers' state of each parameter, as far as it was logged. ``blocks`` are the live blocks,
-        if the source knows them; without tensors in unknown blocks there is no search.
+        if the source knows them; without tensors in unknown blocks there is no search. ``inputs`` are the addresses of
+        inputs that are alive: facts say what they are, so nobody is looked for because of them.
         """
         known = self._known(models, states)
         for module in models.modules():
             self._note_module(module, models.known_path_id(module), known)
-        if blocks is not None and not _much(blocks, blocks.unseen.keys() - known):
+        if blocks is not None and not _much(blocks, blocks.unseen.keys() - known - inputs):
             return
         with collection_paused():
             optimizers = self._note_holders(self._unknown(models, known, blocks))
@@ -369,8 +372,19 @@ class Variables:
                 place = self._place_id(root, frame)
                 self._log.about(Fact.VARIABLE, tensor, self._log.texts.id(name), place, at=now)
 
+    def values(self) -> list[Any]:
+        """The values of all variables of the script's running frames and modules."""
+        return [value for _, space in self._spaces(sys._getframe(1)) for value in space.values()]
+
     def _found(self, start: FrameType | None) -> Iterator[tuple[str, str, torch.Tensor, FrameType]]:
         """(variable, its first name, its tensor, a frame that sees it) of each variable that holds a tensor."""
+        found = self._spaces(start)
+        for place, part, tensor in self._held.tensors(list(chain.from_iterable(space.values() for _, space in found))):
+            frame, name = _variable(found, place)
+            yield f"{name}{part}", name, tensor, frame
+
+    def _spaces(self, start: FrameType | None) -> list[tuple[FrameType, dict[str, Any]]]:
+        """The variables of each function and module of the script that runs, and a frame that sees them."""
         frames = list(islice(self._frames(start), _FRAMES))
         spaces: list[tuple[FrameType, Any]] = []
         found: list[tuple[FrameType, dict[str, Any]]] = []
@@ -385,9 +399,7 @@ class Variables:
             if type(space) is dict and id(space) not in seen and len(space) <= _NAMES:
                 seen.add(id(space))
                 found.append((frame, space.copy()))
-        for place, part, tensor in self._held.tensors(list(chain.from_iterable(space.values() for _, space in found))):
-            frame, name = _variable(found, place)
-            yield f"{name}{part}", name, tensor, frame
+        return found
 
     def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
         """The frames of the script and its libraries, innermost first, down to the one that runs the script."""
