@@ -17,6 +17,7 @@ from ampmem.events import (
     Action,
     Column,
     EventColumns,
+    Fact,
     FactColumns,
     Phase,
     PhaseColumns,
@@ -244,6 +245,13 @@ class StepWriter:
         self._joiner = joiner
         self._texts = texts
         self._describer = describer
+        self._given = self._freed = _NONE
+        """Addresses of the models' inputs, and those that were freed, in the last transaction."""
+
+    def inputs_left(self, raw: RawEvents) -> set[int]:
+        """Addresses of the models' inputs of the last step that are alive after ``raw``, which came after that step."""
+        freed = (self._freed, raw.address[raw.action == Action.FREE])
+        return set(self._given.tolist()).difference(*(each.tolist() for each in freed))
 
     def write(self, raw: RawEvents, taken: Taken, step: StepRecord | None, *, last: bool) -> None:
         """Write one transaction: the events since the last, and ``step`` if one has ended; ``last`` at the end.
@@ -252,6 +260,9 @@ class StepWriter:
             RecordingError: the file cannot be written.
         """
         joined = self._joiner.join(raw)
+        facts, events = joined["facts"], joined["events"]
+        self._given = facts.address[facts.fact == Fact.INPUT]
+        self._freed = events.address[events.action == Action.FREE]
         layers, ooms = taken
         batch = Batch(**joined, texts=self._texts.take_new(), step=step, layers=layers, ooms=ooms)
         # Going through all parameters in every step would cost.

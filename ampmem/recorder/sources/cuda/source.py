@@ -167,7 +167,7 @@ class CudaSource(Source):
         api: TorchCuda | None = None,
         tracker: Tracker | None = None,
     ) -> None:
-        extension = find()
+        extension = self._extension = find()
         self._tracker = tracker_of(extension) if api is None else tracker
         """Used if the extension has it. Then nothing is read from the allocator's history but stacks and failures."""
         self._api = TorchCuda() if api is None else api
@@ -308,9 +308,13 @@ class CudaSource(Source):
         return self._take(go_on=True)
 
     def blocks(self) -> AliveBlocks:
-        """The live blocks after the last event. No hook tells this source which of them it has seen."""
+        """The live blocks after the last event. Of the workspaces of cuBLAS alone this source knows what they are."""
         alive = self._history.alive()
-        return AliveBlocks(alive, sum(alive.values()))
+        total = sum(alive.values())
+        known = frozenset() if self._extension is None else frozenset(self._extension.workspaces() & alive.keys())
+        for address in known:
+            del alive[address]
+        return AliveBlocks(alive, total, known)
 
     def stop(self) -> RawEvents:
         """The last events; switches off what :meth:`start` switched on."""
