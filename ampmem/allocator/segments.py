@@ -11,7 +11,7 @@ import numpy as np
 
 from ampmem.allocator.blocks import Call, SnapshotSegment
 from ampmem.allocator.settings import SMALL_BUFFER
-from ampmem.events import SegmentAction, SegmentColumns
+from ampmem.events import NO_SEGMENTS, SegmentAction, SegmentColumns
 
 
 class Extent(NamedTuple):
@@ -159,6 +159,8 @@ class SegmentLog:
     def take(self) -> SegmentColumns:
         """The rows since the last call."""
         rows, self._rows = self._rows, []
+        if not rows:
+            return NO_SEGMENTS
         names = SegmentColumns.names()
         table = np.array(rows, dtype=np.int64).reshape(len(rows), len(names))
         return SegmentColumns(**dict(zip(names, np.ascontiguousarray(table.T), strict=True)))

@@ -150,7 +150,8 @@ class Joiner:
     def __init__(self, log: Log, stacks: Stacks) -> None:
         self._log = log
         self._stacks = stacks
-        self._last_phase = (0, 0, 0)
+        self._last_phase = np.zeros((3, 1), dtype=np.int64)
+        """Time, step and phase of the last change of phase."""
         self._count = 0
         self._stack_ids = _NONE
 
@@ -164,7 +165,9 @@ class Joiner:
         module = modules[np.searchsorted(module_times, raw.time_ns, side="right")]
         # In backward modules only run for recomputation; what they allocate belongs to the backward op itself.
         recomputed = (phase == Phase.BACKWARD) & (module != 0)
-        origin_ns = np.where(recomputed, raw.time_ns, _origins(raw, ops))
+        origin_ns = _origins(raw, ops)
+        if recomputed.any():
+            origin_ns = np.where(recomputed, raw.time_ns, origin_ns)
         own = origin_ns == raw.time_ns
         if not own.all():
             module = modules[np.searchsorted(module_times, origin_ns, side="right")]
@@ -190,7 +193,9 @@ class Joiner:
             stack=stack * born,
             allocated=raw.allocated,
         )
-        segments = replace(raw.segments, position=raw.segments.position + self._count)
+        segments = raw.segments
+        if len(segments):
+            segments = replace(segments, position=segments.position + self._count)
         self._count += len(events)
         return Joined(events=events, segments=segments, facts=self._log.take_facts(), phases=phases)
 
@@ -202,15 +207,12 @@ class Joiner:
         return self._stack_ids
 
     def _steps_and_phases(self, times: Column, phases: PhaseColumns) -> tuple[Column, Column]:
-        since, step, phase = (
-            np.append(last, new)
-            for last, new in zip(self._last_phase, (phases.time_ns, phases.step, phases.phase), strict=True)
-        )
-        if phase[0] == 0:
-            since[0], step[0], phase[0] = 0, step[1], phase[1]
-        self._last_phase = since[-1], step[-1], phase[-1]
-        index = np.searchsorted(since, times, side="right") - 1
-        return step[index], phase[index]
+        changes = np.concatenate([self._last_phase, [phases.time_ns, phases.step, phases.phase]], axis=1)
+        if changes[2, 0] == 0:
+            changes[1:, 0] = changes[1:, 1]
+        self._last_phase = changes[:, -1:]
+        _, step, phase = changes.take(np.searchsorted(changes[0], times, side="right") - 1, axis=1)
+        return step, phase
 
 
 def _origins(raw: RawEvents, ops: OpColumns) -> Column:

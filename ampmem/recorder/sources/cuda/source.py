@@ -618,9 +618,13 @@ class CudaSource(Source):
 
 def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> RawEvents:
     """The events with their autograd nodes: as the profiler saw the block, else by time."""
-    op, sequence = nodes.at(settled.time_ns)
-    known = settled.seen >= 0
-    op[known], sequence[known] = seen.op[settled.seen[known]] + len(nodes.ops), seen.sequence[settled.seen[known]]
+    if nodes is NO_NODES:  # the profiler saw each
+        op, sequence = seen.op[settled.seen] + len(nodes.ops), seen.sequence[settled.seen]
+    else:
+        op, sequence = nodes.at(settled.time_ns)
+        known = np.flatnonzero(settled.seen >= 0)
+        place = settled.seen[known]
+        op[known], sequence[known] = seen.op[place] + len(nodes.ops), seen.sequence[place]
     return RawEvents(
         time_ns=settled.time_ns,
         action=settled.action,

@@ -207,7 +207,7 @@ def _dated(rows: Tracked, marks: Sequence[TrackedMark]) -> NDArray[np.int64]:
     times = rows.time_ns.copy()
     for mark in marks:
         between = (times >= mark.since_ns) & (times < mark.time_ns)
-        if not (rows.thread[between] == mark.thread).any():
+        if between.any() and not (rows.thread[between] == mark.thread).any():
             times[between] = mark.since_ns - 1
     return times
 
