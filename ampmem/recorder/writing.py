@@ -133,6 +133,8 @@ class Describer:
 
 
 _NONE = np.zeros(1, dtype=np.int64)
+_NO_OP = np.zeros((3, 1), dtype=np.int64)
+"""What comes before the first module and the first op, so that the index of the last is one higher."""
 
 
 class Joined(TypedDict):
@@ -161,7 +163,7 @@ class Joiner:
         step, phase = self._steps_and_phases(raw.time_ns, phases)
         ops = self._log.take_ops()
         module_times, modules = self._log.take_modules()
-        modules = _after_none(modules)
+        modules = np.concatenate([_NONE, modules])
         module = modules[np.searchsorted(module_times, raw.time_ns, side="right")]
         # In backward modules only run for recomputation; what they allocate belongs to the backward op itself.
         recomputed = (phase == Phase.BACKWARD) & (module != 0)
@@ -171,14 +173,16 @@ class Joiner:
         own = origin_ns == raw.time_ns
         if not own.all():
             module = modules[np.searchsorted(module_times, origin_ns, side="right")]
-        op = np.searchsorted(ops.start_ns, origin_ns, side="right")
-        inside_op = origin_ns <= _after_none(ops.end_ns)[op]
+        around = np.concatenate([_NO_OP, [ops.end_ns, ops.name, ops.stack]], axis=1)
+        end_ns, op, stack = around.take(np.searchsorted(ops.start_ns, origin_ns, side="right"), axis=1)
+        inside_op = origin_ns <= end_ns
         nodes = np.array([self._log.texts.id(name) for name in raw.ops], dtype=np.int64)
-        born = (raw.action == Action.ALLOC).astype(np.int64)
-        stack = self._stack_texts()[_after_none(ops.stack)[op]] * inside_op
+        stack = self._stack_texts()[stack] * inside_op
         if raw.stack is not None:
             taken = np.array([self._log.texts.id(text) for text in raw.stacks], dtype=np.int64)
             stack = np.where(stack == 0, taken[raw.stack], stack)
+        op = np.where(inside_op & own, op, nodes[raw.op])
+        op, module, stack = np.array([op, module, stack]) * (raw.action == Action.ALLOC)
         events = EventColumns(
             time_ns=raw.time_ns,
             step=step,
@@ -188,9 +192,9 @@ class Joiner:
             bytes=raw.bytes,
             block_bytes=raw.block_bytes,
             stream=raw.stream,
-            op=np.where(inside_op & own, _after_none(ops.name)[op], nodes[raw.op]) * born,
-            module=module * born,
-            stack=stack * born,
+            op=op,
+            module=module,
+            stack=stack,
             allocated=raw.allocated,
         )
         segments = raw.segments
@@ -231,11 +235,6 @@ def _origins(raw: RawEvents, ops: OpColumns) -> Column:
         known = (sequence >= 0) & (made[place] == sequence)
         origins = np.where(known, ops.start_ns[first][place], origins)
     return origins
-
-
-def _after_none(values: Column) -> Column:
-    """``values`` after a 0, so that the index of the last change is one higher, and 0 before the first."""
-    return np.concatenate([_NONE, values])
 
 
 class StepWriter:
