@@ -144,6 +144,8 @@ class SegmentLog:
         """Make the held extents equal ``extents``; returns the number of changes."""
         before = len(self._rows)
         there = HeldExtents(extents)
+        if list(there) == list(self.held):
+            return 0
         surplus = HeldExtents(self.held)
         for extent in there:
             surplus.remove(extent.address, extent.size)
