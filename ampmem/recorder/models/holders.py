@@ -13,6 +13,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cached_property
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from inspect import CO_OPTIMIZED
 from itertools import chain, compress, islice, pairwise
 from operator import itemgetter
@@ -339,7 +340,12 @@ _ITEMS = 16
 """Maximum number of items or attributes searched per object; of a list the last ones."""
 _TENSORS = 200
 """Maximum number of variables logged per search."""
-_NO_HOLDERS = frozenset((ModuleType, type, FunctionType, BuiltinFunctionType, str, int, float, bool, type(None)))
+_NO_HOLDERS = frozenset(
+    (
+        *(ModuleType, type, FunctionType, BuiltinFunctionType, str, int, float, bool, type(None)),
+        *(ModuleSpec, SourceFileLoader),  # every module has these two
+    )
+)
 """Types that hold no results of the model; most variables have one of these."""
 _NO_HOLDERS_EITHER = (nn.Module, ModuleType, type, nn.Parameter)
 """Types that, with their subclasses, are not searched: the tensors of modules are known by other ways."""
