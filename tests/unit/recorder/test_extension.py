@@ -194,9 +194,9 @@ def test_a_compiler_that_fails_is_named(
 @pytest.mark.parametrize(
     ("broken", "loads", "linked"),
     [
-        ("", [True], ["extension", "ops", "trace"]),
-        ("trace", [True], ["extension", "ops"]),  # CUDA's headers are of another version, say
-        ("ops", [True], ["extension", "trace"]),
+        ("", [True], ["extension", "ops", "tensors", "trace"]),
+        ("trace", [True], ["extension", "ops", "tensors"]),  # CUDA's headers are of another version, say
+        ("ops", [True], ["extension", "tensors", "trace"]),
         ("", [False, True], ["extension"]),  # torch does not export all that the parts need
     ],
 )
