@@ -23,7 +23,7 @@ from ampmem.events import NO_STEP, Column, Columns, Fact, FactColumns, Phase, Ph
 from ampmem.names import shape_text, warning
 from ampmem.own_code import OWN_FOLDERS
 from ampmem.recorder.facts.addresses import PLAIN, Addresses, parts_of
-from ampmem.recorder.facts.tensors import Found, TensorReader
+from ampmem.recorder.facts.tensors import NOTHING_KNOWN, Found, TensorReader
 from ampmem.recorder.torch_private.general import never_compiled, next_node, untraced, without_functions
 
 
@@ -161,6 +161,8 @@ class Log:
         """The address of a tensor's first element."""
         self.texts = Texts()
         self._see = see
+        self.knows: Callable[[frozenset[int]], bool] = lambda addresses: True
+        """Returns whether the source need not be told of the storages at some addresses: it knows them."""
         self.misses = Misses()
         """Errors inside hooks, noted instead of raised."""
         self.step = NO_STEP
@@ -245,11 +247,6 @@ class Log:
         except Exception as error:  # of a subclass that does not let it be asked
             self.misses.add(error)
 
-    @property
-    def sees(self) -> bool:
-        """Whether the source is told of the tensors that facts are about."""
-        return self._see is not None
-
     def follow(self, tensor: torch.Tensor) -> None:
         """Make the source see when ``tensor``'s storage is freed, on whichever thread."""
         if self._see is not None:
@@ -287,7 +284,8 @@ class Log:
         self.entered.add(module)
         if torch.is_grad_enabled():
             self.in_graph.add(module)
-        self.enter_module(module)
+        self.module = module
+        self._modules += (time_ns(), module)
 
     def running(self) -> str:
         """The path of the running module."""
@@ -373,20 +371,25 @@ class Repeated:
 
     def __init__(self, log: Log) -> None:
         self._log = log
+        self._told: frozenset[int] = frozenset()
+        """Addresses of the storages of which the source was told."""
 
     def log(self, key: int, read: Callable[[TensorReader, int, int], int] | None, look: Callable[[], None]) -> bool:
         """Log what ``look`` logs about the tensors that ``read`` reads; returns whether that is known.
 
         ``read`` is called with the extension's reader, and with the number and the key for it.
         """
-        log, reader = self._log, self._log.reader
-        found = Found.UNREADABLE if reader is None or read is None else read(reader, id(self), key)
+        log, reader, found = self._log, self._log.reader, int(Found.UNREADABLE)
+        if reader is not None and read is not None:
+            found = read(reader, id(self), key if log.knows(self._told) else NOTHING_KNOWN)
         if found == Found.REPEATED:
             return True
         since = log.fact_count
         look()
         if reader is not None and found == Found.READ:
-            reader.keep(id(self), key, log.facts_since(since))
+            facts = log.facts_since(since)
+            self._told = frozenset(address for address, fact in facts[:, 1:3].tolist() if address and fact in _TOLD)
+            reader.keep(id(self), key, facts)
         return False
 
 

@@ -63,6 +63,10 @@ class Found(IntEnum):
     """They are the same as before, and what was known of them is logged anew."""
 
 
+NOTHING_KNOWN = -2
+"""A key under which nothing is kept."""
+
+
 class TensorReader:
     """Reads plain tensors through Python's objects, and logs anew what Python has logged about the same tensors before.
 

@@ -22,13 +22,14 @@ from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import (
     BACKWARD,
     below_functorch,
-    compiles,
     forget_gradient_hooks,
     gradient_hooks,
     in_backward,
     makes_graph,
+    never_compiled,
     of_functorch,
     tracked_below,
+    untraced,
     without_dispatch,
 )
 
@@ -66,9 +67,9 @@ class GradientHooks:
 
     def _hook(self, slot: Slot, parameter: torch.Tensor) -> Callable[[torch.Tensor], object]:
         note, reader = functools.partial(self._look, slot.name_id, slot.path_id), self._log.reader
-        if reader is None or type(parameter) not in PLAIN or compiles():  # dynamo cannot look into a function in C
+        if reader is None or type(parameter) not in PLAIN:
             return note
-        return reader.gradient_hook(note, slot.name_id, slot.path_id)
+        return functools.partial(_called, reader.gradient_hook(note, slot.name_id, slot.path_id))
 
     def add_input(self, tensor: torch.Tensor) -> None:
         """Note that ``tensor``, an input, may have a gradient after the next backward."""
@@ -101,6 +102,13 @@ class GradientHooks:
         gradient = parameter.grad
         if gradient is not None:
             self._log.about(Fact.GRADIENT, gradient, name, path)
+
+
+@never_compiled
+@untraced
+def _called(hook: Callable[[torch.Tensor], object], parameter: torch.Tensor) -> None:
+    """Call ``hook``, a function in C, of which dynamo would warn."""
+    hook(parameter)
 
 
 def _nothing() -> None:

@@ -164,7 +164,9 @@ class ModuleHooks:
 
     def _entered(self, caller: FrameType) -> int:
         """Note the frame that will run the module: ``caller`` of the hook, if that is torch's own code."""
-        return self._stacks.entered(caller) if caller.f_code.co_filename == _MODULE else 0
+        if self._stacks.by_cpp or caller.f_code.co_filename != _MODULE:
+            return 0
+        return self._stacks.entered(caller)
 
     def _ran_elsewhere(self, module: nn.Module) -> None:
         """Report once that a ``module`` with parameters runs on a thread that is not recorded."""
@@ -189,7 +191,9 @@ class ModuleHooks:
         running = self._running
         if self._started_at is None or len(running) < self._started_at + 2 or running[-1][0] != id(module):
             return False
-        self._stacks.left(running.pop()[2])
+        call = running.pop()[2]
+        if call:
+            self._stacks.left(call)
         self._log.enter_module(running[-1][1])
         return True
 

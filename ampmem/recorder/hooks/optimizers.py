@@ -222,7 +222,7 @@ class OptimizerHooks:
 
     def note_state(self, optimizer: Optimizer) -> None:
         """Log ``optimizer``'s state and the parameters that only it has."""
-        known = self._counts.get(id(optimizer)) == _count(optimizer) and not self._log.sees and not self._renamed()
+        known = self._counts.get(id(optimizer)) == _count(optimizer) and not self._renamed()
         self._states[id(optimizer)].log(
             self._models.version,
             (lambda reader, number, key: reader.state(number, key, optimizer)) if known else None,

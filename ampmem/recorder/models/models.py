@@ -309,7 +309,7 @@ class Models:
         if self.changed:
             self.refresh()
         in_graph = torch.is_grad_enabled()
-        known = not (self._log.sees or self.swapped or (in_graph and not self._noted_in_graph))
+        known = not self.swapped and self._noted_in_graph >= in_graph
         if not self._noted.log(self.generation, self._read if known else None, self._note):
             self.version += 1
             self._noted_in_graph = in_graph
@@ -363,7 +363,8 @@ class Models:
 
     def known_path_id(self, module: nn.Module | None) -> int:
         """Text id of ``module``'s path; 0 if it has no name."""
-        return 0 if module is None else self._known_path(module) or 0
+        entry = self._path_ids.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else 0
 
     def idle(self, modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of those ``modules`` that are not part of a model, each with a name.
@@ -451,8 +452,7 @@ class Models:
         return (has_parameters(module) for root, _ in self._roots if (module := root()) is not None)
 
     def _known_path(self, module: nn.Module) -> int | None:
-        entry = self._path_ids.get(id(module))
-        return entry[1] if entry is not None and entry[0]() is module else None
+        return self.known_path_id(module) or None
 
     def _add_roots(self, modules: Iterable[nn.Module], *, alone: bool) -> None:
         taken = {prefix for _, prefix in self._roots}

@@ -64,7 +64,7 @@ class Stacks:
 
         Returns the argument for :meth:`left`.
         """
-        if not self._enabled or self.by_cpp:
+        if not self._enabled:
             return 0
         number = id(frame)
         self._calls[number] = []

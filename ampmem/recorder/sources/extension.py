@@ -38,6 +38,7 @@ _FLAGS = ("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
 _LIBRARIES, _CUDA_LIBRARY = ("c10", "torch_cpu"), "c10_cuda"
 _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
 _NO_OPS = "the part for the ops of forward does not work with this torch: a dispatch mode sees the ops instead"
+_NO_TENSORS = "the part that reads many tensors at once does not work with this torch: Python reads them one by one"
 _INSTEAD = "the allocator's history is copied at the end of each step instead"
 _NO_TRACE = f"the part for CUDA does not work with this torch: {_INSTEAD}"
 _NO_HEADERS = f"CUDA's headers were not found (set CUDA_HOME), so the part for CUDA was left out: {_INSTEAD}"
@@ -190,7 +191,7 @@ def build() -> Path:
     """Compile the extension for this torch, and try it; returns its path.
 
     Parts that do not compile, or do not work, are left out: that for CUDA, of a torch without CUDA or without CUDA's
-    headers, and that for the ops of forward.
+    headers, that for the ops of forward, and that for many tensors at once.
 
     Raises:
         AmpmemError: there is no C++ compiler, it fails, or the extension does not see what torch allocates.
@@ -218,6 +219,8 @@ def left_out(library: Path) -> list[str]:
     has, missing = ctypes.CDLL(str(library)), []
     if not hasattr(has, "ampmem_ops_start"):
         missing.append(_NO_OPS)
+    if not hasattr(has, "ampmem_tensors_clear"):
+        missing.append(_NO_TENSORS)
     if torch.version.cuda is not None and not hasattr(has, "ampmem_trace_start"):
         missing.append(_NO_TRACE if cuda_headers() is not None else _NO_HEADERS)
     return missing

@@ -226,19 +226,20 @@ def test_a_part_that_does_not_compile_or_load_is_left_out(
 
 
 def test_the_parts_that_were_left_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = {"ampmem_ops_start": 1, "ampmem_trace_start": 1}
+    parts = {"ampmem_ops_start": 1, "ampmem_tensors_clear": 1, "ampmem_trace_start": 1}
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(**parts))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert extension.left_out(Path("made.so")) == []
     parts.clear()
     monkeypatch.setattr(extension, "cuda_headers", lambda: None)
-    ops, trace = extension.left_out(Path("made.so"))
+    ops, tensors, trace = extension.left_out(Path("made.so"))
     assert ops.startswith("the part for the ops of forward does not work with this torch")
+    assert tensors.startswith("the part that reads many tensors at once does not work with this torch")
     assert trace.startswith("CUDA's headers were not found (set CUDA_HOME)")
     monkeypatch.setattr(extension, "cuda_headers", Path)
-    assert extension.left_out(Path("made.so"))[1].startswith("the part for CUDA does not work with this torch")
+    assert extension.left_out(Path("made.so"))[2].startswith("the part for CUDA does not work with this torch")
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert extension.left_out(Path("made.so")) == [ops]
+    assert extension.left_out(Path("made.so")) == [ops, tensors]
 
 
 def test_without_a_compiler_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
