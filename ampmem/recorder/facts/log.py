@@ -23,6 +23,7 @@ from ampmem.events import NO_STEP, Column, Columns, Fact, FactColumns, Phase, Ph
 from ampmem.names import shape_text, warning
 from ampmem.own_code import OWN_FOLDERS
 from ampmem.recorder.facts.addresses import PLAIN, Addresses, parts_of
+from ampmem.recorder.facts.tensors import NOTHING_KNOWN, Found, TensorReader
 from ampmem.recorder.torch_private.general import never_compiled, next_node, untraced, without_functions
 
 
@@ -160,6 +161,8 @@ class Log:
         """The address of a tensor's first element."""
         self.texts = Texts()
         self._see = see
+        self.knows: Callable[[frozenset[int]], bool] = lambda addresses: True
+        """Returns whether the source need not be told of the storages at some addresses: it knows them."""
         self.misses = Misses()
         """Errors inside hooks, noted instead of raised."""
         self.step = NO_STEP
@@ -175,6 +178,8 @@ class Log:
         self._running_op = 0
         self.running_in_cpp: Callable[[], int] = lambda: 0
         """Returns the text id of the op that the C++ extension sees running; 0 if there is none."""
+        self.reader: TensorReader | None = None
+        """Reads tensors by the C++ extension, if that is there."""
         self.collect: Callable[[], None] = lambda: None
         """Called before ops and facts are taken: the C++ extension has logged some of them."""
         self._kinds: dict[tuple[torch.dtype, torch.Size], tuple[int, int]] = {}
@@ -279,7 +284,8 @@ class Log:
         self.entered.add(module)
         if torch.is_grad_enabled():
             self.in_graph.add(module)
-        self.enter_module(module)
+        self.module = module
+        self._modules += (time_ns(), module)
 
     def running(self) -> str:
         """The path of the running module."""
@@ -319,6 +325,15 @@ class Log:
         """Log facts, as rows of ``FactColumns``."""
         self._more_facts.append(table)
 
+    @property
+    def fact_count(self) -> int:
+        """Number of integers of the facts that Python has logged since they were taken last."""
+        return len(self._facts)
+
+    def facts_since(self, count: int) -> Column:
+        """The facts logged since :attr:`fact_count` was ``count``, as rows of ``FactColumns``."""
+        return np.array(self._facts[count:], dtype=np.int64).reshape(-1, len(FactColumns.names()))
+
     def modules_at(self, times: Column) -> Column:
         """Text ids of the modules that ran at ``times``, all since :meth:`take_modules` was called last."""
         known = np.array([0, 0, *self._modules], dtype=np.int64).reshape(-1, 2)
@@ -349,6 +364,33 @@ class Log:
         taken, self._ops = self._ops, []
         more, self._more_ops = self._more_ops, []
         return OpColumns(**_split(taken, OpColumns, more))
+
+
+class Repeated:
+    """Facts that a hook logs in each step: the C++ extension logs them anew while their tensors are the same."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._told: frozenset[int] = frozenset()
+        """Addresses of the storages of which the source was told."""
+
+    def log(self, key: int, read: Callable[[TensorReader, int, int], int] | None, look: Callable[[], None]) -> bool:
+        """Log what ``look`` logs about the tensors that ``read`` reads; returns whether that is known.
+
+        ``read`` is called with the extension's reader, and with the number and the key for it.
+        """
+        log, reader, found = self._log, self._log.reader, int(Found.UNREADABLE)
+        if reader is not None and read is not None:
+            found = read(reader, id(self), key if log.knows(self._told) else NOTHING_KNOWN)
+        if found == Found.REPEATED:
+            return True
+        since = log.fact_count
+        look()
+        if reader is not None and found == Found.READ:
+            facts = log.facts_since(since)
+            self._told = frozenset(address for address, fact in facts[:, 1:3].tolist() if address and fact in _TOLD)
+            reader.keep(id(self), key, facts)
+        return False
 
 
 def _split(flat: list[int], kind: type[Columns], more: list[Column]) -> dict[str, Column]:

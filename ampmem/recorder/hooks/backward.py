@@ -13,10 +13,11 @@ import torch
 from ampmem.events import Fact
 from ampmem.names import FUNCTIONAL, INPUT
 from ampmem.patching import Undo, hook, patch
+from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import gradient_of, is_tensor
 from ampmem.recorder.facts.log import Log, Misses
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.models import Models, Slot
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import (
     BACKWARD,
@@ -25,8 +26,10 @@ from ampmem.recorder.torch_private.general import (
     gradient_hooks,
     in_backward,
     makes_graph,
+    never_compiled,
     of_functorch,
     tracked_below,
+    untraced,
     without_dispatch,
 )
 
@@ -43,20 +46,30 @@ class GradientHooks:
         """The inputs that may get a gradient, by ``id``."""
         self._watched: dict[int, Undo] = {}
         """The undo of the hook on each parameter, by the parameter's ``id``."""
+        self._version = 0
+        """The version of the models whose parameters are hooked."""
 
     def watch(self) -> None:
         """Hook every parameter that requires a gradient and is not hooked yet."""
+        if self._version == self._models.version:
+            return
+        self._version = self._models.version
         for slot, parameter in self._models.parameters():
             if id(parameter) in self._watched or self._models.sharded.manages(parameter):
                 continue  # with a hook on it, FSDP2 copies the gradient to the CPU in another way
             if parameter.requires_grad and parameter.is_leaf:
-                note = functools.partial(self._look, slot.name_id, slot.path_id)
                 try:
-                    undo = hook(parameter.register_post_accumulate_grad_hook, note)
+                    undo = hook(parameter.register_post_accumulate_grad_hook, self._hook(slot, parameter))
                 except Exception as error:  # a subclass may not allow hooks
                     self._log.misses.add(error)
                     undo = _nothing
                 self._watched[id(parameter)] = undo
+
+    def _hook(self, slot: Slot, parameter: torch.Tensor) -> Callable[[torch.Tensor], object]:
+        note, reader = functools.partial(self._look, slot.name_id, slot.path_id), self._log.reader
+        if reader is None or type(parameter) not in PLAIN:
+            return note
+        return functools.partial(_called, reader.gradient_hook(note, slot.name_id, slot.path_id))
 
     def add_input(self, tensor: torch.Tensor) -> None:
         """Note that ``tensor``, an input, may have a gradient after the next backward."""
@@ -89,6 +102,13 @@ class GradientHooks:
         gradient = parameter.grad
         if gradient is not None:
             self._log.about(Fact.GRADIENT, gradient, name, path)
+
+
+@never_compiled
+@untraced
+def _called(hook: Callable[[torch.Tensor], object], parameter: torch.Tensor) -> None:
+    """Call ``hook``, a function in C, of which dynamo would warn."""
+    hook(parameter)
 
 
 def _nothing() -> None:

@@ -37,6 +37,7 @@ from ampmem.recorder.torch_private.general import (
     in_backward,
     is_tracing,
     module_hooks,
+    never_compiled,
     on_module_after,
     on_module_before,
     on_new_buffer,
@@ -44,6 +45,7 @@ from ampmem.recorder.torch_private.general import (
     on_new_parameter,
     taken_out,
     tree_leaves,
+    untraced,
 )
 
 _FSDP1 = "FullyShardedDataParallel"
@@ -80,6 +82,8 @@ class ModuleHooks:
         """(id, path, call) of each module in forward, outermost first; a transform has no path."""
         self._started_at: int | None = None
         """Number of transforms that were running when forward started; ``None`` outside of forward."""
+        self._thread = 0
+        """The thread on which forward started."""
         self._before_transform: Phase | None = None
         """The phase to go back to after the outermost transform."""
         self._said_elsewhere = False
@@ -110,8 +114,25 @@ class ModuleHooks:
     def before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Note that ``module`` is about to run."""
         # First of all: dynamo traces the hooks too, and anything else here would break the script's graph.
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not self._starts_inside(module, sys._getframe(1)):
             self._look_before(module, args, sys._getframe(1))
+
+    # Most modules run inside of others. What that takes touches none of the script's objects, so it needs no guard.
+    @never_compiled
+    @untraced
+    def _starts_inside(self, module: nn.Module, caller: FrameType) -> bool:
+        """Note that ``module``, which has a name, is about to run inside of another; whether that is so."""
+        if self._started_at is None or get_ident() != self._thread or is_tracing():
+            return False
+        path = self._models.known_path_id(module)
+        if path:
+            self._starts(module, path, caller)
+        return path != 0
+
+    def _starts(self, module: nn.Module, path: int, caller: FrameType) -> None:
+        self._arm_seen.sample()
+        self._running.append((id(module), path, self._entered(caller)))
+        self._log.started(path)
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], caller: FrameType) -> None:
         # Tracing by torch.jit is not part of a step, and its tracer fails under a dispatch mode.
@@ -129,7 +150,7 @@ class ModuleHooks:
             if any(base.__name__ == _FSDP1 for base in type(module).__mro__):
                 self._listener.remark(WHOLE_GRADIENTS)
             path = self._models.path_id(module)
-            self._started_at, self._feeds_batch = len(self._running), owned
+            self._started_at, self._feeds_batch, self._thread = len(self._running), owned, get_ident()
             self._follow()
             try:
                 self._listener.forward_started(module, recomputing=in_backward() and torch.is_grad_enabled())
@@ -139,13 +160,13 @@ class ModuleHooks:
             self._note_inputs(args)
         else:
             path = self._models.path_id(module)
-        self._arm_seen.sample()
-        self._running.append((id(module), path, self._entered(caller)))
-        self._log.started(path)
+        self._starts(module, path, caller)
 
     def _entered(self, caller: FrameType) -> int:
         """Note the frame that will run the module: ``caller`` of the hook, if that is torch's own code."""
-        return self._stacks.entered(caller) if caller.f_code.co_filename == _MODULE else 0
+        if self._stacks.by_cpp or caller.f_code.co_filename != _MODULE:
+            return 0
+        return self._stacks.entered(caller)
 
     def _ran_elsewhere(self, module: nn.Module) -> None:
         """Report once that a ``module`` with parameters runs on a thread that is not recorded."""
@@ -160,8 +181,21 @@ class ModuleHooks:
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Torch calls it with (module, args, result) if the forward raised.
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not self._ends_inside(module):
             self._look_after(module, kwargs)
+
+    @never_compiled
+    @untraced
+    def _ends_inside(self, module: nn.Module) -> bool:
+        """Note that ``module``, the innermost that runs, has ended, and another goes on; whether that is so."""
+        running = self._running
+        if self._started_at is None or len(running) < self._started_at + 2 or running[-1][0] != id(module):
+            return False
+        call = running.pop()[2]
+        if call:
+            self._stacks.left(call)
+        self._log.enter_module(running[-1][1])
+        return True
 
     def _ended(self, module: nn.Module, kwargs: Any) -> None:
         running = self._running

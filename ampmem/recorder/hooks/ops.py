@@ -13,9 +13,9 @@ from types import CodeType
 import numpy as np
 
 from ampmem.events import Column, Fact
-from ampmem.names import shape_text
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.tensors import Forms, TensorReader
 from ampmem.recorder.hooks.casts import CastHooks, SeenCopy
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources import extension
@@ -38,15 +38,12 @@ class OpRecorder:
         self._casts = casts
         self._stacks = stacks
         self._names: list[int] = [0]
-        self._dtypes: list[int] = [0]
-        self._shapes: list[int] = [0]
         self._stack_ids: list[int] = [0]
-        """Ids in the recording of the extension's names, forms and stacks."""
+        """Ids in the recording of the extension's names and stacks."""
+        self._forms = Forms(library.ampmem_ops_form, log.texts.id)
         library.ampmem_ops_start.argtypes = (_I64, ctypes.c_void_p)
         library.ampmem_ops_take.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         library.ampmem_ops_name.argtypes, library.ampmem_ops_name.restype = (_I64,), ctypes.c_char_p
-        library.ampmem_ops_form.argtypes = (_I64, ctypes.POINTER(_POINTER), _POINTER)
-        library.ampmem_ops_form.restype = ctypes.c_char_p
         library.ampmem_ops_stack.argtypes, library.ampmem_ops_stack.restype = (_I64, ctypes.POINTER(_POINTER)), _I64
         library.ampmem_ops_holders.argtypes, library.ampmem_ops_holders.restype = (_I64,), _I64
         library.ampmem_ops_forget.argtypes = (_I64,)
@@ -64,6 +61,7 @@ class OpRecorder:
         found = extension.find()
         if found is None or not hasattr(found.library, "ampmem_ops_start"):
             return None
+        log.reader = TensorReader.find(found.library, log.texts.id)
         return OpRecorder(found.library, log, casts, stacks)
 
     def start(self, other: Callable[[], object]) -> bool:
@@ -72,11 +70,13 @@ class OpRecorder:
         ``other`` is called once, after the first op that only a dispatch mode sees right; it must not raise.
         """
         self._other = _called_from_cpp(other)
-        return not self._library.ampmem_ops_start(self._stacks.enabled, self._other)
+        self._stacks.by_cpp = not self._library.ampmem_ops_start(self._stacks.enabled, self._other)
+        return self._stacks.by_cpp
 
     def stop(self) -> None:
         """Stop, on the thread that has started, and log what was seen."""
         self.read_saved()
+        self._stacks.by_cpp = False
         self._library.ampmem_ops_stop()
         self.take()
         self._forget(0)
@@ -116,13 +116,16 @@ class OpRecorder:
 
     def take(self) -> None:
         """Log what was seen since the last call."""
+        repeated = None if self._log.reader is None else self._log.reader.take()
+        if repeated is not None:
+            self._log.add_facts(repeated)
         op_count, fact_count, names, forms, stacks, _, _ = self.counts()
         if not op_count and not fact_count:
             return
         ops, facts = np.empty((op_count, _OP), np.int64), np.empty((fact_count, _FACT), np.int64)
         self._library.ampmem_ops_take(ops.ctypes.data, facts.ctypes.data)
         self._learn_names(names)
-        self._learn_forms(forms)
+        self._forms.learn(forms)
         self._learn_stacks(stacks)
         ops[:, 2] = np.array(self._names, dtype=np.int64)[ops[:, 2]]
         ops[:, 3] = np.array(self._stack_ids, dtype=np.int64)[ops[:, 3]]
@@ -132,13 +135,6 @@ class OpRecorder:
     def _learn_names(self, count: int) -> None:
         for index in range(len(self._names), count):
             self._names.append(self._log.texts.id(self._library.ampmem_ops_name(index).decode()))
-
-    def _learn_forms(self, count: int) -> None:
-        sizes, dimensions = _POINTER(), _I64()
-        for index in range(len(self._shapes), count):
-            dtype = self._library.ampmem_ops_form(index, ctypes.byref(sizes), ctypes.byref(dimensions))
-            self._dtypes.append(self._log.texts.id(dtype.decode()))
-            self._shapes.append(self._log.texts.id(shape_text(sizes[: dimensions.value])))
 
     def _learn_stacks(self, count: int) -> None:
         frames = _POINTER()
@@ -151,8 +147,7 @@ class OpRecorder:
     def _log_facts(self, facts: Column) -> None:
         time, kind, address, name, form, *_ = facts.T
         modules = self._log.modules_at(time)
-        names, dtypes = np.array(self._names, dtype=np.int64)[name], np.array(self._dtypes, dtype=np.int64)[form]
-        shapes = np.array(self._shapes, dtype=np.int64)[form] * (address != 0)
+        names, (dtypes, shapes) = np.array(self._names, dtype=np.int64)[name], self._forms.text_ids(form, address)
         fact, wanted = np.full(len(facts), Fact.OUTPUT), kind < _USE
         fact[kind == _SAVED], modules[kind == _SAVED] = Fact.SAVED, 0
         self._log.add_facts(np.stack([time, address, fact, names, modules, dtypes, shapes], axis=1)[wanted])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from ampmem.names import StateName
 from ampmem.patching import Undo, added, hook, patch
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, states_of
-from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.log import Log, Repeated
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot, parameter_record
 from ampmem.recorder.models.optimizers import chosen_from, is_master, partition_of, twins_of
@@ -94,6 +94,9 @@ class OptimizerHooks:
         """Optimizers made while recording."""
         self._told: set[int] = set()
         """``id`` of each optimizer that the listener was told of."""
+        self._gradients: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
+        self._states: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
+        """What each step logs anew, by the ``id`` of the optimizer."""
         self._idle: set[str] = set()
         """Names of the parameters of optimizers that made no update."""
 
@@ -130,9 +133,7 @@ class OptimizerHooks:
             stepping[:] = [entry for n, entry in enumerate(stepping) if stepping[:n].count(entry) < running[entry]]
         stepping.append(id(optimizer))
         if self._listener.recording:
-            pairs = list(self._models.parameters())
-            self.note_gradients(optimizer, pairs)
-            self._note_swapped(optimizer, pairs)
+            self.note_gradients(optimizer)
             if id(optimizer) not in self._records and self._states_of(optimizer):  # this update may replace the state
                 self._note_tensors(optimizer, self._names(optimizer, before=True), named=True)
             self._listener.optimizer_started(type(optimizer).__name__)
@@ -199,11 +200,21 @@ class OptimizerHooks:
         self._updates += 1
         self._listener.updated(id(optimizer), skipped=skipped)
 
-    def note_gradients(self, optimizer: Optimizer, pairs: _Pairs) -> None:
-        """Log the gradients that ``optimizer`` is about to use, including those of master copies.
+    def note_gradients(self, optimizer: Optimizer) -> None:
+        """Log the gradients that ``optimizer`` is about to use, including those of master copies."""
+        gradients = self._gradients[id(optimizer)]
+        gradients.log(
+            self._models.version,
+            None if self._renamed() else lambda reader, number, key: reader.gradients(number, key, optimizer),
+            lambda: self._note_gradients(optimizer),
+        )
 
-        ``pairs`` are the parameters of the models.
-        """
+    def _renamed(self) -> bool:
+        """Whether a parameter may have another name than at the last :meth:`Models.note`."""
+        return self._models.changed or bool(self._own)
+
+    def _note_gradients(self, optimizer: Optimizer) -> None:
+        pairs = list(self._models.parameters())
         names = self._names(optimizer, pairs, before=True)
         about = self._log.about
         for _, _, parameter in _parameters(optimizer):
@@ -211,9 +222,18 @@ class OptimizerHooks:
             if gradient is not None:
                 for name, path in names.get(id(parameter), _NOBODYS):
                     about(Fact.GRADIENT, gradient, name, path)
+        self._note_swapped(optimizer, pairs)
 
     def note_state(self, optimizer: Optimizer) -> None:
         """Log ``optimizer``'s state and the parameters that only it has."""
+        known = self._counts.get(id(optimizer)) == _count(optimizer) and not self._renamed()
+        self._states[id(optimizer)].log(
+            self._models.version,
+            (lambda reader, number, key: reader.state(number, key, optimizer)) if known else None,
+            lambda: self._note_state(optimizer),
+        )
+
+    def _note_state(self, optimizer: Optimizer) -> None:
         names = self._names(optimizer)
         self._note_optimizer(optimizer, names)
         self._note_tensors(optimizer, names)
@@ -277,7 +297,7 @@ class OptimizerHooks:
     def _note_optimizer(self, optimizer: Optimizer, names: _Names) -> None:
         """Keep a record of ``optimizer``, which made an update or had it skipped."""
         self._note_own_parameters(optimizer)
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        count = _count(optimizer)
         if self._counts.get(id(optimizer)) == count:
             return
         self._counts[id(optimizer)] = count
@@ -427,6 +447,11 @@ def implementation(optimizer: Optimizer) -> str:
         return "foreach" if group.get("foreach") else "for-loop"
     _, foreach = fused_or_foreach(group["params"], group.get("differentiable", False), use_fused=False)
     return "foreach" if foreach else "for-loop"
+
+
+def _count(optimizer: Optimizer) -> int:
+    """Number of parameters of ``optimizer``."""
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]:

@@ -16,7 +16,8 @@ from torch import nn
 
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.addresses import PLAIN, bytes_of, dtype_of, elements_of, parts_of
-from ampmem.recorder.facts.log import Log
+from ampmem.recorder.facts.log import Log, Repeated
+from ampmem.recorder.facts.tensors import TensorReader
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named_parameters, named_tensors, tree
 from ampmem.recorder.models.live import dictionaries_with, live_modules
 from ampmem.recorder.torch_private.distributed import (
@@ -229,6 +230,14 @@ class Models:
         """Whether something was registered with a module since the last :meth:`refresh`."""
         self.generation = 0
         """Number of times that everything was named."""
+        self.version = 0
+        """Number of times that :meth:`note` has found other tensors than before."""
+        self._noted = Repeated(log)
+        self._noted_in_graph = True
+        """Whether gradients were on when it has found other tensors last."""
+        self._parameter_places: list[object] = []
+        self._buffer_places: list[object] = []
+        """A weak reference to the module and the key of each parameter and buffer, for :class:`TensorReader`."""
         self.parameters_at = TensorPlaces(log)
         """Text ids of the parameters' names, as of the last :meth:`note`."""
         self.buffers_at = TensorPlaces(log)
@@ -299,6 +308,16 @@ class Models:
         """Log the addresses of all parameters and buffers."""
         if self.changed:
             self.refresh()
+        in_graph = torch.is_grad_enabled()
+        known = not self.swapped and self._noted_in_graph >= in_graph
+        if not self._noted.log(self.generation, self._read if known else None, self._note):
+            self.version += 1
+            self._noted_in_graph = in_graph
+
+    def _read(self, reader: TensorReader, number: int, key: int) -> int:
+        return reader.modules(number, key, self._parameter_places, self._buffer_places)
+
+    def _note(self) -> None:
         self.parameters_at.clear()
         self.buffers_at.clear()
         in_graph = torch.is_grad_enabled()
@@ -344,7 +363,8 @@ class Models:
 
     def known_path_id(self, module: nn.Module | None) -> int:
         """Text id of ``module``'s path; 0 if it has no name."""
-        return 0 if module is None else self._known_path(module) or 0
+        entry = self._path_ids.get(id(module))
+        return entry[1] if entry is not None and entry[0]() is module else 0
 
     def idle(self, modules: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters of those ``modules`` that are not part of a model, each with a name.
@@ -383,6 +403,8 @@ class Models:
             module = root()
             if module is not None:
                 self._name_tree(module, prefix, seen)
+        self._parameter_places = _places(self._parameters)
+        self._buffer_places = _places(self._buffers)
 
     def records(self) -> list[ParameterRecord]:
         """Every parameter ever seen, by name, with the first one that shares its memory."""
@@ -430,8 +452,7 @@ class Models:
         return (has_parameters(module) for root, _ in self._roots if (module := root()) is not None)
 
     def _known_path(self, module: nn.Module) -> int | None:
-        entry = self._path_ids.get(id(module))
-        return entry[1] if entry is not None and entry[0]() is module else None
+        return self.known_path_id(module) or None
 
     def _add_roots(self, modules: Iterable[nn.Module], *, alone: bool) -> None:
         taken = {prefix for _, prefix in self._roots}
@@ -469,6 +490,11 @@ class Models:
                         above=above[path],
                     )
                     slots.append(slot)
+
+
+def _places(slots: Iterable[Slot]) -> list[object]:
+    """Module and key of each slot, in turns."""
+    return [part for slot in slots for part in (slot.module, slot.key)]
 
 
 def parameter_record(

@@ -43,6 +43,8 @@ class Stacks:
         """The callers of each frame that runs a module, by ``id``; filled in when first needed."""
         self._callers: set[int] = set()
         """``id`` of the code of the frames that run modules."""
+        self.by_cpp = False
+        """Whether the C++ extension takes the stacks, so that nobody needs the callers of frames."""
 
     @property
     def enabled(self) -> bool:

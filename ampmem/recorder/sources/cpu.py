@@ -19,8 +19,9 @@ import torch
 from ampmem.events import Column
 from ampmem.patching import Undo, added
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.sources import extension
-from ampmem.recorder.sources.base import RawEvents, Source
+from ampmem.recorder.sources.base import Place, RawEvents, Source
 from ampmem.recorder.sources.extension import Observed
 from ampmem.recorder.sources.ledger import NOTHING, Ledger, Profiled
 from ampmem.recorder.sources.storages import Storages
@@ -90,6 +91,11 @@ class ProfilerSource(Source):
         """Used where there is no compiled extension."""
         self._notes: list[str] = []
         self.see = storages.see
+        self._knows = storages.knows
+
+    def attach(self, locate: Callable[[], Place], log: Log) -> None:
+        """Have ``log`` ask which storages are known."""
+        log.knows = self._knows
 
     def check(self) -> None:
         """Raise :class:`~ampmem.errors.UsageError` if another profiler is running: a second would replace it."""

@@ -41,6 +41,7 @@ _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
 _EMPTY_HEADERS = ("cublas_v2.h", "cublasLt.h", "cusolverDn.h", "cusparse.h")
 """Headers that ``workspaces.cpp`` includes by way of torch's, and of which it needs nothing."""
 _NO_OPS = "the part for the ops of forward does not work with this torch: a dispatch mode sees the ops instead"
+_NO_TENSORS = "the part that reads many tensors at once does not work with this torch: Python reads them one by one"
 _INSTEAD = "the allocator's history is copied at the end of each step instead"
 _NO_TRACE = f"the part for CUDA does not work with this torch: {_INSTEAD}"
 _NO_HEADERS = f"CUDA's headers were not found (set CUDA_HOME), so the part for CUDA was left out: {_INSTEAD}"
@@ -206,7 +207,7 @@ def build() -> Path:
     """Compile the extension for this torch, and try it; returns its path.
 
     Parts that do not compile, or do not work, are left out: that for CUDA, of a torch without CUDA or without CUDA's
-    headers, and that for the ops of forward.
+    headers, that for the ops of forward, and that for many tensors at once.
 
     Raises:
         AmpmemError: there is no C++ compiler, it fails, or the extension does not see what torch allocates.
@@ -234,6 +235,8 @@ def left_out(library: Path) -> list[str]:
     has, missing = ctypes.CDLL(str(library)), []
     if not hasattr(has, "ampmem_ops_start"):
         missing.append(_NO_OPS)
+    if not hasattr(has, "ampmem_tensors_clear"):
+        missing.append(_NO_TENSORS)
     if torch.version.cuda is not None and cuda_headers() is None:
         missing.append(_NO_HEADERS)
     elif torch.version.cuda is not None:

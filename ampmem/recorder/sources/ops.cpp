@@ -13,6 +13,7 @@
 // the extension is built without it, and the dispatch mode is used.
 
 #include "extension.h"
+#include "tensors.h"
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
@@ -48,7 +49,11 @@ void Py_DecRef(void*);
 
 namespace {
 
+using ampmem::address_of;
+using ampmem::Ids;
+using ampmem::is_plain;
 using ampmem::now_ns;
+using ampmem::start_of;
 using c10::DispatchKey;
 using c10::DispatchKeySet;
 
@@ -89,18 +94,6 @@ struct Returned {
   int64_t name = 0, number = 0;
 };
 
-struct Sequence {
-  size_t operator()(const std::vector<int64_t>& values) const {
-    uint64_t hash = values.size();
-    for (const int64_t value : values) {
-      hash = (hash ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15ULL;
-      hash ^= hash >> 32;
-    }
-    return hash;
-  }
-};
-using Ids = std::unordered_map<std::vector<int64_t>, int64_t, Sequence>;
-
 // Never destroyed: threads may outlive the library's own objects.
 struct State {
   std::vector<Op> ops;
@@ -108,8 +101,7 @@ struct State {
   std::vector<std::string> names{""};
   std::unordered_map<std::string, int64_t> name_ids{{"", 0}};
   std::unordered_map<const char*, Known> known;
-  std::vector<std::vector<int64_t>> forms{{}};  // dtype and sizes
-  Ids form_ids{{{}, 0}};
+  ampmem::Forms forms;
   std::vector<const std::vector<int64_t>*> stacks{nullptr};  // code and instruction of each frame, innermost first
   Ids stack_ids{{{}, 0}};
   std::vector<void*> codes;  // of the stacks: a reference to each
@@ -215,44 +207,9 @@ void for_tensors(const c10::IValue& value, const Each& each) {
   }
 }
 
-const DispatchKeySet kPlain = DispatchKeySet({DispatchKey::ADInplaceOrView}) |
-    DispatchKeySet({DispatchKey::Dense, DispatchKey::AutogradFunctionality}) |
-    DispatchKeySet({DispatchKey::AutocastCPU, DispatchKey::AutocastCUDA}) |
-    DispatchKeySet({DispatchKey::CPU, DispatchKey::CUDA});
-
-// Whether tensors with these keys are plain: strided, on a CPU or a CUDA device, and no subclass.
-bool is_plain(DispatchKeySet keys) {
-  return (keys.raw_repr() & ~kPlain.raw_repr()) == 0;
-}
-
-bool is_plain(const at::Tensor& tensor) {
-  return is_plain(tensor.key_set());
-}
-
-int64_t address_of(const at::Tensor& tensor) {
-  const auto& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  return storage ? reinterpret_cast<int64_t>(storage.data()) : 0;
-}
-
-int64_t start_of(const at::Tensor& tensor) {
-  return address_of(tensor) == 0 ? 0 : reinterpret_cast<int64_t>(tensor.const_data_ptr());
-}
-
-int64_t form_of(const at::Tensor& tensor) {
-  static thread_local std::vector<int64_t> form;
-  form.assign(1, static_cast<int64_t>(tensor.scalar_type()));
-  form.insert(form.end(), tensor.sizes().begin(), tensor.sizes().end());
-  const auto found = state.form_ids.find(form);
-  if (found != state.form_ids.end()) {
-    return found->second;
-  }
-  state.forms.push_back(form);
-  return state.form_ids.emplace(form, static_cast<int64_t>(state.form_ids.size())).first->second;
-}
-
 void note(Kind kind, const at::Tensor& tensor, int64_t name) {
   if (is_plain(tensor)) {
-    state.facts.push_back({now_ns(), kind, address_of(tensor), name, form_of(tensor), 0, 0, 0});
+    state.facts.push_back({now_ns(), kind, address_of(tensor), name, state.forms.id(tensor), 0, 0, 0});
   } else {
     ++state.other;
   }
@@ -438,7 +395,7 @@ void note_cast(Kind kind, const at::Tensor& source, const at::Tensor& target) {
   const int64_t address = address_of(target), flags =
       (source.is_view() ? kView : 0) | (source.is_leaf() && source.requires_grad() ? kLeaf : 0);
   state.facts.push_back(
-      {now_ns(), kind, address, 0, form_of(target), address_of(source), start_of(source), flags});
+      {now_ns(), kind, address, 0, state.forms.id(target), address_of(source), start_of(source), flags});
   if (kind == kToCopy) {
     state.copies.insert_or_assign(
         address, c10::weak_intrusive_ptr<c10::TensorImpl>(target.getIntrusivePtr()));
@@ -590,7 +547,7 @@ AMPMEM_EXPORT void ampmem_ops_clear() {
 // The numbers of ops, facts, names, forms and stacks; of ops that need a mode; the name of the op that runs.
 AMPMEM_EXPORT void ampmem_ops_count(int64_t* counts) {
   const size_t sizes[] = {
-      state.ops.size(), state.facts.size(), state.names.size(), state.forms.size(), state.stacks.size()};
+      state.ops.size(), state.facts.size(), state.names.size(), state.forms.count(), state.stacks.size()};
   std::copy(std::begin(sizes), std::end(sizes), counts);
   counts[5] = state.other;
   counts[6] = state.running;
@@ -611,10 +568,7 @@ AMPMEM_EXPORT const char* ampmem_ops_name(int64_t index) {
 
 // The dtype of a form; its sizes go to `to`, their number to `count`.
 AMPMEM_EXPORT const char* ampmem_ops_form(int64_t index, const int64_t** to, int64_t* count) {
-  const auto& form = state.forms[static_cast<size_t>(index)];
-  *to = form.data() + 1;
-  *count = static_cast<int64_t>(form.size()) - 1;
-  return c10::getDtypeNames(static_cast<c10::ScalarType>(form[0])).first.data();
+  return state.forms.read(index, to, count);
 }
 
 // The frames of a stack: code and instruction of each, innermost first; returns the number of integers.

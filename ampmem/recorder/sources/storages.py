@@ -84,6 +84,10 @@ class Storages:
         storage = None if known is None else known()
         return storage is not None and storage.data_ptr() == address
 
+    def knows(self, addresses: frozenset[int]) -> bool:
+        """Whether at each of ``addresses`` there is a storage that was seen, and not freed since."""
+        return self._references.keys() >= addresses
+
     def take_seen(self) -> list[SeenStorage]:
         """The storages seen since the last call, in order."""
         seen, self._seen = self._seen, []

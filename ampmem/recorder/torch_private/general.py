@@ -626,6 +626,20 @@ use_count: Callable[[torch.Tensor], int] = methodcaller(
     attribute("torch.Tensor", "_use_count", "to know whether autocast's cache holds a copy")
 )
 
+_IMPLEMENTATION = attribute(
+    "torch.Tensor",
+    "_cdata",
+    "to know how Python's tensors are laid out, for the C++ extension",
+    without="recording with the C++ extension takes longer",
+)
+
+
+def implementation_of(tensor: torch.Tensor) -> int:
+    """The address of torch's C++ object behind ``tensor``; 0 if unknown."""
+    found: int = getattr(tensor, _IMPLEMENTATION, 0)
+    return found
+
+
 SWAP: Place = patched(
     "torch.utils",
     "swap_tensors",

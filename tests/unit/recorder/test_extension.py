@@ -194,10 +194,10 @@ def test_a_compiler_that_fails_is_named(
 @pytest.mark.parametrize(
     ("broken", "loads", "linked"),
     [
-        ("", [True], ["extension", "ops", "trace", "workspaces"]),
-        ("trace", [True], ["extension", "ops", "workspaces"]),  # CUDA's headers are of another version, say
-        ("ops", [True], ["extension", "trace", "workspaces"]),
-        ("workspaces", [True], ["extension", "ops", "trace"]),  # a torch that keeps them elsewhere
+        ("", [True], ["extension", "ops", "tensors", "trace", "workspaces"]),
+        ("trace", [True], ["extension", "ops", "tensors", "workspaces"]),  # CUDA's headers are of another version, say
+        ("ops", [True], ["extension", "tensors", "trace", "workspaces"]),
+        ("workspaces", [True], ["extension", "ops", "tensors", "trace"]),  # a torch that keeps them elsewhere
         ("", [False, True], ["extension"]),  # torch does not export all that the parts need
     ],
 )
@@ -228,21 +228,23 @@ def test_a_part_that_does_not_compile_or_load_is_left_out(
 
 
 def test_the_parts_that_were_left_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = {"ampmem_ops_start": 1, "ampmem_trace_start": 1, "ampmem_workspaces": 1}
+    names = ("ampmem_ops_start", "ampmem_tensors_clear", "ampmem_trace_start", "ampmem_workspaces")
+    parts = dict.fromkeys(names, 1)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(**parts))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert extension.left_out(Path("made.so")) == []
     parts.clear()
     monkeypatch.setattr(extension, "cuda_headers", lambda: None)
-    ops, trace = extension.left_out(Path("made.so"))
+    ops, tensors, trace = extension.left_out(Path("made.so"))
     assert ops.startswith("the part for the ops of forward does not work with this torch")
+    assert tensors.startswith("the part that reads many tensors at once does not work with this torch")
     assert trace.startswith("CUDA's headers were not found (set CUDA_HOME)")
     monkeypatch.setattr(extension, "cuda_headers", Path)
-    _, trace, workspaces = extension.left_out(Path("made.so"))
+    _, _, trace, workspaces = extension.left_out(Path("made.so"))
     assert trace.startswith("the part for CUDA does not work with this torch")
     assert workspaces.startswith("the part for the workspaces of cuBLAS does not work with this torch")
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert extension.left_out(Path("made.so")) == [ops]
+    assert extension.left_out(Path("made.so")) == [ops, tensors]
 
 
 def test_without_a_compiler_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
