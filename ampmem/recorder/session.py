@@ -29,7 +29,7 @@ from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.every import Hooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
 from ampmem.recorder.models.holders import HolderLog, Variables
-from ampmem.recorder.models.live import collection_paused, live_at_start, live_optimizers
+from ampmem.recorder.models.live import collection_paused, live_at_start
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.optimizers import Optimizers
 from ampmem.recorder.models.stacks import Stacks
@@ -206,14 +206,19 @@ class Session:
         elif self.options.skip == 0:
             self._begin()
         elif self.options.baseline:
-            self._find_optimizers()
+            self._find_optimizers(tensors=False)
         if self.options.step_on is StepOn.FORWARD:
             self.skim()
 
-    def _find_optimizers(self) -> None:
-        """Add the optimizers that exist already; one that is not found here is added after its first update."""
-        for optimizer in live_optimizers(self._variables.values()):
+    def _find_optimizers(self, *, tensors: bool) -> list[torch.Tensor]:
+        """Add the optimizers that exist already; one that is not found here is added after its first update.
+
+        Returns the live tensors, if ``tensors``.
+        """
+        optimizers, found = live_at_start(self._variables.values(), tensors=tensors)
+        for optimizer in optimizers:
             self.add_optimizer(optimizer)
+        return found
 
     def at_end(self, undo: Undo) -> None:
         """Call ``undo`` when the session ends."""
@@ -331,13 +336,9 @@ class Session:
             self._unskim()
         self.source.check()
         if self.options.baseline or self.options.skip:
-            if self.source.see is None:
-                self._find_optimizers()
-            else:
-                optimizers, tensors = live_at_start()
-                self._storages.add(tensors, self._holders.state_of(optimizers))
-                for optimizer in optimizers:
-                    self.add_optimizer(optimizer)
+            tensors = self._find_optimizers(tensors=self.source.see is not None)
+            if tensors:
+                self._storages.add(tensors, self._holders.state_of(self.optimizers))
         self._undo.callback(self._storages.forget)
         self._undo.callback(self._gradients.remove)
         for install in self._recording_hooks:

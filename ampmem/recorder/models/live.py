@@ -16,6 +16,17 @@ from torch.optim import Optimizer as Optimizer
 
 from ampmem.recorder.torch_private.general import never_made
 
+_NO_MEMORY = frozenset(
+    {
+        "torch.nn.parameter.Buffer",  # makes plain tensors
+        "torch.nn.parameter.UninitializedBuffer",
+        "torch.nn.parameter.UninitializedParameter",
+        "torch.nn.utils._expanded_weights.expanded_weights_impl.ExpandedWeight",  # has that of the module's parameter
+    }
+)
+"""Classes of torch's whose tensors have no memory, or not their own."""
+_NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
+"""The name of a class, even if its metaclass overrides ``__name__``."""
 _LEVELS = 6
 """Maximum number of levels between a variable and an optimizer; an object and its dictionary are two."""
 _CONTAINERS: tuple[Any, ...] = (dict, list, tuple)
@@ -42,26 +53,21 @@ def live_tensors() -> list[Tensor]:
     return _with_types(_may_have_memory())
 
 
-def live_at_start(*, tensors: bool = True) -> tuple[list[Optimizer], list[Tensor]]:
-    """Every live optimizer and, if ``tensors``, every live tensor whose class may have memory of its own.
+def live_at_start(variables: Iterable[Any] = (), *, tensors: bool = True) -> tuple[list[Optimizer], list[Tensor]]:
+    """The live optimizers and, if ``tensors``, every live tensor whose class may have memory of its own.
 
-    It asks for the referrers of their classes, since each object refers to its own. For few classes that takes half as
-    long as walking through all objects; modules have hundreds of classes, for which it would take longer.
+    Optimizers are looked for in ``variables`` and in what they hold, a few levels deep; if there are none, it is every
+    live one. So most recordings on a device do without a walk through all objects. The walk asks for the referrers of
+    the classes, since each object refers to its own. For few classes that takes half as long as going through a list of
+    all objects; modules have hundreds of classes, for which it would take longer.
     """
-    optimizers = {key: kind for key, kind in _with_subclasses(Optimizer).items() if not _is_idle(kind)}
-    found = _with_types(optimizers | _may_have_memory() if tensors else optimizers)
-    is_optimizer = [id(type(item)) in optimizers for item in found]
-    return list(compress(found, is_optimizer)), list(compress(found, map(operator.not_, is_optimizer)))
-
-
-def live_optimizers(variables: Iterable[Any]) -> list[Optimizer]:
-    """The optimizers in ``variables`` and in what they hold, a few levels deep; if there are none, every live one.
-
-    So most recordings do without a walk through all objects.
-    """
-    if all(_is_of_torch(kind) and never_made(kind) for kind in _with_subclasses(Optimizer).values()):
-        return []
-    return _optimizers_in(variables) or live_at_start(tensors=False)[0]
+    kinds = {key: kind for key, kind in _with_subclasses(Optimizer).items() if not _is_idle(kind)}
+    near = _optimizers_in(variables) if kinds else []
+    if near:
+        kinds = {}
+    found = _with_types(kinds | _may_have_memory() if tensors else kinds)
+    is_optimizer = [id(type(item)) in kinds for item in found]
+    return near or list(compress(found, is_optimizer)), list(compress(found, map(operator.not_, is_optimizer)))
 
 
 def _optimizers_in(variables: Iterable[Any]) -> list[Optimizer]:
@@ -98,12 +104,18 @@ def dictionaries_with(item: object) -> list[dict[Any, Any]]:
 
 
 def _may_have_memory() -> dict[int, type]:
-    """The tensor classes whose objects may have memory of their own, by ``id``."""
-    return {key: kind for key, kind in _with_subclasses(Tensor).items() if not _wraps_others(kind)}
+    """The tensor classes whose objects may have memory of their own, by ``id``.
+
+    Each class more makes the walk through all objects a thirtieth longer.
+    """
+    kinds = _with_subclasses(Tensor).items()
+    return {key: kind for key, kind in kinds if _qualified(kind) not in _NO_MEMORY and not _wraps_others(kind)}
 
 
 def _with_types(kinds: dict[int, type]) -> list[Any]:
     """All objects of exactly these types."""
+    if not kinds:
+        return []
     return _of_types(kinds, starmap(gc.get_referrers, (tuple(kinds.values()),)))
 
 
@@ -150,16 +162,21 @@ def _with_subclasses(kind: type) -> dict[int, type]:
 
 def _is_idle(kind: type) -> bool:
     """Whether ``kind`` is one of torch's own optimizers and has no instance."""
-    return _is_of_torch(kind) and kind is not Optimizer and never_made(kind)
+    return _is_of_torch(kind) and never_made(kind)
 
 
 def _wraps_others(kind: type) -> bool:
     """Whether ``kind`` is a wrapper class of torch's: its tensors wrap the one that has the memory."""
-    if not _is_of_torch(kind):
+    if not _qualified(kind).startswith(("torch.", "ampmem.")):  # ampmem's fake tensors are like torch's
         return False
     above = kind.__mro__
     return any("__torch_dispatch__" in vars(base) for base in above[: above.index(Tensor)])
 
 
 def _is_of_torch(kind: type) -> bool:
-    return str(type.__getattribute__(kind, "__module__")).startswith("torch.")
+    return _qualified(kind).startswith("torch.")
+
+
+def _qualified(kind: type) -> str:
+    """The module and the name of ``kind``."""
+    return f"{type.__getattribute__(kind, '__module__')}.{_NAME(kind)}"

@@ -417,8 +417,9 @@ class Models:
             shares = None if owner == slot.name else owner
             module = slot.module()
             kind = "" if module is None else type(module).__name__
-            record = parameter_record(slot.name, parameter, kind=kind, shares=shares)
-            record = replace(record, model=slot.model, in_graph=self._in_graph(slot))
+            record = parameter_record(
+                slot.name, parameter, kind=kind, shares=shares, model=slot.model, in_graph=self._in_graph(slot)
+            )
             overlap = covered.overlap(place, record.bytes) if shares is None else 0
             padding = self.sharded.padding(parameter) if shares is None else 0
             if overlap or padding:
@@ -498,7 +499,13 @@ def _places(slots: Iterable[Slot]) -> list[object]:
 
 
 def parameter_record(
-    name: str, parameter: torch.Tensor, *, kind: str = "", shares: str | None = None
+    name: str,
+    parameter: torch.Tensor,
+    *,
+    kind: str = "",
+    shares: str | None = None,
+    model: str = "",
+    in_graph: bool | None = None,
 ) -> ParameterRecord:
     """The recording's record of ``parameter``."""
     return ParameterRecord(
@@ -510,6 +517,8 @@ def parameter_record(
         shape=tuple(parameter.shape),
         kind=kind,
         shares=shares,
+        model=model,
+        in_graph=in_graph,
         global_elements=parameter.numel() if is_part_of_whole(parameter) else None,
     )
 

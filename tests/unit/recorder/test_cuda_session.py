@@ -161,7 +161,7 @@ def test_optimizers_are_found_as_if_all_objects_were_looked_at(
         library.optimizers = [torch.optim.Adam(model.parameters()) for model in models]  # type: ignore[attr-defined]
         variables = library.optimizers[:in_variables]
         if not searched:
-            monkeypatch.setattr(session_module, "live_optimizers", lambda _: live_at_start(tensors=False)[0])
+            monkeypatch.setattr(session_module, "live_at_start", lambda _, tensors: live_at_start(tensors=tensors))
         path = tmp_path / f"{searched}.ampmem"
         session = Session(Options(path=path, script="train.py", steps=None))
         if named:

@@ -20,7 +20,6 @@ from ampmem.recorder.models.live import (
     dictionaries_with,
     live_at_start,
     live_modules,
-    live_optimizers,
     live_tensors,
 )
 
@@ -148,7 +147,7 @@ def test_optimizers_in_variables_are_found_without_looking_at_all_objects(
 ) -> None:
     monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("that walks through all objects"))
     one, other = (torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1) for _ in range(2))
-    found = live_optimizers([torch, 1, put(one), [other]])
+    found, _ = live_at_start([torch, 1, put(one), [other]], tensors=False)
     assert {id(each) for each in found} == {id(one), id(other)}
     assert len(found) == 2
 
@@ -156,8 +155,8 @@ def test_optimizers_in_variables_are_found_without_looking_at_all_objects(
 def test_all_objects_are_looked_at_if_no_optimizer_is_in_variables() -> None:
     hidden, other = (torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1) for _ in range(2))
     large = [*range(live._MOST_ITEMS), hidden]
-    assert any(each is hidden for each in live_optimizers([large]))
-    assert [id(each) for each in live_optimizers([large, other])] == [id(other)]
+    assert any(each is hidden for each in live_at_start([large])[0])
+    assert [id(each) for each in live_at_start([large, other])[0]] == [id(other)]
 
 
 def test_nothing_is_looked_at_if_no_optimizer_was_ever_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +164,7 @@ def test_nothing_is_looked_at_if_no_optimizer_was_ever_made(monkeypatch: pytest.
     monkeypatch.setattr(live, "_is_of_torch", lambda _: True)  # tests have classes of their own
     for look in ("get_referrers", "get_referents"):
         monkeypatch.setattr(gc, look, lambda *_: pytest.fail("there is nothing to find"))
-    assert live_optimizers([{"variable": 1}]) == []
+    assert live_at_start([{"variable": 1}], tensors=False) == ([], [])
 
 
 def test_at_the_start_classes_of_torch_that_wrap_tensors_are_left_out() -> None:
@@ -202,3 +201,8 @@ def test_a_tuple_that_another_thread_is_making_is_not_held(look: Callable[[], ob
             thread.join()
         sys.setswitchinterval(interval)
     assert errors == []
+
+
+def test_classes_of_torch_without_memory_are_classes_of_torch() -> None:
+    names = {live._qualified(kind) for kind in live._with_subclasses(torch.Tensor).values()}
+    assert names >= live._NO_MEMORY
