@@ -267,7 +267,8 @@ PARTS: dict[str, str] = {
     "saved tensors": """recorder.hooks.forward:SavedByNodes.read recorder.hooks.forward:SavedByNodes.returned
         recorder.hooks.forward:SavedTensors.pack recorder.hooks.forward:SavedTensors.unpack""",
     "casts": "recorder.hooks.casts:CastHooks.made recorder.hooks.casts:CastHooks.used",
-    "hooks of modules": "recorder.hooks.modules:ModuleHooks._before recorder.hooks.modules:ModuleHooks._ended",
+    "hooks of modules": """recorder.hooks.modules:ModuleHooks._before recorder.hooks.modules:ModuleHooks._ended
+        recorder.hooks.modules:ModuleHooks._starts_inside recorder.hooks.modules:ModuleHooks._ends_inside""",
     "hooks of backward": """recorder.hooks.backward:BackwardHooks._started recorder.hooks.backward:BackwardHooks._ended
         recorder.hooks.backward:GradientHooks._note recorder.hooks.backward:GradientHooks.watch""",
     "hooks of the update": """recorder.hooks.optimizers:OptimizerHooks._before

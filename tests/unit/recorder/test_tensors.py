@@ -20,6 +20,7 @@ from ampmem.recorder.facts import tensors
 from ampmem.recorder.facts.log import Repeated
 from ampmem.recorder.facts.tensors import Found, TensorReader
 from ampmem.recorder.sources import extension
+from ampmem.recorder.sources.storages import Storages
 
 KINDS = (Fact.PARAMETER, Fact.BUFFER, Fact.GRADIENT, Fact.OPTIMIZER_STATE, Fact.MASTER_COPY)
 STEPS = 6
@@ -212,6 +213,13 @@ def updates_are_wider_than_forwards(training: Training, step: int) -> None:
 
 
 @change
+def wider_updates_after_an_evaluation(training: Training, step: int) -> None:
+    if step >= 2:
+        updates_are_wider_than_forwards(training, step)
+        evaluation_before_each_step(training, step)
+
+
+@change
 def evaluation_before_each_step(training: Training, step: int) -> None:
     with torch.no_grad():
         training.forward()
@@ -361,6 +369,32 @@ def test_what_is_the_same_is_logged_by_the_extension(repeated: list[tuple[str, b
         "note_gradients": [False] + [True] * (STEPS - 1),
         "note_state": [False] * 2 + [True] * (STEPS - 2),  # the first makes the state
     }
+
+
+def test_storages_are_known_until_they_are_freed() -> None:
+    storages = Storages()
+    kept, freed = torch.ones(5), torch.ones(6)
+    both = frozenset({address(kept), address(freed)})
+    assert storages.knows(frozenset())
+    assert not storages.knows(both)
+    storages.see(kept, kept=True)
+    storages.see(freed, kept=True)
+    assert storages.knows(both)
+    del freed
+    assert not storages.knows(both)
+    assert storages.knows(frozenset({address(kept)}))
+
+
+def test_python_tells_the_source_of_what_it_does_not_know(
+    repeated: list[tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Storages, "knows", lambda self, addresses: not addresses)
+    training = Training()
+    with ampmem.profile(training.model.cpu(), training.optimizer, device="cpu", steps=None):
+        training.batch = training.batch.cpu()
+        for _ in range(STEPS):
+            training.step()
+    assert {known for _, known in repeated} == {False}
 
 
 def test_no_reference_to_anything_of_the_scripts_is_kept_or_lost(repeated: list[tuple[str, bool]]) -> None:
