@@ -323,7 +323,14 @@ class Profile(Shown):
         session = self._running()
         if not self.is_open or sys.is_finalizing():  # already left, or Python ended before the object's owner died
             return
+        from ampmem.signals import SIGNALS  # late: most programs that import ampmem record nothing
+
         self.is_open = False
+        with SIGNALS:
+            self._leave(session, error)
+
+    def _leave(self, session: Session, error: BaseException | None) -> None:
+        """End the recording; warn if nothing was recorded."""
         if error is not None and self._simulated is not None:
             session.failed(failure_of(error))  # whether the run fits is unknown then
         with self._undo:
@@ -334,14 +341,14 @@ class Profile(Shown):
         from ampmem.recorder.process import active  # late, as it imports torch
 
         if active() is session:
-            warnings.warn(f"ampmem: {ENDS_LATER}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"ampmem: {ENDS_LATER}", RuntimeWarning, stacklevel=3)
             return
         try:
             session.check()
         except NothingRecorded as nothing:
             self._failure = nothing
             if error is None:
-                warnings.warn(f"ampmem: {nothing}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"ampmem: {nothing}", RuntimeWarning, stacklevel=3)
 
     def step(self) -> None:
         """End a step here; from the first call on, only these calls end steps.

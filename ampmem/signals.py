@@ -138,7 +138,7 @@ class Signals:
             if not ended:
                 ended.append(None)
                 self._users -= 1
-                if self._users == 0:
+                if self._users == 0 and self._depth == 0:
                     self._soon()
 
         self._users += 1
@@ -186,6 +186,8 @@ class Signals:
     ) -> None:
         if _on_main_thread():
             self._depth -= 1
+            if self._depth == 0 and self._users == 0 and self._unpatch is not None:
+                self._soon()
             while self._depth == 0 and self._silent:
                 self._hush()
                 _again(self._silent.pop(), None)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ampmem.allocator.blocks import Call, SnapshotSegment
 from ampmem.allocator.settings import SMALL_BUFFER
-from ampmem.events import SegmentAction, SegmentColumns
+from ampmem.events import NO_SEGMENTS, SegmentAction, SegmentColumns
 
 
 class Extent(NamedTuple):
@@ -144,6 +144,8 @@ class SegmentLog:
         """Make the held extents equal ``extents``; returns the number of changes."""
         before = len(self._rows)
         there = HeldExtents(extents)
+        if list(there) == list(self.held):
+            return 0
         surplus = HeldExtents(self.held)
         for extent in there:
             surplus.remove(extent.address, extent.size)
@@ -159,6 +161,8 @@ class SegmentLog:
     def take(self) -> SegmentColumns:
         """The rows since the last call."""
         rows, self._rows = self._rows, []
+        if not rows:
+            return NO_SEGMENTS
         names = SegmentColumns.names()
         table = np.array(rows, dtype=np.int64).reshape(len(rows), len(names))
         return SegmentColumns(**dict(zip(names, np.ascontiguousarray(table.T), strict=True)))

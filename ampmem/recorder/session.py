@@ -29,7 +29,7 @@ from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.every import Hooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
 from ampmem.recorder.models.holders import HolderLog, Variables
-from ampmem.recorder.models.live import collection_paused, live_at_start
+from ampmem.recorder.models.live import collection_paused, live_at_start, live_optimizers
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.optimizers import Optimizers
 from ampmem.recorder.models.stacks import Stacks
@@ -206,10 +206,14 @@ class Session:
         elif self.options.skip == 0:
             self._begin()
         elif self.options.baseline:
-            for optimizer in live_at_start(tensors=False)[0]:
-                self.add_optimizer(optimizer)
+            self._find_optimizers()
         if self.options.step_on is StepOn.FORWARD:
             self.skim()
+
+    def _find_optimizers(self) -> None:
+        """Add the optimizers that exist already; one that is not found here is added after its first update."""
+        for optimizer in live_optimizers(self._variables.values()):
+            self.add_optimizer(optimizer)
 
     def at_end(self, undo: Undo) -> None:
         """Call ``undo`` when the session ends."""
@@ -327,10 +331,13 @@ class Session:
             self._unskim()
         self.source.check()
         if self.options.baseline or self.options.skip:
-            optimizers, tensors = live_at_start(tensors=self.source.see is not None)
-            self._storages.add(tensors, self._holders.state_of(optimizers))
-            for optimizer in optimizers:
-                self.add_optimizer(optimizer)
+            if self.source.see is None:
+                self._find_optimizers()
+            else:
+                optimizers, tensors = live_at_start()
+                self._storages.add(tensors, self._holders.state_of(optimizers))
+                for optimizer in optimizers:
+                    self.add_optimizer(optimizer)
         self._undo.callback(self._storages.forget)
         self._undo.callback(self._gradients.remove)
         for install in self._recording_hooks:
@@ -617,7 +624,8 @@ class Session:
         self.models.note()  # as at the start of every forward
         if failure is None:
             states = self._hooks.optimizers.note_idle(self.optimizers)
-            self._holders.note_rest(self.models, states, self.source.blocks())
+            inputs = self.writer.inputs_left(raw) if self.writer is not None else set()
+            self._holders.note_rest(self.models, states, self.source.blocks(), inputs)
         try:
             self._write(raw, taken, step)
         except RecordingError as error:  # as in _give_up: the script goes on

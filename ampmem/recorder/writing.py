@@ -17,6 +17,7 @@ from ampmem.events import (
     Action,
     Column,
     EventColumns,
+    Fact,
     FactColumns,
     Phase,
     PhaseColumns,
@@ -133,6 +134,8 @@ class Describer:
 
 
 _NONE = np.zeros(1, dtype=np.int64)
+_NO_OP = np.zeros((3, 1), dtype=np.int64)
+"""What comes before the first module and the first op, so that the index of the last is one higher."""
 
 
 class Joined(TypedDict):
@@ -150,7 +153,8 @@ class Joiner:
     def __init__(self, log: Log, stacks: Stacks) -> None:
         self._log = log
         self._stacks = stacks
-        self._last_phase = (0, 0, 0)
+        self._last_phase = np.zeros((3, 1), dtype=np.int64)
+        """Time, step and phase of the last change of phase."""
         self._count = 0
         self._stack_ids = _NONE
 
@@ -160,22 +164,26 @@ class Joiner:
         step, phase = self._steps_and_phases(raw.time_ns, phases)
         ops = self._log.take_ops()
         module_times, modules = self._log.take_modules()
-        modules = _after_none(modules)
+        modules = np.concatenate([_NONE, modules])
         module = modules[np.searchsorted(module_times, raw.time_ns, side="right")]
         # In backward modules only run for recomputation; what they allocate belongs to the backward op itself.
         recomputed = (phase == Phase.BACKWARD) & (module != 0)
-        origin_ns = np.where(recomputed, raw.time_ns, _origins(raw, ops))
+        origin_ns = _origins(raw, ops)
+        if recomputed.any():
+            origin_ns = np.where(recomputed, raw.time_ns, origin_ns)
         own = origin_ns == raw.time_ns
         if not own.all():
             module = modules[np.searchsorted(module_times, origin_ns, side="right")]
-        op = np.searchsorted(ops.start_ns, origin_ns, side="right")
-        inside_op = origin_ns <= _after_none(ops.end_ns)[op]
+        around = np.concatenate([_NO_OP, [ops.end_ns, ops.name, ops.stack]], axis=1)
+        end_ns, op, stack = around.take(np.searchsorted(ops.start_ns, origin_ns, side="right"), axis=1)
+        inside_op = origin_ns <= end_ns
         nodes = np.array([self._log.texts.id(name) for name in raw.ops], dtype=np.int64)
-        born = (raw.action == Action.ALLOC).astype(np.int64)
-        stack = self._stack_texts()[_after_none(ops.stack)[op]] * inside_op
+        stack = self._stack_texts()[stack] * inside_op
         if raw.stack is not None:
             taken = np.array([self._log.texts.id(text) for text in raw.stacks], dtype=np.int64)
             stack = np.where(stack == 0, taken[raw.stack], stack)
+        op = np.where(inside_op & own, op, nodes[raw.op])
+        op, module, stack = np.array([op, module, stack]) * (raw.action == Action.ALLOC)
         events = EventColumns(
             time_ns=raw.time_ns,
             step=step,
@@ -185,12 +193,14 @@ class Joiner:
             bytes=raw.bytes,
             block_bytes=raw.block_bytes,
             stream=raw.stream,
-            op=np.where(inside_op & own, _after_none(ops.name)[op], nodes[raw.op]) * born,
-            module=module * born,
-            stack=stack * born,
+            op=op,
+            module=module,
+            stack=stack,
             allocated=raw.allocated,
         )
-        segments = replace(raw.segments, position=raw.segments.position + self._count)
+        segments = raw.segments
+        if len(segments):
+            segments = replace(segments, position=segments.position + self._count)
         self._count += len(events)
         return Joined(events=events, segments=segments, facts=self._log.take_facts(), phases=phases)
 
@@ -202,15 +212,12 @@ class Joiner:
         return self._stack_ids
 
     def _steps_and_phases(self, times: Column, phases: PhaseColumns) -> tuple[Column, Column]:
-        since, step, phase = (
-            np.append(last, new)
-            for last, new in zip(self._last_phase, (phases.time_ns, phases.step, phases.phase), strict=True)
-        )
-        if phase[0] == 0:
-            since[0], step[0], phase[0] = 0, step[1], phase[1]
-        self._last_phase = since[-1], step[-1], phase[-1]
-        index = np.searchsorted(since, times, side="right") - 1
-        return step[index], phase[index]
+        changes = np.concatenate([self._last_phase, [phases.time_ns, phases.step, phases.phase]], axis=1)
+        if changes[2, 0] == 0:
+            changes[1:, 0] = changes[1:, 1]
+        self._last_phase = changes[:, -1:]
+        _, step, phase = changes.take(np.searchsorted(changes[0], times, side="right") - 1, axis=1)
+        return step, phase
 
 
 def _origins(raw: RawEvents, ops: OpColumns) -> Column:
@@ -231,11 +238,6 @@ def _origins(raw: RawEvents, ops: OpColumns) -> Column:
     return origins
 
 
-def _after_none(values: Column) -> Column:
-    """``values`` after a 0, so that the index of the last change is one higher, and 0 before the first."""
-    return np.concatenate([_NONE, values])
-
-
 class StepWriter:
     """Writes one recording."""
 
@@ -244,6 +246,13 @@ class StepWriter:
         self._joiner = joiner
         self._texts = texts
         self._describer = describer
+        self._given = self._freed = _NONE
+        """Addresses of the models' inputs, and those that were freed, in the last transaction."""
+
+    def inputs_left(self, raw: RawEvents) -> set[int]:
+        """Addresses of the models' inputs of the last step that are alive after ``raw``, which came after that step."""
+        freed = (self._freed, raw.address[raw.action == Action.FREE])
+        return set(self._given.tolist()).difference(*(each.tolist() for each in freed))
 
     def write(self, raw: RawEvents, taken: Taken, step: StepRecord | None, *, last: bool) -> None:
         """Write one transaction: the events since the last, and ``step`` if one has ended; ``last`` at the end.
@@ -252,6 +261,9 @@ class StepWriter:
             RecordingError: the file cannot be written.
         """
         joined = self._joiner.join(raw)
+        facts, events = joined["facts"], joined["events"]
+        self._given = facts.address[facts.fact == Fact.INPUT]
+        self._freed = events.address[events.action == Action.FREE]
         layers, ooms = taken
         batch = Batch(**joined, texts=self._texts.take_new(), step=step, layers=layers, ooms=ooms)
         # Going through all parameters in every step would cost.

@@ -362,6 +362,21 @@ def test_a_forked_child_traces_nothing_and_waits_for_nobody(tracker: Tracker) ->
 
 
 @NEEDS_CUDA
+def test_the_workspaces_of_cublas_are_blocks_that_no_tensor_has(
+    compiled_extension: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
+    monkeypatch.setenv(extension.VARIABLE, "on")
+    found = extension.find()
+    assert found is not None
+    factor = torch.ones(8, 8, device="cuda", requires_grad=True)
+    (factor @ factor).sum().backward()
+    blocks = {block["address"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"]}
+    assert found.workspaces() & blocks
+    assert not found.workspaces() & {factor.data_ptr(), factor.grad.data_ptr()}  # type: ignore[union-attr]
+
+
+@NEEDS_CUDA
 def test_without_the_part_for_cuda_the_recording_is_the_same(
     tmp_path: Path, compiled_extension: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

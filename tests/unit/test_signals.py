@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import os
 import signal
 import sys
@@ -136,6 +137,20 @@ def test_entered_it_asks_once_at_the_end() -> None:
         long()
         raise AssertionError("not reached")
     assert raised.value.args[0] == signal.SIGUSR2
+
+
+def test_what_ends_while_it_is_entered_puts_the_handlers_back_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[None] = []
+    ask = SIGNALS._soon
+    monkeypatch.setattr(SIGNALS, "_soon", lambda: (asked.append(None), ask()))
+    monkeypatch.setattr(SIGNALS, "_users", 0)  # those of the fixture
+    undo = SIGNALS.hold()
+    with SIGNALS:
+        undo()
+        assert asked == []
+        assert type(_signal.getsignal(signal.SIGUSR1)) is not type(handle)
+    assert _signal.getsignal(signal.SIGUSR1) is handle
+    monkeypatch.setattr(SIGNALS, "_users", 1)
 
 
 def test_each_handler_runs_whatever_the_one_before_has_raised() -> None:

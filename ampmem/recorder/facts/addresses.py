@@ -91,9 +91,9 @@ _storage_of, _first_of = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
 
 
 class AliveBlocks(NamedTuple):
-    """Live blocks of a source: address and bytes of those that no hook has told it of, and the bytes of all.
+    """Live blocks of a source: address and bytes of those that are unknown to it, and the bytes of all.
 
-    ``seen`` has the addresses of the others, if there are others.
+    ``seen`` has the addresses of the others, if there are others: hooks have told the source of them, or torch has.
     """
 
     unseen: dict[int, int]

@@ -396,8 +396,8 @@ class Repeated:
 def _split(flat: list[int], kind: type[Columns], more: list[Column]) -> dict[str, Column]:
     """The columns of the rows in ``flat`` and in the tables ``more``, whose first column is a time."""
     names = kind.names()
-    table = np.array(flat, dtype=np.int64).reshape(-1, len(names))
+    table = np.fromiter(flat, dtype=np.int64, count=len(flat)).reshape(-1, len(names))
     if more:
         table = np.concatenate([table, *more])
-        table = table[np.argsort(table[:, 0], kind="stable")]
-    return {name: np.ascontiguousarray(table[:, index]) for index, name in enumerate(names)}
+        table = table.take(np.argsort(table[:, 0], kind="stable"), axis=0)
+    return dict(zip(names, np.ascontiguousarray(table.T), strict=True))

@@ -95,6 +95,8 @@ class OptimizerHooks:
         self._gradients: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
         self._states: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
         """What each step logs anew, by the ``id`` of the optimizer."""
+        self._told: set[int] = set()
+        """``id`` of each optimizer that the listener was told of."""
         self._idle: set[str] = set()
         """Names of the parameters of optimizers that made no update."""
 
@@ -182,6 +184,8 @@ class OptimizerHooks:
             found = found_inf(optimizer)  # GradScaler sets it on fused optimizers
             skipped = False if found is None else number_of(found)
             self._updated(optimizer, skipped)
+        if id(optimizer) not in self._told:  # not before: what it will wait for has not been followed in this step
+            self._tell(optimizer)
 
     def _note_others(self, optimizer: Optimizer) -> None:
         """Log the state of optimizers whose ``step`` is never called: SAM's have two methods of other names."""
@@ -379,16 +383,19 @@ class OptimizerHooks:
         return take
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        listener = self._listener
-
         @functools.wraps(original)
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
             self._made.append(weakref.ref(optimizer))
             made(optimizer)
 
-        made = self._log.misses.guarded(listener.optimizer_made)
+        made = self._log.misses.guarded(self._tell)
         return __init__
+
+    def _tell(self, optimizer: Optimizer) -> None:
+        """Tell the listener of ``optimizer``, which was made, or has made its first update here."""
+        self._told.add(id(optimizer))
+        self._listener.optimizer_made(optimizer)
 
     def _wrap_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

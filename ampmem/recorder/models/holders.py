@@ -10,8 +10,8 @@ import gc
 import operator
 import sys
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import cached_property
 from inspect import CO_OPTIMIZED
 from itertools import chain, compress, islice, pairwise
@@ -50,6 +50,10 @@ _DEPTH = 4
 """Maximum depth of containers and objects inside an attribute of a module or optimizer."""
 _PARTS = frozenset((PARAMETERS, BUFFERS, CHILDREN))
 """Attributes of a module that are read elsewhere."""
+_BARE = frozenset((str, bytes, int, float, bool, type(None), set, frozenset))
+"""Types in which no tensors are looked for."""
+_EMPTIED = frozenset((dict, list, tuple, OrderedDict))
+"""Types in which there are none if their objects are empty."""
 _SHARE = 100
 """At a recording's end, holders are looked for only if over 1 / ``_SHARE`` of the memory is unknown."""
 
@@ -72,16 +76,19 @@ class HolderLog:
         with collection_paused():
             self._note_holders(self._left_behind())
 
-    def note_rest(self, models: Models, states: Iterable[Any], blocks: AliveBlocks | None) -> None:
+    def note_rest(
+        self, models: Models, states: Iterable[Any], blocks: AliveBlocks | None, inputs: Set[int] = frozenset()
+    ) -> None:
         """Log parameters of modules that did not run, and the holders of unknown memory, if there is much.
 
         ``states`` is the optimizers' state of each parameter, as far as it was logged. ``blocks`` are the live blocks,
-        if the source knows them; without tensors in unknown blocks there is no search.
+        if the source knows them; without tensors in unknown blocks there is no search. ``inputs`` are the addresses of
+        inputs that are alive: facts say what they are, so nobody is looked for because of them.
         """
         known = self._known(models, states)
         for module in models.modules():
             self._note_module(module, models.known_path_id(module), known)
-        if blocks is not None and not _much(blocks, blocks.unseen.keys() - known):
+        if blocks is not None and not _much(blocks, blocks.unseen.keys() - known - inputs):
             return
         with collection_paused():
             optimizers = self._note_holders(self._unknown(models, known, blocks))
@@ -91,7 +98,7 @@ class HolderLog:
     def _note_attributes(self, module: nn.Module, path: int, known: set[int]) -> None:
         """Log the tensors in attributes of ``module``, such as a mask that its first forward made."""
         for key, value in list(attributes_of(module).items()):
-            if key not in _PARTS:
+            if key not in _PARTS and not _is_bare(value):
                 for name, tensor in _inside(value, key, _DEPTH):
                     if self._log.storage_address(tensor) not in known:
                         above = self._log.texts.value(path)
@@ -202,10 +209,15 @@ def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
         if type(value) in PLAIN:
             yield name, value
     elif depth and (name == "" or not issubclass(kind, (nn.Module, Optimizer, ModuleType, type))):
+        attributes = attributes_of(value)
         for part, key in _parts(value):
-            if part is attributes_of(value):
-                continue
-            yield from _inside(part, f"{name}{key}".removeprefix("."), depth - 1)
+            if part is not attributes and not _is_bare(part):
+                yield from _inside(part, f"{name}{key}".removeprefix("."), depth - 1)
+
+
+def _is_bare(value: Any) -> bool:
+    """Whether no tensor can be inside ``value``, as in most attributes of a module: numbers, and empty containers."""
+    return type(value) in _BARE or (type(value) in _EMPTIED and not value)
 
 
 def _is_optimizer(owner: Any) -> bool:
@@ -360,8 +372,19 @@ class Variables:
                 place = self._place_id(root, frame)
                 self._log.about(Fact.VARIABLE, tensor, self._log.texts.id(name), place, at=now)
 
+    def values(self) -> list[Any]:
+        """The values of all variables of the script's running frames and modules."""
+        return [value for _, space in self._spaces(sys._getframe(1)) for value in space.values()]
+
     def _found(self, start: FrameType | None) -> Iterator[tuple[str, str, torch.Tensor, FrameType]]:
         """(variable, its first name, its tensor, a frame that sees it) of each variable that holds a tensor."""
+        found = self._spaces(start)
+        for place, part, tensor in self._held.tensors(list(chain.from_iterable(space.values() for _, space in found))):
+            frame, name = _variable(found, place)
+            yield f"{name}{part}", name, tensor, frame
+
+    def _spaces(self, start: FrameType | None) -> list[tuple[FrameType, dict[str, Any]]]:
+        """The variables of each function and module of the script that runs, and a frame that sees them."""
         frames = list(islice(self._frames(start), _FRAMES))
         spaces: list[tuple[FrameType, Any]] = []
         found: list[tuple[FrameType, dict[str, Any]]] = []
@@ -376,9 +399,7 @@ class Variables:
             if type(space) is dict and id(space) not in seen and len(space) <= _NAMES:
                 seen.add(id(space))
                 found.append((frame, space.copy()))
-        for place, part, tensor in self._held.tensors(list(chain.from_iterable(space.values() for _, space in found))):
-            frame, name = _variable(found, place)
-            yield f"{name}{part}", name, tensor, frame
+        return found
 
     def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
         """The frames of the script and its libraries, innermost first, down to the one that runs the script."""

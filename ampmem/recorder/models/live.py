@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import operator
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, compress, starmap
+from types import FunctionType, GeneratorType, MethodType
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,18 @@ from torch.nn import Module as Module
 from torch.optim import Optimizer as Optimizer
 
 from ampmem.recorder.torch_private.general import never_made
+
+_LEVELS = 6
+"""Maximum number of levels between a variable and an optimizer; an object and its dictionary are two."""
+_CONTAINERS: tuple[Any, ...] = (dict, list, tuple)
+_MOST_ITEMS = 512
+"""Containers with more items are not searched."""
+_SEARCHED = frozenset((MethodType, GeneratorType))
+_NOT_SEARCHED = (type, Tensor)
+_FLAGS: Callable[[type], int] = type.__dict__["__flags__"].__get__
+"""The flags of a class, even if its metaclass overrides ``__flags__``."""
+_IN_PYTHON = 1 << 9
+"""The flag of classes that are made by a ``class`` statement (Python's Py_TPFLAGS_HEAPTYPE)."""
 
 
 def live_modules() -> list[Module]:
@@ -39,6 +52,44 @@ def live_at_start(*, tensors: bool = True) -> tuple[list[Optimizer], list[Tensor
     found = _with_types(optimizers | _may_have_memory() if tensors else optimizers)
     is_optimizer = [id(type(item)) in optimizers for item in found]
     return list(compress(found, is_optimizer)), list(compress(found, map(operator.not_, is_optimizer)))
+
+
+def live_optimizers(variables: Iterable[Any]) -> list[Optimizer]:
+    """The optimizers in ``variables`` and in what they hold, a few levels deep; if there are none, every live one.
+
+    So most recordings do without a walk through all objects.
+    """
+    if all(_is_of_torch(kind) and never_made(kind) for kind in _with_subclasses(Optimizer).values()):
+        return []
+    return _optimizers_in(variables) or live_at_start(tensors=False)[0]
+
+
+def _optimizers_in(variables: Iterable[Any]) -> list[Optimizer]:
+    """The optimizers among ``variables``, and inside of them. No code of any object is run."""
+    kinds = _with_subclasses(Optimizer)
+    seen: set[int] = set()
+    found: list[Optimizer] = []
+    level = list(variables)
+    with collection_paused():
+        for _ in range(_LEVELS):
+            new = {id(item): item for item in level if id(item) not in seen}
+            seen |= new.keys()
+            found += [item for item in new.values() if id(type(item)) in kinds]
+            functions = [item for item in new.values() if type(item) is FunctionType]
+            cells = chain.from_iterable(function.__closure__ or () for function in functions)
+            level = [*gc.get_referents(*filter(_is_searched, new.values())), *gc.get_referents(*cells)]
+    return found
+
+
+def _is_searched(item: Any) -> bool:
+    """Whether an optimizer may be a part of ``item``: a container that is not too large, or an object of a class."""
+    kind = type(item)
+    if kind in _SEARCHED:
+        return True
+    for container in _CONTAINERS:
+        if issubclass(kind, container):
+            return bool(container.__len__(item) <= _MOST_ITEMS)
+    return bool(_FLAGS(kind) & _IN_PYTHON) and not issubclass(kind, _NOT_SEARCHED)
 
 
 def dictionaries_with(item: object) -> list[dict[Any, Any]]:

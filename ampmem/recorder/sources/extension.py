@@ -29,23 +29,32 @@ from ampmem.recorder.torch_private.general import profiler_enabled
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 _HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
-_NEEDED, _TRACE = "extension.cpp", "trace.cpp"
-"""The source without which there is no extension, and the one that needs the headers of CUDA."""
+_NEEDED, _TRACE, _WORKSPACES = "extension.cpp", "trace.cpp", "workspaces.cpp"
+"""The source without which there is no extension, and those that need the headers of CUDA."""
 VARIABLE = "AMPMEM_EXTENSION"
 _OFF = "off"
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O2", "-DNDEBUG", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-w")
-_LIBRARIES, _CUDA_LIBRARY = ("c10", "torch_cpu"), "c10_cuda"
+_LIBRARIES, _MORE = ("c10", "torch_cpu"), {_TRACE: "c10_cuda", _WORKSPACES: "torch_cuda"}
+"""Libraries of torch's, and those that a source needs beside them."""
 _CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_config.h")
+_EMPTY_HEADERS = ("cublas_v2.h", "cublasLt.h", "cusolverDn.h", "cusparse.h")
+"""Headers that ``workspaces.cpp`` includes by way of torch's, and of which it needs nothing."""
 _NO_OPS = "the part for the ops of forward does not work with this torch: a dispatch mode sees the ops instead"
 _NO_TENSORS = "the part that reads many tensors at once does not work with this torch: Python reads them one by one"
 _INSTEAD = "the allocator's history is copied at the end of each step instead"
 _NO_TRACE = f"the part for CUDA does not work with this torch: {_INSTEAD}"
 _NO_HEADERS = f"CUDA's headers were not found (set CUDA_HOME), so the part for CUDA was left out: {_INSTEAD}"
+_NO_WORKSPACES = (
+    "the part for the workspaces of cuBLAS does not work with this torch: at the end of a recording ampmem looks for "
+    "Python objects that hold them instead"
+)
 CPU = -1
 """The device of the CPU's blocks."""
 _BLOCK, _SPAN = 9, 5
 """Integers of a block and of a node in the extension's tables."""
+_WORKSPACES_READ = 256
+"""Maximum number of workspaces that are read: there is one for each thread and stream that multiplies matrices."""
 _TRIED = 4099
 """Bytes of the storage with which a library is tried."""
 
@@ -100,6 +109,13 @@ class CompiledExtension:
     def library(self) -> ctypes.CDLL:
         """The loaded library."""
         return self._library
+
+    def workspaces(self) -> set[int]:
+        """Addresses of the blocks that torch keeps for cuBLAS; none if the library was compiled without this part."""
+        if not hasattr(self._library, "ampmem_workspaces"):
+            return set()
+        found = (ctypes.c_int64 * _WORKSPACES_READ)()
+        return set(found[: self._library.ampmem_workspaces(found, ctypes.c_int64(_WORKSPACES_READ))])
 
     def start(self) -> None:
         """Begin. Raises ``RuntimeError`` if torch refuses."""
@@ -221,8 +237,11 @@ def left_out(library: Path) -> list[str]:
         missing.append(_NO_OPS)
     if not hasattr(has, "ampmem_tensors_clear"):
         missing.append(_NO_TENSORS)
-    if torch.version.cuda is not None and not hasattr(has, "ampmem_trace_start"):
-        missing.append(_NO_TRACE if cuda_headers() is not None else _NO_HEADERS)
+    if torch.version.cuda is not None and cuda_headers() is None:
+        missing.append(_NO_HEADERS)
+    elif torch.version.cuda is not None:
+        parts = {"ampmem_trace_start": _NO_TRACE, "ampmem_workspaces": _NO_WORKSPACES}
+        missing += [message for name, message in parts.items() if not hasattr(has, name)]
     return missing
 
 
@@ -251,9 +270,11 @@ def cuda_headers() -> Path | None:
 def _compiled(compiler: Sequence[str], work: Path) -> list[Path]:
     """The objects of the sources that compile, side by side; raises :class:`AmpmemError` if the needed one does not."""
     include, headers = Path(torch.__file__).parent / "include", cuda_headers()
-    folders = [include, include / "torch" / "csrc" / "api" / "include", *([headers] if headers else [])]
+    folders = [work, include, include / "torch" / "csrc" / "api" / "include", *([headers] if headers else [])]
+    for name in _EMPTY_HEADERS:
+        (work / name).touch()
     flags = [*compiler, *_FLAGS, *(f"-I{folder}" for folder in folders), "-c"]
-    sources = [source for source in SOURCES if source.name != _TRACE or headers is not None]
+    sources = [source for source in SOURCES if source.name not in _MORE or headers is not None]
     sources.sort(key=lambda source: source.name != _NEEDED)
     objects = [work / f"{source.stem}.o" for source in sources]
 
@@ -269,7 +290,7 @@ def _compiled(compiler: Sequence[str], work: Path) -> list[Path]:
 
 def _linked(compiler: Sequence[str], objects: Iterable[Path], library: Path) -> Path | None:
     """``library``, made of ``objects``; ``None`` if that is impossible."""
-    names = [*_LIBRARIES, *([_CUDA_LIBRARY] if any(each.stem == Path(_TRACE).stem for each in objects) else [])]
+    names = [*_LIBRARIES, *(_MORE[name] for each in objects if (name := f"{each.stem}.cpp") in _MORE)]
     found = [f"-L{Path(torch.__file__).parent / 'lib'}", *(f"-l{name}" for name in names)]
     problem = _ran([*compiler, "-shared", *map(str, objects), "-o", str(library), *found])
     return library if problem is None else None

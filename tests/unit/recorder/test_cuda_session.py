@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import time_ns
+from types import ModuleType
 
 import cuda_model
 import pytest
@@ -27,8 +28,9 @@ from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.marks import PhaseRows, instants
 from ampmem.cli.main import run
 from ampmem.errors import ModelElsewhere, UsageError
-from ampmem.events import LayersRecord, OomRecord, Phase, Recording
+from ampmem.events import Fact, LayersRecord, OomRecord, Phase, Recording
 from ampmem.recorder import session as session_module
+from ampmem.recorder.models.live import live_at_start
 from ampmem.recorder.options import Options
 from ampmem.recorder.session import Session
 from ampmem.recorder.sources import choose
@@ -113,6 +115,73 @@ def test_a_recording_has_layers_marks_and_the_device(tmp_path: Path, monkeypatch
     assert "outside 256.0 MiB" in text
     assert [step.peak_reserved for step in summary.steps] == [reserved] * 2
     assert kept.requested == 1000
+
+
+def together(models: Sequence[Net], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Three steps of one loss, in each of which both optimizers update."""
+    for _ in range(3):
+        sum(model(torch.ones(3, 4)).sum() for model in models).backward()  # type: ignore[union-attr]
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.step()
+            model.gpu.free(model.held.pop())  # type: ignore[arg-type]
+
+
+def in_turns(models: Sequence[Net], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Three steps, in each of which the second model goes through the first, too."""
+    for _ in range(3):
+        for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            loss = model(torch.ones(3, 4)).sum()
+            if number:
+                loss = loss + models[0](torch.ones(3, 4)).sum()
+            loss.backward()
+            optimizer.step()
+        for model in models:
+            while model.held:
+                model.gpu.free(model.held.pop())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("in_variables", [0, 1, 2])
+@pytest.mark.parametrize("train", [in_turns, together])
+def test_optimizers_are_found_as_if_all_objects_were_looked_at(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    train: Callable[[Sequence[Net], Sequence[torch.optim.Optimizer]], None],
+    in_variables: int,
+    named: bool,
+) -> None:
+    """Two optimizers, of which the user named at most one, and some are in no variable of the script."""
+    gpu = ModelCuda(time_ns)
+    monkeypatch.setattr(session_module, "choose_source", lambda options, baseline: CudaSource(api=gpu))
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", torch.cuda.memory._record_memory_history)
+    found = []
+    for searched in (True, False):
+        models = [Net(gpu, size * MIB) for size in (3, 5)]
+        library = ModuleType("library")  # modules that are variables are not searched
+        library.optimizers = [torch.optim.Adam(model.parameters()) for model in models]  # type: ignore[attr-defined]
+        variables = library.optimizers[:in_variables]
+        if not searched:
+            monkeypatch.setattr(session_module, "live_optimizers", lambda _: live_at_start(tensors=False)[0])
+        path = tmp_path / f"{searched}.ampmem"
+        session = Session(Options(path=path, script="train.py", steps=None))
+        if named:
+            session.add_optimizer(library.optimizers[0])
+        session.start()
+        train(models, library.optimizers)
+        session.close()
+        recording = read(path)
+        texts, facts = recording.texts, recording.facts
+        rows = zip(facts.fact, facts.name, facts.module, strict=True)
+        names = sorted((fact, texts[name], texts[module]) for fact, name, module in rows if fact != Fact.VARIABLE)
+        found.append(([step.backwards for step in recording.steps], names, recording.optimizers, recording.notes))
+        del models, library, variables, session
+    if in_variables == 1 and train is together:  # its first update is a step of its own
+        steps, notes = [found[0][0][2:], found[1][0][1:]], [found[0][3], found[1][3]]
+        assert found[0][0][:2] == [1, 0]
+        assert (steps[0], notes[0]) == (steps[1], notes[1])
+        assert found[0][2] == found[1][2]
+    else:
+        assert found[0] == found[1]
 
 
 def test_a_count_of_the_allocator_that_differs_shows_as_a_residual() -> None:

@@ -87,6 +87,8 @@ def test_what_is_alive_at_the_end_is_known_with_its_requested_bytes(gpu: ModelCu
     gpu.free(before)
     source.stop()
     assert source.blocks() == AliveBlocks({after.address: 3 * MIB - 100}, 3 * MIB - 100)
+    source._extension = SimpleNamespace(workspaces=lambda: {after.address, 64})  # type: ignore[assignment]
+    assert source.blocks() == AliveBlocks({}, 3 * MIB - 100, frozenset({after.address}))
 
 
 def test_an_unsplit_block_that_stays_has_its_true_size(gpu: ModelCuda, source: CudaSource) -> None:

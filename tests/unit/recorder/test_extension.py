@@ -194,9 +194,10 @@ def test_a_compiler_that_fails_is_named(
 @pytest.mark.parametrize(
     ("broken", "loads", "linked"),
     [
-        ("", [True], ["extension", "ops", "tensors", "trace"]),
-        ("trace", [True], ["extension", "ops", "tensors"]),  # CUDA's headers are of another version, say
-        ("ops", [True], ["extension", "tensors", "trace"]),
+        ("", [True], ["extension", "ops", "tensors", "trace", "workspaces"]),
+        ("trace", [True], ["extension", "ops", "tensors", "workspaces"]),  # CUDA's headers are of another version, say
+        ("ops", [True], ["extension", "tensors", "trace", "workspaces"]),
+        ("workspaces", [True], ["extension", "ops", "tensors", "trace"]),  # a torch that keeps them elsewhere
         ("", [False, True], ["extension"]),  # torch does not export all that the parts need
     ],
 )
@@ -222,11 +223,12 @@ def test_a_part_that_does_not_compile_or_load_is_left_out(
     assert extension.build() == extension.path()
     assert sorted(Path(each).stem for each in links[-1] if each.endswith(".o")) == linked
     assert ("-lc10_cuda" in links[-1]) == ("trace" in linked)
+    assert ("-ltorch_cuda" in links[-1]) == ("workspaces" in linked)
     assert list(extension.folder().iterdir()) == [extension.path()]
 
 
 def test_the_parts_that_were_left_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts = {"ampmem_ops_start": 1, "ampmem_tensors_clear": 1, "ampmem_trace_start": 1}
+    parts = {"ampmem_ops_start": 1, "ampmem_tensors_clear": 1, "ampmem_trace_start": 1, "ampmem_workspaces": 1}
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(**parts))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert extension.left_out(Path("made.so")) == []
@@ -237,7 +239,9 @@ def test_the_parts_that_were_left_out_are_named(monkeypatch: pytest.MonkeyPatch)
     assert tensors.startswith("the part that reads many tensors at once does not work with this torch")
     assert trace.startswith("CUDA's headers were not found (set CUDA_HOME)")
     monkeypatch.setattr(extension, "cuda_headers", Path)
-    assert extension.left_out(Path("made.so"))[2].startswith("the part for CUDA does not work with this torch")
+    _, _, trace, workspaces = extension.left_out(Path("made.so"))
+    assert trace.startswith("the part for CUDA does not work with this torch")
+    assert workspaces.startswith("the part for the workspaces of cuBLAS does not work with this torch")
     monkeypatch.setattr(torch.version, "cuda", None)
     assert extension.left_out(Path("made.so")) == [ops, tensors]
 

@@ -112,6 +112,37 @@ def test_buffers_of_a_model_are_known_so_nobody_is_looked_for(monkeypatch: pytes
     HolderLog(log).note_rest(models, [], AliveBlocks(sizes, sum(sizes.values())))
 
 
+def test_because_of_inputs_nobody_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(RealAddresses())
+    monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("that walks through all objects"))
+    HolderLog(log).note_rest(Models(log), [], AliveBlocks({64: 8 << 20}, 9 << 20), inputs={64})
+
+
+class Masked(nn.Module):
+    def __init__(self, place: Callable[[torch.Tensor], object]) -> None:
+        super().__init__()
+        self.sizes, self.names, self.flags, self.nothing = (3, 3), {"a": 1}, {True}, None
+        self.mask = place(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        (lambda mask: mask, "Masked.mask"),
+        (lambda mask: [None, {"causal": (0, mask)}], "Masked.mask[1]['causal'][1]"),
+        (lambda mask: module_with(mask=mask), None),
+    ],
+)
+def test_tensors_in_attributes_of_a_module_are_found(place: Callable[[torch.Tensor], object], name: str | None) -> None:
+    log = Log(RealAddresses())
+    models = Models(log)
+    model = Masked(place)
+    models.add(model)
+    HolderLog(log).note_rest(models, [], AliveBlocks({}, 1))
+    facts = log.take_facts()
+    assert [log.texts.value(each) for each in facts.name] == ([] if name is None else [name])
+
+
 def test_unknown_blocks_without_tensors_have_no_holders_and_no_idle_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(RealAddresses())
     idle, workspace = nn.Linear(2, 2), {64: 8 << 20}

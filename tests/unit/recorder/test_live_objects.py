@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import pickle
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -15,7 +16,13 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from ampmem.recorder.models import live
-from ampmem.recorder.models.live import dictionaries_with, live_at_start, live_modules, live_tensors
+from ampmem.recorder.models.live import (
+    dictionaries_with,
+    live_at_start,
+    live_modules,
+    live_optimizers,
+    live_tensors,
+)
 
 ROUNDS = 20
 
@@ -87,6 +94,78 @@ def test_an_optimizer_is_found_where_the_step_of_its_class_was_replaced(monkeypa
     made = torch.optim.Rprop(nn.Linear(2, 2).parameters())
     torch.optim.Rprop.step = step  # type: ignore[method-assign]
     assert any(each is made for each in live_at_start()[0])
+
+
+class Trainer:
+    """Has an optimizer in one of the places that scripts have them."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.strategy = {"optimizers": [optimizer]}
+
+    def fit(self) -> None:
+        """A method."""
+
+
+class Slotted:
+    __slots__ = ("optimizer",)
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def __getattribute__(self, name: str) -> object:
+        raise AssertionError("code of the script runs")
+
+
+def step_of(optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+    return lambda: optimizer.step()
+
+
+def loop_of(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    def loop() -> Iterator[None]:
+        mine = [optimizer]
+        while mine:
+            yield
+
+    running = loop()
+    next(running)
+    return running
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda optimizer: optimizer,
+        lambda optimizer: [{"generator": (optimizer,)}],
+        lambda optimizer: Trainer(optimizer),
+        lambda optimizer: Trainer(optimizer).fit,
+        lambda optimizer: Slotted(optimizer),
+        step_of,
+        loop_of,
+    ],
+)
+def test_optimizers_in_variables_are_found_without_looking_at_all_objects(
+    monkeypatch: pytest.MonkeyPatch, put: Callable[[torch.optim.Optimizer], object]
+) -> None:
+    monkeypatch.setattr(gc, "get_referrers", lambda *_: pytest.fail("that walks through all objects"))
+    one, other = (torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1) for _ in range(2))
+    found = live_optimizers([torch, 1, put(one), [other]])
+    assert {id(each) for each in found} == {id(one), id(other)}
+    assert len(found) == 2
+
+
+def test_all_objects_are_looked_at_if_no_optimizer_is_in_variables() -> None:
+    hidden, other = (torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1) for _ in range(2))
+    large = [*range(live._MOST_ITEMS), hidden]
+    assert any(each is hidden for each in live_optimizers([large]))
+    assert [id(each) for each in live_optimizers([large, other])] == [id(other)]
+
+
+def test_nothing_is_looked_at_if_no_optimizer_was_ever_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "never_made", lambda _: True)
+    monkeypatch.setattr(live, "_is_of_torch", lambda _: True)  # tests have classes of their own
+    for look in ("get_referrers", "get_referents"):
+        monkeypatch.setattr(gc, look, lambda *_: pytest.fail("there is nothing to find"))
+    assert live_optimizers([{"variable": 1}]) == []
 
 
 def test_at_the_start_classes_of_torch_that_wrap_tensors_are_left_out() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +46,15 @@ class LiveBlock(NamedTuple):
     stream: int
 
 
+BlockTable: TypeAlias = NDArray[np.int64]
+"""A column per block, sorted by address: the kind of the last entry about it, and the rows named below.
+
+The kind is ``IS_ALLOC``, or ``IS_FREE`` for a block that awaits other streams.
+"""
+_KIND, _ADDRESS, _REQUESTED, _SIZE, _STREAM = range(5)
+_COLUMNS = 5
+
+
 class HeldBlocks(NamedTuple):
     """The blocks in use by tensors, and the freed blocks that still await other streams."""
 
@@ -65,17 +73,26 @@ class HeldBlocks(NamedTuple):
                         there[block["address"]] = LiveBlock(block["requested_size"], block["size"], segment["stream"])
         return found
 
+    @classmethod
+    def in_table(cls, table: BlockTable) -> HeldBlocks:
+        """The blocks of a table."""
+        found = cls({}, {})
+        for kind, address, *block in table.T.tolist():
+            (found.alive if kind == IS_ALLOC else found.awaiting)[address] = LiveBlock(*block)
+        return found
+
+    @property
+    def table(self) -> BlockTable:
+        """The blocks as a table."""
+        awaiting = {address: (IS_FREE, address, *block) for address, block in self.awaiting.items()}
+        both = awaiting | {address: (IS_ALLOC, address, *block) for address, block in self.alive.items()}
+        rows = np.array([both[address] for address in sorted(both)], dtype=np.int64).reshape(-1, _COLUMNS)
+        return np.ascontiguousarray(rows.T)
+
     @property
     def counted(self) -> Counted:
         """The counts that torch has for these blocks."""
         return Counted(len(self.alive), sum(block.requested for blocks in self for block in blocks.values()))
-
-    def same(self, alive: dict[int, LiveBlock], awaiting: dict[int, LiveBlock]) -> bool:
-        """Whether these are the same blocks, except for the rounding of their sizes."""
-        return all(
-            mine.keys() == theirs.keys() and all(theirs[at].requested == block.requested for at, block in mine.items())
-            for mine, theirs in zip(self, (alive, awaiting), strict=True)
-        )
 
 
 def extents_in(snapshot: Snapshot, device: int) -> list[Extent]:
@@ -94,83 +111,77 @@ def extents_in(snapshot: Snapshot, device: int) -> list[Extent]:
 
 
 class Chain:
-    """The entries of a trace sorted by address: allocs, frees and ends of waits, oldest first.
+    """The blocks ``before`` a trace, and its allocs, frees and ends of waits: by address, and there oldest first.
 
-    ``live`` and ``awaiting`` are the blocks before the trace. :attr:`place` is the index of an entry in the trace,
-    :attr:`bytes` the size of its block, which :meth:`size_blocks` fills in.
+    :attr:`place` is the index of each entry in the trace, :attr:`entries` has their columns in the order of the trace.
+    The sizes and streams of their blocks are right once :meth:`follow_blocks` has been called.
     """
 
-    def __init__(self, trace: Trace, live: dict[int, LiveBlock], awaiting: dict[int, LiveBlock]) -> None:
-        moves = np.flatnonzero((trace.kind >= IS_ALLOC) & (trace.kind <= IS_DONE))
-        self.place = moves[np.argsort(trace.address[moves], kind="stable")]
-        self.address, self.kind, self.size = (each[self.place] for each in (trace.address, trace.kind, trace.size))
-        self._seen = trace.block[self.place]
-        changes = self.address[1:] != self.address[:-1]
-        some = np.ones(min(1, len(moves)), dtype=bool)
-        self._first, self._last = np.concatenate([some, changes]), np.concatenate([changes, some])
-        self._live, self._awaiting = live, awaiting
-        touched = self.address[self._first].tolist()
-        self._before = [live.get(address) or awaiting.get(address) or _NO_BLOCK for address in touched]
-        self._kind_before = [IS_ALLOC if at in live else IS_FREE if at in awaiting else IS_DONE for at in touched]
-        self.bytes = self._with_known(np.zeros_like(self.size), [block.size for block in self._before])
-        self.stream = np.where(self.kind == IS_ALLOC, trace.stream[self.place], 0)
-        self.stream = self._handed_on(self._with_known(self.stream, [block.stream for block in self._before]))
+    def __init__(self, trace: Trace, before: BlockTable) -> None:
+        self.place = np.flatnonzero((trace.kind >= IS_ALLOC) & (trace.kind <= IS_DONE))
+        columns = np.array([trace.kind, trace.address, trace.size, trace.block, trace.stream])
+        if len(self.place) < len(trace):
+            columns = columns.take(self.place, axis=1)
+        self._rows = np.concatenate([before, columns], axis=1)
+        self.entries = self._rows[:, before.shape[1] :]
+        self._order = np.argsort(self._rows[_ADDRESS], kind="stable")
+        self._kind, address, self._size, _, _ = self._sorted = self._rows.take(self._order, axis=1)
+        self._same = address[1:] == address[:-1]
+        """Whether the next is at the same address, for all but the last."""
+        self._born = (self._kind == IS_ALLOC) | (self._order < before.shape[1])
+        """Whether each says by itself which block it is about: an alloc, or a block from before."""
 
     def goes_on(self) -> bool:
         """Whether the entries follow from the blocks before without a gap."""
-        kind = self._with_known(np.roll(self.kind, 1), self._kind_before, always=True)
-        size = self._with_known(np.roll(self.size, 1), [block.requested for block in self._before], always=True)
-        goes_on = (self.kind == _NEXT[kind]) & ((self.kind == IS_ALLOC) | (self.size == size))
-        return bool(goes_on.all())
+        kind, size = self._kind, self._size
+        follows = (kind[1:] == _NEXT[kind[:-1]]) & ((kind[1:] == IS_ALLOC) | (size[1:] == size[:-1]))
+        return bool(self._born[:1].all() and np.where(self._same, follows, self._born[1:]).all())
 
-    def after(self) -> HeldBlocks:
-        """The blocks after the trace."""
-        blocks = HeldBlocks(dict(self._live), dict(self._awaiting))
-        last = (self.address, self.kind, self.size, self.bytes, self.stream)
-        for address, kind, *block in zip(*(column[self._last].tolist() for column in last), strict=True):
-            blocks.alive.pop(address, None)
-            blocks.awaiting.pop(address, None)
-            if kind != IS_DONE:
-                (blocks.alive if kind == IS_ALLOC else blocks.awaiting)[address] = LiveBlock(*block)
-        return blocks
+    def follow_blocks(self, final: HeldBlocks | None, settings: Settings) -> BlockTable | None:
+        """Give each entry the size and the stream of its block; returns the blocks after the trace.
 
-    def size_blocks(self, final: HeldBlocks | None, settings: Settings) -> bool:
-        """Fill in the sizes of the blocks: from the profiler, or from ``final``.
+        ``None`` if they are not those of ``final``, or if only a ``final`` can tell the size of some block.
+        """
+        last = np.concatenate([~self._same, _ONE[: len(self._kind)]])
+        after = self._order[last & (self._kind != IS_DONE)]
+        if final is not None and not _same_blocks(final.table, self._rows.take(after, axis=1)):
+            return None
+        unknown = np.flatnonzero(self._born & (self._sorted[_SIZE] == 0))
+        if len(unknown) and not self._size_blocks(unknown, last[unknown], final, settings):
+            return None
+        origin = np.maximum.accumulate(np.where(self._born, np.arange(len(self._born)), 0))
+        self._rows[_SIZE:, self._order] = self._sorted[_SIZE:].take(origin, axis=1)
+        held: BlockTable = self._rows.take(after, axis=1)
+        return held
+
+    def _size_blocks(
+        self, unknown: Column, left: NDArray[np.bool_], final: HeldBlocks | None, settings: Settings
+    ) -> bool:
+        """Fill in the sizes of ``unknown`` allocs: of their frees, or of the blocks ``left`` in the end, in ``final``.
 
         For others the rounded request is the best guess: a block of the large pool may be up to 1 MiB larger. Returns
         false if only a ``final`` can tell some size.
         """
-        born = self.kind == IS_ALLOC
-        later = np.where(self._last, 0, np.roll(self._seen, -1))
-        left = np.flatnonzero(self._last & born)
+        size, asked = self._sorted[_SIZE], self._size[unknown]
+        found = np.where(left, 0, np.roll(size, -1)[unknown])
         if final is not None:
-            later[left] = [final.alive[address].size for address in self.address[left].tolist()]
-        elif not self._seen[left].all():
+            found[left] = [final.alive[address].size for address in self._sorted[_ADDRESS][unknown[left]].tolist()]
+        elif left.any():
             return False
-        found = np.where(self._seen > 0, self._seen, np.where(later >= self.size, later, 0))
-        guessed = np.flatnonzero(born & (found == 0))
-        found[guessed] = [round_size(size, settings) for size in self.size[guessed].tolist()]
-        self.bytes = self._handed_on(np.where(born, found, self.bytes))
+        guessed = (found == 0) | (found < asked)
+        found[guessed] = [round_size(each, settings) for each in asked[guessed].tolist()]
+        size[unknown] = found
         return True
 
-    def _with_known(self, column: Column, known: list[int], *, always: bool = False) -> NDArray[np.int64]:
-        """``column`` with the ``known`` earlier value in each address's first row, unless that is an alloc."""
-        column = column.astype(np.int64)
-        of_first = np.array(known, dtype=np.int64)
-        column[self._first] = np.where(always | (self.kind[self._first] != IS_ALLOC), of_first, column[self._first])
-        return column
 
-    def _handed_on(self, column: NDArray[np.int64]) -> NDArray[np.int64]:
-        """``column`` with an alloc's value copied to its free, and a free's to the end of its wait."""
-        for kind in (IS_FREE, IS_DONE):
-            rows = np.flatnonzero((self.kind == kind) & ~self._first)
-            column[rows] = column[rows - 1]
-        return column
-
-
-_NO_BLOCK = LiveBlock(0, 0, 0)
+_ONE = np.ones(1, dtype=bool)
 _NEXT = np.array([0, IS_FREE, IS_DONE, IS_ALLOC])
 """The kind of entry that follows each kind at one address."""
+
+
+def _same_blocks(one: BlockTable, other: BlockTable) -> bool:
+    """Whether two tables have the same blocks, except for the rounding of their sizes."""
+    return np.array_equal(one[:_SIZE], other[:_SIZE])
 
 
 def rewound_blocks(entries: list[TraceEntry], final: HeldBlocks) -> HeldBlocks:
@@ -260,10 +271,9 @@ class History:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._live: dict[int, LiveBlock] = {}
-        self._awaiting: dict[int, LiveBlock] = {}
-        self._requested = self._allocated = self._awaiting_bytes = 0
-        """Sums over the blocks: requested and block bytes of live ones, requested bytes of others."""
+        self._held = HeldBlocks({}, {}).table
+        self._sums: tuple[int, ...] = (0, 0, 0, 0)
+        """Requested and block bytes of the live blocks, and of those that await other streams."""
         self._now = 0
         self._first = True
         self._segments = SegmentLog()
@@ -271,7 +281,8 @@ class History:
 
     def alive(self) -> dict[int, int]:
         """Requested bytes of the blocks that are alive after the last window, by address."""
-        return {address: block.requested for address, block in self._live.items()}
+        alive = self._held[:, self._held[_KIND] == IS_ALLOC]
+        return dict(zip(alive[_ADDRESS].tolist(), alive[_REQUESTED].tolist(), strict=True))
 
     def read(self, snapshot: Snapshot, device: int, again: Callable[[], Snapshot] | None) -> TraceWindow:
         """The trace and final state of ``device`` in ``snapshot``; removes the traces from ``snapshot``.
@@ -325,7 +336,7 @@ class History:
         if rows is None:
             return None
         self._now = max(start, int(trace.time_ns[-1])) if len(trace) else start
-        return rows.settled(self._requested, self._segments.take(), 0)
+        return rows.settled(self._segments.take(), 0)
 
     @property
     def extents(self) -> Iterable[Extent]:
@@ -335,7 +346,8 @@ class History:
     def _clamp(self, trace: Trace, since_ns: int, until_ns: int) -> int:
         """Keep the times of ``trace`` in order and in the window, whatever the system clock did; returns its start."""
         start = max(self._now, since_ns)
-        trace.time_ns = np.maximum.accumulate(np.clip(trace.time_ns, start, max(start, until_ns)))
+        inside = np.minimum(np.maximum(trace.time_ns, start), max(start, until_ns))
+        trace.time_ns = np.maximum.accumulate(inside)
         return start
 
     def _settle(self, window: TraceWindow, start: int) -> Settled:
@@ -344,19 +356,24 @@ class History:
         self._now = max(start, int(trace.time_ns[-1])) if len(trace) else start
         rows = None if self._first else self._followed(trace, final, None)
         if rows is None:
-            entries = trace.entries()
-            writer = _Writer(self._live, self._settings, final.alive, true_sizes(entries, final.alive))
-            before = rewound_blocks(entries, final)
-            self._await_again(before.awaiting)
-            lost += self._reconcile(writer, before.alive, start)
-            self._forward(writer, entries)
-            lost += writer.agree(self._now)
-            rows = writer.rows()
-            self._requested = sum(block.requested for block in self._live.values())
-            self._allocated = sum(block.size for block in self._live.values())
+            rows, differ = self._gone_through(trace.entries(), final, start)
+            lost += differ
         lost += self._segments.agree(self._now, rows.table.shape[1], held)
         self._first = False
-        return rows.settled(self._requested, self._segments.take(), lost)
+        return rows.settled(self._segments.take(), lost)
+
+    def _gone_through(self, entries: list[TraceEntry], final: HeldBlocks, start: int) -> tuple[_Rows, int]:
+        """The rows of a trace that may have gaps, and how many blocks differ from those known."""
+        live, known = HeldBlocks.in_table(self._held)
+        before = rewound_blocks(entries, final)
+        awaiting = self._awaiting_again(before.awaiting, known)
+        writer = _Writer(HeldBlocks(live, awaiting), self._settings, final.alive, true_sizes(entries, final.alive))
+        lost = self._reconcile(writer, live, before.alive, start)
+        self._forward(writer, entries)
+        lost += writer.agree(self._now)
+        self._held = HeldBlocks(live, awaiting).table
+        self._sums = (*_bytes_of(live), *_bytes_of(awaiting))
+        return writer.rows(), lost
 
     def _read(self, traces: Sequence[Any], device: int) -> Trace:
         self.stacks.forget()
@@ -366,33 +383,34 @@ class History:
         """Whether the state before ``trace``, computed backwards, is the known one; false for the first window."""
         before = rewound_blocks(trace.entries(), final)
         reserved = sum(extent.size for extent in _before(held, trace))
-        return not self._first and reserved == self._segments.held.size and before.same(self._live, self._awaiting)
+        return not self._first and reserved == self._segments.held.size and _same_blocks(before.table, self._held)
 
-    def _await_again(self, before: dict[int, LiveBlock]) -> None:
-        """Note the blocks that awaited other streams at the start. The end of a wait may be among the lost entries."""
-        known = self._awaiting
-        self._awaiting = {}
+    def _awaiting_again(self, before: dict[int, LiveBlock], known: dict[int, LiveBlock]) -> dict[int, LiveBlock]:
+        """The blocks that awaited other streams at the start. The end of a wait may be among the lost entries."""
+        awaiting = {}
         for address, block in before.items():
             there = known.get(address)
             if there is None or there.requested != block.requested:
                 there = block._replace(size=block.size or round_size(block.requested, self._settings))
-            self._awaiting[address] = there
-        self._awaiting_bytes = sum(block.requested for block in self._awaiting.values())
+            awaiting[address] = there
+        return awaiting
 
-    def _reconcile(self, writer: _Writer, before: dict[int, LiveBlock], start_ns: int) -> int:
+    def _reconcile(
+        self, writer: _Writer, live: dict[int, LiveBlock], before: dict[int, LiveBlock], start_ns: int
+    ) -> int:
         """Make the known blocks equal those that trace and segments show at the start; returns how many differed.
 
         In the first window they are the baseline. Later they differ only if entries were lost: between a snapshot and
         the clearing of the trace, or because a step had more entries than the trace holds.
         """
         changed = 0
-        for address, block in list(self._live.items()):
+        for address, block in list(live.items()):
             there = before.get(address)
             if there is None or there.requested != block.requested:
                 writer.free(start_ns, address)
                 changed += 1
         for address, block in before.items():
-            if address not in self._live:
+            if address not in live:
                 writer.birth(Action.BASELINE if self._first else Action.ALLOC, start_ns, address, block, 0)
                 changed += not self._first
         return changed
@@ -410,78 +428,66 @@ class History:
 
         ``None`` if it does not. Without both any end is right.
         """
-        chain = Chain(trace, self._live, self._awaiting)
-        if not chain.goes_on() or not (final is None or final.same(*chain.after())):
+        chain = Chain(trace, self._held)
+        after = chain.follow_blocks(final, self._settings) if chain.goes_on() else None
+        if after is None:
             return None
-        if not chain.size_blocks(final, self._settings):
-            return None
-        in_order = np.argsort(chain.place)
-        place, kind, size = chain.place[in_order], chain.kind[in_order], chain.size[in_order]
-        block, stream = chain.bytes[in_order], chain.stream[in_order]
-        is_row, time = kind != IS_DONE, trace.time_ns[place]
-        count = np.cumsum(is_row)
-        # Bytes before the first entry, and after each.
-        sign, waiting = _SIGN[kind], _WAITING[kind]
-        requested = _sums(self._requested, sign * size)
-        allocated = _sums(self._allocated, sign * block)
-        awaiting = _sums(self._awaiting_bytes, waiting * size)
+        kind, address, size, block, stream = chain.entries
+        # Before the first entry, and after each: the bytes of live blocks, and of those that await other streams.
+        sums = np.empty((2, 2, len(kind) + 1), dtype=np.int64)
+        sums[:, :, 0] = np.reshape(self._sums, (2, 2))
+        np.multiply(_CHANGE.take(kind, axis=1)[:, None], chain.entries[_REQUESTED:_STREAM], out=sums[:, :, 1:])
+        (requested, allocated), (awaiting, awaiting_size) = np.cumsum(sums, axis=2, out=sums)
+        calls = list(_segment_calls(trace))
         if counted is not None and (
-            counted.blocks != len(self._live) + int(sign.sum())
+            counted.blocks != int((after[_KIND] == IS_ALLOC).sum())
             or counted.requested != int(requested[-1] + awaiting[-1])
-            or counted.reserved != self._segments.held.size + _reserved_by(trace)
+            or counted.reserved != self._segments.held.size + _reserved_by(calls)
         ):
             return None
-        active = allocated + _sums(self._awaiting_size(), waiting * block)
-        reserved_after, reserved = [-1], [self._segments.held.size]
-        for at, word, extent in _segment_calls(trace):
+        self._held, self._sums = after, tuple(sums[:, :, -1].ravel().tolist())
+        is_row, time = kind != IS_DONE, trace.time_ns[chain.place]
+        peak = int(np.argmax(requested))
+        reserved = self._segments.held.size
+        if calls:
+            at_peak = int(chain.place[peak - 1]) if peak else -1
+            reserved = self._follow_segments(calls, trace, chain.place[is_row], at_peak)
+        active = int(allocated[peak] + awaiting_size[peak])
+        level = Level(int(requested[peak]), int(allocated[peak]), active, reserved)
+        stack, seen = trace.stack[chain.place], trace.seen[chain.place]
+        table = np.array([time, _ACTION[kind], address, size, block, stream, stack, seen, requested[1:]])
+        since = np.concatenate([_START, time])
+        return _Rows(table.compress(is_row, axis=1), since, awaiting, level, int(allocated.max()))
+
+    def _follow_segments(self, calls: Sequence[SegmentCall], trace: Trace, rows: Column, until: int) -> int:
+        """Note ``calls`` about segments; ``rows`` are the indices of the events in the trace.
+
+        Returns the bytes that are reserved after the entry with the index ``until``.
+        """
+        reserved = self._segments.held.size
+        for at, word, extent in calls:
             change = self._segments.reserve if RESERVING[word] else self._segments.release
-            known = int(np.searchsorted(place, at))
-            change(int(trace.time_ns[at]), int(count[known - 1]) if known else 0, extent)
-            reserved_after.append(at)
-            reserved.append(self._segments.held.size)
-        peak = int(np.argmax(np.where(np.concatenate([[True], kind == IS_ALLOC]), requested, -1)))
-        at_peak = bisect_right(reserved_after, int(place[peak - 1])) - 1 if peak else 0
-        most = int(allocated.max())
-        level = Level(int(requested[peak]), int(allocated[peak]), int(active[peak]), reserved[at_peak])
-        self._live, self._awaiting = chain.after()
-        self._requested, self._allocated = int(requested[-1]), int(allocated[-1])
-        self._awaiting_bytes = int(awaiting[-1])
-        action = np.where(kind == IS_ALLOC, int(Action.ALLOC), int(Action.FREE))
-        columns = (time, action, chain.address[in_order], size, block, stream, trace.stack[place], trace.seen[place])
-        changed = np.concatenate([[True], waiting != 0])
-        since = np.concatenate([[0], time])
-        return _Rows(np.stack(columns)[:, is_row], np.stack([since, awaiting], axis=1)[changed], level, most)
+            change(int(trace.time_ns[at]), int(np.searchsorted(rows, at)), extent)
+            if at <= until:
+                reserved = self._segments.held.size
+        return reserved
 
     def _forward(self, writer: _Writer, entries: list[TraceEntry]) -> None:
-        level = writer.level(self._awaiting_size(), self._segments.held.size)
-        writer.note_peak(level)
-        writer.note_awaiting(0, self._awaiting_bytes)
+        writer.note_peak(self._segments.held.size)
         for index, entry in enumerate(entries):
             if entry.action == ALLOC:
                 writer.alloc(index, entry)
             elif entry.action == FREE_REQUESTED:
                 freed = writer.free(entry.time_ns, entry.address, entry.seen)
-                self._await(entry, freed)
-                writer.note_awaiting(entry.time_ns, self._awaiting_bytes)
+                writer.wait(entry, freed)
             elif entry.action == FREE_COMPLETED:
-                done = self._awaiting.pop(entry.address, None)
-                self._awaiting_bytes -= 0 if done is None else done.requested
-                writer.note_awaiting(entry.time_ns, self._awaiting_bytes)
+                writer.done(entry.time_ns, entry.address)
             elif entry.action in RESERVING:
                 change = self._segments.reserve if RESERVING[entry.action] else self._segments.release
                 extent = extent_of_call(entry.action, entry.address, entry.size, entry.stream)
                 change(entry.time_ns, writer.count, extent)
             if entry.action == ALLOC and writer.at_peak():
-                writer.note_peak(writer.level(self._awaiting_size(), self._segments.held.size))
-
-    def _await(self, entry: TraceEntry, freed: LiveBlock | None) -> None:
-        block = freed or LiveBlock(entry.size, round_size(entry.size, self._settings), entry.stream)
-        earlier = self._awaiting.pop(entry.address, None)
-        self._awaiting_bytes += block.requested - (0 if earlier is None else earlier.requested)
-        self._awaiting[entry.address] = block
-
-    def _awaiting_size(self) -> int:
-        return sum(block.size for block in self._awaiting.values())
+                writer.note_peak(self._segments.held.size)
 
 
 def device_segments(snapshot: Snapshot, device: int) -> tuple[SnapshotSegment, ...]:
@@ -489,27 +495,34 @@ def device_segments(snapshot: Snapshot, device: int) -> tuple[SnapshotSegment, .
     return read_segments(snapshot["segments"], device)
 
 
-_SIGN, _WAITING = np.zeros(len(KINDS), dtype=np.int64), np.zeros(len(KINDS), dtype=np.int64)
-_SIGN[[IS_ALLOC, IS_FREE]] = 1, -1
-_WAITING[[IS_FREE, IS_DONE]] = 1, -1
+_CHANGE = np.zeros((2, len(KINDS)), dtype=np.int64)
+_CHANGE[0, [IS_ALLOC, IS_FREE]] = 1, -1
+_CHANGE[1, [IS_FREE, IS_DONE]] = 1, -1
 """Change by each kind of entry of the bytes in use, and of the bytes that await other streams."""
+_ACTION = np.full(len(KINDS), Action.FREE, dtype=np.int64)
+_ACTION[IS_ALLOC] = Action.ALLOC
+"""The action of an event of each kind."""
+_START = np.zeros(1, dtype=np.int64)
+
+SegmentCall: TypeAlias = tuple[int, str, Extent]
+"""(index, action, segment or pages) of an entry about a segment."""
 
 
-def _sums(start: int, changes: Column) -> Column:
-    """``start``, and the running total after each of ``changes``."""
-    return np.cumsum(np.concatenate([[start], changes]))
-
-
-def _segment_calls(trace: Trace) -> Iterator[tuple[int, str, Extent]]:
-    """(index, action, segment or pages) of each entry about a segment."""
+def _segment_calls(trace: Trace) -> Iterator[SegmentCall]:
+    """Each entry about a segment."""
     for at in np.flatnonzero(trace.kind >= IS_SEGMENT).tolist():
         action = KINDS[int(trace.kind[at])]
         yield at, action, extent_of_call(action, int(trace.address[at]), int(trace.size[at]), int(trace.stream[at]))
 
 
-def _reserved_by(trace: Trace) -> int:
-    """The bytes that the entries of ``trace`` reserve, less those that they return."""
-    return sum(extent.size if RESERVING[action] else -extent.size for _, action, extent in _segment_calls(trace))
+def _reserved_by(calls: Iterable[SegmentCall]) -> int:
+    """The bytes that ``calls`` reserve, less those that they return."""
+    return sum(extent.size if RESERVING[action] else -extent.size for _, action, extent in calls)
+
+
+def _bytes_of(blocks: Mapping[int, LiveBlock]) -> tuple[int, int]:
+    """Requested bytes, and block bytes."""
+    return sum(block.requested for block in blocks.values()), sum(block.size for block in blocks.values())
 
 
 def _before(held: list[Extent], trace: Trace) -> list[Extent]:
@@ -539,17 +552,14 @@ class _Rows(NamedTuple):
     """Events of a window, with the columns of :class:`Settled` as rows, and the requested bytes that await streams."""
 
     table: NDArray[np.int64]
-    awaiting: NDArray[np.int64]
+    awaiting_ns: Column
+    awaiting: Column
     peak: Level
     allocated_peak: int
 
-    def settled(self, final_requested: int, segments: SegmentColumns, lost: int) -> Settled:
-        """The columns of :class:`Settled`; ``final_requested`` are the bytes alive at the end, by the segments."""
-        time, action, address, size, block, stream, stack, seen = self.table
-        delta = np.where(action == Action.FREE, -size, size)
-        # Counted backwards from the segments, so that errors of earlier windows do not add up.
-        allocated = final_requested - (delta.sum() - np.cumsum(delta))
-        since, awaiting = np.ascontiguousarray(self.awaiting.T)
+    def settled(self, segments: SegmentColumns, lost: int) -> Settled:
+        """The columns of :class:`Settled`."""
+        time, action, address, size, block, stream, stack, seen, allocated = self.table
         return Settled(
             time_ns=time,
             action=action,
@@ -560,8 +570,8 @@ class _Rows(NamedTuple):
             allocated=allocated,
             stack=stack,
             seen=seen,
-            awaiting_ns=since,
-            awaiting=awaiting,
+            awaiting_ns=self.awaiting_ns,
+            awaiting=self.awaiting,
             peak=self.peak,
             allocated_peak=self.allocated_peak,
             segments=segments,
@@ -570,19 +580,20 @@ class _Rows(NamedTuple):
 
 
 class _Writer:
-    """Collects the events of a trace with gaps, and keeps the running totals."""
+    """Collects the events of a trace with gaps, and keeps the blocks ``held`` and the running totals."""
 
     def __init__(
-        self, live: dict[int, LiveBlock], settings: Settings, final: dict[int, LiveBlock], sizes: dict[int, int]
+        self, held: HeldBlocks, settings: Settings, final: dict[int, LiveBlock], sizes: dict[int, int]
     ) -> None:
-        self._live = live
+        self._live, self._awaiting = held
         self._settings = settings
         self._final = final
         self._sizes = sizes
         self._rows: list[tuple[int, ...]] = []
-        self._awaiting: list[tuple[int, int]] = []
-        self._requested = sum(block.requested for block in live.values())
-        self._allocated = self._most = sum(block.size for block in live.values())
+        self._requested, self._allocated = _bytes_of(self._live)
+        self._most = self._allocated
+        self._awaiting_bytes, self._awaiting_size = _bytes_of(self._awaiting)
+        self._changes = [(0, self._awaiting_bytes)]
         self._peak = Level(0, 0, 0, 0)
 
     @property
@@ -613,6 +624,26 @@ class _Writer:
             self._rows.append((time_ns, Action.FREE, address, block.requested, block.size, block.stream, 0, seen))
         return block
 
+    def wait(self, entry: TraceEntry, freed: LiveBlock | None) -> None:
+        """Note that the block that ``entry`` frees awaits other streams; its alloc may have been lost."""
+        self._no_longer(entry.address)
+        block = freed or LiveBlock(entry.size, round_size(entry.size, self._settings), entry.stream)
+        self._awaiting[entry.address] = block
+        self._awaiting_bytes += block.requested
+        self._awaiting_size += block.size
+        self._changes.append((entry.time_ns, self._awaiting_bytes))
+
+    def done(self, time_ns: int, address: int) -> None:
+        """Note that the wait of the block at ``address`` is over."""
+        self._no_longer(address)
+        self._changes.append((time_ns, self._awaiting_bytes))
+
+    def _no_longer(self, address: int) -> None:
+        block = self._awaiting.pop(address, None)
+        if block is not None:
+            self._awaiting_bytes -= block.requested
+            self._awaiting_size -= block.size
+
     def agree(self, now_ns: int) -> int:
         """Make the live blocks equal those in the segments; returns how many differed, sizes aside."""
         changed = 0
@@ -630,17 +661,16 @@ class _Writer:
     def at_peak(self) -> bool:
         return self._requested > self._peak.requested
 
-    def level(self, awaiting: int, reserved: int) -> Level:
-        return Level(self._requested, self._allocated, self._allocated + awaiting, reserved)
-
-    def note_peak(self, level: Level) -> None:
-        self._peak = level
-
-    def note_awaiting(self, time_ns: int, size: int) -> None:
-        self._awaiting.append((time_ns, size))
+    def note_peak(self, reserved: int) -> None:
+        active = self._allocated + self._awaiting_size
+        self._peak = Level(self._requested, self._allocated, active, reserved)
 
     def rows(self) -> _Rows:
         """All events as rows."""
-        awaiting = np.array(self._awaiting, dtype=np.int64).reshape(-1, 2)
-        table = np.ascontiguousarray(np.array(self._rows, dtype=np.int64).reshape(-1, 8).T)
-        return _Rows(table, awaiting, self._peak, self._most)
+        table = np.array(self._rows, dtype=np.int64).reshape(-1, 8).T
+        action, size = table[1], table[3]
+        delta = np.where(action == Action.FREE, -size, size)
+        # Counted backwards from the segments, so that errors of earlier windows do not add up.
+        allocated = self._requested - (delta.sum() - np.cumsum(delta))
+        since, awaiting = np.array(self._changes, dtype=np.int64).T
+        return _Rows(np.concatenate([table, [allocated]]), since, awaiting, self._peak, self._most)

@@ -16,7 +16,7 @@ import torch
 
 from ampmem.events import Column
 from ampmem.recorder.facts.log import ELSEWHERE
-from ampmem.recorder.sources.cuda.trace import NO_BLOCKS, SeenBlocks
+from ampmem.recorder.sources.cuda.trace import NO_BLOCKS, SeenBlocks, devices_by_thread
 from ampmem.recorder.sources.extension import CompiledExtension, Observed
 from ampmem.recorder.sources.torch_flags import counting_begins
 from ampmem.recorder.sources.window import COLLECTIVES, MARKER, MARKERS, ProfileLost, Span, Window, shift_between
@@ -153,10 +153,8 @@ class ObservedNodes:
         if not go_on:
             self.abandon()
         seen = self._extension.take()
-        threads: dict[int, set[int]] = {}
-        rows = np.stack([seen.device, seen.thread], axis=1)[seen.device >= 0]
-        for device, thread in np.unique(rows, axis=0).tolist() if len(rows) else ():
-            threads.setdefault(thread, set()).add(device)
+        rows = np.flatnonzero(seen.device >= 0)
+        threads = devices_by_thread(seen.device[rows], seen.thread[rows])
         blocks = {device: _blocks_on(device, seen) for device in set().union(*threads.values())}
         return SeenNodes(lambda: _spans_of(seen), blocks, lambda: threads)
 

@@ -40,7 +40,7 @@ from ampmem.recorder.sources.cuda.device import Snapshot, Stats, TorchCuda, forg
 from ampmem.recorder.sources.cuda.events import HeldBlocks, History, Level, Settled, TraceWindow, extents_in
 from ampmem.recorder.sources.cuda.nodes import NO_NODES, NodeRecorder, Nodes, ObservedNodes, SeenNodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
-from ampmem.recorder.sources.cuda.trace import IS_ALLOC, IS_FREE, Counted, MarkCount, SeenBlocks, Stamps
+from ampmem.recorder.sources.cuda.trace import IS_ALLOC, IS_FREE, IS_SEGMENT, Counted, MarkCount, SeenBlocks, Stamps
 from ampmem.recorder.sources.cuda.tracker import (
     NO_ROWS,
     Table,
@@ -167,7 +167,7 @@ class CudaSource(Source):
         api: TorchCuda | None = None,
         tracker: Tracker | None = None,
     ) -> None:
-        extension = find()
+        extension = self._extension = find()
         self._tracker = tracker_of(extension) if api is None else tracker
         """Used if the extension has it. Then nothing is read from the allocator's history but stacks and failures."""
         self._api = TorchCuda() if api is None else api
@@ -308,9 +308,13 @@ class CudaSource(Source):
         return self._take(go_on=True)
 
     def blocks(self) -> AliveBlocks:
-        """The live blocks after the last event. No hook tells this source which of them it has seen."""
+        """The live blocks after the last event. Of the workspaces of cuBLAS alone this source knows what they are."""
         alive = self._history.alive()
-        return AliveBlocks(alive, sum(alive.values()))
+        total = sum(alive.values())
+        known = frozenset() if self._extension is None else frozenset(self._extension.workspaces() & alive.keys())
+        for address in known:
+            del alive[address]
+        return AliveBlocks(alive, total, known)
 
     def stop(self) -> RawEvents:
         """The last events; switches off what :meth:`start` switched on."""
@@ -516,7 +520,8 @@ class CudaSource(Source):
         trace, seen = trace_on(device, self._table, self._stack_of, tracker.names(), marks)
         settled = self._history.follow(trace, counted=stats, **span) if go_on else None
         if settled is not None:
-            self._note_tracked(device, self._table)
+            if (trace.kind >= IS_SEGMENT).any():
+                self._note_tracked(device, self._table)
             self._table = NO_ROWS
         else:
             # The trace has the place of the snapshot: rows after it are of the next part.
@@ -567,7 +572,8 @@ class CudaSource(Source):
         """
         marks, self._marks = list(self._marks.values()), {}
         for count, record in marks:
-            self._layers.append(replace(record, requested=record.requested - settled.awaiting_at(count.time_ns)))
+            waiting = settled.awaiting_at(count.time_ns)
+            self._layers.append(replace(record, requested=record.requested - waiting) if waiting else record)
         if self._peak is None or settled.peak.requested > self._peak.requested:
             self._peak = settled.peak
 
@@ -616,9 +622,13 @@ class CudaSource(Source):
 
 def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> RawEvents:
     """The events with their autograd nodes: as the profiler saw the block, else by time."""
-    op, sequence = nodes.at(settled.time_ns)
-    known = settled.seen >= 0
-    op[known], sequence[known] = seen.op[settled.seen[known]] + len(nodes.ops), seen.sequence[settled.seen[known]]
+    if nodes is NO_NODES:  # the profiler saw each
+        op, sequence = seen.op[settled.seen] + len(nodes.ops), seen.sequence[settled.seen]
+    else:
+        op, sequence = nodes.at(settled.time_ns)
+        known = np.flatnonzero(settled.seen >= 0)
+        place = settled.seen[known]
+        op[known], sequence[known] = seen.op[place] + len(nodes.ops), seen.sequence[place]
     return RawEvents(
         time_ns=settled.time_ns,
         action=settled.action,

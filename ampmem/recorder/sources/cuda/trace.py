@@ -40,6 +40,14 @@ _NONE = np.zeros(0, dtype=np.int64)
 NO_BLOCKS = SeenBlocks(time_ns=_NONE, address=_NONE, bytes=_NONE, op=_NONE, sequence=_NONE)
 
 
+def devices_by_thread(devices: Column, threads: Column) -> dict[int, set[int]]:
+    """The devices on which each thread allocated or freed, from a device and a thread for each time that one did."""
+    found: dict[int, set[int]] = {}
+    for device, thread in set(zip(devices.tolist(), threads.tolist(), strict=True)):
+        found.setdefault(thread, set()).add(device)
+    return found
+
+
 class Uses(NamedTuple):
     """Allocs (``size`` requested bytes) and frees of the trace; ``entry`` is the index of each in the trace."""
 

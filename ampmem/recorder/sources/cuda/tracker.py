@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampmem.recorder.sources.cuda.device import Stats
-from ampmem.recorder.sources.cuda.trace import IS_FREE, IS_SNAPSHOT, SeenBlocks, Trace
+from ampmem.recorder.sources.cuda.trace import IS_FREE, IS_SNAPSHOT, SeenBlocks, Trace, devices_by_thread
 from ampmem.recorder.sources.extension import CompiledExtension
 
 Frames: TypeAlias = Sequence[tuple[str, int, str]]
 """File, line and function of each frame of a stack, innermost first."""
 Table: TypeAlias = NDArray[np.int64]
 """Rows with the columns of :class:`Tracked`."""
-_COUNTS, _STATS = 3, 11
+_COUNTS, _STATS = ctypes.c_int64 * 3, ctypes.c_int64 * 11
 _TRIES = 3
 """How often the allocator's counts are read again because another thread allocated meanwhile."""
 
@@ -112,15 +112,16 @@ class Tracker:
 
         They are ``None`` if other threads never stop to allocate.
         """
-        tables, lost = [], False
+        tables, lost, stats = [], False, None
         for _ in range(_TRIES):
             table, more = self.take()
             tables.append(table)
             lost |= more
             reading = self.read(device)
             if reading.rows == self._taken:
-                return np.concatenate(tables), lost, reading.stats
-        return np.concatenate(tables), lost, None
+                stats = reading.stats
+                break
+        return tables[0] if len(tables) == 1 else np.concatenate(tables), lost, stats
 
     def new_stacks(self) -> list[Frames]:
         """The stacks since the last call, in the order of their numbers."""
@@ -135,7 +136,7 @@ class Tracker:
 
     def read(self, device: int) -> CountedStats:
         """The allocator's statistics of ``device``. Raises ``RuntimeError`` if torch has none."""
-        found = (ctypes.c_int64 * _STATS)()
+        found = _STATS()
         for _ in range(_TRIES):
             if self._library.ampmem_trace_stats(device, found):
                 raise RuntimeError("the allocator has no statistics")
@@ -159,7 +160,7 @@ class Tracker:
         )
 
     def _counts(self) -> tuple[int, ...]:
-        found = (ctypes.c_int64 * _COUNTS)()
+        found = _COUNTS()
         self._library.ampmem_trace_count(found)
         return tuple(found)
 
@@ -206,7 +207,7 @@ def _dated(rows: Tracked, marks: Sequence[TrackedMark]) -> NDArray[np.int64]:
     times = rows.time_ns.copy()
     for mark in marks:
         between = (times >= mark.since_ns) & (times < mark.time_ns)
-        if not (rows.thread[between] == mark.thread).any():
+        if between.any() and not (rows.thread[between] == mark.thread).any():
             times[between] = mark.since_ns - 1
     return times
 
@@ -233,14 +234,11 @@ def until_snapshot(device: int, table: Table, first: int) -> int:
 def threads_by_device(table: Table) -> dict[int, set[int]]:
     """The devices on which each recorded thread allocated or freed."""
     rows = table[table[:, _BLOCK] > 0]
-    found: dict[int, set[int]] = {}
-    for device, thread in np.unique(rows[:, [_DEVICE, _THREAD]], axis=0).tolist():
-        found.setdefault(thread, set()).add(device)
-    return found
+    return devices_by_thread(rows[:, _DEVICE], rows[:, _THREAD])
 
 
 def pools_in(device: int, table: Table) -> set[tuple[int, int]]:
-    """The pools of segments that were reserved on ``device``."""
+    """The pools of segments that were reserved on ``device``, or returned."""
     rows = table[(table[:, _KIND] > IS_SNAPSHOT) & (table[:, _DEVICE] == device)]
     return {(first, second) for first, second in rows[:, _POOLS].tolist()}
 
