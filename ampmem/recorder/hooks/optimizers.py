@@ -202,10 +202,10 @@ class OptimizerHooks:
 
     def note_gradients(self, optimizer: Optimizer) -> None:
         """Log the gradients that ``optimizer`` is about to use, including those of master copies."""
-        gradients = self._gradients[id(optimizer)]
-        gradients.log(
+        known = not self._wider and not self._renamed()
+        self._gradients[id(optimizer)].log(
             self._models.version,
-            None if self._renamed() else lambda reader, number, key: reader.gradients(number, key, optimizer),
+            (lambda reader, number, key: reader.gradients(number, key, optimizer)) if known else None,
             lambda: self._note_gradients(optimizer),
         )
 
