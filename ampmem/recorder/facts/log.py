@@ -384,6 +384,8 @@ class Repeated:
             found = read(reader, id(self), key if log.knows(self._told) else NOTHING_KNOWN)
         if found == Found.REPEATED:
             return True
+        if reader is not None:  # what ``look`` will find may have effects that older facts do not have
+            reader.forget(id(self))
         since = log.fact_count
         look()
         if reader is not None and found == Found.READ:

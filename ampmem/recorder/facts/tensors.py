@@ -82,6 +82,7 @@ class TensorReader:
             ("of_modules", (_I64, _I64, one, one, one, one), _I64),
             ("of_gradients", (_I64, _I64, one), _I64),
             ("of_state", (_I64, _I64, one), _I64),
+            ("forget", (_I64,), None),
             ("keep", (_I64, _I64, address, _I64), None),
             ("hook", (one, _I64, _I64, _I64), one),
             ("count", (_POINTER,), _I64),
@@ -118,6 +119,10 @@ class TensorReader:
         if type(state) not in (dict, defaultdict):
             return Found.UNREADABLE
         return int(self._library.ampmem_tensors_of_state(number, key, state))
+
+    def forget(self, number: int) -> None:
+        """Forget the facts that are kept under ``number``."""
+        self._library.ampmem_tensors_forget(number)
 
     def keep(self, number: int, key: int, facts: Column) -> None:
         """Keep the ``facts`` that Python has logged about the tensors read last, if there is one about each."""

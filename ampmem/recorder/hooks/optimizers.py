@@ -92,11 +92,11 @@ class OptimizerHooks:
         """Names of the parameters that an update found in a wider dtype than the forward before it."""
         self._made: list[weakref.ref[Optimizer]] = []
         """Optimizers made while recording."""
-        self._told: set[int] = set()
-        """``id`` of each optimizer that the listener was told of."""
         self._gradients: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
         self._states: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
         """What each step logs anew, by the ``id`` of the optimizer."""
+        self._told: set[int] = set()
+        """``id`` of each optimizer that the listener was told of."""
         self._idle: set[str] = set()
         """Names of the parameters of optimizers that made no update."""
 
@@ -202,10 +202,10 @@ class OptimizerHooks:
 
     def note_gradients(self, optimizer: Optimizer) -> None:
         """Log the gradients that ``optimizer`` is about to use, including those of master copies."""
-        gradients = self._gradients[id(optimizer)]
-        gradients.log(
+        known = not self._wider and not self._renamed()
+        self._gradients[id(optimizer)].log(
             self._models.version,
-            None if self._renamed() else lambda reader, number, key: reader.gradients(number, key, optimizer),
+            (lambda reader, number, key: reader.gradients(number, key, optimizer)) if known else None,
             lambda: self._note_gradients(optimizer),
         )
 

@@ -181,15 +181,25 @@ bool read_gradients(Object* groups) {
   return true;
 }
 
+// Whether Python compares the values of a parameter and of its state: these change.
+bool may_be_master(const at::Tensor& parameter, const at::Tensor& state) {
+  return state.is_cpu() && state.is_floating_point() && parameter.is_floating_point() &&
+      state.scalar_type() != parameter.scalar_type() && state.numel() == parameter.numel();
+}
+
 bool read_state(Object* states) {
   Object *parameter = nullptr, *state = nullptr, *key = nullptr, *value = nullptr;
   for (ptrdiff_t place = 0; PyDict_Next(states, &place, &parameter, &state);) {
-    if (tensor_of(parameter) == nullptr || !is_dict(state)) {
+    const auto* const owner = tensor_of(parameter);
+    if (owner == nullptr || !is_dict(state)) {
       return false;
     }
     for (ptrdiff_t within = 0; PyDict_Next(state, &within, &key, &value);) {
       const auto* const tensor = tensor_of(value);
       if (key->type != &PyUnicode_Type || (tensor == nullptr && !is_number_or_text(value))) {
+        return false;
+      }
+      if (tensor != nullptr && may_be_master(*owner, *tensor)) {
         return false;
       }
       if (tensor != nullptr) {
@@ -291,6 +301,11 @@ AMPMEM_EXPORT int64_t ampmem_tensors_of_gradients(int64_t number, int64_t key, O
 // Log what is known of an optimizer's state, a dictionary of dictionaries, if the same tensors are in it.
 AMPMEM_EXPORT int64_t ampmem_tensors_of_state(int64_t number, int64_t key, Object* states) {
   return repeat(number, key, same_tensors, [&] { return read_state(states); });
+}
+
+// Forget what is known under a number.
+AMPMEM_EXPORT void ampmem_tensors_forget(int64_t number) {
+  tables.known.erase(number);
 }
 
 // Keep the facts that Python has logged about the tensors that were read last, if they are one about each, in order.

@@ -228,8 +228,7 @@ def test_a_part_that_does_not_compile_or_load_is_left_out(
 
 
 def test_the_parts_that_were_left_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("ampmem_ops_start", "ampmem_tensors_clear", "ampmem_trace_start", "ampmem_workspaces")
-    parts = dict.fromkeys(names, 1)
+    parts = {"ampmem_ops_start": 1, "ampmem_tensors_clear": 1, "ampmem_trace_start": 1, "ampmem_workspaces": 1}
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(**parts))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     assert extension.left_out(Path("made.so")) == []

@@ -187,6 +187,17 @@ def state_is_numbers(training: Training, step: int) -> None:
 
 
 @change
+def state_becomes_a_master_copy(training: Training, step: int) -> None:
+    weight = training.model.first.weight
+    if step == 0:
+        training.model.first.bfloat16()
+        training.optimizer = SGD(training.model.parameters(), lr=0.0)
+        training.optimizer.state[weight] = {"copy": torch.zeros(weight.shape, device=DEVICE)}
+    if step == 4:
+        training.optimizer.state[weight]["copy"].copy_(weight.detach())
+
+
+@change
 def no_state(training: Training, step: int) -> None:
     if step == 0:
         training.optimizer = SGD(training.model.parameters(), lr=0.1)
@@ -210,6 +221,32 @@ def updates_are_wider_than_forwards(training: Training, step: int) -> None:
     for parameter in training.model.first.parameters():
         parameter.data = parameter.data.bfloat16()
     training.before_update = widen
+
+
+def moves(training: Training, dtype: torch.dtype) -> None:
+    """The parameters of a layer move to where they were before in this precision."""
+    places = training.__dict__.setdefault("places", {})
+    for parameter in training.model.first.parameters():
+        gradient, parameter.grad = parameter.grad, None
+        parameter.data = places.setdefault((parameter, dtype), parameter.data.to(dtype, copy=True))
+        parameter.grad = None if gradient is None else gradient.to(dtype)
+
+
+@change
+def updates_are_wider_in_places_of_their_own(training: Training, step: int) -> None:
+    moves(training, torch.bfloat16)
+    training.before_update = lambda: moves(training, torch.float32)
+
+
+@change
+def forwards_go_back_to_the_places_of_an_evaluation(training: Training, step: int) -> None:
+    if step:
+        moves(training, torch.bfloat16)
+    if step == 1:
+        evaluation_before_each_step(training, step)
+        moves(training, torch.float32)
+    if step > 1:
+        training.before_update = lambda: moves(training, torch.float32)
 
 
 @change
@@ -391,7 +428,7 @@ def test_python_tells_the_source_of_what_it_does_not_know(
     monkeypatch.setattr(Storages, "knows", lambda self, addresses: not addresses)
     training = Training()
     with ampmem.profile(training.model.cpu(), training.optimizer, device="cpu", steps=None):
-        training.batch = training.batch.cpu()
+        training.batch = torch.arange(8)
         for _ in range(STEPS):
             training.step()
     assert {known for _, known in repeated} == {False}
