@@ -93,12 +93,12 @@ class TensorReader:
         library.ampmem_tensors_clear(id(torch.Tensor), id(nn.Parameter))
 
     @staticmethod
-    def find(library: ctypes.CDLL, text_id: Callable[[str], int]) -> TensorReader | None:
-        """A reader, if the compiled extension has this part and Python's tensors are laid out as the part assumes."""
+    def find(library: ctypes.PyDLL, text_id: Callable[[str], int]) -> TensorReader | None:
+        """A reader, if the compiled extension has this part, and Python's tensors are laid out as the part assumes."""
         with without_functions(), without_dispatch():  # the script's modes must see only the script's ops
             empty = torch.empty(0, device="cpu")
         if hasattr(library, "ampmem_tensors_clear") and _as_assumed(empty):
-            return TensorReader(ctypes.PyDLL(library._name), text_id)
+            return TensorReader(library, text_id)
         return None
 
     def modules(self, number: int, key: int, parameters: list[object], buffers: list[object]) -> int:

@@ -61,7 +61,7 @@ class OpRecorder:
         found = extension.find()
         if found is None or not hasattr(found.library, "ampmem_ops_start"):
             return None
-        log.reader = TensorReader.find(found.library, log.texts.id)
+        log.reader = TensorReader.find(found.with_gil, log.texts.id)
         return OpRecorder(found.library, log, casts, stacks)
 
     def start(self, other: Callable[[], object]) -> bool:

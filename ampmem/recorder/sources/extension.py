@@ -99,50 +99,48 @@ class CompiledExtension:
 
     def __init__(self, library: Path) -> None:
         """Load ``library``. Raises ``OSError`` if that is impossible."""
-        self._library = ctypes.CDLL(str(library))
-        self._library.ampmem_name.restype = ctypes.c_char_p
-        self._library.ampmem_name.argtypes = (ctypes.c_int64,)
-        self._library.ampmem_take.argtypes = (ctypes.c_void_p, ctypes.c_int64) * 2
+        self.library = ctypes.CDLL(str(library))
+        """The loaded library. While one of its functions runs, other threads run Python."""
+        self.with_gil = ctypes.PyDLL(str(library))
+        """The same, but no other thread runs Python meanwhile: for functions that call Python."""
+        self.library.ampmem_name.restype = ctypes.c_char_p
+        self.library.ampmem_name.argtypes = (ctypes.c_int64,)
+        self.library.ampmem_take.argtypes = (ctypes.c_void_p, ctypes.c_int64) * 2
         self._names: list[str] = []
-
-    @property
-    def library(self) -> ctypes.CDLL:
-        """The loaded library."""
-        return self._library
 
     def workspaces(self) -> set[int]:
         """Addresses of the blocks that torch keeps for cuBLAS; none if the library was compiled without this part."""
-        if not hasattr(self._library, "ampmem_workspaces"):
+        if not hasattr(self.library, "ampmem_workspaces"):
             return set()
         found = (ctypes.c_int64 * _WORKSPACES_READ)()
-        return set(found[: self._library.ampmem_workspaces(found, ctypes.c_int64(_WORKSPACES_READ))])
+        return set(found[: self.library.ampmem_workspaces(found, ctypes.c_int64(_WORKSPACES_READ))])
 
     def start(self) -> None:
         """Begin. Raises ``RuntimeError`` if torch refuses."""
-        if self._library.ampmem_start():
+        if self.library.ampmem_start():
             raise RuntimeError("torch refused ampmem's C++ extension")
 
     def stop(self) -> None:
         """Stop, on the thread that has started; what was not taken is dropped."""
-        self._library.ampmem_stop()
+        self.library.ampmem_stop()
 
     def names(self) -> list[str]:
         """The names of all nodes so far."""
         counts = (ctypes.c_int64 * 3)()
-        self._library.ampmem_count(counts)
+        self.library.ampmem_count(counts)
         return self._names_so_far(counts[2])
 
     def _names_so_far(self, count: int) -> list[str]:
         for index in range(len(self._names), count):
-            self._names.append(self._library.ampmem_name(index).decode("utf-8", "backslashreplace"))
+            self._names.append(self.library.ampmem_name(index).decode("utf-8", "backslashreplace"))
         return self._names
 
     def take(self) -> Observed:
         """What was observed since the last call; recording goes on."""
         counts = (ctypes.c_int64 * 3)()
-        self._library.ampmem_count(counts)
+        self.library.ampmem_count(counts)
         blocks, spans = np.empty((counts[0], _BLOCK), np.int64), np.empty((counts[1], _SPAN), np.int64)
-        self._library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans))
+        self.library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans))
         time, address, size, total, device, name, own, number, thread = np.ascontiguousarray(blocks.T)
         return Observed(
             time_ns=time,

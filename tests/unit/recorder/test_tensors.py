@@ -474,7 +474,7 @@ def test_only_plain_tensors_are_read(compiled_extension: Path, monkeypatch: pyte
     monkeypatch.setenv(extension.VARIABLE, "on")
     found = extension.find()
     assert found is not None
-    reader = TensorReader.find(found.library, lambda text: 1)
+    reader = TensorReader.find(found.with_gil, lambda text: 1)
     assert reader is not None
 
     class Shaped(Tensor):
