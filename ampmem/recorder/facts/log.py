@@ -23,7 +23,7 @@ from ampmem.events import NO_STEP, Column, Columns, Fact, FactColumns, Phase, Ph
 from ampmem.names import shape_text, warning
 from ampmem.own_code import OWN_FOLDERS
 from ampmem.recorder.facts.addresses import PLAIN, Addresses, parts_of
-from ampmem.recorder.facts.tensors import NOTHING_KNOWN, Found, TensorReader
+from ampmem.recorder.facts.tensors import NOTHING_KNOWN, TensorReader, TensorsFound
 from ampmem.recorder.torch_private.general import never_compiled, next_node, untraced, without_functions
 
 
@@ -284,8 +284,7 @@ class Log:
         self.entered.add(module)
         if torch.is_grad_enabled():
             self.in_graph.add(module)
-        self.module = module
-        self._modules += (time_ns(), module)
+        self.enter_module(module)
 
     def running(self) -> str:
         """The path of the running module."""
@@ -379,16 +378,16 @@ class Repeated:
 
         ``read`` is called with the extension's reader, and with the number and the key for it.
         """
-        log, reader, found = self._log, self._log.reader, int(Found.UNREADABLE)
+        log, reader, found = self._log, self._log.reader, int(TensorsFound.UNREADABLE)
         if reader is not None and read is not None:
             found = read(reader, id(self), key if log.knows(self._told) else NOTHING_KNOWN)
-        if found == Found.REPEATED:
+        if found == TensorsFound.REPEATED:
             return True
         if reader is not None:  # what ``look`` will find may have effects that older facts do not have
             reader.forget(id(self))
         since = log.fact_count
         look()
-        if reader is not None and found == Found.READ:
+        if reader is not None and found == TensorsFound.READ:
             facts = log.facts_since(since)
             self._told = frozenset(address for address, fact in facts[:, 1:3].tolist() if address and fact in _TOLD)
             reader.keep(id(self), key, facts)

@@ -53,7 +53,7 @@ class Forms:
         return dtypes[forms], shapes[forms] * (addresses != 0)
 
 
-class Found(IntEnum):
+class TensorsFound(IntEnum):
     """What has become of tensors that were to be read."""
 
     UNREADABLE = 0
@@ -117,7 +117,7 @@ class TensorReader:
         """Read the tensors in the state of ``optimizer``."""
         state = optimizer.state
         if type(state) not in (dict, defaultdict):
-            return Found.UNREADABLE
+            return TensorsFound.UNREADABLE
         return int(self._library.ampmem_tensors_of_state(number, key, state))
 
     def forget(self, number: int) -> None:

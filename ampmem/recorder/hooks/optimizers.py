@@ -23,7 +23,7 @@ from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, 
 from ampmem.recorder.facts.log import Log, Repeated
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot, parameter_record
-from ampmem.recorder.models.optimizers import chosen_from, is_master, partition_of, twins_of
+from ampmem.recorder.models.optimizers import Optimizers, chosen_from, is_master, partition_of, twins_of
 from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import (
@@ -95,8 +95,8 @@ class OptimizerHooks:
         self._gradients: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
         self._states: dict[int, Repeated] = defaultdict(lambda: Repeated(log))
         """What each step logs anew, by the ``id`` of the optimizer."""
-        self._told: set[int] = set()
-        """``id`` of each optimizer that the listener was told of."""
+        self._told = Optimizers(died=lambda _: None)
+        """The optimizers that the listener was told of."""
         self._idle: set[str] = set()
         """Names of the parameters of optimizers that made no update."""
 
@@ -184,7 +184,7 @@ class OptimizerHooks:
             found = found_inf(optimizer)  # GradScaler sets it on fused optimizers
             skipped = False if found is None else number_of(found)
             self._updated(optimizer, skipped)
-        if id(optimizer) not in self._told:  # not before: what it will wait for has not been followed in this step
+        if optimizer not in self._told:  # not before: what it will wait for has not been followed in this step
             self._tell(optimizer)
 
     def _note_others(self, optimizer: Optimizer) -> None:
@@ -394,7 +394,7 @@ class OptimizerHooks:
 
     def _tell(self, optimizer: Optimizer) -> None:
         """Tell the listener of ``optimizer``, which was made, or has made its first update here."""
-        self._told.add(id(optimizer))
+        self._told.add(optimizer)
         self._listener.optimizer_made(optimizer)
 
     def _wrap_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:

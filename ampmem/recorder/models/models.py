@@ -273,7 +273,7 @@ class Models:
         if self.changed:
             self.refresh()  # names the roots' submodules, which then are not roots
         parents = _parents(modules)
-        roots = [m for m in modules if self._known_path(m) is None and id(m) not in parents and has_parameters(m)]
+        roots = [m for m in modules if not self.known_path_id(m) and id(m) not in parents and has_parameters(m)]
         if roots:
             self._add_roots(roots, alone=len(roots) == 1 and not any(self._live_roots_with_parameters()))
 
@@ -295,14 +295,14 @@ class Models:
         entry = self._path_ids.get(id(module))
         if entry is not None and entry[0]() is module:  # as a rule
             return entry[1]
-        found = None
+        found = 0
         if self.changed:
             self.refresh()
-            found = self._known_path(module)
-        if found is None:  # made before recording, copied or unpickled: nothing was registered
+            found = self.known_path_id(module)
+        if not found:  # made before recording, copied or unpickled: nothing was registered
             self.add(module if self._is_stranger(module) else _root_of(module))
-            found = self._known_path(module)
-        return found or 0
+            found = self.known_path_id(module)
+        return found
 
     def note(self) -> None:
         """Log the addresses of all parameters and buffers."""
@@ -371,7 +371,7 @@ class Models:
 
         A module whose parameters have the shapes of a model's, in the same order, is called a copy of that model.
         """
-        strangers = [module for module in modules if self._known_path(module) is None]
+        strangers = [module for module in modules if not self.known_path_id(module)]
         parents = _parents(strangers)
         models = [
             (_shapes(root), prefix, root) for reference, prefix in self._roots if (root := reference()) is not None
@@ -443,7 +443,7 @@ class Models:
         return slot.path_id in self._log.in_graph if slot.path_id in self._log.entered else None
 
     def _is_part(self, module: nn.Module) -> bool:
-        return id(module) in self._parts and self._known_path(module) is not None
+        return id(module) in self._parts and self.known_path_id(module) != 0
 
     def _is_stranger(self, module: nn.Module) -> bool:
         stranger = self._strangers.get(id(module))
@@ -451,9 +451,6 @@ class Models:
 
     def _live_roots_with_parameters(self) -> Iterator[bool]:
         return (has_parameters(module) for root, _ in self._roots if (module := root()) is not None)
-
-    def _known_path(self, module: nn.Module) -> int | None:
-        return self.known_path_id(module) or None
 
     def _add_roots(self, modules: Iterable[nn.Module], *, alone: bool) -> None:
         taken = {prefix for _, prefix in self._roots}

@@ -33,6 +33,11 @@ class Optimizers:
             if optimizer is not None:
                 yield optimizer
 
+    def __contains__(self, optimizer: Optimizer) -> bool:
+        """Whether ``optimizer`` was added."""
+        reference = self._living.get(id(optimizer))
+        return reference is not None and reference() is optimizer
+
     def add(self, optimizer: Optimizer) -> None:
         """Add ``optimizer``."""
         key = id(optimizer)

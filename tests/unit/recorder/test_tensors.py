@@ -18,7 +18,7 @@ import ampmem
 from ampmem.events import Fact, Recording
 from ampmem.recorder.facts import tensors
 from ampmem.recorder.facts.log import Repeated
-from ampmem.recorder.facts.tensors import Found, TensorReader
+from ampmem.recorder.facts.tensors import TensorReader, TensorsFound
 from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.storages import Storages
 
@@ -489,7 +489,7 @@ def test_only_plain_tensors_are_read(compiled_extension: Path, monkeypatch: pyte
 
     plain = (torch.ones(3), torch.ones(()), torch.ones(2, 2).t(), torch.ones(4)[1:], torch.ones(0))
     for state in ({}, {"a": 1, "b": 1.0, "c": True, "d": None, "e": "text"}, *({"a": each} for each in plain)):
-        assert read(state) == Found.READ
+        assert read(state) == TensorsFound.READ
     others = (
         torch.ones(3).as_subclass(Shaped),
         torch.ones(2, 2).to_sparse(),
@@ -499,12 +499,12 @@ def test_only_plain_tensors_are_read(compiled_extension: Path, monkeypatch: pyte
         object(),
     )
     for state in (None, [torch.ones(3)], {1: torch.ones(3)}, *({"a": each} for each in others)):
-        assert read(state) == Found.UNREADABLE
+        assert read(state) == TensorsFound.UNREADABLE
     optimizer.state = {parameter: {"a": torch.ones(3)}}  # type: ignore[assignment]
-    assert reader.state(1, 0, optimizer) == Found.READ
+    assert reader.state(1, 0, optimizer) == TensorsFound.READ
 
     class Kept(dict):  # type: ignore[type-arg]
         pass
 
     optimizer.state = Kept(optimizer.state)  # type: ignore[assignment]
-    assert reader.state(1, 0, optimizer) == Found.UNREADABLE
+    assert reader.state(1, 0, optimizer) == TensorsFound.UNREADABLE
