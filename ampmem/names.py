@@ -92,6 +92,9 @@ _SHAPE = re.compile(r"\[(?:\d{1,19}(?:, \d{1,19})*)?\]", re.ASCII)
 INPUT = "(input)"
 """The name for the gradient of an input."""
 
+MAPPED = "mapped memory"
+"""The op of mapped memory: a file, or memory that processes share."""
+
 
 def shape_text(shape: Sequence[object]) -> str:
     """A shape as text: ``[8, 128]``; empty if it is not known in numbers."""

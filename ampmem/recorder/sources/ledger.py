@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action, Column
+from ampmem.names import MAPPED
 from ampmem.recorder.facts.addresses import AliveBlocks
 from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.storages import Died, SeenStorage, Storages
@@ -156,8 +157,6 @@ class Mappings:
 
 ELSEWHERE = "other threads"
 """The op of memory that other threads allocated or freed."""
-MAPPED = "mapped memory"
-"""The op of mapped memory: a file, or memory that processes share."""
 
 
 class Profiled(NamedTuple):

@@ -19,7 +19,7 @@ from ampmem.analysis.findings.base import Finding, TrainingRun, own_frame
 from ampmem.analysis.findings.precision import IN_EVALUATION, fp32_activations
 from ampmem.analysis.summary import summarize
 from ampmem.events import OTHER_THREADS, Action, ArmRecord, Fact, Phase, Recording
-from ampmem.names import shape_text
+from ampmem.names import MAPPED, shape_text
 from ampmem.reporters.base import Detail, Report
 from ampmem.reporters.text.run import change_of
 from ampmem.reporters.text.table import render_reports
@@ -735,6 +735,31 @@ def test_two_micro_batches_a_step_of_which_one_is_loaded_ahead_do_not_grow() -> 
     for number, holder in ((4, "group[0][x]"), (5, "group[1][x]"), (6, "ahead[x]")):
         story.fact(Fact.HELD, 0x2000 + number, holder)
     assert "steady-growth" not in told(story.recording(arm=FP32))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_batches_of_workers_grow_only_if_those_that_a_model_was_given_stay(kept: bool) -> None:
+    """The loader reads ahead: in step 0 two batches, in step 1 one, in step 2 three, in step 3 none."""
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    loaded = 0
+    for step, read in enumerate((2, 1, 3, 0)):
+        story.begin(step)
+        for _ in range(read):
+            story.alloc(0x2000 + loaded, 4096, op=MAPPED)
+            loaded += 1
+        if step > 0 and not kept:
+            story.free(0x2000 + step - 1)
+        story.fact(Fact.INPUT, 0x2000 + step)
+        story.enter(Phase.BACKWARD)
+        story.alloc(0x8000, 10, op="aten::mm")
+        story.free(0x8000)
+        story.end()
+    found = told(story.recording(arm=FP32)).get("steady-growth")
+    assert (found is not None) == kept
+    if found is not None:
+        assert (found.severity, found.bytes) == ("warning", 4096)
+        assert found.evidence[0] == "left behind by steps 1 to 3: 4.0 KiB, 4.0 KiB, 4.0 KiB"
 
 
 @pytest.mark.parametrize(("before", "grows"), [(0, True), (4096, False)])

@@ -11,11 +11,11 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from ampmem.events import OTHER_THREADS, UNKNOWN, Action  # noqa: E402
+from ampmem.names import MAPPED  # noqa: E402
 from ampmem.recorder.facts.addresses import AliveBlocks  # noqa: E402
 from ampmem.recorder.sources.base import RawEvents  # noqa: E402
 from ampmem.recorder.sources.ledger import (  # noqa: E402
     ELSEWHERE,
-    MAPPED,
     Ledger,
     Profiled,
     proven_dead,

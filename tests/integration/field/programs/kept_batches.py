@@ -1,0 +1,29 @@
+"""Batches that two workers read ahead; with ``keep`` the script keeps those that it has trained on."""
+
+import json
+import sys
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    data = TensorDataset(torch.randn(128, 500), torch.randint(0, 10, (128,)))
+    model = nn.Linear(500, 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    kept = []
+    for batch, target in DataLoader(data, batch_size=16, num_workers=2):
+        if "keep" in sys.argv:
+            kept.append(batch)
+        loss = nn.functional.cross_entropy(model(batch), target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(json.dumps({"batch": batch.nbytes}))
+
+
+if __name__ == "__main__":
+    main()
