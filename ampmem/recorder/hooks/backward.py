@@ -35,7 +35,6 @@ from ampmem.recorder.torch_private.general import (
     without_dispatch,
 )
 
-
 _MAY_BE_FREED = warning(
     "backward ran in compiled autograd, which leaves ampmem's hooks out, and the script's own hooks on gradients ran "
     "there: a gradient that they freed is not in this recording's gradients"
