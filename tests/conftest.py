@@ -23,6 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # AMPMEM_EXTENSION=on the suite uses it.
 os.environ.setdefault("AMPMEM_EXTENSION", "off")
 
+# Tables of programs that tests run are as wide as anywhere. pytest imports readline, which sets this for programs only.
+os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
+
 # What a shell starts in the background ignores Ctrl-C, and so would all programs of tests, some of which wait for it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

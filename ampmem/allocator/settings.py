@@ -84,7 +84,7 @@ def settings_of_environment(environment: Mapping[str, str]) -> Settings:
     """The settings of a process with this environment. Raises :class:`UsageError` as :func:`parse_settings`."""
     if environment.get(UNCACHED) == "1":
         raise UsageError(
-            f"{UNCACHED}=1 turns off PyTorch's caching allocator, the only allocator that can be modeled; unset "
+            f"{UNCACHED}=1 turns off PyTorch's caching allocator, the only allocator that can be modelled; unset "
             f"{UNCACHED}"
         )
     return parse_settings(text_of_environment(environment)[1])
@@ -216,7 +216,7 @@ def _expandable_segments(settings: Settings, key: str, value: list[str]) -> Sett
 
 def _not_modelled(settings: Settings, key: str, value: list[str]) -> Settings:
     if _boolean(key, value):
-        raise UsageError(f"the allocator option {key!r} cannot be modeled; leave it out")
+        raise UsageError(f"the allocator option {key!r} cannot be modelled; leave it out")
     return settings
 
 
@@ -224,7 +224,7 @@ def _backend(settings: Settings, key: str, value: list[str]) -> Settings:
     text = _one(key, value)
     if text != NATIVE:
         raise UsageError(
-            f"the backend {text!r} cannot be modeled: only PyTorch's own caching allocator (backend:native) can"
+            f"the backend {text!r} cannot be modelled: only PyTorch's own caching allocator (backend:native) can"
         )
     return settings
 

@@ -142,8 +142,8 @@ class Session:
             Do.END_FORWARD: self._forward.forward_ended,
             Do.KEEP_RECOMPUTED: self._keep_recomputed,
             Do.NOTE_HOLDERS: self._holders.note,
-            Do.BEGIN_BACKWARD: self._forward.backward_started,
-            Do.END_BACKWARD: self._forward.backward_ended,
+            Do.BEGIN_BACKWARD: self._begin_backward,
+            Do.END_BACKWARD: self._end_backward,
             Do.NOTE_INPUTS: self._note_inputs,
             Do.END_UPDATE: self._update.end,
         }
@@ -534,6 +534,14 @@ class Session:
     def _keep_recomputed(self) -> None:
         for address in self._forward.take_recomputed():
             self.log.fact(Fact.RECOMPUTED, address)
+
+    def _begin_backward(self) -> None:
+        self._forward.backward_started()
+        self._gradients.backward_started()
+
+    def _end_backward(self) -> None:
+        self._forward.backward_ended()
+        self._gradients.backward_ended()
 
     def _note_inputs(self) -> None:
         if not self.outcome.model:

@@ -147,7 +147,7 @@ def test_an_allocator_that_the_script_chooses_is_refused(tmp_path: Path) -> None
     message = done.stderr.partition("NotSimulated: ")[2].splitlines()[0]
     assert message == (
         f"{tmp_path / 'train.py'}:5: PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync: the backend 'cudaMallocAsync' "
-        "cannot be modeled: only PyTorch's own caching allocator (backend:native) can"
+        "cannot be modelled: only PyTorch's own caching allocator (backend:native) can"
     )
 
 

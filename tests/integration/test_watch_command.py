@@ -152,10 +152,26 @@ def test_memory_that_ran_out_and_was_caught_is_noted(tmp_path: Path) -> None:
     assert run.ending is not None and not run.ending.out_of_memory
 
 
-def test_a_script_that_never_steps_is_told_why(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\ntorch.nn.Linear(3, 3)(torch.ones(2, 3))\n")
-    run, _, said = watched(tmp_path)
-    assert run.rows == [] and "no backward ran and no optimizer made an update" in " ".join(said.split())
+NO_STEP = "no step ended: no backward ran and no optimizer made an update; for inference, use --step-on forward"
+
+
+@pytest.mark.parametrize("options", [(), ("--quiet",)])
+@pytest.mark.parametrize(
+    ("last", "code", "why"),
+    [
+        ("", 0, NO_STEP),
+        ("raise SystemExit", 0, NO_STEP),
+        ("raise SystemExit(3)", 3, "no step ended before the script failed or was interrupted"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "no step ended before the script failed or was interrupted"),
+    ],
+)
+def test_a_script_that_never_steps_is_told_why(
+    tmp_path: Path, options: tuple[str, ...], last: str, code: int, why: str
+) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\ntorch.nn.Linear(3, 3)(torch.ones(2, 3))\n{last}\n")
+    run, _, said = watched(tmp_path, *options, code=code)
+    assert run.rows == [] and said.count(f"ampmem: {why}\n") == 1
+    assert run.notes == ([NO_STEP] if why == NO_STEP else [])
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ampmem.events import Fact
-from ampmem.names import FUNCTIONAL, INPUT
+from ampmem.names import FUNCTIONAL, INPUT, warning
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import gradient_of, is_tensor
@@ -22,20 +22,31 @@ from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import (
     BACKWARD,
     below_functorch,
+    compiles_backward,
     forget_gradient_hooks,
     gradient_hooks,
     in_backward,
     makes_graph,
     never_compiled,
     of_functorch,
+    passed_on_uncompiled,
     tracked_below,
     untraced,
     without_dispatch,
 )
 
+_MAY_BE_FREED = warning(
+    "backward ran in compiled autograd, which leaves ampmem's hooks out, and the script's own hooks on gradients ran "
+    "there: a gradient that they freed is not in this recording's gradients"
+)
+
 
 class GradientHooks:
-    """Log each gradient as soon as backward has accumulated it."""
+    """Log each gradient as soon as backward has accumulated it.
+
+    Compiled autograd would trace the hooks and cannot: while it is on, there are none, and gradients are logged when
+    backward has ended.
+    """
 
     def __init__(self, log: Log, models: Models) -> None:
         self._log = log
@@ -48,6 +59,8 @@ class GradientHooks:
         """The undo of the hook on each parameter, by the parameter's ``id``."""
         self._version = 0
         """The version of the models whose parameters are hooked."""
+        self._compiled = False
+        """Whether the hooks are off, during a compiled backward."""
 
     def watch(self) -> None:
         """Hook every parameter that requires a gradient and is not hooked yet."""
@@ -71,6 +84,23 @@ class GradientHooks:
             return note
         return functools.partial(_called, reader.gradient_hook(note, slot.name_id, slot.path_id))
 
+    def backward_started(self) -> None:
+        """Take the hooks off if backward is compiled."""
+        if compiles_backward():
+            self._take_off()
+            self._compiled = True
+            if any(gradient_hooks(parameter) for _, parameter in self._models.parameters()):
+                self._log.misses.say(_MAY_BE_FREED)
+
+    def backward_ended(self) -> None:
+        """Log the gradients that a compiled backward has left, and put the hooks back on."""
+        if self._compiled:
+            self._compiled = False
+            for slot, parameter in self._models.parameters():
+                if parameter.requires_grad and parameter.is_leaf and not self._models.sharded.manages(parameter):
+                    self._look(slot.name_id, slot.path_id, parameter)
+            self.watch()
+
     def add_input(self, tensor: torch.Tensor) -> None:
         """Note that ``tensor``, an input, may have a gradient after the next backward."""
         self._inputs[id(tensor)] = weakref.ref(tensor)
@@ -88,7 +118,13 @@ class GradientHooks:
             self._log.about(Fact.GRADIENT, gradient, self._log.texts.id(INPUT))
 
     def remove(self) -> None:
-        """Remove all hooks, and torch's empty hook containers: a parameter without hooks has none."""
+        """Remove all hooks, for good."""
+        self._take_off()
+        self._compiled = False
+        self._inputs.clear()
+
+    def _take_off(self) -> None:
+        """Remove the hooks, and torch's empty hook containers: a parameter without hooks has none."""
         for undo in self._watched.values():
             undo()
         # Found through the models: torch refuses to swap a parameter that anybody has a weak reference to.
@@ -96,7 +132,7 @@ class GradientHooks:
             if id(parameter) in self._watched and not gradient_hooks(parameter):
                 forget_gradient_hooks(parameter)
         self._watched.clear()
-        self._inputs.clear()
+        self._version = 0
 
     def _note(self, name: int, path: int, parameter: torch.Tensor) -> None:
         gradient = parameter.grad
@@ -141,6 +177,7 @@ class BackwardHooks:
         started, ended = self._misses.guarded(self._started), self._misses.guarded(self._ended)
         only_shapes = self._misses.guarded(_only_shapes)
 
+        @passed_on_uncompiled
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             # Not the step's backward: a call inside another one, in a trace of torch.compile, or for shapes alone.

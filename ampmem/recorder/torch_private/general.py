@@ -264,6 +264,14 @@ def compiles() -> bool:
     return module is not None and any(getattr(module, _BACKENDS, {None: True}).values())
 
 
+_COMPILED_AUTOGRAD, _ENABLED = "torch._dynamo.compiled_autograd", "compiled_autograd_enabled"
+
+
+def compiles_backward() -> bool:
+    """Whether compiled autograd is on: the engine gives backward to torch.compile, hooks included."""
+    return bool(getattr(sys.modules.get(_COMPILED_AUTOGRAD), _ENABLED, False))
+
+
 NEXT_BATCH: Place = patched(
     "torch.utils.data.dataloader._BaseDataLoaderIter",
     "__next__",
@@ -483,10 +491,18 @@ def untraced(function: _FunctionT) -> _FunctionT:
 
 def never_compiled(function: _FunctionT) -> _FunctionT:
     """``function``, marked so that dynamo runs it uncompiled: it would compile calls made at a graph break."""
+    return _skipped(function, inside="SKIP")
+
+
+def passed_on_uncompiled(function: _FunctionT) -> _FunctionT:
+    """``function``, marked as by :func:`never_compiled`; what it calls of the script may be compiled."""
+    return _skipped(function, inside="DEFAULT")
+
+
+def _skipped(function: _FunctionT, inside: str) -> _FunctionT:
     if None not in (_exec_strategy, _exec_strategies, _actions):
         passed_over(function)  # as a patch, which changes its code object, must be
-        skip = _actions.SKIP
-        _exec_strategy(function.__code__, _exec_strategies(skip, skip))
+        _exec_strategy(function.__code__, _exec_strategies(_actions.SKIP, getattr(_actions, inside)))
     return function
 
 

@@ -126,6 +126,7 @@ _HIGHER = 1.05
 _SERIES = 2048
 """Number of steps kept to detect growth; beyond it, every other one is dropped."""
 _NO_STEP = "no step ended: no backward ran and no optimizer made an update; for inference, use --step-on forward"
+_ENDED_FIRST = "no step ended before the script failed or was interrupted"
 _IN_CHILDREN = (
     "no step ended in the script's own process: it started others, which are not watched; start its ranks with "
     "torchrun ... -m ampmem watch SCRIPT"
@@ -337,11 +338,19 @@ class Watcher:
         with SIGNALS:
             self._end_full(Path(folder), failure)
             self._light.close(failure)
-            if self.rows == 0 and failure is None:
-                why = _IN_CHILDREN if self._light.outcome.children else _NO_STEP
-                self._write(lambda file: file.note(why))
+            if self.rows == 0:
+                self._tell_why_nothing(failure)
             self._write_ending(failure)
             self._undo.close()
+
+    def _tell_why_nothing(self, failure: BaseException | None) -> None:
+        """Say that no step ended, and note why if the script's own failure does not tell it."""
+        if failure is not None:
+            self._say(_ENDED_FIRST)
+            return
+        why = _IN_CHILDREN if self._light.outcome.children else _NO_STEP
+        self._write(lambda file: file.note(why))
+        self._say(why)
 
     def failed(self, failure: FailureRecord) -> None:
         """Note ``failure``, with which the script failed."""

@@ -60,19 +60,34 @@ PLAIN = Layout()
 
 
 def layout_for(stream: TextIO | None, environment: Mapping[str, str] = os.environ) -> Layout:
-    """The layout for ``stream``: as wide as the terminal, coloured unless NO_COLOR or TERM=dumb; else plain."""
-    if not _is_terminal(stream):
-        return PLAIN
-    assert stream is not None
+    """The layout for ``stream``: as wide as COLUMNS says, else as the terminal, else plain.
+
+    Text is coloured on a terminal only, unless NO_COLOR or TERM=dumb.
+    """
+    if stream is None or not _is_terminal(stream):
+        return Layout(width=_bounded(_asked(environment)))
     # The width of standard output, or of the stream itself if that is a file; COLUMNS comes first.
     columns = shutil.get_terminal_size(fallback=(_columns(stream), 0)).columns
     colour = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"
-    return Layout(width=min(max(columns, NARROWEST), WIDEST), colour=colour)
+    return Layout(width=_bounded(columns), colour=colour)
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
+def _bounded(columns: int) -> int:
+    return min(max(columns, NARROWEST), WIDEST)
+
+
+def _asked(environment: Mapping[str, str]) -> int:
+    """The width in COLUMNS, read as by :func:`shutil.get_terminal_size`."""
     try:
-        return stream is not None and stream.isatty()
+        columns = int(environment.get("COLUMNS", ""))
+    except ValueError:
+        columns = 0
+    return columns if columns > 0 else WIDTH
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
     except (OSError, ValueError):  # the stream is closed
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.nn.modules import module as torch_module
 import ampmem
 from ampmem.analysis.analyse import analyse
 from ampmem.events import Fact, Phase, Recording
-from ampmem.names import RAN_ON
+from ampmem.names import RAN_ON, is_warning
 from ampmem.recording import read
 
 pytestmark = pytest.mark.slow
@@ -78,6 +79,23 @@ def test_what_a_gradient_of_a_gradient_saves_is_recorded(tmp_path: Path) -> None
     saved = analysis.facts.fact == Fact.SAVED
     phases = analysis.lifetimes.phase[analysis.facts.allocation[saved]]
     assert Phase.BACKWARD in phases.tolist()
+
+
+def test_gradients_of_a_compiled_backward_are_recorded_but_those_that_a_hook_freed(tmp_path: Path) -> None:
+    analysis = analyse(recorded(tmp_path, "compiled_autograd"))
+    facts, texts = analysis.facts, analysis.recording.texts
+    ended = [step.end_ns for step in analysis.recording.steps]
+    named = [
+        {
+            texts[name]
+            for name in facts.name[(facts.fact == Fact.GRADIENT) & (facts.time_ns > begin) & (facts.time_ns <= end)]
+        }
+        for begin, end in pairwise([0, *ended])
+    ]
+    assert named == [LAYERS, LAYERS, LAYERS - {"0.weight"}, LAYERS - {"0.weight"}]
+    assert analysis.conservation.residual_bytes == 0
+    (warned,) = (note for note in analysis.recording.notes if is_warning(note))
+    assert "compiled autograd" in warned
 
 
 def test_what_is_swapped_is_recorded(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_roundup_divisions(text: str, divisions: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("backend:cudaMallocAsync", "cannot be modeled"),
+        ("backend:cudaMallocAsync", "cannot be modelled"),
         ("max_split_size_mb", "has no value"),
         ("max_split_size_mb:", "has no value"),
         ("max_split_size_mb:10", "at least 20"),
@@ -73,7 +73,7 @@ def test_roundup_divisions(text: str, divisions: list[int]) -> None:
         ("garbage_collection_threshold:often", "takes a number"),
         ("per_process_memory_fraction:1.5", "between 0 and 1"),
         ("expandable_segments:true", "capital letter"),
-        ("graph_capture_record_stream_reuse:True", "cannot be modeled"),
+        ("graph_capture_record_stream_reuse:True", "cannot be modelled"),
         ("roundup_power2_divisions:3", "powers of two"),
         ("roundup_power2_divisions:0", "powers of two"),
         ("roundup_power2_divisions:[100:2]", "powers of two"),

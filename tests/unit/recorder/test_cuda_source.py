@@ -23,6 +23,7 @@ from ampmem.names import is_warning
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import ELSEWHERE, Log
 from ampmem.recorder.models.stacks import Stacks
+from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.base import NO_EVENTS
 from ampmem.recorder.sources.cuda import nodes as cuda_nodes
 from ampmem.recorder.sources.cuda import source as cuda
@@ -732,6 +733,7 @@ def test_without_the_profiler_events_are_still_recorded(gpu: ModelCuda, monkeypa
     def refuse(self: NodeRecorder) -> None:
         raise RuntimeError("no profiler here")
 
+    monkeypatch.setenv(extension.VARIABLE, "off")  # the compiled extension would take the profiler's place
     monkeypatch.setattr(NodeRecorder, "start", refuse)
     source = CudaSource(api=gpu)
     source.start({})

@@ -200,10 +200,20 @@ def test_colour_is_for_terminals_that_want_it(environment: dict[str, str], colou
 
 
 @pytest.mark.parametrize(("asked", "width"), [("20", 40), ("60", 60), ("99", 99), ("160", 160), ("500", 160)])
-def test_a_terminal_says_how_wide_it_is(monkeypatch: pytest.MonkeyPatch, asked: str, width: int) -> None:
+def test_columns_say_how_wide_text_is_on_a_terminal_and_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, asked: str, width: int
+) -> None:
     monkeypatch.setenv("COLUMNS", asked)
     assert layout_for(Screen()).width == width
-    assert layout_for(StringIO()).width == 100
+    assert layout_for(StringIO()) == Layout(width=width)
+
+
+@pytest.mark.parametrize("asked", ["", "0", "-1", "wide"])
+def test_a_pipe_is_100_columns_wide_if_nobody_says_how_wide(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert layout_for(StringIO()) == PLAIN
+    monkeypatch.setenv("COLUMNS", asked)
+    assert layout_for(StringIO()) == PLAIN
 
 
 def test_a_closed_stream_is_no_terminal() -> None:
