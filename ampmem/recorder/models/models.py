@@ -166,6 +166,11 @@ class Slot:
         module = self.module()
         return None if module is None else held_as(module, kind, self.key)
 
+    def kind(self) -> str:
+        """The name of the module's class."""
+        module = self.module()
+        return "" if module is None else type(module).__name__
+
 
 class TensorPlaces:
     """The addresses of named tensors; one storage may hold several."""
@@ -225,6 +230,8 @@ class Models:
         self._parameters: list[Slot] = []
         self._buffers: list[Slot] = []
         self._records: dict[str, ParameterRecord] = {}
+        self._recorded: list[object] = []
+        """What the records were made of."""
         self._registered: dict[int, weakref.ref[nn.Module]] = {}
         self.changed = True
         """Whether something was registered with a module since the last :meth:`refresh`."""
@@ -406,8 +413,23 @@ class Models:
         self._parameter_places = _places(self._parameters)
         self._buffer_places = _places(self._buffers)
 
-    def records(self) -> list[ParameterRecord]:
-        """Every parameter ever seen, by name, with the first one that shares its memory."""
+    def records(self, assign: Callable[[ParameterRecord], ParameterRecord]) -> list[ParameterRecord]:
+        """Every parameter ever seen, by name, with the first one that shares its memory.
+
+        ``assign`` returns a record with its optimizer. If nothing has changed, it gets the records of the last call.
+        """
+        read: list[object] = [self.generation, len(self._log.entered), len(self._log.in_graph)]
+        read += [
+            (slot.kind(), *_fields(parameter), self._log.data_address(parameter))
+            for slot, parameter in self.parameters()
+        ]
+        if self.swapped or read != self._recorded:
+            self._recorded = read
+            self._record_all()
+        self._records = {name: assign(record) for name, record in self._records.items()}
+        return list(self._records.values())
+
+    def _record_all(self) -> None:
         first: dict[tuple[tuple[int, int], ...], str] = {}
         covered = Covered(self._log.data_address)
         wholes = {id(parameter): elements for parameter, elements in self._flat_wholes()}
@@ -415,10 +437,8 @@ class Models:
             place = covered.place(parameter)
             owner = first.setdefault(place, slot.name) if place else slot.name
             shares = None if owner == slot.name else owner
-            module = slot.module()
-            kind = "" if module is None else type(module).__name__
             record = parameter_record(
-                slot.name, parameter, kind=kind, shares=shares, model=slot.model, in_graph=self._in_graph(slot)
+                slot.name, parameter, kind=slot.kind(), shares=shares, model=slot.model, in_graph=self._in_graph(slot)
             )
             overlap = covered.overlap(place, record.bytes) if shares is None else 0
             padding = self.sharded.padding(parameter) if shares is None else 0
@@ -429,7 +449,6 @@ class Models:
             if slot.name in self.swapped:
                 record = replace(record, **_sizes(self._records[slot.name]))
             self._records[slot.name] = record
-        return list(self._records.values())
 
     def _flat_wholes(self) -> Iterator[tuple[torch.Tensor, int]]:
         """The parameters that FSDP1 shards, each with its number of elements on all ranks together."""
@@ -493,6 +512,13 @@ class Models:
 def _places(slots: Iterable[Slot]) -> list[object]:
     """Module and key of each slot, in turns."""
     return [part for slot in slots for part in (slot.module, slot.key)]
+
+
+def _fields(parameter: torch.Tensor) -> tuple[object, ...]:
+    """What the record of ``parameter`` is made of, besides addresses; never equal if it is not a plain tensor."""
+    if type(parameter) not in PLAIN or parameter.layout is not torch.strided:
+        return (object(),)
+    return id(parameter), parameter.dtype, parameter.shape, parameter.stride(), parameter.requires_grad
 
 
 def parameter_record(
