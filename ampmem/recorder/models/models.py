@@ -9,6 +9,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -128,6 +129,9 @@ class Covered:
 
 def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     """The byte ranges of a strided ``tensor``'s elements, relative to its first element."""
+    if tensor.numel() and tensor.is_contiguous():  # as a rule
+        yield 0, tensor.nbytes
+        return
     dimensions = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
     block, pieces = 1, 1
     while dimensions and dimensions[0][0] == block:
@@ -432,7 +436,8 @@ class Models:
     def _record_all(self) -> None:
         first: dict[tuple[tuple[int, int], ...], str] = {}
         covered = Covered(self._log.data_address)
-        wholes = {id(parameter): elements for parameter, elements in self._flat_wholes()}
+        flat = (flat_wholes(module) for module in self.modules())
+        wholes = {id(parameter): elements for parameter, elements in chain.from_iterable(flat)}
         for slot, parameter in self.parameters():
             place = covered.place(parameter)
             owner = first.setdefault(place, slot.name) if place else slot.name
@@ -449,13 +454,6 @@ class Models:
             if slot.name in self.swapped:
                 record = replace(record, **_sizes(self._records[slot.name]))
             self._records[slot.name] = record
-
-    def _flat_wholes(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """The parameters that FSDP1 shards, each with its number of elements on all ranks together."""
-        for reference, prefix in self._roots:
-            root = reference()
-            for _, module in () if root is None else tree(root, prefix):
-                yield from flat_wholes(module)
 
     def _in_graph(self, slot: Slot) -> bool | None:
         """Whether the module of ``slot`` ever ran with gradients on; ``None`` if it never ran."""
