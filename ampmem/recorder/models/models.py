@@ -427,7 +427,7 @@ class Models:
             (slot.kind(), *_fields(parameter), self._log.data_address(parameter))
             for slot, parameter in self.parameters()
         ]
-        if self.swapped or read != self._recorded:
+        if read != self._recorded:
             self._recorded = read
             self._record_all()
         self._records = {name: assign(record) for name, record in self._records.items()}

@@ -67,7 +67,7 @@ def overlap(model: nn.Sequential) -> None:
 
 
 def stride(model: nn.Sequential) -> None:
-    model[0].weight.data.t_()
+    model[0].weight.data = model[0].weight.data.as_strided((2, 2), (1, 1))
 
 
 def swap(model: nn.Sequential) -> None:
@@ -98,10 +98,27 @@ def test_parameters_are_described_anew_if_one_has_changed(change: Callable[[nn.S
     models.add(model)
     before = {record.name: record for record in models.records(as_it_is)}
     change(model)
-    log.started(log.texts.id("0"))
     fresh.add(model)
     now = {record.name: record for record in fresh.records(as_it_is)}
     assert {record.name: record for record in models.records(as_it_is)} == before | now
+
+
+def test_parameters_are_described_anew_if_a_module_has_run() -> None:
+    log = Log(RealAddresses())
+    models = Models(log)
+    model = nn.Linear(2, 2, bias=False)
+    models.add(model)
+
+    def in_graph() -> bool | None:
+        (record,) = models.records(as_it_is)
+        return record.in_graph
+
+    assert in_graph() is None
+    with torch.no_grad():
+        log.started(models.path_id(model))
+    assert in_graph() is False
+    log.started(models.path_id(model))
+    assert in_graph() is True
 
 
 def test_what_has_not_changed_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
