@@ -113,9 +113,10 @@ class Describer:
         return changed
 
     def description(self) -> Description:
-        """The current description. Goes through all parameters."""
-        known = [*self.models.records(), *self.optimizers.own_parameters.values()]
-        parameters = tuple(self.placement.of_the_run(map(self.optimizers.assign, known)))
+        """The current description. Goes through all parameters, and reads them anew if one has changed."""
+        assign = self.optimizers.assign
+        known = [*self.models.records(assign), *map(assign, self.optimizers.own_parameters.values())]
+        parameters = tuple(self.placement.of_the_run(known))
         wrapped = self.steering is not None and self.steering.wrapped
         return Description(
             arm=arm_record(self.arm_seen, parameters, forced=self.forced, wrapped=wrapped),

@@ -117,9 +117,10 @@ class OptimizerHooks:
     def assign(self, record: ParameterRecord) -> ParameterRecord:
         """``record`` with the index of its optimizer, if known."""
         optimizer = self._optimized.get(record.name)
-        if optimizer is None and record.name not in self._idle:
+        held = optimizer is not None or record.name in self._idle
+        if (record.optimizer, record.held) == (optimizer, held):
             return record
-        return replace(record, optimizer=optimizer, held=True)
+        return replace(record, optimizer=optimizer, held=held)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._go_last()

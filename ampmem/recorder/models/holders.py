@@ -53,8 +53,8 @@ _PARTS = frozenset((PARAMETERS, BUFFERS, CHILDREN))
 """Attributes of a module that are read elsewhere."""
 _BARE = frozenset((str, bytes, int, float, bool, type(None), set, frozenset))
 """Types in which no tensors are looked for."""
-_EMPTIED = frozenset((dict, list, tuple, OrderedDict))
-"""Types in which there are none if their objects are empty."""
+_SEQUENCES, _MAPPINGS = frozenset((list, tuple)), frozenset((dict, OrderedDict))
+"""Types of which an object contains no tensors if its items, or its values, are of such types."""
 _SHARE = 100
 """At a recording's end, holders are looked for only if over 1 / ``_SHARE`` of the memory is unknown."""
 
@@ -217,8 +217,13 @@ def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_bare(value: Any) -> bool:
-    """Whether no tensor can be inside ``value``, as in most attributes of a module: numbers, and empty containers."""
-    return type(value) in _BARE or (type(value) in _EMPTIED and not value)
+    """Whether no tensor can be inside ``value``, as in most attributes of a module: numbers, and containers of them."""
+    kind = type(value)
+    if kind in _SEQUENCES:
+        return _BARE.issuperset(map(type, value))
+    if kind in _MAPPINGS:
+        return _BARE.issuperset(map(type, value.values()))
+    return kind in _BARE
 
 
 def _is_optimizer(owner: Any) -> bool:

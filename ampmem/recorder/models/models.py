@@ -9,6 +9,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -128,6 +129,9 @@ class Covered:
 
 def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     """The byte ranges of a strided ``tensor``'s elements, relative to its first element."""
+    if tensor.numel() and tensor.is_contiguous():  # as a rule
+        yield 0, tensor.nbytes
+        return
     dimensions = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
     block, pieces = 1, 1
     while dimensions and dimensions[0][0] == block:
@@ -165,6 +169,11 @@ class Slot:
     def tensor(self, kind: str) -> torch.Tensor | None:
         module = self.module()
         return None if module is None else held_as(module, kind, self.key)
+
+    def kind(self) -> str:
+        """The name of the module's class."""
+        module = self.module()
+        return "" if module is None else type(module).__name__
 
 
 class TensorPlaces:
@@ -225,6 +234,8 @@ class Models:
         self._parameters: list[Slot] = []
         self._buffers: list[Slot] = []
         self._records: dict[str, ParameterRecord] = {}
+        self._recorded: list[object] = []
+        """What the records were made of."""
         self._registered: dict[int, weakref.ref[nn.Module]] = {}
         self.changed = True
         """Whether something was registered with a module since the last :meth:`refresh`."""
@@ -406,19 +417,33 @@ class Models:
         self._parameter_places = _places(self._parameters)
         self._buffer_places = _places(self._buffers)
 
-    def records(self) -> list[ParameterRecord]:
-        """Every parameter ever seen, by name, with the first one that shares its memory."""
+    def records(self, assign: Callable[[ParameterRecord], ParameterRecord]) -> list[ParameterRecord]:
+        """Every parameter ever seen, by name, with the first one that shares its memory.
+
+        ``assign`` returns a record with its optimizer. If nothing has changed, it gets the records of the last call.
+        """
+        read: list[object] = [self.generation, len(self._log.entered), len(self._log.in_graph)]
+        read += [
+            (slot.kind(), *_fields(parameter), self._log.data_address(parameter))
+            for slot, parameter in self.parameters()
+        ]
+        if read != self._recorded:
+            self._recorded = read
+            self._record_all()
+        self._records = {name: assign(record) for name, record in self._records.items()}
+        return list(self._records.values())
+
+    def _record_all(self) -> None:
         first: dict[tuple[tuple[int, int], ...], str] = {}
         covered = Covered(self._log.data_address)
-        wholes = {id(parameter): elements for parameter, elements in self._flat_wholes()}
+        flat = (flat_wholes(module) for module in self.modules())
+        wholes = {id(parameter): elements for parameter, elements in chain.from_iterable(flat)}
         for slot, parameter in self.parameters():
             place = covered.place(parameter)
             owner = first.setdefault(place, slot.name) if place else slot.name
             shares = None if owner == slot.name else owner
-            module = slot.module()
-            kind = "" if module is None else type(module).__name__
             record = parameter_record(
-                slot.name, parameter, kind=kind, shares=shares, model=slot.model, in_graph=self._in_graph(slot)
+                slot.name, parameter, kind=slot.kind(), shares=shares, model=slot.model, in_graph=self._in_graph(slot)
             )
             overlap = covered.overlap(place, record.bytes) if shares is None else 0
             padding = self.sharded.padding(parameter) if shares is None else 0
@@ -429,14 +454,6 @@ class Models:
             if slot.name in self.swapped:
                 record = replace(record, **_sizes(self._records[slot.name]))
             self._records[slot.name] = record
-        return list(self._records.values())
-
-    def _flat_wholes(self) -> Iterator[tuple[torch.Tensor, int]]:
-        """The parameters that FSDP1 shards, each with its number of elements on all ranks together."""
-        for reference, prefix in self._roots:
-            root = reference()
-            for _, module in () if root is None else tree(root, prefix):
-                yield from flat_wholes(module)
 
     def _in_graph(self, slot: Slot) -> bool | None:
         """Whether the module of ``slot`` ever ran with gradients on; ``None`` if it never ran."""
@@ -493,6 +510,13 @@ class Models:
 def _places(slots: Iterable[Slot]) -> list[object]:
     """Module and key of each slot, in turns."""
     return [part for slot in slots for part in (slot.module, slot.key)]
+
+
+def _fields(parameter: torch.Tensor) -> tuple[object, ...]:
+    """What the record of ``parameter`` is made of, besides addresses; never equal if it is not a plain tensor."""
+    if type(parameter) not in PLAIN or parameter.layout is not torch.strided:
+        return (object(),)
+    return id(parameter), parameter.dtype, parameter.shape, parameter.stride(), parameter.requires_grad
 
 
 def parameter_record(

@@ -178,9 +178,14 @@ def folder() -> Path:
 
 def path() -> Path:
     """Where the extension for this torch and this ampmem is, or would be."""
+    return folder() / f"{torch.__version__}-{_digest()[:12]}.so"
+
+
+@functools.cache
+def _digest() -> str:
+    """What tells the extension for this torch and this ampmem from others."""
     sources = b"".join(source.read_bytes() for source in (*_HEADERS, *SOURCES))
-    digest = hashlib.sha256(sources + str(torch.version.git_version).encode()).hexdigest()
-    return folder() / f"{torch.__version__}-{digest[:12]}.so"
+    return hashlib.sha256(sources + str(torch.version.git_version).encode()).hexdigest()
 
 
 def find() -> CompiledExtension | None:

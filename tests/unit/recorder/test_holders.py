@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections import OrderedDict
 from collections.abc import Callable
 from types import ModuleType
 
@@ -130,6 +131,7 @@ class Masked(nn.Module):
     [
         (lambda mask: mask, "Masked.mask"),
         (lambda mask: [None, {"causal": (0, mask)}], "Masked.mask[1]['causal'][1]"),
+        (lambda mask: OrderedDict(width=3, causal=mask), "Masked.mask['causal']"),
         (lambda mask: module_with(mask=mask), None),
     ],
 )
