@@ -68,8 +68,6 @@ _PATIENCE_MS = 100
 """Milliseconds that a step waits for a reader's lock; ampmem's own readers hold it for one copy."""
 _LAST_PATIENCE_MS = 2000
 """Milliseconds that the end of the recording waits for a reader's lock."""
-_empty: list[bytes] = []
-"""A recording without a header, once this process has made one: its tables take longer to make than to copy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,16 +152,10 @@ class RecordingWriter:
         file.unlink(missing_ok=True)
         self._lock = lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         lock_file(lock)
-        if _empty:
-            with open(lock, "wb", closefd=False) as stream:  # closing it would release SQLite's locks
-                stream.write(_empty[0])
         with closing(self._connected(file)) as self._database:
             # A file whose making fails is removed, so there is nothing to roll back.
             self._database.execute("PRAGMA journal_mode = OFF")
-            if not _empty:
-                self._database.executescript(f"BEGIN; {schema()} COMMIT;")
-                _empty.append(os.pread(lock, os.fstat(lock).st_size, 0))
-            self._database.execute("BEGIN")
+            self._database.executescript("BEGIN;" + schema())
             header = {"format_version": FORMAT_VERSION, ROWS: self._rows, ENDED: _ending(ended=False)}
             self._write_meta(header | _run_rows(self._run))
             self._database.execute("COMMIT")

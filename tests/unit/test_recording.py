@@ -44,7 +44,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureKind, FailureRecord, failure_of
 from ampmem.names import NOT_ENDED, STILL_WRITTEN, shape_text
-from ampmem.recording import Description, RecordingWriter, is_recording, read, writer
+from ampmem.recording import Description, RecordingWriter, is_recording, read
 from ampmem.recording.bounds import IMPLEMENTATIONS, integers_of
 from ampmem.vocabulary import Arm, SourceKind
 
@@ -390,15 +390,6 @@ def test_a_script_that_failed_is_known_from_an_older_recordings_note(tmp_path: P
     assert old.run.failure is not None
     assert (old.run.failure.line, old.remarks) == (failure.line, ("before", "after"))
     assert old.notes == whole.notes
-
-
-def test_a_processs_later_recordings_begin_as_its_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_empty", [])
-    paths = [tmp_path / f"{number}.ampmem" for number in range(2)]
-    for path in paths:
-        RecordingWriter(path, RUN).close()
-    assert len(writer._empty) == 1
-    assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_an_existing_file_is_replaced_only_when_forced(tmp_path: Path) -> None:
