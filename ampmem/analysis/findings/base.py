@@ -32,6 +32,11 @@ NOTABLE_SHARE = 0.005
 _NEARLY = 0.005
 """Steps whose peak is within this share of the run's peak count as equal to the step of the peak."""
 
+_AT_LEAST = frozenset(
+    {"autocast-in-backward", "cache-off-saves", "cache-on-saves", "copies-survive", "fp32-activations"}
+)
+"""Codes of the findings whose change may also save what cannot be computed, such as temporaries of backward."""
+
 
 class Section(StrEnum):
     """The sections of the page, by their ids."""
@@ -85,7 +90,12 @@ class Finding:
         if not self.saved:
             return ""
         of = "the peak" if self.off_peak else "reserved memory" if self.off_reserved else "the memory at the failure"
-        return f"{format_bytes(self.saved)} off {of}"
+        return f"{self.at_least}{format_bytes(self.saved)} off {of}"
+
+    @property
+    def at_least(self) -> str:
+        """``at least`` and a space if the change may also save what cannot be computed; else empty."""
+        return "at least " if self.code in _AT_LEAST else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,9 +156,18 @@ def columns_of(found: AdviceDocument) -> tuple[str, ...]:
     return ("change", *rank, "peak\nallocated", "peak\nreserved", "device\nat most", "saved", "fits", f"cost ({cost})")
 
 
+_TWO_CHANGES = 44
+"""The width of the first column in which two changes together are one line."""
+
+
 def _table(found: AdviceDocument, layout: Layout) -> str:
     change, *numbers, fits, cost = columns_of(found)
-    columns = [words(change), *map(number, numbers), words(fits), words(cost, wraps=True, least=20)]
+    columns = [
+        words(change, wraps=True, least=min(_TWO_CHANGES, layout.width // 2 - 2)),
+        *map(number, numbers),
+        words(fits),
+        words(cost, wraps=True, least=20),
+    ]
     return table(columns, rows_of(found), layout)
 
 

@@ -413,7 +413,8 @@ def _help(found: Composition) -> tuple[str, ...]:
         return ()
     steps = " in the recorded steps" if found.of_steps else ""
     where = "" if saving.off_peak else " of reserved memory" if saving.off_reserved else " at the failure"
-    return (f"Largest saving found{steps}, {format_bytes(saving.saved)}{where}: {saving.change} ({saving.code}).",)
+    size = f"{saving.at_least}{format_bytes(saving.saved)}"
+    return (f"Largest saving found{steps}, {size}{where}: {saving.change} ({saving.code}).",)
 
 
 def _of_several(verdict: Verdict) -> Wording:

@@ -194,4 +194,5 @@ def _rows(oom: FailedRequest, summary: Summary) -> list[tuple[str, Sequence[str]
 def _change(remedy: Remedy) -> str:
     if remedy.bytes is None:
         return f"- {remedy.change}"
-    return f"- {format_bytes(remedy.bytes)} less at the failure: {remedy.change}"
+    least = "" if remedy.finding is None else remedy.finding.at_least
+    return f"- {least}{format_bytes(remedy.bytes)} less at the failure: {remedy.change}"

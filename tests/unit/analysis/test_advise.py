@@ -40,6 +40,7 @@ from ampmem.analysis.fit import Memory
 from ampmem.analysis.suggested import Suggestion
 from ampmem.events import LayersRecord
 from ampmem.reporters.text.advise import headline, proof_in_words, ranks_line, refused_lines, render_advice
+from ampmem.reporters.text.layout import Layout
 from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
@@ -388,6 +389,15 @@ def test_unequal_blocks_are_listed_and_suggestions_are_said_to_be_computed() -> 
     assert "map(model.get_submodule, ('h.1',))" in text
     alike = render_advice(advice(trials, SCRIPT, None, title="train.py", steps=2, gpu="h100", total=1000))
     assert "blocks, in the order" not in alike and "computed from its recording" not in alike
+
+
+@pytest.mark.parametrize("width", [40, 60, 100, 160])
+def test_many_changes_together_are_broken_into_lines(width: int) -> None:
+    trials = search(20, allowed=EVERY, script=LOADED)
+    found = advice(trials, LOADED, 20, title="train.py", steps=2, gpu="h100", total=1000)
+    assert max(len(run.change) for run in found.runs) > 100
+    lines = render_advice(found, Layout(width=width)).partition("in code: ")[0].splitlines()
+    assert max(map(len, lines)) <= width
 
 
 def test_offloading_comes_after_all_that_does_without() -> None:

@@ -297,7 +297,7 @@ def test_one_recording_is_told_what_its_peak_is_made_of() -> None:
     found = verdict_of_one(entry_of(SAVES[1]).summary)
     assert wording(found).text == (
         "The peak is 1.2 MiB, in backward of step 0, at AddmmBackward0: 60 % activations, 16 % parameters, "
-        "16 % gradients, 8 % cast copies. Largest saving found, 420.0 KiB: compute the loss in 8 chunks, each "
+        "16 % gradients, 8 % cast copies. Largest saving found, at least 420.0 KiB: compute the loss in 8 chunks, each "
         "under torch.utils.checkpoint (chunks alone save nothing) (fp32-activations)."
     )
     (made,) = found.compositions
