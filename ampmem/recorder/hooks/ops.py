@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from types import CodeType
 
 import numpy as np
 
@@ -140,9 +139,7 @@ class OpRecorder:
         frames = _POINTER()
         for index in range(len(self._stack_ids), count):
             length = self._library.ampmem_ops_stack(index, ctypes.byref(frames))
-            stack = tuple(frames[:length])
-            codes: list[CodeType] = [ctypes.cast(code, ctypes.py_object).value for code in stack[::2]]
-            self._stack_ids.append(self._stacks.add(stack, codes))
+            self._stack_ids.append(self._stacks.add(tuple(frames[:length])))
 
     def _log_facts(self, facts: Column) -> None:
         time, kind, address, name, form, *_ = facts.T
