@@ -26,6 +26,7 @@ _OUTPUT, _SAVED, _USE, _TO_COPY, _COPY = range(5)
 """The kinds of rows in the table of facts."""
 _VIEW, _LEAF = 1, 2
 _I64 = ctypes.c_int64
+_COUNTS = _I64 * 7
 _POINTER = ctypes.POINTER(_I64)
 
 
@@ -48,7 +49,8 @@ class OpRecorder:
         library.ampmem_ops_forget.argtypes, library.ampmem_ops_copies.restype = (_I64,), _I64
         library.ampmem_ops_before.argtypes = (ctypes.c_void_p,)
         self._before: object = None
-        self._other: object = None
+        self._other: Callable[[], object] | None = None
+        self._other_in_c: object = None
         library.ampmem_ops_clear()
         log.collect, log.running_in_cpp = self.take, self.running_op
         casts.collect, casts.drop = self._take_casts, self._forget
@@ -69,8 +71,9 @@ class OpRecorder:
 
         ``other`` is called once, after the first op that only a dispatch mode sees right; it must not raise.
         """
-        self._other = _called_from_cpp(other)
-        self._stacks.by_cpp = not self._library.ampmem_ops_start(self._stacks.enabled, self._other)
+        if other is not self._other:
+            self._other, self._other_in_c = other, _called_from_cpp(other)
+        self._stacks.by_cpp = not self._library.ampmem_ops_start(self._stacks.enabled, self._other_in_c)
         return self._stacks.by_cpp
 
     def stop(self) -> None:
@@ -99,7 +102,7 @@ class OpRecorder:
 
     def counts(self) -> list[int]:
         """The numbers of ops, facts, names, forms and stacks; of ops that need a mode; the name of the running op."""
-        counts = (_I64 * 7)()
+        counts = _COUNTS()
         self._library.ampmem_ops_count(counts)
         return list(counts)
 

@@ -198,7 +198,9 @@ def blocks_before(trace: Trace, final: BlockTable, settings: Settings) -> BlockT
     size[size == 0] = [round_size(asked, settings) for asked in trace.size[ended[size == 0]].tolist()]
     kind = np.where(freed, IS_ALLOC, IS_FREE)
     older = np.array([kind, trace.address[ended], trace.size[ended], size, trace.stream[ended]])
-    return np.concatenate([final[:, ~np.isin(final[_ADDRESS], addresses)], older], axis=1)
+    named = set(addresses.tolist())
+    alone = [address not in named for address in final[_ADDRESS].tolist()]
+    return np.concatenate([final.compress(alone, axis=1), older], axis=1)
 
 
 def rewound_blocks(entries: list[TraceEntry], final: HeldBlocks) -> HeldBlocks:
