@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
+from itertools import chain
 from json import dumps, loads
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -62,7 +63,7 @@ _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
 _ROWS_AT_ONCE = 1 << 12
 
-_AT_ONCE = (32, 4, 1)
+_AT_ONCE = (16, 4, 1)
 """Rows of a statement: one statement per row would take twice as long, and more rows gain nothing."""
 _PATIENCE_MS = 100
 """Milliseconds that a step waits for a reader's lock; ampmem's own readers hold it for one copy."""
@@ -179,7 +180,7 @@ class RecordingWriter:
         self._write(partial(self._insert_batch, batch, description))
 
     def _insert_batch(self, batch: Batch, description: Description | None) -> None:
-        self._insert("text", [(text,) for text in batch.texts], "(value) VALUES (?)")
+        self._insert_cells("text", list(batch.texts), 1, "(value) ")
         columns = (batch.events, batch.facts, batch.phases, batch.segments)
         for (table, _), part in zip(COLUMN_TABLES, columns, strict=True):
             self._insert_columns(table, part)
@@ -300,7 +301,7 @@ class RecordingWriter:
             self._rows[table] = 0
         self._insert_records("parameter", description.parameters)
         self._insert_records("optimizer", description.optimizers)
-        self._insert("note", [(note,) for note in description.notes], "VALUES (?)")
+        self._insert_cells("note", list(description.notes), 1)
         self._description = description
 
     def _write(self, insert: Callable[[], None]) -> None:
@@ -364,21 +365,23 @@ class RecordingWriter:
 
     def _insert_columns(self, table: str, columns: Columns) -> None:
         names = columns.names()
-        if not len(columns):
-            self._rows.setdefault(table, 0)
-            return
-        rows = np.array([getattr(columns, name) for name in names]).T
+        cells = np.array([getattr(columns, name) for name in names]).T.ravel().tolist()
+        self._insert_cells(table, cells, len(names))
+
+    def _insert_cells(self, table: str, cells: list[Any], width: int, columns: str = "") -> None:
+        """Insert rows of ``width`` cells, some of them in each statement."""
+        start = 0
         for at_once in _AT_ONCE:
-            whole = len(rows) - len(rows) % at_once
-            if whole:
-                together = rows[:whole].reshape(-1, at_once * len(names)).tolist()
-                self._insert(table, together, _places(len(names), at_once))
-            rows = rows[whole:]
+            size = at_once * width
+            end = start + (len(cells) - start) // size * size
+            together = [cells[place : place + size] for place in range(start, end, size)]
+            self._insert(table, together, columns + _places(width, at_once))
+            start = end
 
     def _insert_records(self, table: str, records: Sequence[object]) -> None:
         rows = _cells_of(records)
         if rows:
-            self._insert(table, rows, _places(len(rows[0])))
+            self._insert_cells(table, list(chain.from_iterable(rows)), len(rows[0]))
 
 
 def _cells_of(records: Sequence[object]) -> list[tuple[object, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections import defaultdict
 from collections.abc import Callable
 from enum import IntEnum
@@ -36,8 +37,7 @@ class Forms:
         read.argtypes, read.restype = (_I64, ctypes.POINTER(_POINTER), _POINTER), ctypes.c_char_p
         self._read = read
         self._text_id = text_id
-        self._dtypes: list[int] = [0]
-        self._shapes: list[int] = [0]
+        self._dtypes, self._shapes = array("q", [0]), array("q", [0])
 
     def learn(self, count: int) -> None:
         """Ask for the forms that are new among the first ``count``."""
@@ -49,8 +49,7 @@ class Forms:
 
     def text_ids(self, forms: Column, addresses: Column) -> tuple[Column, Column]:
         """Text ids of the dtype and of the shape of each form; a tensor without an address has no shape."""
-        dtypes, shapes = np.array(self._dtypes, dtype=np.int64), np.array(self._shapes, dtype=np.int64)
-        return dtypes[forms], shapes[forms] * (addresses != 0)
+        return np.asarray(self._dtypes)[forms], np.asarray(self._shapes)[forms] * (addresses != 0)
 
 
 class TensorsFound(IntEnum):

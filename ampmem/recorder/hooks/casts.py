@@ -47,6 +47,8 @@ class CastHooks:
         self.copies: dict[int, weakref.ref[torch.Tensor] | SeenCopy] = {}
         """Copies of parameters and of other leaves (autocast caches those too), by storage address."""
         self._thread = threading.get_ident()
+        self.collect: Callable[[], None] = lambda: None
+        """Called before the copies are looked at: the C++ extension has seen some of them."""
         self.drop: Callable[[int], object] = lambda address: None
         """Makes the C++ extension let go of the copy at an address."""
 
@@ -130,7 +132,7 @@ class CastHooks:
 
     def _held(self) -> dict[int, int]:
         """Reference count of each copy, by address."""
-        self._log.collect()
+        self.collect()
         self.forget_dead()
         return {address: _holders(copy) for address, copy in self.copies.items()}
 

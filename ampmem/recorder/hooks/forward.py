@@ -380,6 +380,7 @@ class ForwardObserver:
         self._ops = OpRecorder.find(log, mode.casts, mode.stacks)
         self._by_cpp = False
         """Whether the C++ extension observes forward, and not the mode."""
+        self._mode_needed = log.misses.guarded(self._go_on_with_mode)
         self._pop_mode: Undo | None = None
         self._pop_hooks: Undo | None = None
         self._leave_with_forward = False
@@ -421,7 +422,7 @@ class ForwardObserver:
         ops = self._ops
         if ops is None or self._log.stamps_ops() or not self._log.on_own_thread or ops.fails or compiles():
             return False
-        if not self._mode.casts.of_plain_models() or not ops.start(self._log.misses.guarded(self._go_on_with_mode)):
+        if not self._mode.casts.of_plain_models() or not ops.start(self._mode_needed):
             return False
         self._mode.saved.in_cpp = ops
         return True

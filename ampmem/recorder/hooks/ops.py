@@ -7,8 +7,8 @@ sees plain tensors only: where a script has others, or dispatch modes, ``hooks/f
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Callable
-from types import CodeType
 
 import numpy as np
 
@@ -26,6 +26,7 @@ _OUTPUT, _SAVED, _USE, _TO_COPY, _COPY = range(5)
 """The kinds of rows in the table of facts."""
 _VIEW, _LEAF = 1, 2
 _I64 = ctypes.c_int64
+_COUNTS = _I64 * 7
 _POINTER = ctypes.POINTER(_I64)
 
 
@@ -37,8 +38,7 @@ class OpRecorder:
         self._log = log
         self._casts = casts
         self._stacks = stacks
-        self._names: list[int] = [0]
-        self._stack_ids: list[int] = [0]
+        self._names, self._stack_ids = array("q", [0]), array("q", [0])
         """Ids in the recording of the extension's names and stacks."""
         self._forms = Forms(library.ampmem_ops_form, log.texts.id)
         library.ampmem_ops_start.argtypes = (_I64, ctypes.c_void_p)
@@ -46,12 +46,14 @@ class OpRecorder:
         library.ampmem_ops_name.argtypes, library.ampmem_ops_name.restype = (_I64,), ctypes.c_char_p
         library.ampmem_ops_stack.argtypes, library.ampmem_ops_stack.restype = (_I64, ctypes.POINTER(_POINTER)), _I64
         library.ampmem_ops_holders.argtypes, library.ampmem_ops_holders.restype = (_I64,), _I64
-        library.ampmem_ops_forget.argtypes = (_I64,)
+        library.ampmem_ops_forget.argtypes, library.ampmem_ops_copies.restype = (_I64,), _I64
         library.ampmem_ops_before.argtypes = (ctypes.c_void_p,)
         self._before: object = None
-        self._other: object = None
+        self._other: Callable[[], object] | None = None
+        self._other_in_c: object = None
         library.ampmem_ops_clear()
-        log.collect, log.running_in_cpp, casts.drop = self.take, self.running_op, self._forget
+        log.collect, log.running_in_cpp = self.take, self.running_op
+        casts.collect, casts.drop = self._take_casts, self._forget
 
     @staticmethod
     def find(log: Log, casts: CastHooks, stacks: Stacks) -> OpRecorder | None:
@@ -69,8 +71,9 @@ class OpRecorder:
 
         ``other`` is called once, after the first op that only a dispatch mode sees right; it must not raise.
         """
-        self._other = _called_from_cpp(other)
-        self._stacks.by_cpp = not self._library.ampmem_ops_start(self._stacks.enabled, self._other)
+        if other is not self._other:
+            self._other, self._other_in_c = other, _called_from_cpp(other)
+        self._stacks.by_cpp = not self._library.ampmem_ops_start(self._stacks.enabled, self._other_in_c)
         return self._stacks.by_cpp
 
     def stop(self) -> None:
@@ -99,7 +102,7 @@ class OpRecorder:
 
     def counts(self) -> list[int]:
         """The numbers of ops, facts, names, forms and stacks; of ops that need a mode; the name of the running op."""
-        counts = (_I64 * 7)()
+        counts = _COUNTS()
         self._library.ampmem_ops_count(counts)
         return list(counts)
 
@@ -127,10 +130,15 @@ class OpRecorder:
         self._learn_names(names)
         self._forms.learn(forms)
         self._learn_stacks(stacks)
-        ops[:, 2] = np.array(self._names, dtype=np.int64)[ops[:, 2]]
-        ops[:, 3] = np.array(self._stack_ids, dtype=np.int64)[ops[:, 3]]
+        ops[:, 2] = np.asarray(self._names)[ops[:, 2]]
+        ops[:, 3] = np.asarray(self._stack_ids)[ops[:, 3]]
         self._log.add_ops(ops)
         self._log_facts(facts)
+
+    def _take_casts(self) -> None:
+        """Log what was seen since the last call, if there are casts: most steps without autocast have none."""
+        if self._library.ampmem_ops_copies():
+            self.take()
 
     def _learn_names(self, count: int) -> None:
         for index in range(len(self._names), count):
@@ -140,14 +148,12 @@ class OpRecorder:
         frames = _POINTER()
         for index in range(len(self._stack_ids), count):
             length = self._library.ampmem_ops_stack(index, ctypes.byref(frames))
-            stack = tuple(frames[:length])
-            codes: list[CodeType] = [ctypes.cast(code, ctypes.py_object).value for code in stack[::2]]
-            self._stack_ids.append(self._stacks.add(stack, codes))
+            self._stack_ids.append(self._stacks.add(tuple(frames[:length])))
 
     def _log_facts(self, facts: Column) -> None:
         time, kind, address, name, form, *_ = facts.T
         modules = self._log.modules_at(time)
-        names, (dtypes, shapes) = np.array(self._names, dtype=np.int64)[name], self._forms.text_ids(form, address)
+        names, (dtypes, shapes) = np.asarray(self._names)[name], self._forms.text_ids(form, address)
         fact, wanted = np.full(len(facts), Fact.OUTPUT), kind < _USE
         fact[kind == _SAVED], modules[kind == _SAVED] = Fact.SAVED, 0
         self._log.add_facts(np.stack([time, address, fact, names, modules, dtypes, shapes], axis=1)[wanted])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Iterable
+from functools import cache
+from itertools import starmap, takewhile
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -35,8 +38,8 @@ class Stacks:
         self._enabled = enabled
         self._index: dict[tuple[int, ...], int] = {(): 0}
         self._codes: dict[int, CodeType] = {}  # keeps the code objects alive, so that their ids are not reused
-        self._lines: dict[tuple[int, int], tuple[str, int, str]] = {}
-        """File, line and function of each instruction."""
+        self._lines: dict[tuple[int, int], str] = {}
+        """The text of each instruction."""
         self._text_ids: list[int] = [0]
         self._pending: list[tuple[int, ...]] = []
         self._calls: dict[int, list[tuple[int, ...]]] = {}
@@ -51,12 +54,16 @@ class Stacks:
         """Whether stacks are taken."""
         return self._enabled
 
-    def add(self, stack: tuple[int, ...], codes: Iterable[CodeType]) -> int:
-        """The id of ``stack``, which other code has taken: ``id`` of a code object and instruction in turns."""
+    def add(self, stack: tuple[int, ...]) -> int:
+        """The id of ``stack``, which other code has taken: ``id`` of a code object and instruction in turns.
+
+        The code objects must be alive.
+        """
         known = self._index.get(stack)
         if known is not None:
             return known
-        self._codes.update((id(code), code) for code in codes)
+        for code in {*stack[::2]} - self._codes.keys():
+            self._codes[code] = code_at(code)
         return self._number(stack)
 
     def entered(self, frame: FrameType) -> int:
@@ -126,26 +133,37 @@ class Stacks:
         return self._text_ids
 
     def _text(self, stack: tuple[int, ...]) -> str:
-        return stack_text(map(self._place, zip(stack[::2], stack[1::2], strict=True)))
+        return _text(map(self._line, zip(stack[::2], stack[1::2], strict=True)))
 
-    def _place(self, place: tuple[int, int]) -> tuple[str, int, str]:
-        """File, line and function of an instruction; cached, since most are in many stacks."""
+    def _line(self, place: tuple[int, int]) -> str:
+        """The text of an instruction; cached, since most are in many stacks."""
         known = self._lines.get(place)
         if known is None:
             code = self._codes[place[0]]
-            known = self._lines[place] = (code.co_filename, _line(code, place[1]), code.co_qualname)
+            known = self._lines[place] = _frame_text(code.co_filename, line_at(code, place[1]), code.co_qualname)
         return known
+
+
+_END = "\n"
+"""The text of the frame that runs the script: its callers are ampmem's."""
 
 
 def stack_text(frames: Iterable[tuple[str, int, str]]) -> str:
     """``frames`` (file, line, function; innermost first) as lines, outermost first, without torch's own."""
-    lines: list[str] = []
-    for file, line, function in frames:
-        if file == RUNNER:  # its callers are ampmem's
-            break
-        if not file.startswith(OWN_FOLDERS) and not file.endswith(_HIDDEN):
-            lines.append(f"{file}:{line} {function}")
-    return "\n".join(reversed(lines))
+    return _text(starmap(_frame_text, frames))
+
+
+@cache
+def _frame_text(file: str, line: int, function: str) -> str:
+    """A frame as a line; empty if it is torch's own, or ampmem's."""
+    if file == RUNNER:
+        return _END
+    return "" if file.startswith(OWN_FOLDERS) or file.endswith(_HIDDEN) else f"{file}:{line} {function}"
+
+
+def _text(lines: Iterable[str]) -> str:
+    shown = list(filter(None, takewhile(_END.__ne__, lines)))
+    return "\n".join(reversed(shown))
 
 
 def current_stack() -> str:
@@ -158,7 +176,13 @@ def current_stack() -> str:
     return stack_text(frames)
 
 
-def _line(code: CodeType, offset: int) -> int:
+def code_at(address: int) -> CodeType:
+    """The code object that is at ``address``, as ``id`` gives it."""
+    code: CodeType = ctypes.cast(address, ctypes.py_object).value
+    return code
+
+
+def line_at(code: CodeType, offset: int) -> int:
     """The line of the instruction at ``offset`` bytes into ``code``."""
     for start, end, line in code.co_lines():
         if start <= offset < end and line is not None:

@@ -53,6 +53,7 @@ CPU = -1
 """The device of the CPU's blocks."""
 _BLOCK, _SPAN = 9, 5
 """Integers of a block and of a node in the extension's tables."""
+_COUNTS = ctypes.c_int64 * 3
 _WORKSPACES_READ = 256
 """Maximum number of workspaces that are read: there is one for each thread and stream that multiplies matrices."""
 _TRIED = 4099
@@ -126,7 +127,7 @@ class CompiledExtension:
 
     def names(self) -> list[str]:
         """The names of all nodes so far."""
-        counts = (ctypes.c_int64 * 3)()
+        counts = _COUNTS()
         self.library.ampmem_count(counts)
         return self._names_so_far(counts[2])
 
@@ -137,7 +138,7 @@ class CompiledExtension:
 
     def take(self) -> Observed:
         """What was observed since the last call; recording goes on."""
-        counts = (ctypes.c_int64 * 3)()
+        counts = _COUNTS()
         self.library.ampmem_count(counts)
         blocks, spans = np.empty((counts[0], _BLOCK), np.int64), np.empty((counts[1], _SPAN), np.int64)
         self.library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans))

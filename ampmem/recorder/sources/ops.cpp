@@ -578,6 +578,11 @@ AMPMEM_EXPORT int64_t ampmem_ops_stack(int64_t index, const int64_t** to) {
   return static_cast<int64_t>(stack.size());
 }
 
+// The number of casts that may be alive.
+AMPMEM_EXPORT int64_t ampmem_ops_copies() {
+  return static_cast<int64_t>(state.copies.size());
+}
+
 // How many references there are to the newest cast in this storage; 0 if it was freed.
 AMPMEM_EXPORT int64_t ampmem_ops_holders(int64_t address) {
   const auto copy = state.copies.find(address);

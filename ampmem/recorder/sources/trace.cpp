@@ -22,7 +22,6 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -53,7 +52,6 @@ struct Tables {
   int64_t taken = 0, dropped = 0;  // rows
   std::vector<std::shared_ptr<c10::GatheredContext>> stacks;  // each keeps its code objects alive
   std::unordered_multimap<size_t, int64_t> stack_numbers;     // from 1 on, by the hash of the frames
-  std::vector<std::string> texts;                             // of the stacks, as far as Python has asked for them
 };
 
 // The mutex is that of all that follows, except for what is one thread's own. The tables are never destroyed: the
@@ -233,41 +231,17 @@ AMPMEM_EXPORT void ampmem_trace_take(int64_t* to, int64_t count) {
   tables->taken += count;
 }
 
-// Turn the stacks that have no text yet into text. Takes the GIL. The number of texts, or -1 on an error.
-AMPMEM_EXPORT int64_t ampmem_trace_texts() {
-  try {
-    std::vector<std::shared_ptr<c10::GatheredContext>> asked;
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      const auto& stacks = tables->stacks;
-      asked.assign(stacks.begin() + static_cast<int64_t>(tables->texts.size()), stacks.end());
-    }
-    std::vector<CapturedTraceback*> tracebacks;
-    for (const auto& context : asked) {
-      tracebacks.push_back(static_cast<CapturedTraceback*>(context.get()));
-    }
-    const auto found = torch::symbolize(tracebacks);  // the mutex is free: who waits for it may hold the GIL
-    for (const auto& frames : found.tracebacks) {
-      std::string text;
-      for (const auto index : frames) {
-        const auto& frame = found.all_frames[index];
-        for (const auto& part : {frame.filename, std::to_string(frame.lineno), frame.funcname}) {
-          text.append(part).push_back('\0');
-        }
-      }
-      tables->texts.push_back(std::move(text));
-    }
-    return static_cast<int64_t>(tables->texts.size());
-  } catch (...) {
-    return -1;
+// The frames of a stack, counted from 0: code and instruction of each, innermost first; returns the number of integers.
+AMPMEM_EXPORT int64_t ampmem_trace_stack(int64_t index, const int64_t** to) {
+  static std::vector<int64_t> stack;  // of the thread that records, the only one to ask
+  const std::lock_guard<std::mutex> lock(mutex);
+  stack.clear();
+  for (const auto& frame : frames_of(static_cast<const CapturedTraceback&>(*tables->stacks[static_cast<size_t>(index)]))) {
+    stack.push_back(reinterpret_cast<int64_t>(frame.code));
+    stack.push_back(frame.lasti);
   }
-}
-
-// The text of a stack, counted from 0: file, line and function of each frame, innermost first, each ended by a zero.
-AMPMEM_EXPORT const char* ampmem_trace_text(int64_t index, int64_t* length) {
-  const auto& text = tables->texts[static_cast<size_t>(index)];
-  *length = static_cast<int64_t>(text.size());
-  return text.data();
+  *to = stack.data();
+  return static_cast<int64_t>(stack.size());
 }
 
 // The allocator's statistics of a device; the number of rows before and after they were read, and the time then; the

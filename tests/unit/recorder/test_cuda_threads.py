@@ -189,13 +189,17 @@ def test_other_threads_may_allocate_while_the_allocator_is_read(
 
 
 @settings(max_examples=60, deadline=None)
-@given(windows=st.lists(st.lists(st.one_of(_MALLOC, _FREE, _USE, _COMPLETE), max_size=12), min_size=2, max_size=4))
+@given(
+    windows=st.lists(st.lists(st.one_of(_MALLOC, _FREE, _USE, _COMPLETE), max_size=12), min_size=2, max_size=4),
+    before=st.lists(st.one_of(_MALLOC, _USE, _FREE), max_size=6),
+)
 def test_a_trace_without_gaps_is_read_in_one_go_as_it_would_be_entry_by_entry(
-    windows: list[list[tuple[str, int, int]]],
+    windows: list[list[tuple[str, int, int]]], before: list[tuple[str, int, int]]
 ) -> None:
     replay = Replay(Clock(), ModelCuda(Clock()))
     quick, careful = History(Settings()), History(Settings())
-    careful._followed = lambda trace, final, counted: None  # type: ignore[method-assign]
+    careful._followed = lambda *_: None  # type: ignore[method-assign]
+    replay.alloc_all(before)
     for number, calls in enumerate(windows):
         replay.gpu.history(on=True, entries=1000, stacks=False)
         replay.alloc_all(calls)

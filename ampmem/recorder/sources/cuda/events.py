@@ -184,6 +184,25 @@ def _same_blocks(one: BlockTable, other: BlockTable) -> bool:
     return np.array_equal(one[:_SIZE], other[:_SIZE])
 
 
+def blocks_before(trace: Trace, final: BlockTable, settings: Settings) -> BlockTable:
+    """The blocks before ``trace``, which led to the blocks ``final``: those that it leaves alone, then the others.
+
+    Of a block whose end is the first that the trace has at its address, the order is that of the ends, last first.
+    """
+    entries = np.flatnonzero((trace.kind >= IS_ALLOC) & (trace.kind <= IS_DONE))
+    addresses, first = np.unique(trace.address[entries], return_index=True)
+    first = np.sort(entries[first])[::-1]
+    ended = first[trace.kind[first] != IS_ALLOC]
+    freed = trace.kind[ended] == IS_FREE
+    size = np.where(freed, trace.block[ended], 0)
+    size[size == 0] = [round_size(asked, settings) for asked in trace.size[ended[size == 0]].tolist()]
+    kind = np.where(freed, IS_ALLOC, IS_FREE)
+    older = np.array([kind, trace.address[ended], trace.size[ended], size, trace.stream[ended]])
+    named = set(addresses.tolist())
+    alone = [address not in named for address in final[_ADDRESS].tolist()]
+    return np.concatenate([final.compress(alone, axis=1), older], axis=1)
+
+
 def rewound_blocks(entries: list[TraceEntry], final: HeldBlocks) -> HeldBlocks:
     """The blocks before the first entry: ``final`` with every entry undone, newest first."""
     before = HeldBlocks(dict(final.alive), dict(final.awaiting))
@@ -354,7 +373,7 @@ class History:
         trace, held, final = window
         lost = self._reconcile_segments(held, trace, start)
         self._now = max(start, int(trace.time_ns[-1])) if len(trace) else start
-        rows = None if self._first else self._followed(trace, final, None)
+        rows = self._first_followed(trace, final, start) if self._first else self._followed(trace, final, None)
         if rows is None:
             rows, differ = self._gone_through(trace.entries(), final, start)
             lost += differ
@@ -423,10 +442,27 @@ class History:
             return 0
         return self._segments.agree(start_ns, 0, before)
 
-    def _followed(self, trace: Trace, final: HeldBlocks | None, counted: Stats | None) -> _Rows | None:
+    def _first_followed(self, trace: Trace, final: HeldBlocks, start_ns: int) -> _Rows | None:
+        """The rows of the first ``trace``, which led to ``final``, after the baseline: the blocks before it.
+
+        ``None`` if it has a gap.
+        """
+        before = blocks_before(trace, final.table, self._settings)
+        baseline = before[:, before[_KIND] == IS_ALLOC]
+        self._held, self._sums = before[:, np.argsort(before[_ADDRESS])], _sums_of(before)
+        rows = self._followed(trace, final, None, baseline.shape[1])
+        if rows is None:
+            self._held, self._sums = before[:, :0], (0, 0, 0, 0)
+            return None
+        _, address, requested, size, stream = baseline
+        ones = np.ones_like(address)
+        births = [start_ns * ones, Action.BASELINE * ones, address, requested, size, stream, 0 * ones, -ones]
+        return rows._replace(table=np.concatenate([[*births, np.cumsum(requested)], rows.table], axis=1))
+
+    def _followed(self, trace: Trace, final: HeldBlocks | None, counted: Stats | None, events: int = 0) -> _Rows | None:
         """The rows of a ``trace`` that leads without a gap from the known state to ``final``, or to what was counted.
 
-        ``None`` if it does not. Without both any end is right.
+        ``None`` if it does not. Without both any end is right. There are ``events`` before it in the window.
         """
         chain = Chain(trace, self._held)
         after = chain.follow_blocks(final, self._settings) if chain.goes_on() else None
@@ -451,7 +487,7 @@ class History:
         reserved = self._segments.held.size
         if calls:
             at_peak = int(chain.place[peak - 1]) if peak else -1
-            reserved = self._follow_segments(calls, trace, chain.place[is_row], at_peak)
+            reserved = self._follow_segments(calls, trace, chain.place[is_row], at_peak, events)
         active = int(allocated[peak] + awaiting_size[peak])
         level = Level(int(requested[peak]), int(allocated[peak]), active, reserved)
         stack, seen = trace.stack[chain.place], trace.seen[chain.place]
@@ -459,15 +495,17 @@ class History:
         since = np.concatenate([_START, time])
         return _Rows(table.compress(is_row, axis=1), since, awaiting, level, int(allocated.max()))
 
-    def _follow_segments(self, calls: Sequence[SegmentCall], trace: Trace, rows: Column, until: int) -> int:
-        """Note ``calls`` about segments; ``rows`` are the indices of the events in the trace.
+    def _follow_segments(
+        self, calls: Sequence[SegmentCall], trace: Trace, rows: Column, until: int, events: int
+    ) -> int:
+        """Note ``calls`` about segments; ``rows`` are the indices of the events in the trace, after ``events`` others.
 
         Returns the bytes that are reserved after the entry with the index ``until``.
         """
         reserved = self._segments.held.size
         for at, word, extent in calls:
             change = self._segments.reserve if RESERVING[word] else self._segments.release
-            change(int(trace.time_ns[at]), int(np.searchsorted(rows, at)), extent)
+            change(int(trace.time_ns[at]), events + int(np.searchsorted(rows, at)), extent)
             if at <= until:
                 reserved = self._segments.held.size
         return reserved
@@ -523,6 +561,12 @@ def _reserved_by(calls: Iterable[SegmentCall]) -> int:
 def _bytes_of(blocks: Mapping[int, LiveBlock]) -> tuple[int, int]:
     """Requested bytes, and block bytes."""
     return sum(block.requested for block in blocks.values()), sum(block.size for block in blocks.values())
+
+
+def _sums_of(table: BlockTable) -> tuple[int, ...]:
+    """Requested and block bytes of the live blocks, and of those that await other streams."""
+    live, awaiting = (table[_REQUESTED:_STREAM, table[_KIND] == kind].sum(axis=1) for kind in (IS_ALLOC, IS_FREE))
+    return (*live.tolist(), *awaiting.tolist())
 
 
 def _before(held: list[Extent], trace: Trace) -> list[Extent]:

@@ -30,7 +30,7 @@ from ampmem.allocator.settings import (
 )
 from ampmem.allocator.snapshot import ALLOC, FREE_REQUESTED
 from ampmem.errors import UsageError
-from ampmem.events import AllocatorRecord, LayersRecord, OomRecord
+from ampmem.events import Action, AllocatorRecord, LayersRecord, OomRecord
 from ampmem.names import warning
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log
@@ -534,7 +534,8 @@ class CudaSource(Source):
             trace, seen = trace_on(device, part, self._stack_of, tracker.names(), marks)
             window = TraceWindow(trace, extents_in(snapshot, device), HeldBlocks.of(snapshot, device))
             settled = self._history.settle_tracked(window, **span)
-        nodes = NO_NODES if (settled.seen >= 0).all() else profiled.nodes(device)
+        seen_all = ((settled.seen >= 0) | (settled.action == Action.BASELINE)).all()
+        nodes = NO_NODES if seen_all else profiled.nodes(device)
         return self._raw(settled, nodes, seen)
 
     def _take_rows(self, taken: tuple[Table, bool], recorded: int | None = None) -> None:
@@ -622,11 +623,11 @@ class CudaSource(Source):
 
 def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> RawEvents:
     """The events with their autograd nodes: as the profiler saw the block, else by time."""
-    if nodes is NO_NODES:  # the profiler saw each
+    known = np.flatnonzero(settled.seen >= 0)
+    if len(known) == len(settled.seen):  # the profiler saw each
         op, sequence = seen.op[settled.seen] + len(nodes.ops), seen.sequence[settled.seen]
     else:
         op, sequence = nodes.at(settled.time_ns)
-        known = np.flatnonzero(settled.seen >= 0)
         place = settled.seen[known]
         op[known], sequence[known] = seen.op[place] + len(nodes.ops), seen.sequence[place]
     return RawEvents(

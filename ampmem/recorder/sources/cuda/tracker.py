@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from ampmem.recorder.models.stacks import code_at, line_at
 from ampmem.recorder.sources.cuda.device import Stats
 from ampmem.recorder.sources.cuda.trace import IS_FREE, IS_SNAPSHOT, SeenBlocks, Trace, devices_by_thread
 from ampmem.recorder.sources.extension import CompiledExtension
@@ -21,6 +22,7 @@ Frames: TypeAlias = Sequence[tuple[str, int, str]]
 """File, line and function of each frame of a stack, innermost first."""
 Table: TypeAlias = NDArray[np.int64]
 """Rows with the columns of :class:`Tracked`."""
+_POINTER = ctypes.POINTER(ctypes.c_int64)
 _COUNTS, _STATS = ctypes.c_int64 * 3, ctypes.c_int64 * 11
 _TRIES = 3
 """How often the allocator's counts are read again because another thread allocated meanwhile."""
@@ -83,14 +85,16 @@ class Tracker:
         self._library = extension.library
         self._library.ampmem_trace_take.argtypes = (ctypes.c_void_p, ctypes.c_int64)
         self._library.ampmem_trace_stats.argtypes = (ctypes.c_int64, ctypes.c_void_p)
-        self._library.ampmem_trace_texts.restype = ctypes.c_int64
-        self._library.ampmem_trace_text.argtypes = (ctypes.c_int64, ctypes.c_void_p)
-        self._library.ampmem_trace_text.restype = ctypes.c_void_p
+        self._library.ampmem_trace_stack.argtypes = (ctypes.c_int64, ctypes.POINTER(_POINTER))
+        self._library.ampmem_trace_stack.restype = ctypes.c_int64
         self._taken = self._dropped = self._stacks = 0
+        self._places: dict[tuple[int, int], tuple[str, int, str]] = {}
+        """File, line and function of each instruction in the stacks, which keep the code objects alive."""
 
     def start(self) -> bool:
         """Begin, once CUDA is initialized; returns whether torch lets it."""
         self._taken = self._dropped = self._stacks = 0
+        self._places.clear()
         started: int = self._library.ampmem_trace_start()
         return started == 0
 
@@ -125,9 +129,7 @@ class Tracker:
 
     def new_stacks(self) -> list[Frames]:
         """The stacks since the last call, in the order of their numbers."""
-        if self._counts()[1] == self._stacks:
-            return []
-        first, self._stacks = self._stacks, max(self._stacks, self._library.ampmem_trace_texts())
+        first, self._stacks = self._stacks, self._counts()[1]
         return [self._frames(index) for index in range(first, self._stacks)]
 
     def names(self) -> Sequence[str]:
@@ -165,10 +167,17 @@ class Tracker:
         return tuple(found)
 
     def _frames(self, index: int) -> Frames:
-        length = ctypes.c_int64()
-        start = self._library.ampmem_trace_text(index, ctypes.byref(length))
-        parts = ctypes.string_at(start, length.value).decode("utf-8", "backslashreplace").split("\0")[:-1]
-        return [(file, int(line), name) for file, line, name in zip(parts[::3], parts[1::3], parts[2::3], strict=True)]
+        start = _POINTER()
+        length = self._library.ampmem_trace_stack(index, ctypes.byref(start))
+        stack = start[:length]
+        return list(map(self._place, zip(stack[::2], stack[1::2], strict=True)))
+
+    def _place(self, place: tuple[int, int]) -> tuple[str, int, str]:
+        known = self._places.get(place)
+        if known is None:
+            code = code_at(place[0])
+            known = self._places[place] = code.co_filename, line_at(code, place[1]), code.co_name
+        return known
 
 
 def trace_on(
