@@ -381,6 +381,7 @@ class StepMachine:
         if not self.recording:
             return
         self.in_engine, self._inside_forward = True, in_forward
+        yield from self._begin_unseen()
         yield Do.LEAVE
         yield from self._look()
         self._trains = True
@@ -427,6 +428,7 @@ class StepMachine:
     def update_started(self) -> Actions:
         """An optimizer is about to update, or a GradScaler for it."""
         if self.recording:
+            yield from self._begin_unseen()
             yield Do.LEAVE_OPS
             yield from self._look()
             yield from self._enter(Phase.OPTIMIZER)
@@ -497,6 +499,12 @@ class StepMachine:
         yield from self._settle(script_over=True)
 
     # Shared parts.
+
+    def _begin_unseen(self) -> Actions:
+        """Begin the first step if its forward was not seen: a compiled function calls no module."""
+        if not self.begun and self.rounds.any:
+            yield Do.BEGIN_STEP
+            yield Do.SEE_MODEL
 
     def _enter(self, phase: Phase) -> Actions:
         yield Enter(phase)

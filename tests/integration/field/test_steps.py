@@ -205,3 +205,15 @@ def test_training_in_child_processes_is_said_to_be_unseen(tmp_path: Path, argume
     ran = record(tmp_path, "spawned", *ALL, arguments=arguments, how=())
     assert ran.exit_code == 1
     assert "it started 2 child processes, and child processes are not recorded" in ran.said
+
+
+def test_a_first_step_whose_forward_is_in_a_compiled_function_begins_with_backward(tmp_path: Path) -> None:
+    ran = record(tmp_path, "compiled_step", *ALL)
+    steps = ended(ran)
+    assert [step["loss"] for step in steps] == ran.counted["losses"]
+    for step in steps:
+        assert [step["marks"]["after_forward"]["gradients"], step["marks"]["after_backward"]["gradients"]] == [
+            0,
+            ran.counted["parameters"],
+        ]
+        assert step["marks"]["after_optimizer"]["parameters"] == ran.counted["parameters"]

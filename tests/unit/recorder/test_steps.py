@@ -404,6 +404,21 @@ def test_what_makes_steps_and_phases(step_on: StepOn | Marker, events: str, expe
     assert Script(step_on).play(events) == expected
 
 
+@pytest.mark.parametrize(("events", "begun"), [("b", False), ("m", False), ("m b", True), ("m t", False)])
+def test_a_backward_begins_the_first_step_if_an_optimizer_is_there(events: str, begun: bool) -> None:
+    """The model ran where no module is called, as in a compiled function."""
+    script = Script()
+    script.play(events)
+    assert script.machine.begun == begun
+
+
+def test_an_update_begins_the_first_step_if_no_backward_was_seen() -> None:
+    script = Script()
+    script.play("m")
+    script.act(script.machine.update_started())
+    assert script.machine.begun
+
+
 def test_nothing_is_waited_for_that_is_frozen() -> None:
     script = Script()
     script.make(G, D)
