@@ -121,7 +121,7 @@ class Hooks:
         self.compiled = UnseenByCompiled(
             lambda: listener.recording and not self.modules.in_forward(),
             listener.compiled_in_place,
-            lambda: log.casts if listener.recording and arm_seen.on() else None,
+            partial(_casts_before_compiled, listener, log, arm_seen),
             lambda: listener.remark(CASTS_COMPILED),
         )
         self.early: list[Callable[[], Undo]] = [
@@ -147,3 +147,11 @@ class Hooks:
             self.others.append(partial(make_way_for_profilers, listener))
         if source.uses_history:
             self.others.append(partial(make_way_for_history, listener))
+
+
+def _casts_before_compiled(listener: Listener, log: Log, arm_seen: ArmSeen) -> int | None:
+    """The number of parameter casts before compiled code that runs under autocast; else ``None``."""
+    if not (listener.recording and arm_seen.on()):
+        return None
+    arm_seen.sample()  # a compiled function calls no module
+    return log.casts

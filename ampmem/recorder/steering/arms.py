@@ -21,6 +21,8 @@ class ArmSeen:
     scaler: bool = False
     other: bool = False
     """Whether something other than autocast casts parameters, such as a policy of FSDP2."""
+    sampled: bool = False
+    """Whether a module ran: autocast inside of compiled code is not seen."""
 
     def copy(self) -> ArmSeen:
         """A copy of the states seen so far."""
@@ -32,6 +34,7 @@ class ArmSeen:
 
     def sample(self) -> None:
         """Note autocast's current state."""
+        self.sampled = True
         if self.on():
             self.dtypes[torch.get_autocast_dtype(self.device_type)] = None
             self.cache = bool(self.cache) or torch.is_autocast_cache_enabled()
@@ -40,11 +43,11 @@ class ArmSeen:
 def arm_record(
     seen: ArmSeen, parameters: Sequence[ParameterRecord], *, forced: Arm = Arm.AS_IS, wrapped: bool = False
 ) -> ArmRecord:
-    """The record of the forced precision, or else of the one seen: ``as-is`` if it is neither FP32 nor autocast."""
+    """The record of the forced precision, or else of the one seen: ``as-is`` if it is not known to be FP32 or AMP."""
     name = forced
     if forced == Arm.AS_IS and seen.dtypes:
         name = Arm.AMP if seen.cache else Arm.AMP_NOCACHE
-    elif forced == Arm.AS_IS and not seen.other and all(parameter.dtype == "float32" for parameter in parameters):
+    elif forced == Arm.AS_IS and seen.sampled and not seen.other and _is_fp32(parameters):
         name = Arm.FP32
     dtype = next(iter(seen.dtypes), None)
     return ArmRecord(
@@ -55,3 +58,7 @@ def arm_record(
         forced=forced != Arm.AS_IS,
         wrapped=wrapped,
     )
+
+
+def _is_fp32(parameters: Sequence[ParameterRecord]) -> bool:
+    return all(parameter.dtype == "float32" for parameter in parameters)

@@ -207,8 +207,12 @@ def test_training_in_child_processes_is_said_to_be_unseen(tmp_path: Path, argume
     assert "it started 2 child processes, and child processes are not recorded" in ran.said
 
 
-def test_a_first_step_whose_forward_is_in_a_compiled_function_begins_with_backward(tmp_path: Path) -> None:
-    ran = record(tmp_path, "compiled_step", *ALL)
+@pytest.mark.parametrize(("arguments", "arm"), [((), "as-is"), (("autocast",), "amp")])
+def test_a_first_step_whose_forward_is_in_a_compiled_function_begins_with_backward(
+    tmp_path: Path, arguments: tuple[str, ...], arm: str
+) -> None:
+    ran = record(tmp_path, "compiled_step", *ALL, arguments=arguments)
+    assert ran.summary["arm"]["name"] == arm  # the compiled function may use autocast itself
     steps = ended(ran)
     assert [step["loss"] for step in steps] == ran.counted["losses"]
     for step in steps:

@@ -1,6 +1,10 @@
-"""Compiles the function that runs the model and its loss: no module is called but by the compiler."""
+"""Compiles the function that runs the model and its loss: no module is called but by the compiler.
+
+With ``autocast`` the function is called under autocast.
+"""
 
 import json
+import sys
 
 import torch
 from torch import nn
@@ -18,7 +22,8 @@ def loss_of(batch: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 losses = []
 for _ in range(3):
     optimizer.zero_grad()
-    loss = loss_of(torch.randn(8, 64), torch.randint(0, 10, (8,)))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled="autocast" in sys.argv):
+        loss = loss_of(torch.randn(8, 64), torch.randint(0, 10, (8,)))
     loss.backward()
     losses.append(loss.item())
     optimizer.step()
