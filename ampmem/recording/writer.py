@@ -63,7 +63,7 @@ _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
 _ROWS_AT_ONCE = 1 << 12
 
-_AT_ONCE = (16, 4, 1)
+_AT_ONCE = (32, 4, 1)
 """Rows of a statement: one statement per row would take twice as long, and more rows gain nothing."""
 _PATIENCE_MS = 100
 """Milliseconds that a step waits for a reader's lock; ampmem's own readers hold it for one copy."""
@@ -365,11 +365,15 @@ class RecordingWriter:
 
     def _insert_columns(self, table: str, columns: Columns) -> None:
         names = columns.names()
-        cells = np.array([getattr(columns, name) for name in names]).T.ravel().tolist()
-        self._insert_cells(table, cells, len(names))
+        rows = np.array([getattr(columns, name) for name in names]).T
+        for at_once in _AT_ONCE:
+            whole = len(rows) - len(rows) % at_once
+            together = rows[:whole].reshape(-1, at_once * len(names)).tolist()
+            self._insert(table, together, _places(len(names), at_once))
+            rows = rows[whole:]
 
     def _insert_cells(self, table: str, cells: list[Any], width: int, columns: str = "") -> None:
-        """Insert rows of ``width`` cells, some of them in each statement."""
+        """Insert the rows of ``width`` cells each that ``cells`` has one after the other."""
         start = 0
         for at_once in _AT_ONCE:
             size = at_once * width
