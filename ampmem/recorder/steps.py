@@ -28,6 +28,11 @@ MOST_LOOKS = 16
 WITHOUT_OPTIMIZER = (
     "the script has no torch.optim optimizer: a step ends with each backward (--step-on can name another end)"
 )
+FORWARD_UNSEEN = (
+    "no module ran before the first backward or update: if a compiled function runs the model, its modules and the "
+    "autocast inside it are not seen"
+)
+"""The note of a first step whose forward was not seen."""
 
 
 class Do(Enum):
@@ -503,6 +508,7 @@ class StepMachine:
     def _begin_unseen(self) -> Actions:
         """Begin the first step if its forward was not seen: a compiled function calls no module."""
         if not self.begun and self.rounds.any:
+            yield Say(FORWARD_UNSEEN)
             yield Do.BEGIN_STEP
             yield Do.SEE_MODEL
 

@@ -11,7 +11,7 @@ import pytest
 from commands import ampmem
 from field import PROGRAMS, Ran, record
 
-from ampmem.recorder.steps import PATIENCE
+from ampmem.recorder.steps import FORWARD_UNSEEN, PATIENCE
 
 pytest.importorskip("torch")
 
@@ -213,6 +213,7 @@ def test_a_first_step_whose_forward_is_in_a_compiled_function_begins_with_backwa
 ) -> None:
     ran = record(tmp_path, "compiled_step", *ALL, arguments=arguments)
     assert ran.summary["arm"]["name"] == arm  # the compiled function may use autocast itself
+    assert FORWARD_UNSEEN in ran.summary["notes"]
     steps = ended(ran)
     assert [step["loss"] for step in steps] == ran.counted["losses"]
     for step in steps:

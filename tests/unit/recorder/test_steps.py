@@ -10,6 +10,7 @@ import pytest
 from ampmem.events import Phase
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.steps import (
+    FORWARD_UNSEEN,
     MOST_LOOKS,
     PATIENCE,
     WITHOUT_OPTIMIZER,
@@ -410,6 +411,7 @@ def test_a_backward_begins_the_first_step_if_an_optimizer_is_there(events: str, 
     script = Script()
     script.play(events)
     assert script.machine.begun == begun
+    assert script.said == [FORWARD_UNSEEN] * begun
 
 
 def test_an_update_begins_the_first_step_if_no_backward_was_seen() -> None:
