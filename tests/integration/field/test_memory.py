@@ -24,10 +24,10 @@ def test_batches_of_workers_are_inputs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_batches_that_workers_read_ahead_are_no_growth(tmp_path: Path, keep: bool) -> None:
-    ran = record(tmp_path, "kept_batches", "--steps", "4", arguments=("keep",) if keep else ())
+    ran = record(tmp_path, "worker_batches", arguments=("keep",) if keep else ())
     assert conserved(ran)
     found = [finding for finding in ran.summary["findings"] if finding["code"] == "steady-growth"]
-    assert [finding["bytes"] for finding in found] == ([ran.counted["batch"]] if keep else [])
+    assert [finding["bytes"] for finding in found] == ([ran.counted["input"]] if keep else [])
 
 
 @pytest.mark.parametrize("program", ["mapped_weights", "shared_model"])
