@@ -37,6 +37,10 @@ class AutocastDtype(StrEnum):
     FP16 = "fp16"
 
 
+LOW_PRECISION = ("bfloat16", "float16")
+"""The names of the types that autocast casts to."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forced:
     """Changes that save memory and that ampmem can force on a script; by default none.

@@ -14,7 +14,6 @@ from ampmem.analysis.timeline.lifetimes import Mask
 from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Column, Fact
 
-LOW_PRECISION = ("bfloat16", "float16")
 FULL_PRECISION = ("float32", "float64")
 MASKS, INDICES, WORKSPACE, UNSAVED = "masks", "indices", "workspace of", "unsaved"
 """The kinds of groups that are not named after an op."""

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ampmem.analysis.activations import LOW_PRECISION
 from ampmem.analysis.estimate import break_even
 from ampmem.analysis.summary import Step, Summary, summarize
 from ampmem.analysis.timeline.categories import Breakdown, Category
 from ampmem.events import Recording
 from ampmem.output import Shown
 from ampmem.units import format_bytes, format_count, format_peak
-from ampmem.vocabulary import AUTOCAST_ARMS, Arm, Mark
+from ampmem.vocabulary import AUTOCAST_ARMS, LOW_PRECISION, Arm, Mark
 
 BASELINE = Arm.FP32
 """The arm that the others are compared with."""

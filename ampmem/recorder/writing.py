@@ -42,7 +42,7 @@ from ampmem.recorder.steering.steering import Steering
 from ampmem.recording import Batch, Description, RecordingWriter
 from ampmem.recording.database import written_here
 from ampmem.version import __version__
-from ampmem.vocabulary import Arm, StepOn
+from ampmem.vocabulary import LOW_PRECISION, Arm, StepOn
 
 
 def run_record(options: Options, source: Source) -> RunRecord:
@@ -102,13 +102,15 @@ class Describer:
     notes: Notes
     outcome: Outcome
     places: Places
+    texts: Texts
     _described: tuple[object, ...] = field(default=(), init=False)
 
     def changed(self) -> bool:
         """Whether a new description would differ from the last."""
         notes = self._all_notes()
         place = self.places.now()
-        known = (self.models.generation, self.optimizers.generation, self.arm_seen.copy(), notes, place)
+        arm = (self.arm_seen.copy(), self._low_precision())
+        known = (self.models.generation, self.optimizers.generation, arm, notes, place)
         changed, self._described = known != self._described, known
         return changed
 
@@ -119,7 +121,7 @@ class Describer:
         parameters = tuple(self.placement.of_the_run(known))
         wrapped = self.steering is not None and self.steering.wrapped
         return Description(
-            arm=arm_record(self.arm_seen, parameters, forced=self.forced, wrapped=wrapped),
+            arm=arm_record(self.arm_seen, parameters, low=self._low_precision(), forced=self.forced, wrapped=wrapped),
             parameters=parameters,
             optimizers=tuple(self.optimizers.records()),
             notes=self._all_notes(),
@@ -129,6 +131,9 @@ class Describer:
             failure=self.outcome.failure,
             place=self.places.now(),
         )
+
+    def _low_precision(self) -> bool:
+        return any(dtype in self.texts for dtype in LOW_PRECISION)
 
     def _all_notes(self) -> tuple[str, ...]:
         return self.notes.beside([*self.source.notes(), *self.placement.notes()])

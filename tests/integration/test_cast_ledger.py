@@ -377,6 +377,28 @@ def test_casts_inside_compiled_code(seen: bool) -> None:
     assert terms(last, "after_forward", "cast_copies").get(unseen) == (None if seen else -weights)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", [False, True])
+def test_compiled_code_is_fp32_only_if_no_tensor_says_otherwise(inside: bool) -> None:
+    torch._dynamo.reset()
+
+    class Layer(nn.Linear):
+        def forward(self, batch: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+                return super().forward(batch).relu()
+
+    def run() -> None:
+        layer = Layer(16, 32)
+        model = torch.compile(layer, backend="aot_eager")
+        optimizer = SGD(layer.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.randn(8, 16)).float().square().mean().backward()
+            optimizer.step()
+
+    _, analysis = book(run)
+    assert analysis.recording.arm.name == ("as-is" if inside else "fp32")
+
+
 @pytest.mark.parametrize("name", measure.WORKLOADS)
 def test_without_the_cache_nothing_is_served_by_it_nor_held(name: str) -> None:
     analysis, _ = workload(name, "fp32", "amp-nocache")

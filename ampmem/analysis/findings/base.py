@@ -10,7 +10,6 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from ampmem.analysis.activations import LOW_PRECISION
 from ampmem.analysis.analyse import Analysis
 from ampmem.analysis.casts import StepCasts
 from ampmem.analysis.jsonable import NOT_IN_JSON, Signed
@@ -22,7 +21,7 @@ from ampmem.analysis.timeline.marks import Instants, phase_at
 from ampmem.analysis.timeline.timeline import PARTS
 from ampmem.events import NO_STEP, Column, Fact, Phase, Recording, StepRecord
 from ampmem.units import format_bytes
-from ampmem.vocabulary import AUTOCAST_ARMS, Communication
+from ampmem.vocabulary import AUTOCAST_ARMS, LOW_PRECISION, Communication
 
 Severity: TypeAlias = Literal["info", "advice", "warning"]
 

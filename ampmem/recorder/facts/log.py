@@ -45,6 +45,10 @@ class Texts:
             self._new.append(storable)
         return known
 
+    def __contains__(self, text: str) -> bool:
+        """Whether ``text`` has an id."""
+        return text in self._ids
+
     def value(self, text_id: int) -> str:
         """The text of an id."""
         return self._values[text_id]

@@ -151,7 +151,10 @@ class Hooks:
 
 def _casts_before_compiled(listener: Listener, log: Log, arm_seen: ArmSeen) -> int | None:
     """The number of parameter casts before compiled code that runs under autocast; else ``None``."""
-    if not (listener.recording and arm_seen.on()):
+    if not listener.recording:
+        return None
+    arm_seen.compiled = True
+    if not arm_seen.on():
         return None
     arm_seen.sample()  # a compiled function calls no module
     return log.casts

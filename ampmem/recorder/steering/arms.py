@@ -23,6 +23,8 @@ class ArmSeen:
     """Whether something other than autocast casts parameters, such as a policy of FSDP2."""
     sampled: bool = False
     """Whether a module ran: autocast inside of compiled code is not seen."""
+    compiled: bool = False
+    """Whether compiled code ran."""
 
     def copy(self) -> ArmSeen:
         """A copy of the states seen so far."""
@@ -41,13 +43,17 @@ class ArmSeen:
 
 
 def arm_record(
-    seen: ArmSeen, parameters: Sequence[ParameterRecord], *, forced: Arm = Arm.AS_IS, wrapped: bool = False
+    seen: ArmSeen, parameters: Sequence[ParameterRecord], *, low: bool, forced: Arm = Arm.AS_IS, wrapped: bool = False
 ) -> ArmRecord:
-    """The record of the forced precision, or else of the one seen: ``as-is`` if it is not known to be FP32 or AMP."""
+    """The record of the forced precision, or else of the one seen: ``as-is`` if it is not known to be FP32 or AMP.
+
+    ``low`` says whether any tensor had a type that autocast casts to: if compiled code ran, autocast may be inside it.
+    """
+    known = seen.sampled and not seen.other and not (seen.compiled and low)
     name = forced
     if forced == Arm.AS_IS and seen.dtypes:
         name = Arm.AMP if seen.cache else Arm.AMP_NOCACHE
-    elif forced == Arm.AS_IS and seen.sampled and not seen.other and _is_fp32(parameters):
+    elif forced == Arm.AS_IS and known and all(parameter.dtype == "float32" for parameter in parameters):
         name = Arm.FP32
     dtype = next(iter(seen.dtypes), None)
     return ArmRecord(
@@ -58,7 +64,3 @@ def arm_record(
         forced=forced != Arm.AS_IS,
         wrapped=wrapped,
     )
-
-
-def _is_fp32(parameters: Sequence[ParameterRecord]) -> bool:
-    return all(parameter.dtype == "float32" for parameter in parameters)

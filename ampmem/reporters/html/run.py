@@ -14,7 +14,6 @@ import numpy as np
 
 from ampmem.analysis.activations import (
     FULL_PRECISION,
-    LOW_PRECISION,
     ActivationGroup,
     ActivationPart,
     Saving,
@@ -57,7 +56,7 @@ from ampmem.reporters.text.run import (
 )
 from ampmem.reporters.text.static_model import judgement, per_rank, recipe_in_words
 from ampmem.units import format_bytes, format_count, format_duration, format_peak
-from ampmem.vocabulary import AUTOCAST_ARMS, SourceKind
+from ampmem.vocabulary import AUTOCAST_ARMS, LOW_PRECISION, SourceKind
 
 MAX_MODULES = 40
 MAX_SAVINGS = 100

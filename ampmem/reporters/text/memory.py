@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from ampmem.allocator.oom import OutOfMemoryReport
 from ampmem.allocator.trace import TraceRun, WhatIf
-from ampmem.analysis.activations import LOW_PRECISION, savings
+from ampmem.analysis.activations import savings
 from ampmem.analysis.casts import Casts, CopyCount, ParameterCasts, StepCasts
 from ampmem.analysis.largest import HELD_BY, LARGEST, LargeAllocation
 from ampmem.analysis.modules import ModuleMemory
@@ -21,7 +21,7 @@ from ampmem.reporters.text.plain_text import ABSENT, per_parameter, share, short
 from ampmem.reporters.text.plain_text import columns as columns_of
 from ampmem.reporters.text.run import counted
 from ampmem.units import format_bytes, format_count, format_peak
-from ampmem.vocabulary import SourceKind
+from ampmem.vocabulary import LOW_PRECISION, SourceKind
 
 TOTAL = "total"
 _ROUNDING, ALLOCATED = "rounding", "allocated"
