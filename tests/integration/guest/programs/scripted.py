@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 
 warnings.simplefilter("ignore", DeprecationWarning)
 traced = torch.jit.trace(small_model(), torch.ones(4, 8))
+gc.collect()  # the module that was traced is part of a cycle; while it lives, it is the first model
 train(traced)
 scripted = torch.jit.script(small_model())
 train(scripted)
