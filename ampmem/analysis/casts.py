@@ -312,7 +312,7 @@ def _phases(ledger: CastLedger, mine: Column) -> dict[str, PhaseCasts]:
 
 def _surviving(history: MemoryHistory, ledger: CastLedger) -> list[CopyCount]:
     """For each step the copies that are alive when it ends."""
-    ends = np.array([history.timeline.position(step.end_ns) for step in history.recording.steps], dtype=np.int64)
+    ends = history.timeline.positions([step.end_ns for step in history.recording.steps])
     order = np.argsort(ends, kind="stable")
     counts = _between(*_alive_between(history, ledger, ends[order]), ledger.bytes, len(ends))
     return _in_order(order, counts)
@@ -323,8 +323,7 @@ def _holders(history: MemoryHistory, ledger: CastLedger) -> list[Holders | None]
     instants = np.array([FOREVER if marks.after_forward is None else marks.after_forward for marks in history.marks])
     order = np.argsort(instants, kind="stable")
     when = instants[order]
-    positions = np.array([history.timeline.position(instant) for instant in when.tolist()], dtype=np.int64)
-    born, died = _alive_between(history, ledger, positions)
+    born, died = _alive_between(history, ledger, history.timeline.positions(when))
     # The cache releases everything at once, so until then it still held all that it had taken.
     let_go = np.where(ledger.cached, np.searchsorted(when, _cleared_ns(history)[ledger.allocation], side="right"), 0)
     saved = ledger.saves > 0

@@ -78,12 +78,12 @@ def recorded() -> Callable[[], None]:
 def in_cpp(*, stacks: bool) -> Callable[[], tuple[float, float]]:
     """Forward observed by the C++ extension: seconds of forward itself, and of reading what it saw."""
     log = Log(RealAddresses())
-    ops = OpRecorder.find(log, CastHooks(log, Models(log)), Stacks(enabled=stacks))
+    ops = OpRecorder.find(log, CastHooks(log, Models(log)), Stacks(enabled=stacks), lambda: None)
     assert ops is not None
 
     def run() -> tuple[float, float]:
         start = process_time()
-        ops.start(lambda: None)
+        ops.start()
         forward()
         ran = process_time()
         ops.stop()

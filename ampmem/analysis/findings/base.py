@@ -20,6 +20,7 @@ from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.analysis.timeline.marks import Instants, phase_at
 from ampmem.analysis.timeline.timeline import PARTS
 from ampmem.events import NO_STEP, Column, Fact, Phase, Recording, StepRecord
+from ampmem.names import MAPPED
 from ampmem.units import format_bytes
 from ampmem.vocabulary import AUTOCAST_ARMS, LOW_PRECISION, Communication
 
@@ -185,6 +186,26 @@ class TrainingRun:
         if self.at_failure:
             return phase_at(self.recording.phases, self.recording.ooms[-1].time_ns) is phase
         return self.peak > 0 and bool(self.recording.events.phase[self.peak - 1] == phase)
+
+    @cached_property
+    def step_ends(self) -> Column:
+        """The position at the end of each of :attr:`steps`."""
+        return self.analysis.timeline.positions([step.end_ns for step in self.steps])
+
+    @cached_property
+    def first_end(self) -> Column:
+        """For each allocation the place of the first step at whose end it counts as alive; past the last for none.
+
+        A batch from a worker process, in mapped memory, counts from when a model is given it: a loader reads several
+        ahead, more in some steps than in others.
+        """
+        lifetimes, facts = self.analysis.lifetimes, self.analysis.facts
+        mapped = np.array([text == MAPPED for text in self.recording.texts], dtype=np.bool_)[lifetimes.op]
+        begins = np.where(mapped, len(self.recording.events), lifetimes.born)
+        rows = (facts.fact == Fact.INPUT) & mapped[facts.allocation]
+        np.minimum.at(begins, facts.allocation[rows], self.analysis.timeline.positions(facts.time_ns[rows]))
+        first: Column = np.searchsorted(self.step_ends, begins, side="right")
+        return first
 
     @cached_property
     def pipelined(self) -> bool:

@@ -16,8 +16,7 @@ from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.errors import UsageError
-from ampmem.events import OTHER_THREADS, Action, Column, Fact, Phase
-from ampmem.names import MAPPED
+from ampmem.events import OTHER_THREADS, Action, Fact, Phase
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import SourceKind
 
@@ -305,7 +304,7 @@ def _own(run: TrainingRun) -> Mask:
 
 
 def _never_freed(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> dict[_Place, dict[int, int]]:
-    lifetimes, first = run.analysis.lifetimes, _first_end(run)
+    lifetimes, first = run.analysis.lifetimes, run.first_end
     found: dict[_Place, dict[int, int]] = {}
     for allocation in np.flatnonzero(allocations & (lifetimes.died == ALIVE) & (first < len(run.steps))).tolist():
         by_step = found.setdefault(places(allocation), {})
@@ -337,7 +336,7 @@ def _meant(run: TrainingRun) -> Mask:
 
 def _growth(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> defaultdict[_Place, list[int]]:
     """For each place the growth of its ``allocations`` in each step, from the end of the step before."""
-    lifetimes, ends, first = run.analysis.lifetimes, _ends(run), _first_end(run)
+    lifetimes, ends, first = run.analysis.lifetimes, run.step_ends, run.first_end
     gone = np.searchsorted(ends, lifetimes.died, side="right")  # the first step end at which it is dead
     gone[lifetimes.died == ALIVE] = len(ends)
     found: defaultdict[_Place, list[int]] = defaultdict(lambda: [0] * len(ends))
@@ -347,28 +346,6 @@ def _growth(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]
         if gone[allocation] < len(ends):
             grown[gone[allocation]] -= size
     return found
-
-
-def _first_end(run: TrainingRun) -> Column:
-    """For each allocation the place of the first step at whose end it counts as alive; past the last for none.
-
-    A batch from a worker process, in mapped memory, counts from when a model is given it: a loader reads several ahead,
-    more in some steps than in others.
-    """
-    lifetimes, facts, timeline = run.analysis.lifetimes, run.analysis.facts, run.analysis.timeline
-    mapped = np.array([text == MAPPED for text in run.recording.texts], dtype=np.bool_)[lifetimes.op]
-    begins = np.where(mapped, len(run.recording.events), lifetimes.born)
-    rows = (facts.fact == Fact.INPUT) & mapped[facts.allocation]
-    given = timeline.time_ns.searchsorted(facts.time_ns[rows], side="left")
-    np.minimum.at(begins, facts.allocation[rows], given)
-    first: Column = np.searchsorted(_ends(run), begins, side="right")
-    return first
-
-
-def _ends(run: TrainingRun) -> Column:
-    """The position at the end of each step."""
-    timeline = run.analysis.timeline
-    return np.array([timeline.position(step.end_ns) for step in run.steps], dtype=np.int64)
 
 
 def _places(run: TrainingRun) -> Callable[[int], _Place]:

@@ -48,6 +48,11 @@ class Timeline:
         """The number of events before ``instant_ns``."""
         return int(self.time_ns.searchsorted(instant_ns, side="left"))
 
+    def positions(self, instants_ns: Sequence[int] | Column) -> Column:
+        """The :meth:`position` of each instant."""
+        found: Column = self.time_ns.searchsorted(np.asarray(instants_ns, dtype=np.int64), side="left")
+        return found
+
     def series(self, category: Category) -> Column:
         """Live bytes of ``category`` at every position."""
         series: Column = self.live[CODES[category]]

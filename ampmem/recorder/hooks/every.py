@@ -150,7 +150,7 @@ class Hooks:
 
 
 def _casts_before_compiled(listener: Listener, log: Log, arm_seen: ArmSeen) -> int | None:
-    """The number of parameter casts before compiled code that runs under autocast; else ``None``."""
+    """Note that compiled code runs; the number of parameter casts so far, or ``None`` if it is not under autocast."""
     if not listener.recording:
         return None
     arm_seen.compiled = True

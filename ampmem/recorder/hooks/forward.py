@@ -377,10 +377,9 @@ class ForwardObserver:
         self._owns_mode = owns_mode
         self._note = note
         self._hooks = (saved.pack, saved.unpack)
-        self._ops = OpRecorder.find(log, mode.casts, mode.stacks)
+        self._ops = OpRecorder.find(log, mode.casts, mode.stacks, log.misses.guarded(self._go_on_with_mode))
         self._by_cpp = False
         """Whether the C++ extension observes forward, and not the mode."""
-        self._mode_needed = log.misses.guarded(self._go_on_with_mode)
         self._pop_mode: Undo | None = None
         self._pop_hooks: Undo | None = None
         self._leave_with_forward = False
@@ -422,7 +421,7 @@ class ForwardObserver:
         ops = self._ops
         if ops is None or self._log.stamps_ops() or not self._log.on_own_thread or ops.fails or compiles():
             return False
-        if not self._mode.casts.of_plain_models() or not ops.start(self._mode_needed):
+        if not self._mode.casts.of_plain_models() or not ops.start():
             return False
         self._mode.saved.in_cpp = ops
         return True

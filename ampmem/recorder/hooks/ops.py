@@ -31,9 +31,15 @@ _POINTER = ctypes.POINTER(_I64)
 
 
 class OpRecorder:
-    """Records ops between :meth:`start` and :meth:`stop`, and logs them when :meth:`take` is called."""
+    """Records ops between :meth:`start` and :meth:`stop`, and logs them when :meth:`take` is called.
 
-    def __init__(self, library: ctypes.CDLL, log: Log, casts: CastHooks, stacks: Stacks) -> None:
+    ``other`` is called once after each start, after the first op that only a dispatch mode sees right; it must not
+    raise.
+    """
+
+    def __init__(
+        self, library: ctypes.CDLL, log: Log, casts: CastHooks, stacks: Stacks, other: Callable[[], object]
+    ) -> None:
         self._library = library
         self._log = log
         self._casts = casts
@@ -49,14 +55,13 @@ class OpRecorder:
         library.ampmem_ops_forget.argtypes, library.ampmem_ops_copies.restype = (_I64,), _I64
         library.ampmem_ops_before.argtypes = (ctypes.c_void_p,)
         self._before: object = None
-        self._other: Callable[[], object] | None = None
-        self._other_in_c: object = None
+        self._other = _called_from_cpp(other)
         library.ampmem_ops_clear()
         log.collect, log.running_in_cpp = self.take, self.running_op
         casts.collect, casts.drop = self._take_casts, self._forget
 
     @staticmethod
-    def find(log: Log, casts: CastHooks, stacks: Stacks) -> OpRecorder | None:
+    def find(log: Log, casts: CastHooks, stacks: Stacks, other: Callable[[], object]) -> OpRecorder | None:
         """A recorder, if the compiled extension has this part and the recorded device is a real one."""
         if log.storage_address is not RealAddresses.storage_address:
             return None
@@ -64,16 +69,11 @@ class OpRecorder:
         if found is None or not hasattr(found.library, "ampmem_ops_start"):
             return None
         log.reader = TensorReader.find(found.with_gil, log.texts.id)
-        return OpRecorder(found.library, log, casts, stacks)
+        return OpRecorder(found.library, log, casts, stacks, other)
 
-    def start(self, other: Callable[[], object]) -> bool:
-        """Begin on the calling thread; whether torch lets it.
-
-        ``other`` is called once, after the first op that only a dispatch mode sees right; it must not raise.
-        """
-        if other is not self._other:
-            self._other, self._other_in_c = other, _called_from_cpp(other)
-        self._stacks.by_cpp = not self._library.ampmem_ops_start(self._stacks.enabled, self._other_in_c)
+    def start(self) -> bool:
+        """Begin on the calling thread; whether torch lets it."""
+        self._stacks.by_cpp = not self._library.ampmem_ops_start(self._stacks.enabled, self._other)
         return self._stacks.by_cpp
 
     def stop(self) -> None:
