@@ -113,6 +113,15 @@ class Device(StrEnum):
     """A GPU that does not exist."""
 
 
+class Files(StrEnum):
+    """What happens to the files that the script writes."""
+
+    WRITE = "write"
+    """They are written."""
+    PROTECT = "protect"
+    """They go to memory and are gone with the run, so the user's own files are as before."""
+
+
 class StepOn(StrEnum):
     """What ends a step."""
 

@@ -56,7 +56,6 @@ from ampmem.cli.options import (
     precision_option,
     schema_option,
     seed_of_runs,
-    settled,
     shared_options_but,
 )
 from ampmem.cli.processes.children import (
@@ -67,6 +66,7 @@ from ampmem.cli.processes.children import (
     Children,
     CountedRuns,
     ProgressLine,
+    for_several_runs,
     misplaced,
     profile_arguments,
     run_at_once,
@@ -193,7 +193,7 @@ def advise(
     if options.dtype is not None and not Arm(arm).autocast:
         raise UsageError(f"--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not {arm}")
     allowed, limit = _allowed(changes), _bytes(budget)
-    script = settled(replace(options, device=Device(device_option), stacks=html is not None, force=False))
+    script = for_several_runs(replace(options, device=Device(device_option), stacks=html is not None, force=False))
     check_processes(script, "advise")
     gpu = gpu_to_simulate(options.gpu) if script.device is Device.SIMULATED else None
     if gpu is None and jobs is not None and jobs > 1:

@@ -45,7 +45,7 @@ from ampmem.cli.options import (
     shared_options,
     simulated_gpu,
 )
-from ampmem.cli.processes.children import ProgressLine, misplaced, profile_arguments, run_child
+from ampmem.cli.processes.children import ProgressLine, for_several_runs, misplaced, profile_arguments, run_child
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.show import is_sound
 from ampmem.errors import AmpmemError, UsageError
@@ -226,7 +226,7 @@ def recorded_run(script: ScriptOptions, arm: Arm, seed: int, output: Path | None
     """
     if script.dtype is not None and not arm.autocast:
         raise UsageError(f"--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not {arm}")
-    script = settled(script)
+    script = for_several_runs(script)
     check_processes(script, "check")
     title = script.find().title
     if output is not None:

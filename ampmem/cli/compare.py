@@ -14,8 +14,16 @@ from ampmem.analysis.comparison import Entry, entry_of
 from ampmem.analysis.comparison import compare as compare_entries
 from ampmem.analysis.ranks.jobs import read_runs
 from ampmem.analysis.ranks.merge import merge_all
-from ampmem.cli.options import ScriptCommand, ScriptOptions, precisions_option, seed_of_runs, settled, shared_options
-from ampmem.cli.processes.children import ProgressLine, TimeLeft, chosen_arms, misplaced, profile_arguments, run_child
+from ampmem.cli.options import ScriptCommand, ScriptOptions, precisions_option, seed_of_runs, shared_options
+from ampmem.cli.processes.children import (
+    ProgressLine,
+    TimeLeft,
+    chosen_arms,
+    for_several_runs,
+    misplaced,
+    profile_arguments,
+    run_child,
+)
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.cli.show import report_of
@@ -66,7 +74,7 @@ def compare(
     ampmem compare --precision fp32,amp --dtype fp16 -o run -m my_package.train
     """
     chosen = chosen_arms(arms, options.dtype)
-    options = settled(options)
+    options = for_several_runs(options)
     check_processes(options, "compare")
     target = options.find()
     prefix = (output or target.title).removesuffix(SUFFIX)

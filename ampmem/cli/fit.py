@@ -31,7 +31,6 @@ from ampmem.cli.options import (
     precisions_option,
     schema_option,
     seed_of_runs,
-    settled,
     shared_options_but,
 )
 from ampmem.cli.processes.children import (
@@ -41,6 +40,7 @@ from ampmem.cli.processes.children import (
     Children,
     CountedRuns,
     chosen_arms,
+    for_several_runs,
     misplaced,
     profile_arguments,
     run_at_once,
@@ -335,7 +335,7 @@ def fit(
             f"--steps must be at least {STEPS}: the optimizer's state is created at the end of the first step"
         )
     # The recordings are deleted, so they cannot replace anything.
-    script = settled(replace(options, device=Device.SIMULATED, stacks=False, force=False))
+    script = for_several_runs(replace(options, device=Device.SIMULATED, stacks=False, force=False))
     gpu = gpu_to_simulate(options.gpu)
     options.find()
     if html is not None:

@@ -23,7 +23,8 @@ from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
 from ampmem.recording import rank_file, taken_for_script
-from ampmem.vocabulary import ASSUMABLE, NOTHING_FORCED, Arm, AutocastDtype, Device, Forced
+from ampmem.units import parse_bytes
+from ampmem.vocabulary import ASSUMABLE, NOTHING_FORCED, Arm, AutocastDtype, Device, Files, Forced
 
 if TYPE_CHECKING:
     from ampmem.simulator.assumed import Assumed
@@ -161,6 +162,7 @@ _GROUPS = (
         "--every 200",
     ),
     _group("Ranks", "nproc_per_node world_size rank", "--nproc-per-node 2", "--gpu h100 --world-size 8 --rank 0"),
+    _group("The script's files", "files keep_files files_limit", "--gpu h100 --keep-files written"),
     _group("Output", "output html snapshot quiet as_json schema force", "--html page.html", "--json", "-o run.ampmem"),
 )
 """The groups in the order of ``--help``; options in no group come last."""
@@ -272,6 +274,26 @@ _SHARED: tuple[Decorator, ...] = (
     click.option("--stacks/--no-stacks", default=True, show_default=True, help="Record the Python stack of every op."),
     click.option("--force", is_flag=True, help="Replace existing files."),
     click.option(
+        "--files",
+        type=click.Choice(choices(Files)),
+        help="What happens to files that the script writes, renames or deletes: with protect your files stay as they "
+        "are, and what the script writes is in memory until its end.  [default: protect on a simulated GPU, and for "
+        "every command that runs the script to compare or to search; write for profile and watch on a real device]",
+    ),
+    click.option(
+        "--keep-files",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Copy what the script has written under --files protect to DIR; each of several runs has a folder 1, 2 …",
+    ),
+    click.option(
+        "--files-limit",
+        metavar="BYTES",
+        default="2GiB",
+        show_default=True,
+        help="How much the script may write under --files protect; tensors without values take no space.",
+    ),
+    click.option(
         "--nproc-per-node",
         type=click.IntRange(min=1),
         metavar="N",
@@ -304,6 +326,9 @@ class ScriptOptions:
     skip: int = 0
     stacks: bool = True
     force: bool = False
+    files: Files | None = None
+    keep_files: Path | None = None
+    files_limit: str = "2GiB"
     nproc_per_node: int | None = None
     named: str | None = None
     forced: Forced = NOTHING_FORCED
@@ -317,6 +342,19 @@ class ScriptOptions:
     def title(self) -> str:
         """The script's name and arguments, as recordings have them."""
         return " ".join((self.name, *self.arguments))
+
+    @property
+    def protects(self) -> bool:
+        """Whether the script's writes are kept from the user's files: by default on a simulated GPU."""
+        return self.files is Files.PROTECT or (self.files is None and self.device is Device.SIMULATED)
+
+    @property
+    def most_written(self) -> int:
+        """How many bytes the script may write then. Raises :class:`UsageError`."""
+        try:
+            return parse_bytes(self.files_limit)
+        except ValueError as error:
+            raise UsageError(f"--files-limit: {error}") from error
 
     def find(self) -> Target:
         """The target to run. Raises :class:`UsageError` if it does not exist."""
@@ -374,6 +412,7 @@ def _with(command: Callable[..., Any], decorators: Sequence[Decorator]) -> Calla
         dtype = shared.pop("dtype", None)
         shared |= {"dtype": None if dtype is None else AutocastDtype(dtype)}
         shared |= {"device": Device(shared["device"])} if "device" in shared else {}
+        shared |= {"files": None if shared.get("files") is None else Files(shared["files"])}
         step_on_of(shared.get("step_on"))  # an invalid value fails before anything runs
         return command(options=ScriptOptions(**shared), **given)
 
@@ -398,8 +437,11 @@ def settled(script: ScriptOptions) -> ScriptOptions:
         Terminal(sys.stderr).say(f"simulating the GPU that --gpu names ({gpu.name}), because torch sees no GPU")
     simulated_gpu(device, script.gpu)
     assumed_data(device, script.assume)
+    settled = replace(script, device=device)
+    if settled.most_written and settled.keep_files is not None and not settled.protects:
+        raise UsageError("--keep-files is for --files protect: without it the script writes its files in their places")
     check_world(device, script.world_size, script.rank)
-    return replace(script, device=device)
+    return settled
 
 
 def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:

@@ -19,14 +19,15 @@ from ampmem.cli.processes.children import misplaced_option
 from ampmem.cli.processes.guest import end_as, failure_in_words, run_script, stop_of_simulation, usage_error
 from ampmem.cli.processes.launcher import check_ranks, launch_ranks, launches
 from ampmem.cli.processes.messages import Audience, OfRank, Parent, Person, StepEnded, exit_of_rank
-from ampmem.cli.processes.plan import Plan, beside, ranks_left, tell_name
+from ampmem.cli.processes.plan import Plan, beside, forget, ranks_left, tell_name
+from ampmem.cli.processes.protection import inherited
 from ampmem.cli.processes.spawned import Spawner, may_spawn
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.failure import FailureKind, FailureRecord
-from ampmem.output import remove_empty, sized
+from ampmem.output import sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
-from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read, remove_claim
+from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read
 from ampmem.vocabulary import WORKSPACE_CONFIG, Arm, Device, Forced
 
 if TYPE_CHECKING:
@@ -200,8 +201,10 @@ def profile(
         names_into=names_into,
         results_into=results_into,
         launched=launched(),
+        protected=inherited(),
     )
     audience = _audience(plan, report_to)
+    audience.reach(plan.protected.real)
     try:
         _carry_out(plan, audience)
     except AmpmemError as error:
@@ -297,14 +300,23 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.steering.stopping import Stopper
 
     together = Together(several=plan.launched is not None)
-    results = None if plan.results_into is None else Results(plan.results_into)
-    simulation = plan.simulate()
-    path, greeting = plan.place(target.title, spawns=simulation is None and may_spawn(target.code))
+    simulated = plan.script.device is Device.SIMULATED
+    path, greeting = plan.place(target.title, spawns=not simulated and may_spawn(target.code))
+    try:
+        plan = plan.protect(path)
+        audience.reach(plan.protected.real)
+        simulation = plan.simulate()
+    except BaseException:
+        forget(plan, path)
+        raise
+    if plan.protected.limits and plan.report_to is None:
+        audience.complain(plan.protected.limits)
     if plan.names_into is not None:
-        tell_name(plan.names_into, path)
+        tell_name(plan.protected.real(plan.names_into), path)
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
     spawner = Spawner(plan, target.title, stopper.stop)
 
+    results = None if plan.results_into is None else Results(plan.protected.real(plan.results_into))
     work = _StepWork(simulation)
 
     def step_ended(done: int) -> None:
@@ -328,7 +340,9 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         if simulation is not None:
             simulation.work.where = session.log.running
         # The script may change the directory.
-        page, snapshot = (None if output is None else output.absolute() for output in (plan.html, plan.snapshot))
+        page, snapshot = (
+            None if output is None else plan.protected.real(output).absolute() for output in (plan.html, plan.snapshot)
+        )
         run = _RecordedScript(
             plan=plan,
             path=path,
@@ -346,8 +360,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
             undo.callback(spawner.install(lambda: _withdraw(session)))
             ended = run_script(target, arguments, session, stopper, audience, greeting, together.over)
     except BaseException:  # the script was not started
-        remove_empty([path] if plan.numbered else [])
-        remove_claim(path)
+        forget(plan, path)
         raise
     if session.forked():
         end_as(ended.failure)
@@ -359,6 +372,8 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         if ended.failure is None and not plan.run_to_end:
             raise
         audience.complain(failure_in_words(trouble))
+    finally:
+        plan.settle_files(ended.failure, audience)
     end_as(ended.failure)
 
 
@@ -419,7 +434,7 @@ class _RecordedScript:
             else:
                 afterwards.discard(self.session)
         finally:
-            for line in ranks_left(spawned):
+            for line in ranks_left(spawned, self.plan.protected):
                 self.audience.say(line)
 
     def _conclude(self, simulation: Simulation | None, failure: BaseException | None) -> None:
@@ -508,7 +523,9 @@ def _time(plan: Plan, target: Target, audience: Audience, recording: Path) -> No
     from ampmem.recorder.session import Session
     from ampmem.recorder.steering.stopping import Stopper
 
-    path = recording.absolute()
+    plan = plan.protect(recording)
+    audience.reach(plan.protected.real)
+    path = plan.protected.real(recording).absolute()
     if plan.launched is not None:
         path = rank_file(path, plan.launched.place.rank, plan.launched.place.world_size)
     stopper, together = Stopper(), Together(several=plan.launched is not None)

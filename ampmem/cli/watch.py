@@ -10,11 +10,10 @@ import click
 from ampmem.cli.options import ScriptCommand, ScriptOptions, script_options, settled
 from ampmem.cli.processes.guest import end_as, failure_in_words, run_script
 from ampmem.cli.processes.messages import Audience, OfRank, Person, exit_of_rank
-from ampmem.cli.processes.plan import Plan
+from ampmem.cli.processes.plan import Plan, forget
 from ampmem.errors import AmpmemError
-from ampmem.output import remove_empty, sized
+from ampmem.output import sized
 from ampmem.recorder.ranks.environment import launched
-from ampmem.recording import remove_claim
 from ampmem.recording.watched import read_watched
 
 
@@ -43,7 +42,20 @@ from ampmem.recording.watched import read_watched
     help="The file to write.  [default: train-watch.ampmem for train.py, in this directory]",
 )
 @click.option("--quiet", is_flag=True, help="Print no tables.")
-@script_options("as_module", "device", "gpu", "assume", "world_size", "rank", "step_on", "stacks", "force")
+@script_options(
+    "as_module",
+    "device",
+    "gpu",
+    "assume",
+    "world_size",
+    "rank",
+    "step_on",
+    "stacks",
+    "force",
+    "files",
+    "keep_files",
+    "files_limit",
+)
 def watch(every: int, keep: int, output: Path | None, quiet: bool, options: ScriptOptions) -> None:
     """Run an unmodified training script to completion, and record one row per step.
 
@@ -76,9 +88,12 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.recorder.watch.watcher import Watcher
 
-    simulation = plan.simulate()
     path, greeting = plan.place(title)
     try:
+        plan = plan.protect(path)
+        if plan.protected.limits:
+            audience.complain(plan.protected.limits)
+        simulation = plan.simulate()
         watcher = Watcher(
             plan.options(path),
             every=every,
@@ -88,11 +103,11 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
         )
         ended = run_script(target, plan.script.arguments, watcher, Stopper(), audience, greeting)
     except BaseException:
-        remove_empty([path] if plan.numbered else [])
-        remove_claim(path)
+        forget(plan, path)
         raise
     if watcher.forked():
         end_as(ended.failure)
+    plan.settle_files(ended.failure, audience)
     if ended.trouble is not None:
         audience.complain(failure_in_words(ended.trouble))
     else:

@@ -52,7 +52,7 @@ from ampmem.simulator.private.general import (
     without_autocast,
 )
 from ampmem.simulator.scratch.scratch import made_by, whole_result
-from ampmem.simulator.values import LARGE, Guesses, Known, ValueReads, written
+from ampmem.simulator.values import LARGE, Guesses, Known, MadeUpTensors, ValueReads, written
 from ampmem.simulator.where import NotSimulated, stop
 from ampmem.simulator.world import check_index
 
@@ -271,6 +271,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.likely = Known()
         """Values that are not known, but likely."""
         self.guesses = Guesses(device, assumed)
+        self.made_up = MadeUpTensors()
         self.accumulation = Accumulation()
         self.additions = InPlaceAdditions(PRODUCT, device.assume)
         self.extras = Extras(device)
@@ -371,7 +372,9 @@ class SimulatedMode(SharedFakeTensorMode):
             self.pinned.add(made.untyped_storage())
             return made
         if not self._concerns(func, types, args, kwargs):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self.made_up.after(args, result)
+            return result
         if kwargs.get("layout") not in _DENSE:
             raise stop(no_layout(kwargs["layout"]))
         self.work.move(func, args, kwargs)

@@ -27,7 +27,7 @@ from ampmem.simulator.private import general
 from ampmem.simulator.private.general import holders, kernels_of_cuda, running_node
 from ampmem.simulator.refusal import our_fault, refusal
 from ampmem.simulator.scratch import convolutions
-from ampmem.simulator.torch_cuda import attention, cuda, recurrent
+from ampmem.simulator.torch_cuda import attention, cuda, files, recurrent
 from ampmem.simulator.where import stop, take_stops
 from ampmem.simulator.world import World, enter
 
@@ -42,12 +42,19 @@ class Simulation:
     """One simulated GPU until :meth:`end`, on this thread; one at a time.
 
     ``label`` is the simulated type of torch device. ``assumed`` are the user's assumptions about data. ``world`` is the
-    rank and number of ranks of the script; without it there is no communication. Raises ``UsageError`` if torch lacks
-    something, if it uses a real GPU already, or if a device is being simulated already.
+    rank and number of ranks of the script; without it there is no communication. ``saves`` says that the user's files
+    are protected, so tensors without values can be saved; otherwise saving them is an error. Raises ``UsageError`` if
+    torch lacks something, if it uses a real GPU already, or if a device is being simulated already.
     """
 
     def __init__(
-        self, gpu: GpuSpec, *, label: str = "cuda", assumed: Assumed = NOTHING, world: World | None = None
+        self,
+        gpu: GpuSpec,
+        *,
+        label: str = "cuda",
+        assumed: Assumed = NOTHING,
+        world: World | None = None,
+        saves: bool = False,
     ) -> None:
         _check_process()
         settings = settings_of_environment(os.environ)
@@ -67,6 +74,8 @@ class Simulation:
                     undo.callback(enter(world))
                 take_stops()  # forget stops of an earlier block
                 mode = _install(SimulatedMode(self.device, assumed), undo, world)
+                if label == "cuda":
+                    undo.callback(files.install(mode, saves=saves))
                 mode.accumulation.alone = tried.accumulation.alone
                 self.work = mode.work
                 self._undo = undo.pop_all()

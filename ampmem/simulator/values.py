@@ -218,6 +218,33 @@ def _of(dtype: torch.dtype, number: float) -> Number:
     return float(number) if dtype.is_floating_point or dtype.is_complex else int(number)
 
 
+class MadeUpTensors:
+    """Real tensors on the CPU whose numbers were made up, and with :attr:`follow` those computed from them."""
+
+    def __init__(self) -> None:
+        self._storages: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self.follow = False
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return len(self._storages) > 0 and _on_cpu(tensor) and tensor.untyped_storage() in self._storages
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Note that the numbers in ``tensor`` were made up."""
+        self._storages.add(tensor.untyped_storage())
+
+    def after(self, given: Sequence[Any], result: Any) -> None:
+        """Note the ``result`` of an op that was computed from what was ``given``."""
+        if self.follow and self._storages and any(one in self for one in given if isinstance(one, torch.Tensor)):
+            for one in result if isinstance(result, (tuple, list)) else (result,):
+                if isinstance(one, torch.Tensor) and _on_cpu(one):
+                    self.add(one)
+
+
+def _on_cpu(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` has real memory on the CPU."""
+    return not isinstance(tensor, FakeTensor) and tensor.layout is torch.strided and tensor.device.type == "cpu"
+
+
 class Guesses:
     """Notes on guessed numbers, with the lines of the script: one note per kind."""
 
@@ -358,6 +385,7 @@ class Runs(Protocol):
     known: Known
     likely: Known
     guesses: Guesses
+    made_up: MadeUpTensors
 
     def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an op on fake tensors."""
@@ -431,6 +459,7 @@ class ValueReads:
         if not _arrives(target, source):
             return self._given(target, source, self._mode.run(func, args, kwargs))
         self._wait(source, how[0] if how else kwargs.get("non_blocking"))
+        self._note_made_up(source, target)
         return func(target, self._values(source))
 
     def _given(self, target: torch.Tensor, source: torch.Tensor, result: Any) -> Any:
@@ -456,8 +485,15 @@ class ValueReads:
         """The values of ``source`` as the script reads them."""
         values = self._values(source)
         if values.shape == source.shape:
-            return values.to(dtype, copy=True)
-        return torch.full(source.shape, values.item(), dtype=dtype, device="cpu", requires_grad=False)
+            read = values.to(dtype, copy=True)
+        else:
+            read = torch.full(source.shape, values.item(), dtype=dtype, device="cpu", requires_grad=False)
+        self._note_made_up(source, read)
+        return read
+
+    def _note_made_up(self, source: torch.Tensor, read: torch.Tensor) -> None:
+        if self._mode.known.of(source) is None:
+            self._mode.made_up.add(read)
 
     def _values(self, source: FakeTensor) -> torch.Tensor:
         """The values of ``source``; a single number if all elements are guessed alike."""

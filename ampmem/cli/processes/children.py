@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryFile
 from threading import Lock
@@ -20,15 +20,16 @@ from typing import IO, Any, Self, TypeVar
 
 import click
 
-from ampmem.cli.options import ScriptOptions
+from ampmem.cli.options import ScriptOptions, settled
 from ampmem.cli.processes.messages import Inbox, StepEnded
+from ampmem.cli.processes.protection import way_here
 from ampmem.cli.processes.starting import Running, Warmed, fresh
 from ampmem.errors import UsageError
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.output import Terminal, printable
 from ampmem.recorder.script import STDIN, standard_input
 from ampmem.reporters.text.plain_text import shorten
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Arm, Device, Files
 
 STEPS = 2
 """The number of steps to record where only the peak matters: the optimizer state is complete after the first."""
@@ -334,12 +335,37 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *option
     arguments += ["--sync" if script.synchronize else "--no-sync", "--stacks" if script.stacks else "--no-stacks"]
     for assumption in script.assume:
         arguments += ["--assume", assumption]
+    if script.files is not None:
+        arguments += ["--files", script.files, "--files-limit", script.files_limit]
+    if script.keep_files is not None:
+        arguments += ["--keep-files", str(script.keep_files.absolute())]
     arguments += script.forced.options()
     if script.force:
         arguments.append("--force")
     if script.as_module:
         arguments.append("-m")
     return [*arguments, "--", script.script_or_module, *script.arguments]
+
+
+def for_several_runs(script: ScriptOptions) -> ScriptOptions:
+    """``script`` settled for a command that runs it several times: unless told otherwise, its files are protected.
+
+    On a real device a line says so, since the same script run by ``ampmem profile`` writes its files.
+    """
+    script = settled(script)
+    script = replace(script, files=script.files or Files.PROTECT)
+    if script.protects:
+        if script.device is not Device.SIMULATED:
+            Terminal(sys.stderr).say(_PROTECTED)
+        if limits := way_here(Path.cwd()).limits:
+            Terminal(sys.stderr).say(limits)
+    return script
+
+
+_PROTECTED = (
+    "the runs leave your files as they are: what the script writes is gone after each run (--files write lets every "
+    "run write, --keep-files DIR keeps copies)"
+)
 
 
 def misplaced(script: ScriptOptions, ended: ChildEnd) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -61,6 +61,9 @@ class Audience:
         """Report a step, to show how far the script has got."""
         raise NotImplementedError
 
+    def reach(self, real: Callable[[Path], Path]) -> None:
+        """Write to the path that ``real`` gives for each file from now on, as this process's files are protected."""
+
     def failed(self, failure: FailureRecord) -> None:
         """Report what ended the script, or why it cannot be recorded; a person has the traceback or the complaint."""
 
@@ -100,6 +103,10 @@ class Parent(Audience):
 
     def __init__(self, file: Path) -> None:
         self._file = file.absolute()  # the script may change the directory
+
+    def reach(self, real: Callable[[Path], Path]) -> None:
+        """Write to the same file by another path."""
+        self._file = real(self._file)
 
     def step(self, ended: StepEnded) -> None:
         """Append the step as a line of JSON."""

@@ -12,16 +12,17 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampmem.cli.options import ScriptOptions, assumed_data, simulated_gpu
+from ampmem.cli.processes.messages import Audience
+from ampmem.cli.processes.protection import UNPROTECTED, Protected, new_folder, protect
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
-from ampmem.output import check_output, claim, lock_file
+from ampmem.output import check_output, claim, lock_file, remove_empty
 from ampmem.recorder.ranks.environment import Launched
 from ampmem.recorder.script import Target
 from ampmem.recording import (
@@ -103,10 +104,10 @@ def _near(path: Path) -> Path:
     return path
 
 
-def ranks_left(names: Sequence[Path]) -> list[str]:
+def ranks_left(names: Sequence[Path], protected: Protected = UNPROTECTED) -> list[str]:
     """What the ranks recorded to ``names``, and how to look at it."""
-    there = [name for name in names if name.exists()]
-    lines = [f"{name} is missing: that rank left no recording" for name in names if name not in there]
+    there = [protected.named(name) for name in names if name.exists()]
+    lines = [f"{protected.named(name)} is missing: that rank left no recording" for name in names if not name.exists()]
     found = rank_of(there[0]) if there else None
     if found is not None:
         lines.append(f"{len(there)} of {len(names)} ranks: ampmem show {all_ranks(there[0], found.world_size)}")
@@ -186,6 +187,8 @@ class Plan:
     results_into: Path | None = None
     names_into: Path | None = None
     launched: Launched | None = None
+    protected: Protected = UNPROTECTED
+    """How the user's files are protected from the script by now."""
 
     @property
     def place_known(self) -> PlaceRecord | None:
@@ -205,6 +208,38 @@ class Plan:
         if size == 1 or self.report_to is not None or rank_of(path) is not None:
             return path
         return rank_file(path, self.script.rank or 0, size)
+
+    def protect(self, path: Path) -> Plan:
+        """The plan for the process in which the script runs, with the user's files protected if it asks for that.
+
+        ``path`` is the recording. This process may be continued by a child (:func:`~protection.protect`).
+        """
+        script = self.script
+        if self.protected.active or not script.protects:
+            return self
+        keep = script.keep_files
+        if keep is not None:
+            keep = new_folder(keep) if self.report_to is not None else keep
+            keep.mkdir(parents=True, exist_ok=True)
+        files = (path, self.html, self.snapshot, self.report_to, self.names_into, self.results_into, self.times_into)
+        folders = [each.absolute().parent for each in files if each is not None]
+        folders += [] if keep is None else [keep.absolute()]
+        claimed = [path.absolute()] if self.numbered else []
+        found = protect(tuple(dict.fromkeys(folders)), script.most_written, claimed, keep)
+        return replace(self, protected=found, script=replace(script, keep_files=keep))
+
+    def settle_files(self, failure: BaseException | None, audience: Audience) -> None:
+        """Keep what the script has written, if asked for, and say what became of it; ``failure`` ended the script."""
+        protected, keep = self.protected, self.script.keep_files
+        if why := protected.why(failure):
+            audience.complain(why)
+        if keep is None:
+            said = protected.unkept()
+        else:
+            number = protected.keep(protected.real(keep))
+            said = f"kept {number} file{'' if number == 1 else 's'} that the script wrote in {keep}" if number else ""
+        if said:
+            audience.say(said)
 
     def find(self, suffix: str = "") -> tuple[Target, str]:
         """The script, and its title with ``suffix``, which names the recording. Checks all files to write."""
@@ -232,7 +267,11 @@ class Plan:
         ``spawns`` says that the script may start ranks itself, and need not train in this process.
         """
         if self.launched is not None:
-            job, force = partial(self.path, title), self.script.force
+            force = self.script.force
+
+            def job(number: int) -> Path:
+                return self.protected.real(self.path(title, number))
+
             return place_rank(job, self.launched, numbered=self.numbered, force=force)
         number = claim(lambda number: [self.path(title, number)]) if self.numbered else 1
         path = self.path(title, number)
@@ -258,7 +297,7 @@ class Plan:
             raise refusal(error) from error
         size = self.script.world_size
         world = None if size is None else World(rank=self.script.rank or 0, size=size)
-        return Simulation(gpu, assumed=assumed, world=world)
+        return Simulation(gpu, assumed=assumed, world=world, saves=self.protected.by_kernel)
 
     def options(
         self,
@@ -275,7 +314,7 @@ class Plan:
 
         script = self.script
         return Options(
-            path=path.absolute(),
+            path=self.protected.real(path).absolute(),
             script=script.name,
             arguments=script.arguments,
             steps=script.steps,
@@ -294,6 +333,13 @@ class Plan:
             forced=script.forced,
             script_sha256="" if target is None else target.sha256,
         )
+
+
+def forget(plan: Plan, path: Path) -> None:
+    """Remove what was claimed for the recording at ``path``, which was not begun."""
+    path = plan.protected.real(path)
+    remove_empty([path] if plan.numbered else [])
+    remove_claim(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

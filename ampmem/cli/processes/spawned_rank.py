@@ -76,12 +76,12 @@ class SpawnedRank:
             return
         crew, plan = self._crew, self._crew.plan
         known = Launched(place=place, here=range(place.world_size))
-        audience: Audience = OfRank(known) if plan.report_to is None else Parent(plan.report_to)
+        audience: Audience = OfRank(known) if plan.report_to is None else Parent(plan.protected.real(plan.report_to))
         near = Path() if Path.cwd() == crew.directory else crew.directory
         path = None
         try:
             name, greeting = place_rank(
-                lambda number: near / plan.path(crew.title, number),
+                lambda number: plan.protected.real(near / plan.path(crew.title, number)),
                 known,
                 numbered=plan.numbered,
                 force=plan.script.force,

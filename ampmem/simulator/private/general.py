@@ -11,8 +11,8 @@ import functools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
@@ -359,6 +359,46 @@ def without_autocast() -> Any:
 def without_modes() -> Any:
     """A region without any dispatch mode, in which torch reads files as without a simulation. Since 2.0."""
     return _disable_current_modes()
+
+
+@contextmanager
+def saving_without_values() -> Iterator[None]:
+    """A block in which ``torch.save`` leaves room for the values of fake tensors, and writes those of real ones.
+
+    torch can leave out the values of all tensors (``skip_data``, since 2.8) or of none: so it is told to while it
+    pickles, when it would refuse fake tensors, and writes each storage by its device. ``_save`` exists since 1.6.
+    """
+    save: Any = torch.serialization._save
+    without_data: Any = torch.serialization.skip_data
+    cpu = torch.UntypedStorage.cpu
+
+    class Holes:
+        """A zip file in which storages without memory are holes."""
+
+        def __init__(self, zip_file: Any) -> None:
+            self._file = zip_file
+
+        def write_record(self, name: str, data: Any, size: int) -> None:
+            if isinstance(data, torch.UntypedStorage) and data.device.type == "meta":
+                self._file.write_record_metadata(name, size)
+            else:
+                self._file.write_record(name, data, size)
+
+    def with_holes(obj: Any, zip_file: Any, pickle_module: Any, *rest: Any) -> None:
+        class Pickler(pickle_module.Pickler):  # type: ignore[misc]
+            def dump(self, obj: Any) -> None:
+                with without_data(materialize_fake_tensors=True):
+                    super().dump(obj)
+
+        save(obj, Holes(zip_file), SimpleNamespace(Pickler=Pickler), *rest)
+
+    def to_cpu(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        return storage if storage.device.type == "meta" else cpu(storage)
+
+    with ExitStack() as undo:
+        undo.callback(replace_all((torch.serialization,), {"_save": with_holes}))
+        undo.callback(replace_all((torch.UntypedStorage,), {"cpu": to_cpu}))
+        yield
 
 
 def running_node() -> tuple[str, int]:

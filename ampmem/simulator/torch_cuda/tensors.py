@@ -1,4 +1,4 @@
-"""Operations on tensors without values: printing, converting, saving, loading, random initialization.
+"""Operations on tensors without values: printing, converting, random initialization.
 
 Libraries check whether a tensor is fake, to detect tracing: a tensor on the simulated device must not seem so.
 """
@@ -6,25 +6,22 @@ Libraries check whether a tensor is fake, to detect tracing: a tensor on the sim
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
-from ampmem.own_code import OWN_FOLDERS, is_torch, script_line
+from ampmem.own_code import OWN_FOLDERS, is_torch
 from ampmem.patching import added, put_in, replace_all
-from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import general
-from ampmem.simulator.private.general import FAKE_TENSOR_MODULES, FakeTensor, tree_leaves, tree_map, without_modes
-from ampmem.simulator.where import stop
+from ampmem.simulator.private.general import FAKE_TENSOR_MODULES, FakeTensor
+from ampmem.simulator.torch_cuda.files import MadeUp
 from ampmem.simulator.world import check_index, here
 
 aten = torch.ops.aten
@@ -56,7 +53,6 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(general.read_in_lists(functools.partial(_read, mode)))
         undo.callback(replace_all((torch.UntypedStorage,), _storage_writes(mode)))
         undo.callback(replace_all((torch.TypedStorage,), _typed_storage_writes(mode)))
-        undo.callback(replace_all((torch, torch.serialization), _files(device)))
         undo.callback(replace_all((torch,), {"ctc_loss": _ctc_loss(mode)}))
         undo.callback(replace_all((torch.nn.functional,), {"one_hot": _one_hot()}))
         undo.callback(_generators())
@@ -238,7 +234,8 @@ def _numpy(tensor: FakeTensor, mode: SimulatedMode, *, force: bool = False) -> A
     if not force and tensor.requires_grad:
         raise RuntimeError("Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.")
     mode.guesses.note("a large tensor without values became a numpy array of zeros")
-    return np.zeros(tuple(tensor.shape), dtype=torch.empty(0, dtype=tensor.dtype, device="cpu").numpy().dtype)
+    zeros = np.zeros(tuple(tensor.shape), dtype=torch.empty(0, dtype=tensor.dtype, device="cpu").numpy().dtype)
+    return zeros.view(MadeUp) if mode.made_up.follow else zeros
 
 
 def _scatter(tensor: torch.Tensor, devices: Any = None, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
@@ -277,81 +274,6 @@ def _generators() -> Callable[[], None]:
         undo.callback(replace_all((torch,), {"Generator": Generator}))
         undo.callback(replace_all((torch.cuda,), {"default_generators": (Generator("cuda"),)}))
         return undo.pop_all().close
-
-
-def _files(device: SimulatedDevice) -> dict[str, Any]:
-    """``torch.save`` without values that do not exist; ``torch.load`` as on a machine with the GPU."""
-    save_original, load_original = torch.save, torch.load
-    left_out: dict[Path, str] = {}  # files that were not written, and the lines that save them
-
-    @functools.wraps(save_original)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        leaves = obj.parameters() if isinstance(obj, torch.nn.Module) else tree_leaves(obj)
-        if not any(isinstance(leaf, FakeTensor) for leaf in leaves):
-            return save_original(obj, f, *args, **kwargs)
-        device.not_written(f"torch.save wrote nothing, because tensors had no values, at {script_line()}")
-        if (path := _path(f)) is not None:
-            left_out[path] = script_line()
-        return None
-
-    @functools.wraps(load_original)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        path = _path(f)
-        if path is not None and path in left_out and not path.exists():
-            raise stop(
-                f"{path} does not exist: torch.save wrote nothing at {left_out[path]}, because tensors of a simulated "
-                "device have no values; leave the load out"
-            )
-        places: dict[int, str] = {}
-
-        def locate(storage: Any, location: str) -> Any:
-            chosen = _location(map_location, storage, location)
-            if isinstance(chosen, str):
-                places[storage.data_ptr()] = chosen
-                return storage
-            return chosen
-
-        with without_modes():
-            loaded = load_original(f, locate, *args, **kwargs)
-        return _placed(loaded, {address for address, place in places.items() if torch.device(place).type == "cuda"})
-
-    return {"save": save, "load": load}
-
-
-def _path(file: Any) -> Path | None:
-    return Path(file).absolute() if isinstance(file, (str, os.PathLike)) else None
-
-
-def _placed(loaded: Any, addresses: set[int]) -> Any:
-    """``loaded`` with the tensors at one of ``addresses`` moved to the device."""
-    moved: dict[Any, torch.Tensor] = {}
-
-    def goes(tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in addresses
-
-    def move(leaf: Any) -> Any:
-        if isinstance(leaf, torch.nn.Module):
-            return leaf.to("cuda") if any(map(goes, leaf.parameters())) else leaf
-        if not isinstance(leaf, torch.Tensor) or not goes(leaf):
-            return leaf
-        key = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype)
-        if key not in moved:
-            there = leaf.detach().to("cuda")
-            parameter = isinstance(leaf, torch.nn.Parameter)
-            moved[key] = torch.nn.Parameter(there, leaf.requires_grad) if parameter else there
-        return moved[key]
-
-    return tree_map(move, loaded)
-
-
-def _location(map_location: Any, storage: Any, location: str) -> Any:
-    """The device of a loaded storage: ``map_location``'s device, or the result of the script's function."""
-    if callable(map_location):
-        placed = map_location(storage, location)
-        return location if placed is None else placed
-    if isinstance(map_location, dict):
-        return str(map_location.get(location, location))
-    return location if map_location is None else str(map_location)
 
 
 class _Kind(type(FakeTensor)):  # type: ignore[misc]

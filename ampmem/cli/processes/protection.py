@@ -1,0 +1,402 @@
+"""Keeps the script's writes from the user's files, in a run that is made to predict, to search or to compare.
+
+Three ways, the first that works: overlays in a namespace of the process's own, where each writer, native ones included,
+writes to memory; Landlock, by which the kernel refuses writes; and refusal by Python's own functions only. What ampmem
+itself writes reaches the real folders in each of them, through :meth:`Protected.real`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ampmem.cli.processes import kernel
+from ampmem.output import copy_with_holes, remove_empty
+from ampmem.units import format_bytes
+
+_INHERITED = "AMPMEM_PROTECTED"
+"""The variable by which a launcher passes its protection to the processes that it starts."""
+
+
+class Way(StrEnum):
+    """How the user's files are protected."""
+
+    NOT = "not"
+    OVERLAY = "overlay"
+    """Writes go to memory, and are gone with the run."""
+    LANDLOCK = "landlock"
+    """The kernel refuses writes outside of one folder."""
+    PYTHON = "python"
+    """Python's own functions refuse them."""
+
+
+_LIMITS = {
+    Way.LANDLOCK: "this machine allows no overlays (namespaces are off), so the script cannot write files outside of "
+    "{scratch}: it gets PermissionError",
+    Way.PYTHON: "this machine allows neither overlays nor Landlock, so files are protected from Python's own functions "
+    "only: libraries that write in C++ or Rust, and programs that the script starts, can change the files in place",
+}
+"""What a user has to know of the weaker ways."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protected:
+    """The state of this process: the ``way`` of protection, and where ampmem itself writes.
+
+    ``folders`` are pairs of a real folder and the path by which ampmem reaches it. ``scratch`` is the folder in which
+    the script can write with the weaker ways; ``written`` are pairs of a covered folder and the folder with what the
+    script wrote below it.
+    """
+
+    way: Way = Way.NOT
+    folders: tuple[tuple[str, str], ...] = ()
+    scratch: str = ""
+    written: tuple[tuple[str, str], ...] = ()
+    limit: int = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether the script's writes are kept from the user's files."""
+        return self.way is not Way.NOT
+
+    @property
+    def by_kernel(self) -> bool:
+        """Whether every writer is kept from them, native ones included."""
+        return self.way in (Way.OVERLAY, Way.LANDLOCK)
+
+    @property
+    def limits(self) -> str:
+        """What a user has to know before the run; empty for overlays, which the script does not notice."""
+        return _LIMITS.get(self.way, "").format(scratch=self.scratch)
+
+    def real(self, path: Path) -> Path:
+        """The path by which ampmem reaches ``path`` in one of the :attr:`folders`; others are returned unchanged."""
+        if not self.active:
+            return path
+        absolute = path.absolute()
+        reached = dict(self.folders)
+        if str(absolute) in reached:
+            return Path(reached[str(absolute)])
+        folder = reached.get(str(absolute.parent))
+        return path if folder is None else Path(folder, absolute.name)
+
+    def named(self, path: Path) -> Path:
+        """The user's name of a file that ampmem reaches at ``path``."""
+        return next((Path(name, path.name) for name, folder in self.folders if folder == str(path.parent)), path)
+
+    def pass_on(self) -> None:
+        """Have the processes that this one starts know their protection, which they inherit."""
+        if self.active:
+            os.environ[_INHERITED] = json.dumps(asdict(self))
+
+    def files(self) -> Iterator[tuple[Path, Path]]:
+        """Each file that the script has written and not removed: the user's name, and where it is."""
+        for folder, upper in self.written:
+            for parent, folders, names in os.walk(upper):
+                folders[:] = [name for name in folders if not name.startswith(_OWN)]
+                for path in (Path(parent, name) for name in names):
+                    if path.is_file() and not path.is_symlink():
+                        yield Path(folder, path.relative_to(upper)), path
+
+    def full(self) -> bool:
+        """Whether the script has used up the memory for files."""
+        if self.way is not Way.OVERLAY or not self.written:
+            return False
+        space = os.statvfs(self.written[0][1])
+        return space.f_bavail * space.f_frsize < self.limit // 256
+
+    def why(self, failure: BaseException | None) -> str:
+        """The protection's part in a ``failure`` of the script, and what to do; empty if there is none."""
+        if self.full():  # libraries report a full disk by errors of their own
+            return (
+                f"files that the script writes take at most {format_bytes(self.limit)} of memory here: raise "
+                "--files-limit, or let the script write them (--files write)"
+            )
+        if self.active and isinstance(failure, OSError) and failure.errno in _REFUSED:
+            where = f"outside of {self.scratch}" if self.scratch else "there"
+            return (
+                f"to protect your files, the script cannot write {where} in this run: give it another folder, or let "
+                "it write its files (--files write)"
+            )
+        return ""
+
+    def keep(self, folder: Path) -> int:
+        """Copy the files that the script has written to ``folder``, below their full names; returns their number.
+
+        With the weaker ways the files are in the scratch folder already.
+        """
+        written = list(self.files())
+        for name, path in written:
+            there = folder / name.relative_to("/")
+            there.parent.mkdir(parents=True, exist_ok=True)
+            copy_with_holes(path, there)
+        return len(written)
+
+    def unkept(self) -> str:
+        """The sentence about files that the script has written and that are gone with the run; empty without any."""
+        sizes = [path.stat().st_size for _, path in self.files()]
+        if not sizes:
+            return ""
+        files = "1 file" if len(sizes) == 1 else f"{len(sizes):,} files"
+        be = "is" if len(sizes) == 1 else "are"
+        return (
+            f"the script wrote {files} ({format_bytes(sum(sizes))}), which {be} gone now: your own files are as "
+            "before (--keep-files DIR keeps what is written)"
+        )
+
+
+UNPROTECTED = Protected()
+
+_OWN = ".ampmem-"
+"""How the names of ampmem's own folders begin."""
+_REFUSED = (errno.EACCES, errno.EROFS, errno.EOVERFLOW, errno.EXDEV, errno.EPERM)
+
+
+def inherited() -> Protected:
+    """The protection of the launcher that started this process; none if there was no such launcher."""
+    text = os.environ.pop(_INHERITED, "")
+    if not text:
+        return UNPROTECTED
+    given = json.loads(text)
+    pairs = {name: tuple(map(tuple, given[name])) for name in ("folders", "written")}
+    found = Protected(**(given | pairs | {"way": Way(given["way"])}))
+    if found.way is Way.PYTHON:
+        _refuse_in_python([found.scratch, *(reached for _, reached in found.folders)])
+    return found
+
+
+def protect(
+    folders: Sequence[Path], limit: int, claimed: Sequence[Path] = (), scratch: Path | None = None
+) -> Protected:
+    """Protect the user's files from this process and all that it starts, but for what ampmem writes in ``folders``.
+
+    The script can write at most ``limit`` bytes. Where only a child process can be protected, the run continues in a
+    forked child, and this process ends as the child does; ``claimed`` are empty files that are removed if the child has
+    recorded nothing. With the weaker ways the script can write in ``scratch``, or else in a new folder for the run.
+    """
+    if os.getuid() == 0 and sys.platform == "linux":
+        with suppress(OSError):  # without privileges for it nothing has happened
+            return _overlaid(folders, limit, as_root=True)
+    ways = (
+        (partial(_overlaid, folders, limit, as_root=False), partial(_landlocked, folders, scratch))
+        if sys.platform == "linux"
+        else ()
+    )
+    for enter in (*ways, partial(_in_python, folders, scratch)):
+        found = _in_child(enter, partial(_publish, folders, claimed))
+        if found is not None:
+            return found
+    raise AssertionError("unreachable")
+
+
+def way_here(folder: Path) -> Protected:
+    """The protection that a process would get here, found out by a child that ends at once."""
+    told, tell = os.pipe()
+    with _forking():
+        child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            os.close(told)
+            found = protect([folder], 1 << 20)
+            os.write(tell, json.dumps([found.way, found.scratch]).encode())
+            with suppress(OSError):
+                Path(found.scratch).rmdir()
+        os._exit(0)
+    os.close(tell)
+    with os.fdopen(told, "rb") as answer:
+        way, scratch = json.loads(answer.read() or '["python", ""]')
+    os.waitpid(child, 0)
+    return Protected(way=Way(way), scratch=scratch)
+
+
+def _overlaid(folders: Sequence[Path], limit: int, *, as_root: bool) -> Protected:
+    found = kernel.overlay_everything(folders, limit, as_root=as_root)
+    return Protected(
+        way=Way.OVERLAY,
+        folders=tuple((str(folder), str(found.place / f"out{i}")) for i, folder in enumerate(folders)),
+        written=tuple((folder, str(upper)) for folder, upper in found.written.items()),
+        limit=limit,
+    )
+
+
+def _landlocked(folders: Sequence[Path], scratch: Path | None) -> Protected:
+    found = _beside(Way.LANDLOCK, folders, scratch)
+    kernel.landlock([Path(found.scratch), *(Path(reached) for _, reached in found.folders)])
+    return found
+
+
+def _in_python(folders: Sequence[Path], scratch: Path | None) -> Protected:
+    found = _beside(Way.PYTHON, folders, scratch)
+    _refuse_in_python([found.scratch, *(reached for _, reached in found.folders)])
+    return found
+
+
+def _beside(way: Way, folders: Sequence[Path], scratch: Path | None) -> Protected:
+    """The state for the weaker ways: ampmem writes into a new folder in each of ``folders``, the script into one more.
+
+    The parent process puts the files in their places when this one has ended.
+    """
+    made = Path(tempfile.mkdtemp(prefix=f"{_OWN}files-")) if scratch is None else scratch
+    os.environ["TMPDIR"] = tempfile.tempdir = str(made)
+    own = [_own_folder(folder, os.getpid()) for folder in folders]
+    for folder in own:
+        folder.mkdir(mode=0o700)
+    pairs = tuple((str(folder), str(reached)) for folder, reached in zip(folders, own, strict=True))
+    return Protected(way=way, folders=pairs, scratch=str(made))
+
+
+def _own_folder(folder: Path, process: int) -> Path:
+    return folder / f"{_OWN}{process}"
+
+
+def _publish(folders: Sequence[Path], claimed: Sequence[Path], process: int) -> None:
+    """Put what ampmem has written in the child ``process`` in its place, without replacing other recordings."""
+    for folder in folders:
+        own = _own_folder(folder, process)
+        if not own.is_dir():
+            continue
+        for path in sorted(own.iterdir()):
+            path.replace(folder / path.name)
+        shutil.rmtree(own, ignore_errors=True)
+    remove_empty(claimed)
+
+
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_BY_KERNEL = 0x80
+"""The code of a signal from the terminal, which the child gets as well (``SI_KERNEL``)."""
+
+
+def _forking() -> warnings.catch_warnings[None]:
+    """A block in which Python does not warn that a process with several threads is forked: numpy's have no locks."""
+    return warnings.catch_warnings(action="ignore", category=DeprecationWarning)
+
+
+def _in_child(enter: Callable[[], Protected], publish: Callable[[int], None]) -> Protected | None:
+    """``enter`` in a forked child, in which this returns; the parent waits, and ends as the child does.
+
+    ``None``, in the parent, if the child could not be protected.
+    """
+    told, tell = os.pipe()
+    watched = {*_FORWARDED, signal.SIGCHLD}
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    reaped = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, the child's status would be lost
+    with _forking():
+        child = os.fork()
+    if child == 0:
+        os.close(told)
+        try:
+            found = enter()
+        except OSError:
+            os._exit(1)
+        if sys.platform == "linux":
+            kernel.end_with_parent(signal.SIGKILL)
+        os.write(tell, b"\0")
+        os.close(tell)
+        signal.signal(signal.SIGCHLD, reaped)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        return found
+    os.close(tell)
+    with os.fdopen(told, "rb") as answer:
+        entered = answer.read()
+    if not entered:
+        os.waitpid(child, 0)
+        signal.signal(signal.SIGCHLD, reaped)
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        return None
+    status = _wait(child, watched)
+    publish(child)
+    _end_like(status)
+
+
+def _wait(child: int, watched: set[signal.Signals]) -> int:
+    """The status of ``child`` at its end; signals that only this process gets are passed on."""
+    while True:
+        got = signal.sigwaitinfo(watched)
+        if got.si_signo == signal.SIGCHLD:
+            number, status = os.waitpid(child, os.WNOHANG)
+            if number:
+                return status
+        elif got.si_code != _BY_KERNEL:
+            os.kill(child, got.si_signo)
+
+
+def _end_like(status: int) -> NoReturn:
+    """End this process as a child with this ``status`` has ended."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has dumped core already
+        with suppress(OSError, ValueError):
+            signal.signal(-code, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+        os.kill(os.getpid(), -code)
+    os._exit(code & 0xFF)
+
+
+_CHANGES = {
+    "os.remove": (0, 1),
+    "os.rmdir": (0, 1),
+    "os.mkdir": (0, 2),
+    "os.rename": (0, 2),
+    "os.link": (1, 3),
+    "os.symlink": (1, 2),
+    "os.truncate": (0, None),
+    "os.chmod": (0, 2),
+    "os.chown": (0, 3),
+    "os.utime": (0, 3),
+}
+"""Python's audit events that change a file: the places of the path and of its folder's descriptor."""
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def _refuse_in_python(folders: Sequence[str]) -> None:
+    """Have Python's own functions refuse to change files outside of ``folders``, for the rest of this process."""
+    allowed = [f"{os.path.realpath(folder)}/" for folder in (*folders, "/dev", "/proc")]
+
+    def refuse(path: Any, descriptor: Any = None) -> None:
+        if isinstance(path, int):
+            return  # an open file
+        name = os.fsdecode(path)
+        if isinstance(descriptor, int) and descriptor >= 0 and not name.startswith("/"):
+            name = f"/proc/self/fd/{descriptor}/{name}"
+        full = Path(os.path.realpath(name))
+        special = full.exists() and not full.is_file() and not full.is_dir()
+        if special or any(f"{full}/".startswith(folder) for folder in allowed):
+            return
+        raise PermissionError(errno.EACCES, "ampmem protects this file: --files write lets the script write", name)
+
+    def hook(event: str, given: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(given[2], int) and given[2] & _WRITING:
+            refuse(given[0])
+        elif event in _CHANGES:
+            place, descriptor = _CHANGES[event]
+            refuse(given[place], None if descriptor is None else given[descriptor])
+            if event == "os.rename":
+                refuse(given[1], given[3])
+
+    sys.addaudithook(hook)
+
+
+def new_folder(folder: Path) -> Path:
+    """The first of the folders ``folder/1``, ``folder/2`` … that does not exist; it is made now."""
+    for number in count(1):
+        made = folder / str(number)
+        with suppress(FileExistsError):
+            made.mkdir(parents=True)
+            return made
+    raise AssertionError("unreachable")

@@ -1,0 +1,309 @@
+"""Files with tensors: written without values where the user's files are protected, else refused.
+
+A simulated run trains on made-up numbers, which must never replace trained weights. Where a process of its own keeps
+every write from the user's files, tensors are saved as files with holes for their values, so a script can load what it
+has saved. Elsewhere, as in a block of code in the user's process, saving made-up numbers is an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import os
+import pickle
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import numpy as np
+import torch
+
+from ampmem.output import copy_with_holes
+from ampmem.patching import Undo, replace_all
+from ampmem.simulator.mode import SimulatedMode
+from ampmem.simulator.private import general
+from ampmem.simulator.private.general import FakeTensor, tree_leaves, tree_map, without_modes
+from ampmem.simulator.where import stop
+
+_REFUSED = (
+    "{what} would write made-up numbers, because a simulated device has no data; leave it out of this block, or run "
+    "the script with ampmem profile --device sim, which keeps your files as they are"
+)
+
+
+def install(mode: SimulatedMode, *, saves: bool) -> Undo:
+    """Install all of it; returns the undo. ``saves`` says that files can be written, as the user's are protected."""
+    with ExitStack() as undo:
+        how = _Saving() if saves else _Refusing(mode)
+        load = _load(torch.load)
+        undo.callback(replace_all((torch, torch.serialization), {"save": how.save(torch.save), "load": load}))
+        if importlib.util.find_spec("safetensors") is not None:
+            import safetensors.torch
+
+            undo.callback(replace_all((safetensors.torch,), how.safetensors(safetensors.torch)))
+        if isinstance(how, _Refusing):
+            undo.callback(how.install())
+        return undo.pop_all().close
+
+
+class _Saving:
+    """Writes tensors without values as holes in files, which take no space."""
+
+    def save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.save``. It has one file format for them: the older one cannot leave values out."""
+
+        @functools.wraps(original)
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if not any(isinstance(leaf, FakeTensor) for leaf in _leaves(obj)):
+                return original(obj, f, *args, **kwargs)
+            kwargs.pop("_use_new_zipfile_serialization", None)
+            with general.saving_without_values():
+                return original(obj, f, *args[:2], **kwargs)
+
+        return save
+
+    def safetensors(self, module: Any) -> dict[str, Any]:
+        """safetensors' function that writes a file."""
+        original, names = module.save_file, {kind: name for name, kind in module._TYPES.items()}
+
+        @functools.wraps(original)
+        def save_file(tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Any = None) -> Any:
+            if not any(isinstance(tensor, FakeTensor) for tensor in tensors.values()):
+                return original(tensors, filename, metadata)
+            _write_safetensors(tensors, filename, metadata, names)
+            return None
+
+        return {"save_file": save_file}
+
+
+def _write_safetensors(
+    tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Any, names: Mapping[torch.dtype, str]
+) -> None:
+    """Write ``tensors`` with holes for those without values.
+
+    The format: the length of the header in 8 bytes, the header as JSON, the values one after the other.
+    """
+    header, at = dict[str, Any]({} if metadata is None else {"__metadata__": metadata}), 0
+    for name, tensor in tensors.items():
+        end = at + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with Path(filename).open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        begun = file.tell()
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, FakeTensor):
+                file.seek(begun + header[name]["data_offsets"][0])
+                file.write(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        file.truncate(begun + at)
+
+
+class _Refusing:
+    """Raises an error where made-up numbers would be written: whole tensors, copies on the CPU, and arrays of them."""
+
+    def __init__(self, mode: SimulatedMode) -> None:
+        self._mode = mode
+        self._pickling = threading.local()
+
+    def install(self) -> Undo:
+        """The writers of pickle and numpy."""
+        self._mode.made_up.follow = True
+        with ExitStack() as undo:
+            undo.callback(replace_all((pickle,), self._pickles()))
+            undo.callback(replace_all((torch.Tensor,), {"numpy": self._numpy(), "__reduce_ex__": self._reduce()}))
+            undo.callback(replace_all((np,), {name: self._writer(name) for name in _WRITERS}))
+            undo.callback(replace_all((np.memmap,), {"__setitem__": self._assigned(np.memmap.__setitem__)}))
+            return undo.pop_all().close
+
+    def save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.save``."""
+
+        @functools.wraps(original)
+        def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            self._check("torch.save", _leaves(obj))
+            return original(obj, *args, **kwargs)
+
+        return save
+
+    def safetensors(self, module: Any) -> dict[str, Any]:
+        """safetensors' function that each of its writers calls for a tensor."""
+        original = module._to_ndarray
+
+        @functools.wraps(original)
+        def to_array(tensor: torch.Tensor) -> Any:
+            self._check("safetensors", [tensor])
+            return original(tensor)
+
+        return {"_to_ndarray": to_array}
+
+    def _check(self, what: str, leaves: Iterable[Any]) -> None:
+        if any(map(self._made_up, leaves)):
+            raise stop(_REFUSED.format(what=what))
+
+    def _made_up(self, value: Any) -> bool:
+        while isinstance(value, np.ndarray):
+            if isinstance(value, MadeUp):
+                return True
+            value = value.base  # a view; the array of a tensor has the tensor here
+        return isinstance(value, torch.Tensor) and (isinstance(value, FakeTensor) or value in self._mode.made_up)
+
+    def _writer(self, name: str) -> Callable[..., Any]:
+        original = getattr(np, name)
+
+        @functools.wraps(original)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            self._check(f"numpy.{name}", tree_leaves((args, kwargs)))
+            return original(*args, **kwargs)
+
+        return write
+
+    def _assigned(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def assign(array: Any, place: Any, value: Any) -> None:
+            self._check("numpy.memmap", [value])
+            original(array, place, value)
+
+        return assign
+
+    def _numpy(self) -> Callable[..., Any]:
+        original = torch.Tensor.numpy
+
+        @functools.wraps(original)
+        def numpy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            array = original(tensor, *args, **kwargs)
+            return array.view(MadeUp) if tensor in self._mode.made_up else array
+
+        return numpy
+
+    def _reduce(self) -> Callable[..., Any]:
+        original = torch.Tensor.__reduce_ex__
+
+        @functools.wraps(original)
+        def reduce(tensor: torch.Tensor, protocol: Any) -> Any:
+            if getattr(self._pickling, "depth", 0):
+                self._check("pickle", [tensor])
+            return original(tensor, protocol)
+
+        return reduce
+
+    def _pickles(self) -> dict[str, Any]:
+        refusing, kind = self, pickle.Pickler
+
+        class Pickler(kind):  # type: ignore[misc, valid-type]
+            """A pickler that refuses made-up numbers."""
+
+            def dump(self, obj: Any) -> None:
+                with refusing._at_pickling(obj):
+                    super().dump(obj)  # type: ignore[no-untyped-call]
+
+        def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def dump(obj: Any, *args: Any, **kwargs: Any) -> Any:
+                with self._at_pickling(obj):
+                    return original(obj, *args, **kwargs)
+
+            return dump
+
+        return {"Pickler": Pickler, "dump": guarded(pickle.dump), "dumps": guarded(pickle.dumps)}
+
+    @contextmanager
+    def _at_pickling(self, obj: Any) -> Iterator[None]:
+        self._check("pickle", tree_leaves(obj))
+        self._pickling.depth = getattr(self._pickling, "depth", 0) + 1
+        try:
+            yield
+        finally:
+            self._pickling.depth -= 1
+
+
+_WRITERS = ("save", "savez", "savez_compressed", "savetxt")
+
+
+class MadeUp(np.ndarray[Any, Any]):
+    """An array of made-up numbers: it cannot be written to a file. What is computed from it is one as well."""
+
+    def tofile(self, *_: Any, **__: Any) -> None:
+        """Raises an error."""
+        raise stop(_REFUSED.format(what="numpy.ndarray.tofile"))
+
+    def dump(self, *_: Any, **__: Any) -> None:
+        """Raises an error."""
+        raise stop(_REFUSED.format(what="numpy.ndarray.dump"))
+
+
+def _leaves(obj: Any) -> Iterable[Any]:
+    return obj.parameters() if isinstance(obj, torch.nn.Module) else tree_leaves(obj)
+
+
+def _load(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.load`` as on a machine with the GPU."""
+
+    @functools.wraps(original)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        places: dict[int, str] = {}
+
+        def locate(storage: Any, location: str) -> Any:
+            chosen = _location(map_location, storage, location)
+            if isinstance(chosen, str):
+                places[storage.data_ptr()] = chosen
+                return storage
+            return chosen
+
+        with _mapped(f) as file, without_modes():
+            loaded = original(file, locate, *args, **kwargs | ({} if file is f else {"mmap": True}))
+        return _placed(loaded, {address for address, place in places.items() if torch.device(place).type == "cuda"})
+
+    return load
+
+
+@contextmanager
+def _mapped(file: Any) -> Iterator[Any]:
+    """A copy of the ``file`` to be mapped into memory, where its holes take none; the file itself if it has no holes.
+
+    The file itself is not mapped: the script may overwrite it, and the memory would be gone.
+    """
+    path = Path(file) if isinstance(file, (str, os.PathLike)) else None
+    if path is None or not path.is_file() or path.stat().st_blocks * 512 >= path.stat().st_size:
+        yield file
+        return
+    with NamedTemporaryFile(prefix="ampmem-") as copy:
+        copy_with_holes(path, Path(copy.name))
+        yield copy.name
+
+
+def _placed(loaded: Any, addresses: set[int]) -> Any:
+    """``loaded`` with the tensors at one of ``addresses`` moved to the device."""
+    moved: dict[Any, torch.Tensor] = {}
+
+    def goes(tensor: torch.Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in addresses
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.nn.Module):
+            return leaf.to("cuda") if any(map(goes, leaf.parameters())) else leaf
+        if not isinstance(leaf, torch.Tensor) or not goes(leaf):
+            return leaf
+        key = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype)
+        if key not in moved:
+            there = leaf.detach().to("cuda")
+            parameter = isinstance(leaf, torch.nn.Parameter)
+            moved[key] = torch.nn.Parameter(there, leaf.requires_grad) if parameter else there
+        return moved[key]
+
+    return tree_map(move, loaded)
+
+
+def _location(map_location: Any, storage: Any, location: str) -> Any:
+    """The device of a loaded storage: ``map_location``'s device, or the result of the script's function."""
+    if callable(map_location):
+        placed = map_location(storage, location)
+        return location if placed is None else placed
+    if isinstance(map_location, dict):
+        return str(map_location.get(location, location))
+    return location if map_location is None else str(map_location)
