@@ -21,7 +21,7 @@ OWN_FOLDERS = (*(str(_PACKAGE / name) + os.sep for name in ("cli", "integrations
 RUNNER, RUNNER_LINE = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)
 """File and line of the frame that runs the script: those that Python reports if a script has no caller."""
 
-_TORCH = str(Path("site-packages", "torch")) + os.sep
+_TORCH, *_OTHERS = (str(Path("site-packages", name)) + os.sep for name in ("torch", "numpy", "safetensors"))
 
 
 def is_torch(file: str) -> bool:
@@ -40,11 +40,12 @@ def is_running(file: str) -> bool:
 
 
 def script_line() -> str:
-    """``FILE:LINE`` of the nearest frame that runs and is neither torch's nor ampmem's own."""
+    """``FILE:LINE`` of the nearest frame that is neither ampmem's nor torch's, numpy's or safetensors'."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not is_torch(file) and not file.startswith((*OWN_FOLDERS, "<")):
+        library = is_torch(file) or any(folder in file for folder in _OTHERS)
+        if not library and not file.startswith((*OWN_FOLDERS, "<")):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return "the script"

@@ -312,7 +312,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     if plan.protected.limits and plan.report_to is None:
         audience.complain(plan.protected.limits)
     if plan.names_into is not None:
-        tell_name(plan.protected.real(plan.names_into), path)
+        tell_name(plan.protected.real(plan.names_into), plan.protected.real(path))
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
     spawner = Spawner(plan, target.title, stopper.stop)
 
@@ -364,6 +364,10 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         raise
     if session.forked():
         end_as(ended.failure)
+    if why := plan.protected.why(ended.failure):
+        audience.complain(why)
+    for line in plan.keep_written():
+        audience.say(line)
     try:
         if ended.trouble is not None:
             raise ended.trouble
@@ -372,8 +376,6 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         if ended.failure is None and not plan.run_to_end:
             raise
         audience.complain(failure_in_words(trouble))
-    finally:
-        plan.settle_files(ended.failure, audience)
     end_as(ended.failure)
 
 

@@ -107,7 +107,10 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
         raise
     if watcher.forked():
         end_as(ended.failure)
-    plan.settle_files(ended.failure, audience)
+    if why := plan.protected.why(ended.failure):
+        audience.complain(why)
+    for line in plan.keep_written():
+        audience.say(line)
     if ended.trouble is not None:
         audience.complain(failure_in_words(ended.trouble))
     else:

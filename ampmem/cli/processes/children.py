@@ -352,8 +352,7 @@ def for_several_runs(script: ScriptOptions) -> ScriptOptions:
 
     On a real device a line says so, since the same script run by ``ampmem profile`` writes its files.
     """
-    script = settled(script)
-    script = replace(script, files=script.files or Files.PROTECT)
+    script = settled(replace(script, files=script.files or Files.PROTECT))
     if script.protects:
         if script.device is not Device.SIMULATED:
             Terminal(sys.stderr).say(_PROTECTED)

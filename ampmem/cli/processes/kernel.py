@@ -34,8 +34,11 @@ _NO_FILES = re.compile(
 """File systems that contain no files of users."""
 _LEFT = re.compile(r"/(proc|sys|dev|run)(/|$)")
 """Folders whose files do not outlive a reboot; processes communicate through them, which overlays would prevent."""
-_STAGES = ("/srv", "/media", "/mnt", "/opt", "/boot", "/home", "/sys")
-"""Folders of which the first that is not needed meanwhile is covered while the namespace is prepared."""
+_STAGES = ("/srv", "/media", "/mnt", "/opt", "/boot", "/home")
+"""Folders of which root covers the first that is not needed meanwhile, while the namespace is prepared.
+
+A user covers /sys, which is not changed; root needs /sys to bind it below the new root.
+"""
 
 
 def _libc() -> ctypes.CDLL:
@@ -117,7 +120,7 @@ def overlay_everything(folders: Sequence[Path], limit: int, *, as_root: bool) ->
     """
     directory, mounts = str(Path.cwd()), _mounts()
     _enter_namespace(as_root=as_root)
-    stage = _stage([*(mount.path for mount in mounts), *map(str, folders), directory])
+    stage = _stage([*(mount.path for mount in mounts), *map(str, folders), directory]) if as_root else "/sys"
     _mount("ampmem", stage, "tmpfs", 0, f"size={limit},mode=700")
     for i, folder in enumerate(folders):
         Path(f"{stage}/out{i}").mkdir()
@@ -153,12 +156,8 @@ def _enter_namespace(*, as_root: bool) -> None:
 
 
 def _stage(needed: Sequence[str]) -> str:
-    """A folder of :data:`_STAGES` with none of the ``needed`` paths in it."""
-    free = (
-        each
-        for each in _STAGES
-        if not any(_is_below(path, each) for path in (*needed, *(f"{path}/" for path in needed)))
-    )
+    """A folder of :data:`_STAGES` with none of the ``needed`` paths at or below it."""
+    free = (each for each in _STAGES if not any(_is_below(f"{path}/", each) for path in needed))
     return next(each for each in free if Path(each).is_dir())
 
 

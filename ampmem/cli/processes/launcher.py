@@ -103,14 +103,15 @@ def launch_ranks(plan: Plan) -> NoReturn:
     else:
         module, given = TORCHRUN, _torchrun(script)
     target = find_module(module, given.options)
-    plan = plan.protect(plan.output or Path("of the ranks"))
-    plan.protected.pass_on()
     with NamedTemporaryFile(prefix="ampmem-") as names:
+        plan = replace(plan, names_into=Path(names.name)).protect(plan.output or Path("of the ranks"))
+        plan.protected.pass_on()
         worker = worker_command(given.script, _worker(plan, given, Path(names.name)))
         failure = run_plainly(target, (*given.options, "--no-python", *worker))
-        files = names_in(Path(names.name))
+        files = names_in(plan.protected.real(Path(names.name)))
+    told = plan.keep_written()
     if plan.report_to is None:
-        for line in ranks_left(files, plan.protected):
+        for line in (*told, *ranks_left(files, plan.protected)):
             Terminal(sys.stderr).say(line)
     if failure is None and not any(file.exists() for file in files) and plan.times_into is None:
         raise NothingRecorded("no process of the script left a recording")

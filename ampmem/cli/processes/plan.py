@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ampmem.cli.options import ScriptOptions, assumed_data, simulated_gpu
-from ampmem.cli.processes.messages import Audience
 from ampmem.cli.processes.protection import UNPROTECTED, Protected, new_folder, protect
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
@@ -46,16 +45,26 @@ _PATIENCE_S = 30.0
 """Seconds that a rank waits for ranks that are choosing their names; each takes milliseconds."""
 
 
-def place_rank(job: Callable[[int], Path], launched: Launched, *, numbered: bool, force: bool) -> tuple[Path, str]:
-    """The file of this rank, and a line about it; the file is created now, unless ``force`` is to replace it."""
+def place_rank(
+    job: Callable[[int], Path],
+    launched: Launched,
+    *,
+    numbered: bool,
+    force: bool,
+    named: Callable[[Path], Path] = lambda path: path,
+) -> tuple[Path, str]:
+    """The file of this rank, and a line about it; the file is created now, unless ``force`` is to replace it.
+
+    ``named`` gives the user's name of a file.
+    """
     place = launched.place
     if force:
         own, number = rank_file(job(1), place.rank, place.world_size), 1
     else:
         own, number = claim_rank(job, launched, only=not numbered)
     first = rank_file(job(1), place.rank, place.world_size)
-    taken = f"; {first} exists already (--force replaces it)" if number > 1 else ""
-    return own, f"recording to {own}{taken}"
+    taken = f"; {named(first)} exists already (--force replaces it)" if number > 1 else ""
+    return own, f"recording to {named(own)}{taken}"
 
 
 def all_ranks(own: Path, world_size: int) -> str:
@@ -228,18 +237,19 @@ class Plan:
         found = protect(tuple(dict.fromkeys(folders)), script.most_written, claimed, keep)
         return replace(self, protected=found, script=replace(script, keep_files=keep))
 
-    def settle_files(self, failure: BaseException | None, audience: Audience) -> None:
-        """Keep what the script has written, if asked for, and say what became of it; ``failure`` ended the script."""
+    def _named(self, path: Path) -> Path:
+        """The user's name of a file of ampmem's, near the working directory."""
+        return _near(self.protected.named(path))
+
+    def keep_written(self) -> list[str]:
+        """Keep what the script has written, if asked for; returns what became of it. The launcher does it for ranks."""
         protected, keep = self.protected, self.script.keep_files
-        if why := protected.why(failure):
-            audience.complain(why)
+        if self.launched is not None:
+            return []
         if keep is None:
-            said = protected.unkept()
-        else:
-            number = protected.keep(protected.real(keep))
-            said = f"kept {number} file{'' if number == 1 else 's'} that the script wrote in {keep}" if number else ""
-        if said:
-            audience.say(said)
+            return list(filter(None, [protected.unkept()]))
+        number = protected.keep(protected.real(keep))
+        return [f"kept {number} file{'' if number == 1 else 's'} that the script wrote in {keep}"] if number else []
 
     def find(self, suffix: str = "") -> tuple[Target, str]:
         """The script, and its title with ``suffix``, which names the recording. Checks all files to write."""
@@ -272,7 +282,8 @@ class Plan:
             def job(number: int) -> Path:
                 return self.protected.real(self.path(title, number))
 
-            return place_rank(job, self.launched, numbered=self.numbered, force=force)
+            own, greeting = place_rank(job, self.launched, numbered=self.numbered, force=force, named=self._named)
+            return self._named(own), greeting
         number = claim(lambda number: [self.path(title, number)]) if self.numbered else 1
         path = self.path(title, number)
         taken = f"; {self.path(title)} exists already (--force replaces it)" if number > 1 else ""

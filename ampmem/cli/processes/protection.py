@@ -8,6 +8,7 @@ itself writes reaches the real folders in each of them, through :meth:`Protected
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import shutil
@@ -19,13 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ampmem.cli.processes import kernel
 from ampmem.output import copy_with_holes, remove_empty
+from ampmem.patching import patch
 from ampmem.units import format_bytes
 
 _INHERITED = "AMPMEM_PROTECTED"
@@ -48,7 +49,7 @@ _LIMITS = {
     Way.LANDLOCK: "this machine allows no overlays (namespaces are off), so the script cannot write files outside of "
     "{scratch}: it gets PermissionError",
     Way.PYTHON: "this machine allows neither overlays nor Landlock, so files are protected from Python's own functions "
-    "only: libraries that write in C++ or Rust, and programs that the script starts, can change the files in place",
+    "only: compiled code (C, C++, Rust) and programs that the script starts can still change them",
 }
 """What a user has to know of the weaker ways."""
 
@@ -114,19 +115,18 @@ class Protected:
 
     def full(self) -> bool:
         """Whether the script has used up the memory for files."""
-        if self.way is not Way.OVERLAY or not self.written:
-            return False
         space = os.statvfs(self.written[0][1])
         return space.f_bavail * space.f_frsize < self.limit // 256
 
     def why(self, failure: BaseException | None) -> str:
         """The protection's part in a ``failure`` of the script, and what to do; empty if there is none."""
-        if self.full():  # libraries report a full disk by errors of their own
+        short = isinstance(failure, OSError) and (failure.errno == errno.ENOSPC or "free space" in str(failure))
+        if self.way is Way.OVERLAY and (short or self.full()):  # libraries report a full disk by errors of their own
             return (
                 f"files that the script writes take at most {format_bytes(self.limit)} of memory here: raise "
                 "--files-limit, or let the script write them (--files write)"
             )
-        if self.active and isinstance(failure, OSError) and failure.errno in _REFUSED:
+        if self.active and _is_refusal(failure):
             where = f"outside of {self.scratch}" if self.scratch else "there"
             return (
                 f"to protect your files, the script cannot write {where} in this run: give it another folder, or let "
@@ -174,8 +174,8 @@ def inherited() -> Protected:
     given = json.loads(text)
     pairs = {name: tuple(map(tuple, given[name])) for name in ("folders", "written")}
     found = Protected(**(given | pairs | {"way": Way(given["way"])}))
-    if found.way is Way.PYTHON:
-        _refuse_in_python([found.scratch, *(reached for _, reached in found.folders)])
+    if found.scratch:
+        _refuse_in_python(found)
     return found
 
 
@@ -192,12 +192,12 @@ def protect(
         with suppress(OSError):  # without privileges for it nothing has happened
             return _overlaid(folders, limit, as_root=True)
     ways = (
-        (partial(_overlaid, folders, limit, as_root=False), partial(_landlocked, folders, scratch))
+        (functools.partial(_overlaid, folders, limit, as_root=False), functools.partial(_landlocked, folders, scratch))
         if sys.platform == "linux"
         else ()
     )
-    for enter in (*ways, partial(_in_python, folders, scratch)):
-        found = _in_child(enter, partial(_publish, folders, claimed))
+    for enter in (*ways, functools.partial(_in_python, folders, scratch)):
+        found = _in_child(enter, functools.partial(_publish, folders, claimed))
         if found is not None:
             return found
     raise AssertionError("unreachable")
@@ -213,8 +213,6 @@ def way_here(folder: Path) -> Protected:
             os.close(told)
             found = protect([folder], 1 << 20)
             os.write(tell, json.dumps([found.way, found.scratch]).encode())
-            with suppress(OSError):
-                Path(found.scratch).rmdir()
         os._exit(0)
     os.close(tell)
     with os.fdopen(told, "rb") as answer:
@@ -225,6 +223,8 @@ def way_here(folder: Path) -> Protected:
 
 def _overlaid(folders: Sequence[Path], limit: int, *, as_root: bool) -> Protected:
     found = kernel.overlay_everything(folders, limit, as_root=as_root)
+    if not as_root:
+        _rename_folders()
     return Protected(
         way=Way.OVERLAY,
         folders=tuple((str(folder), str(found.place / f"out{i}")) for i, folder in enumerate(folders)),
@@ -233,15 +233,42 @@ def _overlaid(folders: Sequence[Path], limit: int, *, as_root: bool) -> Protecte
     )
 
 
+def _rename_folders() -> None:
+    """Have Python's functions copy a folder that is to be renamed: without root the kernel renames only new ones."""
+
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def rename(source: Any, target: Any, **descriptors: Any) -> None:
+            try:
+                original(source, target, **descriptors)
+            except OSError as error:
+                if error.errno != errno.EXDEV or descriptors or not Path(source).is_dir():
+                    raise
+                with suppress(FileNotFoundError):
+                    Path(target).rmdir()  # as rename does, which replaces an empty folder only
+                shutil.copytree(source, target, symlinks=True)
+                shutil.rmtree(source)
+
+        return rename
+
+    for name in ("rename", "replace"):
+        patch(os, name, wrap)
+
+
 def _landlocked(folders: Sequence[Path], scratch: Path | None) -> Protected:
     found = _beside(Way.LANDLOCK, folders, scratch)
-    kernel.landlock([Path(found.scratch), *(Path(reached) for _, reached in found.folders)])
+    try:
+        kernel.landlock([Path(found.scratch), *(Path(reached) for _, reached in found.folders)])
+    except OSError:
+        _clear(folders, os.getpid())
+        raise
+    _refuse_in_python(found)  # modes, owners and times of files, too, which the kernel does not look at
     return found
 
 
 def _in_python(folders: Sequence[Path], scratch: Path | None) -> Protected:
     found = _beside(Way.PYTHON, folders, scratch)
-    _refuse_in_python([found.scratch, *(reached for _, reached in found.folders)])
+    _refuse_in_python(found)
     return found
 
 
@@ -250,29 +277,45 @@ def _beside(way: Way, folders: Sequence[Path], scratch: Path | None) -> Protecte
 
     The parent process puts the files in their places when this one has ended.
     """
-    made = Path(tempfile.mkdtemp(prefix=f"{_OWN}files-")) if scratch is None else scratch
-    os.environ["TMPDIR"] = tempfile.tempdir = str(made)
+    made = _scratch_of(os.getpid())
     own = [_own_folder(folder, os.getpid()) for folder in folders]
-    for folder in own:
+    for folder in (*own, *([made] if scratch is None else [])):
         folder.mkdir(mode=0o700)
+    written = str(scratch or made)
     pairs = tuple((str(folder), str(reached)) for folder, reached in zip(folders, own, strict=True))
-    return Protected(way=way, folders=pairs, scratch=str(made))
+    return Protected(way=way, folders=pairs, scratch=written)
 
 
 def _own_folder(folder: Path, process: int) -> Path:
     return folder / f"{_OWN}{process}"
 
 
+def _scratch_of(process: int) -> Path:
+    """The folder for the script's files, for a ``process`` that was not given another."""
+    return Path(tempfile.gettempdir(), f"{_OWN}{process}-files")
+
+
+def _clear(folders: Sequence[Path], process: int) -> None:
+    """Remove the folders of :func:`_beside`."""
+    for own in (*(_own_folder(folder, process) for folder in folders), _scratch_of(process)):
+        shutil.rmtree(own, ignore_errors=True)
+
+
 def _publish(folders: Sequence[Path], claimed: Sequence[Path], process: int) -> None:
     """Put what ampmem has written in the child ``process`` in its place, without replacing other recordings."""
     for folder in folders:
         own = _own_folder(folder, process)
-        if not own.is_dir():
-            continue
-        for path in sorted(own.iterdir()):
+        for path in sorted(own.iterdir()) if own.is_dir() else ():
             path.replace(folder / path.name)
-        shutil.rmtree(own, ignore_errors=True)
+    _clear(folders, process)
     remove_empty(claimed)
+
+
+def _is_refusal(failure: BaseException | None) -> bool:
+    """Whether ``failure`` is an error of a refused write; libraries put its text into errors of their own."""
+    if isinstance(failure, OSError):
+        return failure.errno in _REFUSED
+    return failure is not None and any(os.strerror(code) in str(failure) for code in _REFUSED)
 
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -364,9 +407,11 @@ _CHANGES = {
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def _refuse_in_python(folders: Sequence[str]) -> None:
-    """Have Python's own functions refuse to change files outside of ``folders``, for the rest of this process."""
-    allowed = [f"{os.path.realpath(folder)}/" for folder in (*folders, "/dev", "/proc")]
+def _refuse_in_python(found: Protected) -> None:
+    """Have Python's own functions refuse to change files outside of its folders, for the rest of this process."""
+    os.environ["TMPDIR"] = tempfile.tempdir = found.scratch
+    folders = (found.scratch, *(reached for _, reached in found.folders), "/dev", "/proc")
+    allowed = [f"{os.path.realpath(folder)}/" for folder in folders]
 
     def refuse(path: Any, descriptor: Any = None) -> None:
         if isinstance(path, int):

@@ -370,7 +370,7 @@ def saving_without_values() -> Iterator[None]:
     """
     save: Any = torch.serialization._save
     without_data: Any = torch.serialization.skip_data
-    cpu = torch.UntypedStorage.cpu
+    cpu: Any = torch.UntypedStorage.cpu
 
     class Holes:
         """A zip file in which storages without memory are holes."""

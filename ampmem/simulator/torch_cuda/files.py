@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -31,8 +31,8 @@ from ampmem.simulator.private.general import FakeTensor, tree_leaves, tree_map, 
 from ampmem.simulator.where import stop
 
 _REFUSED = (
-    "{what} would write made-up numbers, because a simulated device has no data; leave it out of this block, or run "
-    "the script with ampmem profile --device sim, which keeps your files as they are"
+    "{what} would write made-up numbers, because a simulated device has no data; leave it out here, or run the script "
+    "with ampmem profile --device sim on Linux, which then keeps your files as they are"
 )
 
 
@@ -182,7 +182,7 @@ class _Refusing:
         return numpy
 
     def _reduce(self) -> Callable[..., Any]:
-        original = torch.Tensor.__reduce_ex__
+        original: Any = torch.Tensor.__reduce_ex__
 
         @functools.wraps(original)
         def reduce(tensor: torch.Tensor, protocol: Any) -> Any:
@@ -193,14 +193,14 @@ class _Refusing:
         return reduce
 
     def _pickles(self) -> dict[str, Any]:
-        refusing, kind = self, pickle.Pickler
+        refusing, kind = self, cast(Any, pickle.Pickler)
 
         class Pickler(kind):  # type: ignore[misc, valid-type]
             """A pickler that refuses made-up numbers."""
 
             def dump(self, obj: Any) -> None:
                 with refusing._at_pickling(obj):
-                    super().dump(obj)  # type: ignore[no-untyped-call]
+                    super().dump(obj)
 
         def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
