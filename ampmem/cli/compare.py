@@ -67,7 +67,8 @@ def compare(
 
     Each precision runs in its own process, with the same seed: first recorded, then, for the step times, once more
     without instrumentation. The script's output is hidden; if the script fails, its last lines are shown. The
-    comparison goes to stdout, the progress to stderr.
+    comparison goes to stdout, the progress to stderr. Your files stay as they are: what the script writes
+    is gone after each run (--files).
 
     \b
     ampmem compare train.py --epochs 1

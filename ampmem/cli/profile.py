@@ -161,8 +161,9 @@ def profile(
 ) -> None:
     """Run an unmodified training script and record its memory, step by step.
 
-    The first --steps steps are recorded; then the script is stopped. ampmem prints its own messages and tables to
-    stderr; stdout has only the script's output. If the script fails, its exit code and all finished steps are kept;
+    The first --steps steps are recorded; then the script is stopped, and the files that it had written stay. On a
+    simulated GPU the script's writes are gone with the run, and your files are as before (--files). ampmem prints its
+    own messages and tables to stderr; stdout has only the script's output. If the script fails, its exit code and all finished steps are kept;
     if memory runs out, the unfinished step is kept, too.
 
     SCRIPT is what Python runs: a file, - for standard input, a directory or a zip file (app.pyz) with

@@ -263,10 +263,12 @@ class SimulatedMode(SharedFakeTensorMode):
     supports_higher_order_operators = True
     """Ops that take functions: for flex attention, torch knows what its compiled kernel returns."""
 
-    def __init__(self, device: SimulatedDevice, assumed: Assumed = NOTHING) -> None:
+    def __init__(self, device: SimulatedDevice, assumed: Assumed = NOTHING, *, saves: bool = False) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.device_model = device
         self.assumed = assumed
+        self.saves = saves
+        """Whether files can be written, as the user's are protected."""
         self.known = Known()
         self.likely = Known()
         """Values that are not known, but likely."""

@@ -73,9 +73,9 @@ class Simulation:
                 if world is not None:
                     undo.callback(enter(world))
                 take_stops()  # forget stops of an earlier block
-                mode = _install(SimulatedMode(self.device, assumed), undo, world)
+                mode = _install(SimulatedMode(self.device, assumed, saves=saves), undo, world)
                 if label == "cuda":
-                    undo.callback(files.install(mode, saves=saves))
+                    undo.callback(files.install(mode))
                 mode.accumulation.alone = tried.accumulation.alone
                 self.work = mode.work
                 self._undo = undo.pop_all()

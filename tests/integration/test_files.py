@@ -317,6 +317,35 @@ def test_more_than_the_limit_says_which_option_helps(tmp_path: Path, line: str) 
     ) in done.stderr.splitlines()
 
 
+SHARDED = """
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.fsdp import fully_shard
+torch.cuda.set_device(0)
+dist.init_process_group("nccl")
+model = fully_shard(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(2):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "at": {"step": step + 1}}
+    checkpoint.save(state, checkpoint_id="sharded")
+    state["at"] = {"step": 0}
+    checkpoint.load(state, checkpoint_id="sharded")
+    assert state["at"] == {"step": step + 1}, state["at"]
+"""
+
+
+def test_a_sharded_checkpoint_can_be_loaded_in_the_run(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHARDED)
+    (tmp_path / "sharded").mkdir()
+    (tmp_path / "sharded" / ".metadata").write_text("real data")
+    with unchanged(tmp_path):
+        done = ampmem(tmp_path, "profile", "--quiet", "--gpu", "h100", "--world-size", "8", "train.py")
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can write into /")
 @pytest.mark.parametrize("folder", ["/", "/dev/shm", "/run"])
 def test_from_any_working_directory(folder: str, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_an_unmodified_cuda_script_runs(tmp_path: Path) -> None:
     assert len(found.steps) == 4
     assert [optimizer.implementation for optimizer in found.optimizers] == ["fused"]
     assert found.run.device_name == "NVIDIA GeForce RTX 4090"
-    assert any(note.startswith("torch.save wrote nothing") and "train.py:" in note for note in found.notes)
+    assert not (tmp_path / "model.pt").exists()
     assert any(note.startswith("an integer that the script read") and "train.py:" in note for note in found.notes)
 
 
@@ -159,7 +159,6 @@ for _ in range(3):
     model(torch.ones(4, 8, device="cuda")).sum().backward()
     optimizer.step()
 torch.cuda.memory._dump_snapshot("s.pickle")
-torch.save(model.state_dict(), "model.pt")
 """
 )
 
@@ -177,15 +176,10 @@ def test_a_file_that_is_not_written_is_told_where_the_script_gets_there(
         f"writes nothing: {why}"
     )
     dumped = f"torch.cuda.memory._dump_snapshot wrote nothing at {tmp_path / 'train.py'}:11: {why}"
-    saved = f"torch.save wrote nothing, because tensors had no values, at {tmp_path / 'train.py'}:12"
     noted = [note for note in read(tmp_path / "train.ampmem").notes if "nothing" in note]
     assert (told.pop(0), noted.pop(0)) == (f"ampmem: {begun}", begun)
-    if "--run-to-end" in options:  # the script gets there when its steps are over; the recording is still completed
-        assert (told, noted) == ([f"ampmem: {dumped}", f"ampmem: {saved}"], [dumped, saved])
-    elif options == ("--steps", "9"):
-        assert (told, noted) == ([f"ampmem: {dumped}"], [dumped, saved])
-    else:  # the script is stopped before it gets there
-        assert (told, noted) == ([], [])
+    # With one step and no more the script is stopped before it gets there.
+    assert (told, noted) == (([], []) if options == ("--steps", "1") else ([f"ampmem: {dumped}"], [dumped]))
     assert not (tmp_path / "s.pickle").exists()
 
 

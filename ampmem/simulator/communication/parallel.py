@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import pickle
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +32,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.own_code import script_line
 from ampmem.patching import added, replace_all
-from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.communication import (
     FP16_COMPRESS,
@@ -52,7 +53,7 @@ from ampmem.simulator.private.communication import (
     symmetric_memory,
     tracers,
 )
-from ampmem.simulator.private.general import FakeTensor
+from ampmem.simulator.private.general import FakeTensor, tree_map
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World, check_index
 
@@ -65,7 +66,7 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
         undo.callback(_install_data_parallel(mode))
         undo.callback(_install_sharded(mode))
         undo.callback(_install_pipeline(mode))
-        undo.callback(_install_elsewhere(world, mode.device_model))
+        undo.callback(_install_elsewhere(world, mode))
         return undo.pop_all().close
 
 
@@ -277,15 +278,17 @@ _CONSOLIDATE = (
     "consolidate_state_dict, which copies it to the host"
 )
 _LOADED = (
-    "a distributed checkpoint cannot be loaded on a simulated device, which has no values; leave "
+    "a distributed checkpoint of another run cannot be loaded on a simulated device, which has no values; leave "
     "torch.distributed.checkpoint.load out"
 )
+_WITHOUT_TENSORS = "without_tensors.pickle"
+"""The file of a distributed checkpoint that a simulated run writes: all of it but the tensors, which have no values."""
 _TRACED = (
     "a pipeline that is traced from the whole model cannot be simulated; give PipelineStage the module of each stage"
 )
 
 
-def _install_elsewhere(world: World, device: SimulatedDevice) -> Callable[[], None]:
+def _install_elsewhere(world: World, mode: SimulatedMode) -> Callable[[], None]:
     """Answer or refuse calls that ask other processes; returns the undo."""
     with ExitStack() as undo:
         undo.callback(replace_all((torch.multiprocessing,), _processes(world)))
@@ -294,7 +297,7 @@ def _install_elsewhere(world: World, device: SimulatedDevice) -> Callable[[], No
         undo.callback(replace_all((symmetric_memory(),), dict.fromkeys(SYMMETRIC, _stops(_SYMMETRIC))))
         undo.callback(replace_all((ZeroRedundancyOptimizer,), {"consolidate_state_dict": _stops(_CONSOLIDATE)}))
         undo.callback(replace_all(tracers(), {"pipeline": _stops(_TRACED)}))
-        undo.callback(replace_all(checkpoints(), _files(device)))
+        undo.callback(replace_all(checkpoints(), _files(mode)))
         return undo.pop_all().close
 
 
@@ -305,20 +308,59 @@ def _stops(why: str) -> Callable[..., Any]:
     return stopped
 
 
-def _files(device: SimulatedDevice) -> dict[str, Any]:
-    """``save`` functions that write nothing, since tensors have no values, and a ``load`` that is refused."""
+def _files(mode: SimulatedMode) -> dict[str, Any]:
+    """``torch.distributed.checkpoint`` for tensors without values: what the run itself has saved can be loaded."""
 
-    def save(*_: Any, **__: Any) -> None:
-        where = script_line()
-        device.not_written(f"torch.distributed.checkpoint wrote nothing, because tensors had no values, at {where}")
+    def save(state_dict: dict[str, Any], **where: Any) -> None:
+        folder = _checkpoint(where, "storage_writer")
+        if folder is None or not mode.saves:
+            mode.device_model.not_written(
+                f"torch.distributed.checkpoint wrote nothing, because tensors had no values, at {script_line()}"
+            )
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        known = {name: _state(value) for name, value in state_dict.items()}
+        with (folder / _WITHOUT_TENSORS).open("wb") as file:
+            pickle.dump(tree_map(lambda leaf: None if isinstance(leaf, torch.Tensor) else leaf, known), file)
 
-    def async_save(*_: Any, **__: Any) -> Any:
+    def async_save(state_dict: dict[str, Any], **where: Any) -> Any:
         saved: Future[None] = Future()
-        save()
+        save(state_dict, **where)
         saved.set_result(None)
         return saved
 
-    return {"save": save, "async_save": async_save, "load": _stops(_LOADED)}
+    def load(state_dict: dict[str, Any], **where: Any) -> None:
+        folder = _checkpoint(where, "storage_reader")
+        if folder is None or not (folder / _WITHOUT_TENSORS).exists():
+            raise stop(_LOADED)
+        with (folder / _WITHOUT_TENSORS).open("rb") as file:
+            _fill(state_dict, pickle.load(file))
+
+    return {"save": save, "async_save": async_save, "load": load}
+
+
+def _checkpoint(where: Mapping[str, Any], by: str) -> Path | None:
+    """The folder of a distributed checkpoint, if it is one."""
+    folder = where.get("checkpoint_id") or getattr(where.get(by), "path", None)
+    return Path(folder) if isinstance(folder, (str, os.PathLike)) else None
+
+
+def _state(value: Any) -> Any:
+    """The state of ``value`` if it has its own functions for it (``Stateful``)."""
+    return value.state_dict() if hasattr(value, "load_state_dict") else value
+
+
+def _fill(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Put what was ``loaded`` into ``state``, in place; its tensors remain, whose values are unknown anyway."""
+    for name, value in state.items():
+        if hasattr(value, "load_state_dict"):
+            own = value.state_dict()
+            _fill(own, loaded[name])
+            value.load_state_dict(own)
+        elif isinstance(value, dict):
+            _fill(value, loaded[name])
+        elif not isinstance(value, torch.Tensor):
+            state[name] = loaded[name]
 
 
 class _Joined:

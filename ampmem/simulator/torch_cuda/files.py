@@ -36,10 +36,10 @@ _REFUSED = (
 )
 
 
-def install(mode: SimulatedMode, *, saves: bool) -> Undo:
-    """Install all of it; returns the undo. ``saves`` says that files can be written, as the user's are protected."""
+def install(mode: SimulatedMode) -> Undo:
+    """Install all of it; returns the undo."""
     with ExitStack() as undo:
-        how = _Saving() if saves else _Refusing(mode)
+        how = _Saving() if mode.saves else _Refusing(mode)
         load = _load(torch.load)
         undo.callback(replace_all((torch, torch.serialization), {"save": how.save(torch.save), "load": load}))
         if importlib.util.find_spec("safetensors") is not None:

@@ -90,7 +90,7 @@ STOPS = {
     "compiled": (DDP + "torch.compile(DDP(model))", "train.py:2: the memory of compiled code"),
     "a checkpoint": (
         "import torch.distributed.checkpoint as checkpoint\ncheckpoint.load({}, checkpoint_id='nowhere')",
-        "train.py:2: a distributed checkpoint cannot be loaded",
+        "train.py:2: a distributed checkpoint of another run cannot be loaded",
     ),
     "batch norm over ranks": (
         "norm = nn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(64)).cuda()\nnorm(torch.ones(4, 64).cuda())",
