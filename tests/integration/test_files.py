@@ -47,11 +47,11 @@ def tree(folder: Path) -> dict[str, object]:
     return found
 
 
-def run(kind: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(kind: str, folder: Path, *arguments: str, fresh: bool = False) -> subprocess.CompletedProcess[str]:
     """``ampmem`` with ``arguments`` on a machine with this kind of protection."""
     if kind == "overlay":
-        return ampmem(folder, *arguments)
-    return python(folder, WEAKER, kind, *arguments)
+        return ampmem(folder, *arguments, fresh=fresh)
+    return python(folder, WEAKER, kind, *arguments, fresh=fresh)
 
 
 @functools.cache
@@ -167,7 +167,8 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_that_predicts_or_compares_changes_a_file(trained: Path, name: str, kind: str) -> None:
     with unchanged(trained):
-        done = run(kind, trained, *COMMANDS[name])
+        # A launcher starts its processes itself: no server, which would be outside of the namespace, may do it.
+        done = run(kind, trained, *COMMANDS[name], fresh="two" in name)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -175,7 +176,7 @@ def test_runs_on_a_real_device_say_so_first(trained: Path) -> None:
     said = "ampmem: the runs leave your files as they are: what the script writes is gone after each run"
     for name in ("compare on the CPU", "check"):
         assert ampmem(trained, *COMMANDS[name], fresh=False).stderr.startswith(said)
-    assert "files" not in ampmem(trained, *COMMANDS["compare"], "--force").stderr
+    assert "files" not in ampmem(trained, *COMMANDS["compare"]).stderr.splitlines()[0]
 
 
 def test_a_real_run_is_the_users_and_writes(trained: Path) -> None:
@@ -271,7 +272,8 @@ def test_what_the_script_wrote_can_be_kept(trained: Path) -> None:
 
 
 def test_each_of_several_runs_keeps_its_files(trained: Path) -> None:
-    done = ampmem(trained, *COMMANDS["compare on the CPU"], "--no-times", "--keep-files", "kept")
+    command, *options = COMMANDS["compare on the CPU"]
+    done = ampmem(trained, command, "--no-times", "--keep-files", "kept", *options)
     assert done.returncode == 0, done.stderr
     logs = [trained / "kept" / number / str(trained)[1:] / "log.txt" for number in "12"]
     assert [log.read_text() for log in logs] == ["days\n0\n1\n", "days\n0\n1\n"]

@@ -199,13 +199,15 @@ class _Refusing:
             """A pickler that refuses made-up numbers."""
 
             def dump(self, obj: Any) -> None:
-                with refusing._at_pickling(obj):
+                refusing._check("pickle", tree_leaves(obj))
+                with refusing._at_pickling():
                     super().dump(obj)
 
         def guarded(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def dump(obj: Any, *args: Any, **kwargs: Any) -> Any:
-                with self._at_pickling(obj):
+                self._check("pickle", tree_leaves(obj))
+                with self._at_pickling():
                     return original(obj, *args, **kwargs)
 
             return dump
@@ -213,8 +215,7 @@ class _Refusing:
         return {"Pickler": Pickler, "dump": guarded(pickle.dump), "dumps": guarded(pickle.dumps)}
 
     @contextmanager
-    def _at_pickling(self, obj: Any) -> Iterator[None]:
-        self._check("pickle", tree_leaves(obj))
+    def _at_pickling(self) -> Iterator[None]:
         self._pickling.depth = getattr(self._pickling, "depth", 0) + 1
         try:
             yield
