@@ -163,8 +163,8 @@ def profile(
 
     The first --steps steps are recorded; then the script is stopped, and the files that it had written stay. On a
     simulated GPU the script's writes are gone with the run, and your files are as before (--files). ampmem prints its
-    own messages and tables to stderr; stdout has only the script's output. If the script fails, its exit code and all finished steps are kept;
-    if memory runs out, the unfinished step is kept, too.
+    own messages and tables to stderr; stdout has only the script's output. If the script fails, its exit code and all
+    finished steps are kept; if memory runs out, the unfinished step is kept, too.
 
     SCRIPT is what Python runs: a file, - for standard input, a directory or a zip file (app.pyz) with
     a __main__.py.
@@ -205,10 +205,11 @@ def profile(
         protected=inherited(),
     )
     audience = _audience(plan, report_to)
-    audience.reach(plan.protected.real)
+    audience.reach(plan.protected)
     try:
         _carry_out(plan, audience)
     except AmpmemError as error:
+        error.args = (audience.protected.worded(str(error)),)
         if isinstance(audience, OfRank):
             audience.refused(error)
             raise exit_of_rank(error) from error
@@ -305,7 +306,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     path, greeting = plan.place(target.title, spawns=not simulated and may_spawn(target.code))
     try:
         plan = plan.protect(path)
-        audience.reach(plan.protected.real)
+        audience.reach(plan.protected)
         simulation = plan.simulate()
     except BaseException:
         forget(plan, path)
@@ -527,7 +528,7 @@ def _time(plan: Plan, target: Target, audience: Audience, recording: Path) -> No
     from ampmem.recorder.steering.stopping import Stopper
 
     plan = plan.protect(recording)
-    audience.reach(plan.protected.real)
+    audience.reach(plan.protected)
     path = plan.protected.real(recording).absolute()
     if plan.launched is not None:
         path = rank_file(path, plan.launched.place.rank, plan.launched.place.world_size)

@@ -76,6 +76,7 @@ def watch(every: int, keep: int, output: Path | None, quiet: bool, options: Scri
     try:
         _watch(plan, audience, every, keep)
     except AmpmemError as error:
+        error.args = (audience.protected.worded(str(error)),)
         if isinstance(audience, OfRank):
             audience.refused(error)
             raise exit_of_rank(error) from error
@@ -91,6 +92,7 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
     path, greeting = plan.place(title)
     try:
         plan = plan.protect(path)
+        audience.reach(plan.protected)
         if plan.protected.limits:
             audience.complain(plan.protected.limits)
         simulation = plan.simulate()

@@ -103,6 +103,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
     "analysis/budgets": ("budget", "run", "check"),
     "importer": ("replay unpickle", "trace", "infer", "recording"),
     "cli/processes": (
+        "kernel",
+        "protection",
         "messages plan starting",
         "afterwards children",
         "guest spawned_rank",

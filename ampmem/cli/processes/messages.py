@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Self, TextIO
 
 import click
 
+from ampmem.cli.processes.protection import UNPROTECTED, Protected
 from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.output import Terminal
@@ -61,8 +62,12 @@ class Audience:
         """Report a step, to show how far the script has got."""
         raise NotImplementedError
 
-    def reach(self, real: Callable[[Path], Path]) -> None:
-        """Write to the path that ``real`` gives for each file from now on, as this process's files are protected."""
+    protected = UNPROTECTED
+    """How files are protected from the script, and by which paths ampmem reaches them."""
+
+    def reach(self, protected: Protected) -> None:
+        """Speak as a process whose files are ``protected``: of files by the user's names for them."""
+        self.protected = protected
 
     def failed(self, failure: FailureRecord) -> None:
         """Report what ended the script, or why it cannot be recorded; a person has the traceback or the complaint."""
@@ -82,7 +87,7 @@ class Person(Audience):
 
     def say(self, message: str) -> None:
         """Print a line."""
-        self._terminal.say(message)
+        self._terminal.say(self.protected.worded(message))
 
     def complain(self, message: str) -> None:
         """Print a line like any other."""
@@ -104,9 +109,10 @@ class Parent(Audience):
     def __init__(self, file: Path) -> None:
         self._file = file.absolute()  # the script may change the directory
 
-    def reach(self, real: Callable[[Path], Path]) -> None:
+    def reach(self, protected: Protected) -> None:
         """Write to the same file by another path."""
-        self._file = real(self._file)
+        super().reach(protected)
+        self._file = protected.real(self._file)
 
     def step(self, ended: StepEnded) -> None:
         """Append the step as a line of JSON."""

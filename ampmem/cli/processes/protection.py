@@ -99,6 +99,12 @@ class Protected:
         """The user's name of a file that ampmem reaches at ``path``."""
         return next((Path(name, path.name) for name, folder in self.folders if folder == str(path.parent)), path)
 
+    def worded(self, text: str) -> str:
+        """``text`` with the user's names of files that ampmem reaches by other paths."""
+        for name, folder in self.folders:
+            text = text.replace(folder, name)
+        return text
+
     def pass_on(self) -> None:
         """Have the processes that this one starts know their protection, which they inherit."""
         if self.active:
