@@ -24,7 +24,7 @@ _AT_FDCWD, _MOUNT_ATTR_RDONLY = -100, 1
 _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 """System calls without a function in every libc; these have the same numbers on all architectures."""
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 
 _NO_FILES = re.compile(
@@ -101,13 +101,11 @@ def _mounts() -> list[_Mount]:
 class Overlaid:
     """The state of :func:`overlay_everything`: ``place`` has ``out0``, ``out1`` …, and the written files.
 
-    ``written`` maps each covered folder to the folder with what was written below it. ``read_only`` are folders in
-    which no file can be written, because the kernel could not cover them.
+    ``written`` maps each covered folder to the folder with what was written below it.
     """
 
     place: Path
     written: Mapping[str, Path]
-    read_only: tuple[str, ...]
 
 
 def overlay_everything(folders: Sequence[Path], limit: int, *, as_root: bool) -> Overlaid:
@@ -138,7 +136,7 @@ def overlay_everything(folders: Sequence[Path], limit: int, *, as_root: bool) ->
         _drop_capabilities()
     os.chdir(directory)
     written = {folder: Path(place, "files", name) for folder, name in layers.upper.items()}
-    return Overlaid(place=Path(place), written=written, read_only=tuple(layers.read_only))
+    return Overlaid(place=Path(place), written=written)
 
 
 def _enter_namespace(*, as_root: bool) -> None:
@@ -178,8 +176,11 @@ def _place(base: str) -> str:
 
 def _enter_root(root: str) -> None:
     """Make ``root`` the root of this process, and drop the former one."""
+    number = _PIVOT_ROOT.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     os.chdir(root)
-    _system(_PIVOT_ROOT[os.uname().machine], b".", b".")
+    _system(number, b".", b".")
     _check(_libc().umount2(b".", _MNT_DETACH), "umount the former root")
 
 
@@ -195,7 +196,6 @@ class _Layers:
     def __init__(self, stage: str, base: str) -> None:
         self.base = base
         self.upper: dict[str, str] = {}
-        self.read_only: list[str] = []
         self._stage = stage
         self._names = map(str, count())
         for name in ("files", "work", *(["root"] if base else [])):
@@ -205,6 +205,8 @@ class _Layers:
         """Cover every mount with files, and the working ``directory``; below another base, bind the others."""
         points = [mount.path for mount in mounts]
         for mount in mounts:
+            if not os.access(mount.path, os.F_OK):
+                continue  # nor can the script reach it, such as another user's FUSE
             if mount.files and Path(mount.path).is_dir():
                 self._cover(mount.path, points)
             elif self.base:
@@ -257,21 +259,20 @@ class _Layers:
         if path != "/":
             _mount(path, path, None, _MS_BIND | _MS_REC)
         _make_read_only(path)
-        self.read_only.append(path)
 
     def _bind(self, path: str, *, read_only: bool) -> None:
         target = f"{self.base}{path}"
-        with suppress(OSError):  # covered by another mount
+        try:
             _mount(path, target, None, _MS_BIND)
-            if read_only:
-                _make_read_only(target)
-                self.read_only.append(path)
+        except OSError:  # another mount covers it
+            return
+        if read_only:
+            _make_read_only(target)
 
 
 _WRITES = 0b1_1111_1111_0010
 """Landlock's rights that change files: writing, removing, making of each kind, and from later versions below."""
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
-_FILE_RIGHTS = 1 << 1 | _TRUNCATE
 
 
 def landlock(folders: Sequence[Path]) -> None:
