@@ -71,6 +71,7 @@ from ampmem.cli.processes.children import (
     profile_arguments,
     run_at_once,
     run_child,
+    say_protected,
 )
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.processes.messages import StepEnded
@@ -206,6 +207,7 @@ def advise(
     target = options.find()
     if html is not None:
         check_output(html, force=options.force, option="--html")
+    say_protected(script)
     kept = _Kept(resume, _identity(script, Arm(arm), seed, target))
 
     def document() -> AdviceDocument:

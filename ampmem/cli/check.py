@@ -45,7 +45,14 @@ from ampmem.cli.options import (
     shared_options,
     simulated_gpu,
 )
-from ampmem.cli.processes.children import ProgressLine, for_several_runs, misplaced, profile_arguments, run_child
+from ampmem.cli.processes.children import (
+    ProgressLine,
+    for_several_runs,
+    misplaced,
+    profile_arguments,
+    run_child,
+    say_protected,
+)
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.show import is_sound
 from ampmem.errors import AmpmemError, UsageError
@@ -231,6 +238,7 @@ def recorded_run(script: ScriptOptions, arm: Arm, seed: int, output: Path | None
     title = script.find().title
     if output is not None:
         check_output(output, force=script.force)
+    say_protected(script)
     with nullcontext() if output is not None else TemporaryDirectory(prefix="ampmem-check-") as folder:
         path = output if output is not None else Path(str(folder)) / f"{title}{SUFFIX}"
         yield _run(script, arm, seed, path)

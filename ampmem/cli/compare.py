@@ -23,6 +23,7 @@ from ampmem.cli.processes.children import (
     misplaced,
     profile_arguments,
     run_child,
+    say_protected,
 )
 from ampmem.cli.processes.launcher import check_processes
 from ampmem.cli.processes.starting import Warmed, warmed
@@ -85,6 +86,7 @@ def compare(
         check_output(path, force=options.force or numbered)
     if html is not None:
         check_output(html, force=options.force)
+    say_protected(options)
     with _numbered(plan) if numbered else nullcontext(plan) as named, ProgressLine() as progress:
         outcomes = _run_all(named, progress)
     recorded = [

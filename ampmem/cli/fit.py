@@ -45,6 +45,7 @@ from ampmem.cli.processes.children import (
     profile_arguments,
     run_at_once,
     run_child,
+    say_protected,
 )
 from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.errors import AmpmemError, RecordingError, UsageError
@@ -340,6 +341,7 @@ def fit(
     options.find()
     if html is not None:
         check_output(html, force=options.force)
+    say_protected(script)
     runs = RunPlan(script=script, varied=varied, seed=seed, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found, interrupted = _search(runs, chosen, gpu, curve=points)
     if found.runs:

@@ -162,7 +162,7 @@ _GROUPS = (
         "--every 200",
     ),
     _group("Ranks", "nproc_per_node world_size rank", "--nproc-per-node 2", "--gpu h100 --world-size 8 --rank 0"),
-    _group("The script's files", "files keep_files files_limit", "--gpu h100 --keep-files written"),
+    _group("Files of the script", "files keep_files files_limit", "--gpu h100 --keep-files written"),
     _group("Output", "output html snapshot quiet as_json schema force", "--html page.html", "--json", "-o run.ampmem"),
 )
 """The groups in the order of ``--help``; options in no group come last."""

@@ -348,17 +348,18 @@ def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *option
 
 
 def for_several_runs(script: ScriptOptions) -> ScriptOptions:
-    """``script`` settled for a command that runs it several times: unless told otherwise, its files are protected.
+    """``script`` settled for a command that runs it several times: unless told otherwise, its files are protected."""
+    return settled(replace(script, files=script.files or Files.PROTECT))
 
-    On a real device a line says so, since the same script run by ``ampmem profile`` writes its files.
-    """
-    script = settled(replace(script, files=script.files or Files.PROTECT))
-    if script.protects:
-        if script.device is not Device.SIMULATED:
-            Terminal(sys.stderr).say(_PROTECTED)
-        if limits := way_here(Path.cwd()).limits:
-            Terminal(sys.stderr).say(limits)
-    return script
+
+def say_protected(script: ScriptOptions) -> None:
+    """Say before the runs that files are protected on a real device, where ``ampmem profile`` writes, and how well."""
+    if not script.protects:
+        return
+    if script.device is not Device.SIMULATED:
+        Terminal(sys.stderr).say(_PROTECTED)
+    if limits := way_here(Path.cwd()).limits:
+        Terminal(sys.stderr).say(limits)
 
 
 _PROTECTED = (

@@ -39,7 +39,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def compare(folder: Path, *options: str) -> tuple[int, list[str]]:
     code, _, said = ampmem_here(folder, "compare", "--no-times", *options, "train.py")
-    return code, said.splitlines()
+    first, *lines = said.splitlines()
+    assert first.startswith("ampmem: the runs leave your files as they are: what the script writes is gone")
+    return code, lines
 
 
 def names(folder: Path) -> set[str]:
@@ -102,7 +104,7 @@ def test_an_option_of_ampmems_among_the_scripts_is_told(
     ended = ChildEnd(code=code, said=None, tail=("usage: train.py [--seed SEED]", last))
     monkeypatch.setattr(f"ampmem.cli.{command.partition(' ')[0]}.run_child", lambda *_, **__: ended)
     _, _, said = ampmem_here(here, *command.split())
-    (first,) = said.splitlines()[:1]
+    first = next(line for line in said.splitlines() if "failed" in line)
     assert f"failed: exit code {code}" in first
     end = f"exit code 2; {hint} is an option of ampmem: write it before train.py"
     assert first.partition(", about")[0].endswith(end) if hint else "an option" not in said
