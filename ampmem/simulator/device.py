@@ -195,6 +195,13 @@ class SimulatedDevice:
         except (RuntimeError, NotImplementedError):
             return 0
 
+    def address(self, storage: torch.UntypedStorage) -> int:
+        """The address of a ``storage`` without values: the device's, or for one on the CPU a number of its own."""
+        block = self._blocks.get(storage_key(storage))
+        if block is not None:
+            return block.address
+        return storage_key(storage) if storage.nbytes() else 0
+
     def data_address(self, tensor: torch.Tensor) -> int:
         """The device address of ``tensor``'s first element; real or 0 as for :meth:`storage_address`."""
         try:

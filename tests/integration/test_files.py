@@ -319,6 +319,37 @@ def test_more_than_the_limit_says_which_option_helps(tmp_path: Path, line: str) 
     ) in done.stderr.splitlines()
 
 
+TRAINER = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=64, n_head=2, vocab_size=100, n_positions=16))
+data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+arguments = TrainingArguments(
+    "out", max_steps=4, save_steps=1, eval_strategy="steps", eval_steps=1, save_total_limit=1,
+    load_best_model_at_end=True, per_device_train_batch_size=4, report_to=[],
+)
+trainer = Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data)
+trainer.train()
+model.save_pretrained("final")
+GPT2LMHeadModel.from_pretrained("final")
+"""
+
+
+@pytest.mark.slow
+def test_a_trainer_that_rotates_checkpoints_and_loads_the_best_goes_on(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "train.py").write_text(TRAINER)
+    former = tmp_path / "out" / "checkpoint-1"
+    former.mkdir(parents=True)
+    state = {"best_global_step": 1, "epoch": 1, "global_step": 1, "log_history": []}
+    (former / "trainer_state.json").write_text(json.dumps(state))
+    (former / "model.safetensors").write_text("real data")
+    with unchanged(tmp_path):
+        done = ampmem(tmp_path, "profile", "--quiet", "--gpu", "h100", "--steps", "9", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert len(read(tmp_path / "train.ampmem").steps) == 4
+
+
 SHARDED = """
 import torch
 import torch.distributed as dist

@@ -18,6 +18,7 @@ import torch
 
 from ampmem.own_code import OWN_FOLDERS, is_torch
 from ampmem.patching import added, put_in, replace_all
+from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import general
 from ampmem.simulator.private.general import FAKE_TENSOR_MODULES, FakeTensor
@@ -51,7 +52,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(replace_all((FakeTensor,), methods))
         undo.callback(put_in(FakeTensor, "__copy__", _copy))
         undo.callback(general.read_in_lists(functools.partial(_read, mode)))
-        undo.callback(replace_all((torch.UntypedStorage,), _storage_writes(mode)))
+        undo.callback(replace_all((torch.UntypedStorage,), _storage_writes(mode) | {"data_ptr": _address(device)}))
         undo.callback(replace_all((torch.TypedStorage,), _typed_storage_writes(mode)))
         undo.callback(replace_all((torch,), {"ctc_loss": _ctc_loss(mode)}))
         undo.callback(replace_all((torch.nn.functional,), {"one_hot": _one_hot()}))
@@ -78,6 +79,17 @@ def _pinned(pinned: weakref.WeakSet[torch.UntypedStorage]) -> dict[str, Any]:
         return copy
 
     return {"pin_memory": pin_memory, "is_pinned": is_pinned}
+
+
+def _address(device: SimulatedDevice) -> Any:
+    """``UntypedStorage.data_ptr`` with an address for memory without values: libraries tell shared tensors by it."""
+    original = torch.UntypedStorage.data_ptr
+
+    @functools.wraps(original)
+    def data_ptr(storage: torch.UntypedStorage) -> int:
+        return original(storage) if storage.device.type != "meta" else device.address(storage)
+
+    return data_ptr
 
 
 def _storage_writes(mode: SimulatedMode) -> dict[str, Any]:
