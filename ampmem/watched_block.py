@@ -16,7 +16,8 @@ from ampmem.errors import UsageError
 from ampmem.failure import failure_of
 from ampmem.output import Terminal, check_output, claim
 from ampmem.recording import SUFFIX, rank_file
-from ampmem.recording.watched import Row, read_watched
+from ampmem.recording.watched import Row
+from ampmem.recording.watched_file import read_watched
 from ampmem.vocabulary import Device
 
 if TYPE_CHECKING:

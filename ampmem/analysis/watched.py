@@ -17,9 +17,9 @@ from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import Category
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.growth import Growth, growth_of
-from ampmem.output import being_written
 from ampmem.recording import read
-from ampmem.recording.watched import Ending, Full, Grown, HeldMemory, Row, WatchedHeader, WatchedRun, Why, extract
+from ampmem.recording.watched import Ending, Full, Grown, HeldMemory, Row, WatchedHeader, WatchedRun, Why
+from ampmem.recording.watched_file import extract
 
 FORMAT = "ampmem.watch/1"
 _USUAL = 200
@@ -133,24 +133,21 @@ def watched_run(
     rows, ending = run.rows, run.ending
     highest = max(rows, key=lambda row: row.peak, default=None)
     notes = list(run.notes)
-    running = ending is None and being_written(run.path)
-    if ending is None and not running:
+    if ending is None and not run.running:
         notes.append("the run was killed, or its machine went down: the file has no end")
-    if run.unread:
-        notes.append(f"the last {run.unread} bytes of the file are an incomplete row, which is left out")
     shortage = _shortage(rows, ending, full) if ending is not None and ending.out_of_memory else None
     return WatchedSummary(
         format=FORMAT,
         file=str(named or run.path),
         run=run.header,
-        running=running,
+        running=run.running,
         steps=rows[-1].step + 1 - rows[0].step if rows else 0,
         rows=len(rows),
         highest=highest,
         last=rows[-1] if rows else None,
         steps_per_second=_speed(rows[-_RECENT:]),
         growth=growth_of([row.step for row in rows], [row.alive for row in rows]),
-        grown=tuple(run.grown),
+        grown=run.grown,
         full=full,
         ending=ending,
         shortage=shortage,

@@ -24,8 +24,8 @@ from ampmem.analysis.summary import Summary, summary_schema
 from ampmem.analysis.watched import WatchedSummary, full_recording, watched_run, watched_schema
 from ampmem.cli.options import advised_option, schema_option
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.recording import rank_of, rank_pattern, read, without_journals
-from ampmem.recording.watched import is_watched, read_watched
+from ampmem.recording import is_watched, rank_of, rank_pattern, read, without_journals
+from ampmem.recording.watched_file import read_watched
 from ampmem.reporters.base import EVERYTHING, WHAT, Detail, Report, object_or_array
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import Layout, layout_for

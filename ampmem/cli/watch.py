@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +16,10 @@ from ampmem.errors import AmpmemError
 from ampmem.output import remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recording import remove_claim
-from ampmem.recording.watched import read_watched
+from ampmem.recording.watched_file import read_watched
+
+if TYPE_CHECKING:
+    from ampmem.recorder.watch.watcher import Watcher
 
 
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
@@ -99,16 +103,18 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
         if simulation is not None:
             for doubt in simulation.device.doubts(failed=isinstance(ended.failure, Exception)):
                 audience.say(doubt)
-        _tell(watcher.options.path, path, watcher.rows, audience, quiet=plan.quiet or plan.launched is not None)
+        _tell(watcher, path, audience, quiet=plan.quiet or plan.launched is not None)
     end_as(ended.failure)
 
 
-def _tell(file: Path, named: Path, rows: int, audience: Audience, *, quiet: bool) -> None:
+def _tell(watcher: Watcher, named: Path, audience: Audience, *, quiet: bool) -> None:
     """Print what was recorded, and the tables."""
+    file, rows = watcher.options.path, watcher.rows
     if not file.exists():
         return
     steps = "1 step" if rows == 1 else f"{rows:,} steps"
-    audience.say(f"watched {steps} in {sized(named, file)}")
+    kept = "" if watcher.written == rows else f", of which the first {watcher.written:,} are kept"
+    audience.say(f"watched {steps}{kept} in {sized(named, file)}")
     if not quiet:
         from ampmem.analysis.watched import watched_run
         from ampmem.reporters.text.layout import layout_for

@@ -19,7 +19,8 @@ from ampmem.patching import in_place
 from ampmem.recorder.process import active
 from ampmem.recorder.sources.cpu import FLAG
 from ampmem.recorder.sources.torch_flags import torch_flag
-from ampmem.recording.watched import Why, read_watched
+from ampmem.recording.watched import Why
+from ampmem.recording.watched_file import read_watched
 
 Step = Callable[[], None]
 

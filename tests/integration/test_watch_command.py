@@ -16,7 +16,8 @@ from ready_python import ready_python
 
 from ampmem.analysis.summary import summarize
 from ampmem.recording import read
-from ampmem.recording.watched import WatchedRun, Why, read_watched
+from ampmem.recording.watched import WatchedRun, Why
+from ampmem.recording.watched_file import read_watched
 from ampmem.vocabulary import Mark
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,8 @@ import numpy as np
 
 from ampmem.analysis.watched import FullPart, WatchedSummary, full_recording, watched_run
 from ampmem.output import check_output, open_output
-from ampmem.recording.watched import Row, read_watched
+from ampmem.recording.watched import Row
+from ampmem.recording.watched_file import read_watched
 from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS, CategoryView, category_views
 from ampmem.reporters.html.stream import extreme_positions
