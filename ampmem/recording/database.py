@@ -260,12 +260,12 @@ class Database:
 
     def _there(self, table: str, kind: type[Columns]) -> tuple[str, ...]:
         """The columns of ``kind`` that the file has: it may be older, and SQLite reads missing names as strings."""
-        there = set(self._names(table))
+        there = set(self.names(table))
         if missing := set(kind.names()) - kind.LATER - there:
             raise ValueError(f"the table {table} has no {', '.join(sorted(missing))}")
         return tuple(name for name in kind.names() if name in there)
 
-    def _names(self, table: str) -> tuple[str, ...]:
+    def names(self, table: str) -> tuple[str, ...]:
         """The columns of ``table`` in the file."""
         return tuple(column[0] for column in self._connection.execute(f"SELECT * FROM {table} LIMIT 0").description)
 
@@ -278,11 +278,6 @@ class Database:
             self._count(row)
             yield row
         self.rows_read[table] = number
-
-    def records(self, table: str) -> Iterator[dict[str, object]]:
-        """The rows of ``table`` as dictionaries, with the columns that the file has."""
-        names = self._names(table)
-        return (dict(zip(names, row, strict=True)) for row in self.rows(table, *names))
 
     def _select(self, table: str, names: tuple[str, ...]) -> sqlite3.Cursor:
         columns = ", ".join(f'"{name}"' for name in names)

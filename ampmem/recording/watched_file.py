@@ -25,7 +25,7 @@ from ampmem.recording.database import (
     is_written_here,
     opened,
 )
-from ampmem.recording.reader import check_whole, header_of, notes_of, record_of, refused
+from ampmem.recording.reader import check_whole, header_of, notes_of, record_of, records_of, refused
 from ampmem.recording.watched import Ending, Full, Grown, Row, WatchedHeader, WatchedRun, Why
 from ampmem.recording.writer import unpacked
 
@@ -146,10 +146,10 @@ def _run(path: Path, database: Database, *, growing: bool) -> WatchedRun:
     run = WatchedRun(
         path=path,
         header=record_of(WatchedHeader, header[WATCHED_RUN]),
-        rows=tuple(record_of(Row, row) for row in database.records("ended_step")),
-        full=tuple(record_of(Full, row) for row in database.records("full_recording")),
+        rows=records_of(Row, database, "ended_step"),
+        full=records_of(Full, database, "full_recording"),
         notes=notes_of(database),
-        grown=tuple(record_of(Grown, row) for row in database.records("grown")),
+        grown=records_of(Grown, database, "grown"),
         ending=None if ending is None else record_of(Ending, ending),
         running=growing and ending is None,
     )
