@@ -117,20 +117,8 @@ def show(
     watched = [path for path in files if is_watched(path)]
     if full is not None:
         with TemporaryDirectory(prefix="ampmem-") as folder:
-            context.invoke(
-                show,
-                files=[_taken_out(files, full, Path(folder))],
-                as_json=as_json,
-                as_ranks=as_ranks,
-                each=each,
-                everything=everything,
-                settings=settings,
-                advised=advised,
-                checking=checking,
-                all_steps=all_steps,
-                full=None,
-                **chosen,
-            )
+            taken_out = {"files": (_taken_out(files, full, Path(folder)),), "full": None}
+            context.invoke(show, **context.params | taken_out)
         return
     if watched:
         _show_watched(files, watched, as_json=as_json, layout=layout)

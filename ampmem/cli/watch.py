@@ -16,6 +16,7 @@ from ampmem.errors import AmpmemError
 from ampmem.output import remove_empty, sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recording import remove_claim
+from ampmem.recording.bounds import MOST_KEPT
 from ampmem.recording.watched_file import read_watched
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--keep",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_KEPT),
     metavar="N",
     default=3,
     show_default=True,

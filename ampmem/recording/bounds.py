@@ -41,6 +41,9 @@ MOST_STEPS = 30_000
 MOST_WATCHED = 60_000
 """Maximum number of rows of a watched run, whose older half is thinned out then."""
 
+MOST_KEPT = 100
+"""Maximum number of a watched run's regular full recordings; a few more have other reasons."""
+
 MOST_ROWS: Mapping[str, int] = {
     "meta": 100,
     "note": 10_000,
@@ -52,6 +55,7 @@ MOST_ROWS: Mapping[str, int] = {
     "parameter": 100_000,
     "text": 10_000_000,
     "ended_step": MOST_WATCHED,
+    "full_recording": MOST_KEPT + 10,
     "grown": 10_000,
 }
 """Maximum number of rows by table; events, facts, phases and segments are limited by the file's size."""

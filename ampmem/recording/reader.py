@@ -34,7 +34,7 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord, failure_in
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
-from ampmem.output import being_written
+from ampmem.output import being_written, printable
 from ampmem.recording.bounds import DIMENSIONS, INT64, ITEMS, MOST, NAME, STATE, TEXT, check_bounds, integers_of
 from ampmem.recording.database import (
     ENDED,
@@ -387,7 +387,7 @@ def _said(error: Exception) -> str:
     said = "it takes too much work to read" if str(error) == "interrupted" else str(error)
     if isinstance(error, sqlite3.DatabaseError) and "malformed" in said:
         said += f"; {_TORN}"
-    return "".join(character if character.isprintable() else "?" for character in said[:300])
+    return printable(said[:300])
 
 
 def _recording(database: Database) -> Recording:

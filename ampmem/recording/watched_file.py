@@ -156,6 +156,9 @@ def _run(path: Path, database: Database, *, growing: bool) -> WatchedRun:
     check_whole(database, header)
     if any(second.step <= first.step for first, second in pairwise(run.rows)):
         raise ValueError("its steps are not in order")
+    ends = () if run.ending is None else (run.ending,)
+    if any(each.step < 0 for each in (*run.rows[:1], *run.grown, *ends)):
+        raise ValueError("a step has a negative number")
     if len({full.number for full in run.full}) < len(run.full):
         raise ValueError("two full recordings have the same number")
     if run.header.rank >= run.header.world_size:
