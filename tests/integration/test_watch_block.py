@@ -135,7 +135,8 @@ def test_an_error_in_the_block_is_the_end(tmp_path: Path) -> None:
     [
         ({"every": 3}, "every must be a whole number of at least 10"),
         ({"every": "often"}, "every must be a whole number"),
-        ({"keep": 0}, "keep must be a whole number of at least 1"),
+        ({"keep": 0}, "keep must be a whole number from 1 to 100"),
+        ({"keep": 101}, "keep must be a whole number from 1 to 100"),
         ({"device": "tpu"}, "unknown device"),
         ({"step_on": "sometimes"}, "step_on="),
     ],
