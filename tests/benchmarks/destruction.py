@@ -4,9 +4,9 @@
 
 ``kills``: ``ampmem profile`` is killed at a random instant, before a random SQL statement, at a random step of SQLite's
 inside one, or in the write that makes a file larger than a random size. Each step that had ended is in the recording,
-with the model's parameters and the optimizer. ``watched``: the same for ``ampmem watch``. ``guests``: programs run plain
-and under ampmem; exit code, output, losses, random numbers and what is left in torch are the same. ``mutations`` and
-``watched-mutations``: damaged and handmade recordings, and watched runs, give a right answer or one clear line.
+with the model's parameters and the optimizer. ``watched``: the same for ``ampmem watch``. ``guests``: programs run
+plain and under ampmem; exit code, output, losses, random numbers and what is left in torch are the same. ``mutations``
+and ``watched-mutations``: damaged and handmade recordings, and watched runs, give a right answer or one clear line.
 ``streams``: closed and broken streams, full disks and limits; the script ends as it does without ampmem.
 
 The table is printed; what failed, before it. Exits with 1 when anything did.
