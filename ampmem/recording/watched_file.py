@@ -53,15 +53,11 @@ class WatchedFile(AppendedFile):
         self._header = header
         self._numbers = 0
         super().__init__(path.absolute(), force=force, rows={})  # the script may change the working directory
+        # The journal stays: to make and remove a file in each step takes longer, above all on network file systems.
+        self._database.execute("PRAGMA journal_mode = PERSIST")
 
     def _first_entries(self) -> dict[str, object]:
         return {WATCHED_RUN: asdict(self._header), MESH: {"job": self._header.job}}
-
-    def _connected(self, file: Path) -> sqlite3.Connection:
-        database = super()._connected(file)
-        # The journal stays: to make and remove a file in each step takes longer, above all on network file systems.
-        database.execute("PRAGMA journal_mode = PERSIST")
-        return database
 
     def row(self, row: Row) -> None:
         """Append the row of a step."""
@@ -115,10 +111,10 @@ class WatchedFile(AppendedFile):
     def close(self) -> None:
         """Write what waits for a reader, and close the file; a second call does nothing."""
         try:
-            if self._waiting:
-                self._finish()
             if self._lock is not None:
                 self._database.execute("PRAGMA journal_mode = DELETE")
+            if self._waiting:
+                self._finish()
         except sqlite3.Error as error:
             raise RecordingError(f"cannot append to {self.path}: {error}; everything written so far is kept") from error
         finally:

@@ -269,6 +269,7 @@ def test_a_reader_that_holds_the_file_delays_rows_and_loses_none(
         file.close()
     run = read_watched(path)
     assert ([row.step for row in run.rows], run.ending) == ([0, 1], ENDING)
+    assert [each.name for each in tmp_path.iterdir()] == ["run.ampmem"]
 
 
 @pytest.mark.parametrize(
