@@ -41,6 +41,7 @@ from ampmem.recorder.sources.cuda.oom import is_out_of_memory
 from ampmem.recorder.sources.simulated import SimulatedSource
 from ampmem.recorder.torch_private.general import in_backward, on_step_before, tree_leaves
 from ampmem.recorder.watch.gauges import CpuGauge, CudaGauge, Gauge, SimulatedGauge, UnservedRequest
+from ampmem.recording.bounds import NAME
 from ampmem.recording.watched import Ending, Grown, HeldMemory, Row, WatchedHeader, Why
 from ampmem.recording.watched_file import WatchedFile
 from ampmem.signals import SIGNALS
@@ -117,7 +118,7 @@ def _batch(args: tuple[Any, ...], kwargs: Any) -> tuple[str, int]:
         for tensor in tensors[:_SHAPES]
     ]
     more = f" and {len(tensors) - _SHAPES} more" if len(tensors) > _SHAPES else ""
-    return ", ".join(said) + more, sum(tensor.numel() for tensor in tensors)
+    return (", ".join(said) + more)[:NAME], sum(tensor.numel() for tensor in tensors)
 
 
 FULL_STEPS = 3
@@ -210,7 +211,7 @@ class GrowthLook:
         by_holder: dict[str, list[int]] = {}
         for tensor, name in zip(fresh, names_of_holders(fresh), strict=True):
             line = line_of(tensor.untyped_storage().data_ptr() if tensor.device.type == "cuda" else 0)
-            by_holder.setdefault(_called(name, line), []).append(tensor.nbytes)
+            by_holder.setdefault(_called(name, line)[:NAME], []).append(tensor.nbytes)
         ordered = sorted(by_holder.items(), key=lambda each: -sum(each[1]))[:_LINES]
         held = [HeldMemory(what=what, bytes=sum(sizes), count=len(sizes)) for what, sizes in ordered if what]
         steps = step - self.step
