@@ -131,13 +131,13 @@ def _check_trained(model: object, optimizer: object) -> None:
         raise _wrong("optimizer", "a torch.optim.Optimizer", optimizer)
 
 
-def check_count(name: str, value: object, least: int, wanted: str) -> None:
-    """Raise :class:`UsageError` unless ``value`` is a whole number of at least ``least``; ``steps`` may be ``None``."""
+def check_count(name: str, value: object, least: int, wanted: str, most: int | None = None) -> None:
+    """Raise :class:`UsageError` unless ``value`` is a whole number from ``least`` on; ``steps`` may be ``None``."""
     if value is None and name == "steps":
         return
     if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong(name, f"a whole number {wanted}", value)
-    if value < least:
+    if value < least or (most is not None and value > most):
         raise UsageError(f"{name} must be a whole number {wanted}, not {value}")
 
 

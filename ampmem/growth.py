@@ -53,4 +53,5 @@ def growth_of(steps: Sequence[int], alive: Sequence[int]) -> Growth | None:
     rise = levels[-1] - levels[0]
     if slope < _LEAST_BYTES or rise < _NOISES * noise:
         return None
-    return Growth(first=steps[0], last=steps[-1], per_step=slope, total=alive[-1] - alive[0], noise=noise)
+    total = max(alive[-1] - alive[0], 0)  # the last step may be a lower one
+    return Growth(first=steps[0], last=steps[-1], per_step=slope, total=total, noise=noise)

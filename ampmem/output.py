@@ -366,7 +366,7 @@ def tables_by(make: Callable[[Any], Bundle]) -> None:
 
 def one_line(text: str) -> str:
     """``text`` as one line without characters that control a terminal."""
-    clean = "".join(character if character.isprintable() else "?" for character in text)
+    clean = printable(text)
     return clean if len(clean) <= _MOST else clean[: _MOST - 1] + "…"
 
 

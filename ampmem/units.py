@@ -10,7 +10,9 @@ _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # Sizes that agree to this many decimals are written in bytes, which are not longer than the decimals then.
 _MOST_DECIMALS = 6
 _GIB = _BINARY_UNITS.index("GiB")
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)")
+MOST_BYTES = 1 << 62
+"""The largest size that is read."""
+_SIZE = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,40})?)\s*([a-zA-Z]*)")
 _FACTORS: dict[str, int] = {"": 1, "b": 1} | {
     f"{letter}{unit}": base**power
     for power, letter in enumerate("kmgtp", start=1)
@@ -21,12 +23,14 @@ _FACTORS: dict[str, int] = {"": 1, "b": 1} | {
 def parse_bytes(text: str) -> int:
     """The bytes in ``24GiB``, ``1.5 MiB``, ``80GB`` (powers of 1000), ``1024``; a fraction of a byte is rounded.
 
-    Raises ``ValueError`` for any other text.
+    Raises ``ValueError`` for any other text, and for more than :data:`MOST_BYTES`.
     """
     size = _SIZE.fullmatch(text.strip())
-    if size is None or size[2].lower() not in _FACTORS:
-        raise ValueError(f"{text!r} is not a size; write bytes as 24GiB, 512MiB or 1073741824")
-    return round(Fraction(size[1]) * _FACTORS[size[2].lower()])
+    factor = None if size is None else _FACTORS.get(size[2].lower())
+    found = None if size is None or factor is None else round(Fraction(size[1]) * factor)
+    if found is None or found > MOST_BYTES:
+        raise ValueError(f"{text!r:.60} is not a size; write bytes as 24GiB, 512MiB or 1073741824")
+    return found
 
 
 def format_bytes(count: int | None) -> str:

@@ -16,7 +16,9 @@ from ampmem.errors import UsageError
 from ampmem.failure import failure_of
 from ampmem.output import Terminal, check_output, claim
 from ampmem.recording import SUFFIX, rank_file
-from ampmem.recording.watched import Row, read_watched
+from ampmem.recording.bounds import MOST_KEPT
+from ampmem.recording.watched import Row
+from ampmem.recording.watched_file import read_watched
 from ampmem.vocabulary import Device
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def watch(
         output: the file to write; by default ``train-watch.ampmem`` for ``train.py``, in the current directory, with a
             number where that exists.
         every: record three steps in full after every ``every`` steps; at least 10.
-        keep: how many of these full recordings to keep, the last ones.
+        keep: how many of these full recordings to keep, the last ones; at most 100.
         stacks: record the Python stack of every op in the full recordings.
         force: replace ``output`` when it exists.
         device, gpu, assume, step_on: as :func:`ampmem.profile` has them.
@@ -75,7 +77,7 @@ def watch(
 def check_every(every: object, keep: object) -> None:
     """Raise :class:`UsageError` for invalid values of these arguments of :func:`watch`."""
     check_count("every", every, LEAST_EVERY, f"of at least {LEAST_EVERY}")
-    check_count("keep", keep, 1, "of at least 1")
+    check_count("keep", keep, 1, f"from 1 to {MOST_KEPT}", MOST_KEPT)
 
 
 class Watch:

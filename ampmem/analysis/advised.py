@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,8 +34,8 @@ class EndedRun:
 def identity_in(line: str) -> dict[str, Json] | None:
     """What the runs of a file have in common, from its first line; ``None`` if it is another kind of file."""
     try:
-        found = json.loads(line)
-    except ValueError:
+        found = parsed(line)
+    except NotOfThisKind:
         return None
     return found if isinstance(found, dict) and KIND in found else None
 

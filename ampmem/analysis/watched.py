@@ -15,11 +15,12 @@ from ampmem.analysis.jsonable import Json, like, schema_of, text_of
 from ampmem.analysis.out_of_memory import FailedRequest, batch_varied, gpu_called
 from ampmem.analysis.summary import summary_of
 from ampmem.analysis.timeline.categories import Category
-from ampmem.errors import AmpmemError, UsageError
+from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.growth import Growth, growth_of
-from ampmem.output import being_written
 from ampmem.recording import read
-from ampmem.recording.watched import Ending, Full, Grown, HeldMemory, Row, WatchedHeader, WatchedRun, Why, extract
+from ampmem.recording.bounds import NAME
+from ampmem.recording.watched import Ending, Full, Grown, HeldMemory, Row, WatchedHeader, WatchedRun, Why
+from ampmem.recording.watched_file import extract
 
 FORMAT = "ampmem.watch/1"
 _USUAL = 200
@@ -41,6 +42,8 @@ class FullPart:
     growth: tuple[str, ...] = ()
     ended_by: FailedRequest | None = None
     """The failed request that ended the run during this recording."""
+    unreadable: str = ""
+    """Why the recording cannot be read; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +126,8 @@ def watched_run(
 ) -> WatchedSummary:
     """The summary of ``run``; ``named`` is the file's name in commands.
 
-    ``known`` has the full recordings that were summed up before, by number, and gets the new ones.
+    ``known`` has the full recordings that were summed up before, by number, and gets the new ones. Raises
+    :class:`~ampmem.errors.RecordingError` if one cannot be unpacked.
     """
     known = {} if known is None else known
     for each in run.full:
@@ -133,24 +137,22 @@ def watched_run(
     rows, ending = run.rows, run.ending
     highest = max(rows, key=lambda row: row.peak, default=None)
     notes = list(run.notes)
-    running = ending is None and being_written(run.path)
-    if ending is None and not running:
+    notes += [each.unreadable for each in full if each.unreadable]
+    if ending is None and not run.running:
         notes.append("the run was killed, or its machine went down: the file has no end")
-    if run.unread:
-        notes.append(f"the last {run.unread} bytes of the file are an incomplete row, which is left out")
     shortage = _shortage(rows, ending, full) if ending is not None and ending.out_of_memory else None
     return WatchedSummary(
         format=FORMAT,
         file=str(named or run.path),
         run=run.header,
-        running=running,
+        running=run.running,
         steps=rows[-1].step + 1 - rows[0].step if rows else 0,
         rows=len(rows),
         highest=highest,
         last=rows[-1] if rows else None,
         steps_per_second=_speed(rows[-_RECENT:]),
         growth=growth_of([row.step for row in rows], [row.alive for row in rows]),
-        grown=tuple(run.grown),
+        grown=run.grown,
         full=full,
         ending=ending,
         shortage=shortage,
@@ -182,11 +184,16 @@ def _part(run: WatchedRun, full: Full) -> FullPart:
     known = FullPart(
         number=full.number, why=full.why, first=full.first, last=full.last, peak=None, categories={}, lines={}
     )
-    try:
-        analysis = _analysis_of(run, full)
-        summary = summary_of(analysis)
-    except AmpmemError:
-        return known
+    with tempfile.TemporaryDirectory(prefix="ampmem-") as folder:
+        path = Path(folder) / "full.ampmem"
+        extract(run, full, path)
+        try:
+            analysis = analyse(read(path))
+            summary = summary_of(analysis)
+        except NothingRecorded:
+            return known
+        except AmpmemError as error:
+            return replace(known, unreadable=str(error).replace(str(path), f"full recording {full.number}"))
     grown = [(found.message, *found.evidence) for found in summary.findings if found.code == "steady-growth"]
     return replace(
         known,
@@ -196,13 +203,6 @@ def _part(run: WatchedRun, full: Full) -> FullPart:
         growth=grown[0] if grown else (),
         ended_by=summary.ended_by,
     )
-
-
-def _analysis_of(run: WatchedRun, full: Full) -> Analysis:
-    with tempfile.TemporaryDirectory(prefix="ampmem-") as folder:
-        path = Path(folder) / "full.ampmem"
-        extract(run, full, path)
-        return analyse(read(path))
 
 
 _BY_IDENTITY = (
@@ -221,9 +221,10 @@ def _lines(analysis: Analysis) -> dict[str, int]:
     rest = lifetimes.alive_at(analysis.peaks[analysis.top])
     for category in _BY_IDENTITY:
         rest &= ~analysis.classes.of(category)
+    line_at = {stack: _line_of(texts[stack]) for stack in np.unique(lifetimes.stack[rest]).tolist()}
     found: dict[str, int] = {}
     for index in np.flatnonzero(rest).tolist():
-        line = _line_of(texts[lifetimes.stack[index]])
+        line = line_at[int(lifetimes.stack[index])]
         size = max(int(lifetimes.block_bytes[index]), int(lifetimes.bytes[index]))
         found[line] = found.get(line, 0) + size
     found.pop("", None)
@@ -298,7 +299,7 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
 
 
 def _commands(run: WatchedRun, file: Path, shortage: Shortage | None) -> tuple[str, ...]:
-    """The commands to run next."""
+    """The commands to run next, without those of a script whose arguments nobody would copy."""
     header = run.header
     script = header.script.split(" ", 1) if header.script.startswith("-m ") else [header.script]
     lines = []
@@ -312,4 +313,4 @@ def _commands(run: WatchedRun, file: Path, shortage: Shortage | None) -> tuple[s
         skip = ["--skip", str(shortage.step)] if shortage.step else []
         lines.append(["ampmem", "profile", *skip, "--steps", "1", *script, *header.arguments])
     lines += [["ampmem", "show", str(file), "--full", str(full.number)] for full in run.full[-1:]]
-    return tuple(map(shlex.join, lines))
+    return tuple(line for line in map(shlex.join, lines) if len(line) <= NAME)

@@ -366,10 +366,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         raise
     if session.forked():
         end_as(ended.failure)
-    if why := plan.protected.why(ended.failure):
-        audience.complain(why)
-    for line in plan.keep_written():
-        audience.say(line)
+    afterwards.say_of_files(plan, ended.failure, audience)
     try:
         if ended.trouble is not None:
             raise ended.trouble

@@ -13,8 +13,7 @@ import click
 from ampmem.analysis.advised import read_advised
 from ampmem.cli.options import advised_option
 from ampmem.output import Terminal, claim, remove_empty, sized
-from ampmem.recording import without_journals
-from ampmem.recording.watched import is_watched
+from ampmem.recording import is_watched, without_journals
 
 SUFFIX = ".html"
 

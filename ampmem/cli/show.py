@@ -24,8 +24,8 @@ from ampmem.analysis.summary import Summary, summary_schema
 from ampmem.analysis.watched import WatchedSummary, full_recording, watched_run, watched_schema
 from ampmem.cli.options import advised_option, schema_option
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.recording import rank_of, rank_pattern, read, without_journals
-from ampmem.recording.watched import is_watched, read_watched
+from ampmem.recording import is_watched, rank_of, rank_pattern, read, without_journals
+from ampmem.recording.watched_file import read_watched
 from ampmem.reporters.base import EVERYTHING, WHAT, Detail, Report, object_or_array
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.layout import Layout, layout_for
@@ -117,20 +117,8 @@ def show(
     watched = [path for path in files if is_watched(path)]
     if full is not None:
         with TemporaryDirectory(prefix="ampmem-") as folder:
-            context.invoke(
-                show,
-                files=[_taken_out(files, full, Path(folder))],
-                as_json=as_json,
-                as_ranks=as_ranks,
-                each=each,
-                everything=everything,
-                settings=settings,
-                advised=advised,
-                checking=checking,
-                all_steps=all_steps,
-                full=None,
-                **chosen,
-            )
+            taken_out = {"files": (_taken_out(files, full, Path(folder)),), "full": None}
+            context.invoke(show, **context.params | taken_out)
         return
     if watched:
         _show_watched(files, watched, as_json=as_json, layout=layout)

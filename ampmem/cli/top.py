@@ -10,7 +10,7 @@ from time import sleep
 import click
 
 from ampmem.analysis.watched import FullPart, WatchedSummary, watched_run
-from ampmem.recording.watched import read_watched
+from ampmem.recording.watched_file import read_watched
 from ampmem.reporters.text.layout import layout_for
 from ampmem.reporters.text.watched import render_live
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ampmem.cli.options import ScriptCommand, ScriptOptions, script_options, settled
+from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.guest import end_as, failure_in_words, run_script
 from ampmem.cli.processes.messages import Audience, OfRank, Person, exit_of_rank
 from ampmem.cli.processes.plan import Plan, forget
 from ampmem.errors import AmpmemError
 from ampmem.output import sized
 from ampmem.recorder.ranks.environment import launched
-from ampmem.recording.watched import read_watched
+from ampmem.recording.bounds import MOST_KEPT
+from ampmem.recording.watched_file import read_watched
+
+if TYPE_CHECKING:
+    from ampmem.recorder.watch.watcher import Watcher
 
 
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
@@ -28,7 +34,7 @@ from ampmem.recording.watched import read_watched
 )
 @click.option(
     "--keep",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_KEPT),
     metavar="N",
     default=3,
     show_default=True,
@@ -109,26 +115,25 @@ def _watch(plan: Plan, audience: Audience, every: int, keep: int) -> None:
         raise
     if watcher.forked():
         end_as(ended.failure)
-    if why := plan.protected.why(ended.failure):
-        audience.complain(why)
-    for line in plan.keep_written():
-        audience.say(line)
+    afterwards.say_of_files(plan, ended.failure, audience)
     if ended.trouble is not None:
         audience.complain(failure_in_words(ended.trouble))
     else:
         if simulation is not None:
             for doubt in simulation.device.doubts(failed=isinstance(ended.failure, Exception)):
                 audience.say(doubt)
-        _tell(watcher.options.path, path, watcher.rows, audience, quiet=plan.quiet or plan.launched is not None)
+        _tell(watcher, path, audience, quiet=plan.quiet or plan.launched is not None)
     end_as(ended.failure)
 
 
-def _tell(file: Path, named: Path, rows: int, audience: Audience, *, quiet: bool) -> None:
+def _tell(watcher: Watcher, named: Path, audience: Audience, *, quiet: bool) -> None:
     """Print what was recorded, and the tables."""
+    file, rows = watcher.options.path, watcher.rows
     if not file.exists():
         return
     steps = "1 step" if rows == 1 else f"{rows:,} steps"
-    audience.say(f"watched {steps} in {sized(named, file)}")
+    kept = "" if watcher.written == rows else f", of which the first {watcher.written:,} are kept"
+    audience.say(f"watched {steps}{kept} in {sized(named, file)}")
     if not quiet:
         from ampmem.analysis.watched import watched_run
         from ampmem.reporters.text.layout import layout_for

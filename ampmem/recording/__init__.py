@@ -1,7 +1,7 @@
 """The ``.ampmem`` file: one SQLite database per process, appended to during the run, and read whole."""
 
 from ampmem.recording.bounds import MOST_STEPS
-from ampmem.recording.database import FORMAT_VERSION, SUFFIX
+from ampmem.recording.database import FORMAT_VERSION, SUFFIX, is_watched
 from ampmem.recording.rank_files import (
     RankFile,
     claimed_for,
@@ -40,6 +40,7 @@ __all__ = [
     "check_recording",
     "claimed_for",
     "is_recording",
+    "is_watched",
     "job_of",
     "make_claim",
     "pack",

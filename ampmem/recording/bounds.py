@@ -26,6 +26,7 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
     "allocated": (UNKNOWN, MOST),
     "stream": INT64,  # an address on the device, or a number
     "device": (-1, 1 << 20),
+    **dict.fromkeys(("first", "last", "steps"), (0, 1 << 40)),
     **dict.fromkeys(("rank", "local_rank", "coordinate"), (0, 1 << 30)),
     **dict.fromkeys(("world_size", "size"), (1, 1 << 30)),
     **dict.fromkeys(("elements", "global_elements"), (0, 1 << 53)),
@@ -37,6 +38,12 @@ INTEGERS: Mapping[str, tuple[int, int]] = {
 MOST_STEPS = 30_000
 """Maximum number of steps of a recording, which ends then."""
 
+MOST_WATCHED = 60_000
+"""Maximum number of rows of a watched run, whose older half is thinned out then."""
+
+MOST_KEPT = 100
+"""Maximum number of a watched run's regular full recordings; a few more have other reasons."""
+
 MOST_ROWS: Mapping[str, int] = {
     "meta": 100,
     "note": 10_000,
@@ -47,6 +54,9 @@ MOST_ROWS: Mapping[str, int] = {
     "layers": 120_000,
     "parameter": 100_000,
     "text": 10_000_000,
+    "ended_step": MOST_WATCHED,
+    "full_recording": MOST_KEPT + 10,
+    "grown": 10_000,
 }
 """Maximum number of rows by table; events, facts, phases and segments are limited by the file's size."""
 

@@ -1,5 +1,7 @@
 """The tables of a ``.ampmem`` file, and safe opening of a file from anybody: plain tables only, and bounded work.
 
+A file has one of two layouts: that of a recording, which is here, or that of a watched run.
+
 Two views are a promise to people who query a recording with SQL:
 
 * ``allocator_event(id, time_ns, step, phase, action, address, bytes, block_bytes, stream, op, stack)`` *
@@ -17,7 +19,8 @@ import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,6 +45,7 @@ from ampmem.events import (
 )
 from ampmem.output import being_written
 from ampmem.recording.bounds import MOST_ROWS
+from ampmem.recording.watched import Full, Grown, Row
 
 FORMAT_VERSION = 3
 SUFFIX = ".ampmem"
@@ -58,6 +62,8 @@ ENDED = "ended"
 It is false until the writer is closed, so it stays false if the run was killed. The first files of this format have no
 such key.
 """
+WATCHED_RUN, WATCHED_END = "watched", "end"
+"""The keys in ``meta`` for what is watched, and for how the run ended."""
 UNCOUNTED = ("meta", "plain_step")
 """Tables without a number of rows: ``meta`` contains the numbers, another process writes ``plain_step`` later."""
 
@@ -74,21 +80,21 @@ RECORD_TABLES: tuple[tuple[str, type[Any]], ...] = (
     ("layers", LayersRecord),
     ("oom", OomRecord),
 )
+WATCHED_TABLES: tuple[tuple[str, type[Any]], ...] = (("ended_step", Row), ("full_recording", Full), ("grown", Grown))
 
-_VIEWS = f"""
+_VIEWS = """
 CREATE VIEW allocator_event AS
 SELECT event.rowid AS id, time_ns, NULLIF(step, -1) AS step,
-       {{phase}} AS phase, {{action}} AS action, address, bytes, block_bytes, stream,
+       {phase} AS phase, {action} AS action, address, bytes, block_bytes, stream,
        NULLIF(op.value, '') AS op, NULLIF(stack.value, '') AS stack
 FROM event JOIN text AS op ON op.id = event.op JOIN text AS stack ON stack.id = event.stack
 ORDER BY event.rowid;
 CREATE VIEW storage_fact AS
-SELECT time_ns, address, {{fact}} AS fact, NULLIF(name.value, '') AS name, NULLIF(module.value, '') AS module,
+SELECT time_ns, address, {fact} AS fact, NULLIF(name.value, '') AS name, NULLIF(module.value, '') AS module,
        NULLIF(dtype.value, '') AS dtype, NULLIF(shape.value, '') AS shape
 FROM fact JOIN text AS name ON name.id = fact.name JOIN text AS module ON module.id = fact.module
      JOIN text AS dtype ON dtype.id = fact.dtype JOIN text AS shape ON shape.id = fact.shape
 ORDER BY fact.rowid;
-PRAGMA user_version = {FORMAT_VERSION};
 """
 
 
@@ -98,25 +104,81 @@ def _words(column: str, members: Iterable[Action | Phase | Fact]) -> str:
     return f"CASE {column} {cases} END"
 
 
-def schema() -> str:
-    """The SQL that makes an empty recording."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One kind of file: its tables and views as SQL, and the two numbers in SQLite's header that identify it."""
+
+    called: str
+    application: int
+    version: int
+    sql: str
+
+    def schema(self) -> str:
+        """The SQL that makes an empty file."""
+        return f"{self.sql}\nPRAGMA application_id = {self.application};\nPRAGMA user_version = {self.version};"
+
+
+HEADER_TABLES = (
+    "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);",
+    "CREATE TABLE note (message TEXT NOT NULL);",
+)
+"""The tables that files of every kind have."""
+
+
+def record_tables(records: Iterable[tuple[str, type[Any]]]) -> Iterator[str]:
+    """The SQL for a table for each type of record, by name."""
+    for table, record in records:
+        names = ", ".join(f'"{field.name}"' for field in fields(record))
+        yield f"CREATE TABLE {table} ({names});"
+
+
+def _recording_sql() -> str:
+    meta, note = HEADER_TABLES
     tables = [
-        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);",
+        meta,
         "CREATE TABLE text (id INTEGER PRIMARY KEY, value TEXT NOT NULL);",
         "INSERT INTO text VALUES (0, '');",
-        "CREATE TABLE note (message TEXT NOT NULL);",
+        note,
         "CREATE TABLE plain_step (duration_ns INTEGER NOT NULL);",
     ]
     for table, columns in COLUMN_TABLES:
         tables.append(f"CREATE TABLE {table} ({', '.join(f'{name} INTEGER NOT NULL' for name in columns.names())});")
-    for table, record in RECORD_TABLES:
-        tables.append(f"CREATE TABLE {table} ({', '.join(f'{_quoted(field.name)}' for field in fields(record))});")
+    tables += record_tables(RECORD_TABLES)
     views = _VIEWS.format(phase=_words("phase", Phase), action=_words("action", Action), fact=_words("fact", Fact))
     return "\n".join(tables) + views
 
 
-def _quoted(name: str) -> str:
-    return f'"{name}"'
+RECORDING = Layout(called="recording", application=0, version=FORMAT_VERSION, sql=_recording_sql())
+
+MAGIC = b"SQLite format 3\0"
+_WATCHED_ID = int.from_bytes(b"ampW", "big")
+_APPLICATION_AT = 68
+"""The offset of the application's number in SQLite's header. Source: sqlite.org/fileformat2.html."""
+
+
+WATCHED = Layout(
+    called="watched run",
+    application=_WATCHED_ID,
+    version=1,
+    sql="\n".join((*HEADER_TABLES, *record_tables(WATCHED_TABLES))),
+)
+
+
+def begins(path: Path) -> bytes:
+    """The first bytes of the file at ``path``; none if it cannot be read, or is a pipe or a device."""
+    try:
+        if path.is_file():
+            with path.open("rb") as stream:
+                return stream.read(_APPLICATION_AT + 4)
+    except OSError:
+        pass
+    return b""
+
+
+def is_watched(path: Path) -> bool:
+    """Whether ``path`` is the file of a watched run, even if it is damaged."""
+    start = begins(path)
+    return start.startswith(MAGIC) and start[_APPLICATION_AT:] == _WATCHED_ID.to_bytes(4, "big")
 
 
 # Opens a ``.ampmem`` file from anybody: plain tables only, and work in proportion to the file's size.
@@ -125,8 +187,12 @@ def _quoted(name: str) -> str:
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
-_LAYOUT = {name: kind.lower() for kind, name in re.findall(r"CREATE (TABLE|VIEW) (\w+)", schema())}
-"""The kind of each table and view of a recording, by name; nothing else may be in it."""
+
+@cache
+def _parts(sql: str) -> dict[str, str]:
+    """The kind of each table and view that ``sql`` makes, by name; nothing else may be in a file."""
+    return {name: kind.lower() for kind, name in re.findall(r"CREATE (TABLE|VIEW) (\w+)", sql)}
+
 
 _COLUMN = r'(?:\w+|"\w+")(?: INTEGER| TEXT)?(?: NOT NULL| PRIMARY KEY)*'
 _TABLE = re.compile(rf"CREATE TABLE (\w+) \({_COLUMN}(?:, {_COLUMN})*\)", re.ASCII)
@@ -154,10 +220,10 @@ _STEPS_FOR_ANY_FILE = 2_000_000
 
 
 class Database:
-    """An open recording, whose tables are those of the layout and whose content has at most ``most`` bytes."""
+    """An open file, whose tables are those of ``layout`` and whose content has at most ``most`` bytes."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, most: int) -> None:
-        self._path = path
+    def __init__(self, path: Path, connection: sqlite3.Connection, most: int, layout: Layout) -> None:
+        self._path, self._layout = path, layout
         self._connection = connection
         self.rows_read: dict[str, int] = {}
         """Number of rows by table, for tables that were read whole."""
@@ -194,12 +260,12 @@ class Database:
 
     def _there(self, table: str, kind: type[Columns]) -> tuple[str, ...]:
         """The columns of ``kind`` that the file has: it may be older, and SQLite reads missing names as strings."""
-        there = set(self._names(table))
+        there = set(self.names(table))
         if missing := set(kind.names()) - kind.LATER - there:
             raise ValueError(f"the table {table} has no {', '.join(sorted(missing))}")
         return tuple(name for name in kind.names() if name in there)
 
-    def _names(self, table: str) -> tuple[str, ...]:
+    def names(self, table: str) -> tuple[str, ...]:
         """The columns of ``table`` in the file."""
         return tuple(column[0] for column in self._connection.execute(f"SELECT * FROM {table} LIMIT 0").description)
 
@@ -212,11 +278,6 @@ class Database:
             self._count(row)
             yield row
         self.rows_read[table] = number
-
-    def records(self, table: str) -> Iterator[dict[str, object]]:
-        """The rows of ``table`` as dictionaries, with the columns that the file has."""
-        names = self._names(table)
-        return (dict(zip(names, row, strict=True)) for row in self.rows(table, *names))
 
     def _select(self, table: str, names: tuple[str, ...]) -> sqlite3.Cursor:
         columns = ", ".join(f'"{name}"' for name in names)
@@ -244,20 +305,22 @@ class Database:
         return int(self._connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
     def _check_version(self) -> None:
-        version = self._number("user_version")
-        if version == 0:  # another program's database, or an empty file
-            raise RecordingError(f"{self._path} is not an ampmem recording")
-        if version != FORMAT_VERSION:
+        version, wanted = self._number("user_version"), self._layout
+        # Without a version it is another program's database, or an empty file.
+        if version == 0 or self._number("application_id") != wanted.application:
+            raise RecordingError(f"{self._path} is not an ampmem {wanted.called}")
+        if version != wanted.version:
             raise RecordingError(
-                f"{self._path} has recording format {version}, and this ampmem reads format {FORMAT_VERSION}; read it "
-                "with the version of ampmem that wrote it"
+                f"{self._path} has {wanted.called} format {version}, and this ampmem reads format {wanted.version}; "
+                "read it with the version of ampmem that wrote it"
             )
 
     def _check_schema(self) -> None:
         """Raise ``ValueError`` for anything outside the layout; SQLite itself reports a missing table."""
+        parts = _parts(self._layout.sql)
         rows = self._connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema")
         for number, (kind, name, table, sql) in enumerate(rows):
-            known = kind == _LAYOUT.get(name) and name == table and (kind == "view" or _is_plain(name, sql))
+            known = kind == parts.get(name) and name == table and (kind == "view" or _is_plain(name, sql))
             if not (known or (kind, name, sql) == ("index", _INDEX, None)) or number >= _SCHEMA_ROWS:
                 raise ValueError(f"it has the {kind} {name!r:.100}, which does not belong in a recording")
 
@@ -304,8 +367,8 @@ def identity_of(path: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Database]:
-    """The recording at ``path`` as of one moment: later writes are not seen.
+def opened(path: Path, layout: Layout = RECORDING) -> Iterator[Database]:
+    """The file at ``path`` as of one moment: later writes are not seen.
 
     A file that is being written is copied into memory, so that its writer waits only for the copy. Any other file is
     opened for writing, too: a killed run has left a journal, and SQLite must roll it back.
@@ -318,7 +381,7 @@ def opened(path: Path) -> Iterator[Database]:
         connection = _connected(path, "rw")
     with closing(connection):
         connection.execute("BEGIN")  # else each statement would see later commits
-        yield Database(path, connection, most)
+        yield Database(path, connection, most, layout)
 
 
 def _connected(path: Path, mode: str) -> sqlite3.Connection:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import sqlite3
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache
@@ -34,15 +34,30 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord, failure_in
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
-from ampmem.output import being_written
+from ampmem.output import being_written, printable
 from ampmem.recording.bounds import DIMENSIONS, INT64, ITEMS, MOST, NAME, STATE, TEXT, check_bounds, integers_of
-from ampmem.recording.database import ENDED, MESH, ROWS, SUFFIX, UNCOUNTED, Database, is_written_here, opened
+from ampmem.recording.database import (
+    ENDED,
+    MAGIC,
+    MESH,
+    RECORDING,
+    ROWS,
+    SUFFIX,
+    UNCOUNTED,
+    WATCHED,
+    WATCHED_END,
+    WATCHED_RUN,
+    Database,
+    Layout,
+    begins,
+    is_watched,
+    is_written_here,
+    opened,
+)
 from ampmem.recording.rank_files import claimed_for
-from ampmem.recording.watched import is_watched, read_watched
 from ampmem.vocabulary import Arm
 
 _PICKLES = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
-_DATABASE = b"SQLite format 3\0"
 _OF_WATCHED = (
     "{path} is a watched run, not a single recording: ampmem show {file} shows it, ampmem report makes its page, and "
     "ampmem show {file} --full N shows one of its full recordings"
@@ -53,7 +68,7 @@ _STEPS = 1_000_000
 
 def taken_for_recording(path: Path) -> str | None:
     """What to do with a pickle, perhaps a memory snapshot of PyTorch; ``None`` for any other file."""
-    if not _begins(path).startswith(_PICKLES):
+    if not begins(path).startswith(_PICKLES):
         return None
     command = f"ampmem import {shlex.quote(str(path))} -o {shlex.quote(str(path.with_suffix(SUFFIX)))}"
     return f"{path} is a pickle, not a recording; if it is a PyTorch memory snapshot, convert it with: {command}"
@@ -80,7 +95,7 @@ def check_recording(path: Path) -> None:
             f"{path} is only the placeholder of a rank that was killed before it recorded anything; remove the file, "
             "or let the next run replace it"
         )
-    if _begins(path) not in (_DATABASE, b""):  # reading reports a file that cannot be opened
+    if not (begins(path) or MAGIC).startswith(MAGIC):  # reading reports a file that cannot be opened
         raise RecordingError(f"{path} is not an ampmem recording, or it is damaged (file is not a database)")
 
 
@@ -88,14 +103,14 @@ def taken_for_script(path: Path) -> str | None:
     """What to do with a recording or a pickle given as a script; ``None`` for any other file."""
     if is_watched(path):
         return f"{path} is a watched run, not a script; show it with: ampmem show {shlex.quote(str(path))}"
-    if _begins(path) == _DATABASE:
+    if begins(path).startswith(MAGIC):
         return f"{path} is a recording, not a script; show it with: ampmem show {shlex.quote(str(path))}"
     return taken_for_recording(path)
 
 
 def is_recording(path: Path) -> bool:
     """Whether ``path`` is a recording of any version of ampmem, even if its steps are damaged."""
-    if _begins(path) != _DATABASE:
+    if not begins(path).startswith(MAGIC) or is_watched(path):
         return False
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -104,14 +119,6 @@ def is_recording(path: Path) -> bool:
             return connection.execute("SELECT 1 FROM meta WHERE key = 'format_version'").fetchone() is not None
     except sqlite3.Error:
         return False
-
-
-def _begins(path: Path) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            return stream.read(len(_DATABASE))
-    except OSError:
-        return b""
 
 
 # From the cells of a row to a typed record: each cell is checked once, against the type of its field.
@@ -132,19 +139,39 @@ def record_of(kind: type[_RecordT], row: Mapping[str, object]) -> _RecordT:
 
     A list or a mapping may be JSON text, and so may ``NaN``. Raises ``ValueError`` for a row that is not such a record.
     """
+    checks = _checks_for(kind, row)
+    return kind(**{name: _checked_cells(kind, name, check, (row[name],))[0] for name, check in checks.items()})
+
+
+def records_of(kind: type[_RecordT], database: Database, table: str) -> tuple[_RecordT, ...]:
+    """The rows of ``table`` as records; raises as :func:`record_of` does."""
+    names = database.names(table)
+    checks = _checks_for(kind, names)
+    cells = zip(*database.rows(table, *names), strict=True)
+    # Column by column, which takes half of the time for the many rows of a watched run.
+    columns = [_checked_cells(kind, name, checks[name], column) for name, column in zip(names, cells, strict=False)]
+    return tuple(kind(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True))
+
+
+def _checks_for(kind: type[_RecordT], names: Iterable[str]) -> dict[str, _Check]:
+    """The check of each field called one of ``names``; raises ``ValueError`` for missing and unknown names."""
     checks, needed = _checks_of(cast(Hashable, kind))
-    unknown, missing = row.keys() - checks.keys(), needed - row.keys()
-    if unknown or missing:
-        raise ValueError(
-            f"{_table(kind)} has no {', '.join(sorted(missing))}" if missing else f"{_table(kind)} has unknown columns"
-        )
-    values = {}
-    for name, cell in row.items():
+    names = set(names)
+    if missing := needed - names:
+        raise ValueError(f"{_table(kind)} has no {', '.join(sorted(missing))}")
+    if names - checks.keys():
+        raise ValueError(f"{_table(kind)} has unknown columns")
+    return {name: checks[name] for name in checks if name in names}
+
+
+def _checked_cells(kind: type[Any], name: str, check: _Check, cells: Sequence[object]) -> list[Any]:
+    values = []
+    for cell in cells:
         try:
-            values[name] = checks[name](cell)
+            values.append(check(cell))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{_table(kind)}.{name} holds {_short(cell)}: {error}") from error
-    return kind(**values)
+    return values
 
 
 def text(cell: object, length: int = TEXT) -> str:
@@ -205,6 +232,8 @@ def _plain_check_of(name: str, hint: Any) -> _Check:
         return lambda cell: integer(cell, bounds)
     if hint is float:
         return _number
+    if hint is bytes:
+        return _bytes
     if hint is str:
         length = _LENGTHS.get(name, NAME)
         return lambda cell: text(cell, length)
@@ -238,6 +267,12 @@ def _flag(cell: object) -> bool:
     raise ValueError("expected 0 or 1")
 
 
+def _bytes(cell: object) -> bytes:
+    if not isinstance(cell, bytes):
+        raise ValueError("expected bytes")
+    return cell
+
+
 def _number(cell: object) -> float:
     """``cell`` as a number of any kind; NaN is stored as text, because SQLite turns it into NULL."""
     if cell == "NaN":
@@ -264,7 +299,7 @@ def _short(cell: object) -> str:
 
 # Reads a recording, whole, from whoever it comes: each cell is checked once, and nothing in the file is ever run.
 
-_HEADER = ("run", "failure", "arm", "prediction", "allocator", MESH, ROWS, ENDED)
+_HEADER = ("run", "failure", "arm", "prediction", "allocator", MESH, ROWS, ENDED, WATCHED_RUN, WATCHED_END)
 """The keys of the header that are read; a later version may have more."""
 
 
@@ -300,27 +335,36 @@ def read(path: Path) -> Recording:
     here = is_written_here(path)
     if not here:
         check_recording(path)
-    try:
+    with refused(path, RECORDING):
         recording = _checked(path)
         if recording.ended is False and (here or being_written(path)):
             return _still_growing(recording)
         if recording.ended is False and _ended_meanwhile(path):
             return _checked(path)
         return recording
-    except (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError) as error:
+
+
+_DAMAGED = (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError)
+"""What reading a damaged file raises."""
+
+
+@contextmanager
+def refused(path: Path, layout: Layout) -> Iterator[None]:
+    """Raise one clear :class:`RecordingError` for whatever reading the file at ``path`` raises in the block."""
+    try:
+        yield
+    except _DAMAGED as error:
         if isinstance(error, sqlite3.Error) and _is_locked(error):
             raise RecordingError(f"{path} is locked by a program that is writing to it; try again") from error
-        raise RecordingError(f"{path} is not an ampmem recording, or it is damaged ({_said(error)})") from error
+        raise RecordingError(f"{path} is not an ampmem {layout.called}, or it is damaged ({_said(error)})") from error
 
 
 def job_of(path: Path) -> str:
     """The job of the recording at ``path``; empty if it has none, or is not a recording (yet)."""
     try:
-        if is_watched(path):
-            return read_watched(path).header.job
-        with opened(path) as database:
-            place = _optional(_Place, _header(database).get(MESH))
-    except (RecordingError, OSError, sqlite3.Error, KeyError, TypeError, ValueError, OverflowError):
+        with opened(path, WATCHED if is_watched(path) else RECORDING) as database:
+            place = _optional(_Place, header_of(database).get(MESH))
+    except (RecordingError, OSError, *_DAMAGED):
         return ""
     return "" if place is None else place.job
 
@@ -329,8 +373,8 @@ def world_size_of(path: Path) -> int:
     """Number of processes of the job of the recording at ``path``; 1 if unknown."""
     try:
         with opened(path) as database:
-            return record_of(RunRecord, {**_header(database)["run"], "failure": None}).world_size
-    except (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError):
+            return record_of(RunRecord, {**header_of(database)["run"], "failure": None}).world_size
+    except _DAMAGED:
         return 1
 
 
@@ -343,28 +387,30 @@ def _said(error: Exception) -> str:
     said = "it takes too much work to read" if str(error) == "interrupted" else str(error)
     if isinstance(error, sqlite3.DatabaseError) and "malformed" in said:
         said += f"; {_TORN}"
-    return "".join(character if character.isprintable() else "?" for character in said[:300])
+    return printable(said[:300])
 
 
 def _recording(database: Database) -> Recording:
-    header = _header(database)
+    header = header_of(database)
     recording = _recording_of(database, header)
-    if ROWS in header:  # the first files of this format lack it
-        _check_whole(database.rows_read, header[ROWS])
+    check_whole(database, header)
     return recording
 
 
-def _check_whole(read: Mapping[str, int], written: Mapping[str, object]) -> None:
-    """Raise ``ValueError`` unless each table has the number of rows that the last transaction has written."""
-    if any(count != written.get(table, 0) for table, count in read.items() if table not in UNCOUNTED):
+def check_whole(database: Database, header: Mapping[str, Mapping[str, object]]) -> None:
+    """Raise ``ValueError`` unless each table had the number of rows that the last transaction has written."""
+    written = header.get(ROWS)
+    if written is None:  # the first files of this format lack it
+        return
+    if any(count != written.get(table, 0) for table, count in database.rows_read.items() if table not in UNCOUNTED):
         raise ValueError(_TORN)
 
 
 def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]) -> Recording:
-    notes = tuple(text(message) for (message,) in database.rows("note", "message"))
+    notes = notes_of(database)
     place = _optional(_Place, header.get(MESH)) or _Place()
     ended = _ended(header)
-    optimizers = [record_of(OptimizerRecord, row) for row in database.records("optimizer")]
+    optimizers = records_of(OptimizerRecord, database, "optimizer")
     return Recording(
         run=replace(_run(header["run"], header.get("failure"), notes), local_rank=place.local_rank, job=place.job),
         arm=_arm(header.get("arm")),
@@ -372,14 +418,14 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
         events=database.columns("event", EventColumns),
         facts=database.columns("fact", FactColumns),
         phases=database.columns("phase", PhaseColumns),
-        steps=tuple(record_of(StepRecord, row) for row in database.records("step")),
-        parameters=tuple(record_of(ParameterRecord, row) for row in database.records("parameter")),
+        steps=records_of(StepRecord, database, "step"),
+        parameters=records_of(ParameterRecord, database, "parameter"),
         optimizers=tuple(record for record in optimizers if record.stepped),
         waiting=tuple(record for record in optimizers if not record.stepped),
         notes=(*notes, NOT_ENDED) if ended is False else notes,
         plain_step_ns=tuple(integer(each, (0, MOST)) for (each,) in database.rows("plain_step", "duration_ns")),
-        layers=tuple(record_of(LayersRecord, row) for row in database.records("layers")),
-        ooms=tuple(record_of(OomRecord, row) for row in database.records("oom")),
+        layers=records_of(LayersRecord, database, "layers"),
+        ooms=records_of(OomRecord, database, "oom"),
         segments=database.columns("segment", SegmentColumns),
         prediction=_optional(PredictionRecord, header.get("prediction")),
         allocator=_optional(AllocatorRecord, header.get("allocator")),
@@ -400,7 +446,7 @@ def _checked(path: Path) -> Recording:
 def _ended_meanwhile(path: Path) -> bool:
     """Whether a recording that was not ended when it was read has been ended since."""
     with opened(path) as database:
-        return _ended(_header(database)) is not False
+        return _ended(header_of(database)) is not False
 
 
 def _ended(header: Mapping[str, Mapping[str, object]]) -> bool | None:
@@ -415,7 +461,8 @@ def _still_growing(recording: Recording) -> Recording:
     return replace(recording, ended=None, notes=(*notes, STILL_WRITTEN))
 
 
-def _header(database: Database) -> dict[str, Mapping[str, object]]:
+def header_of(database: Database) -> dict[str, Mapping[str, object]]:
+    """The entries of the file's header, by key."""
     header: dict[str, Mapping[str, object]] = {}
     for key, value in database.rows("meta", "key", "value"):
         if key in _HEADER:
@@ -424,6 +471,11 @@ def _header(database: Database) -> dict[str, Mapping[str, object]]:
                 raise ValueError(f"invalid header field {key}")
             header[key] = row
     return header
+
+
+def notes_of(database: Database) -> tuple[str, ...]:
+    """The notes for the reader."""
+    return tuple(text(message) for (message,) in database.rows("note", "message"))
 
 
 def _texts(database: Database) -> tuple[str, ...]:

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, fields, replace
-from functools import cache, partial
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from json import dumps, loads
-from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -45,30 +42,13 @@ from ampmem.events import (
 )
 from ampmem.failure import FailureRecord
 from ampmem.names import NOT_ENDED
-from ampmem.output import half_written, lock_file, lock_output, remove_empty
-from ampmem.recording.database import (
-    COLUMN_TABLES,
-    ENDED,
-    FORMAT_VERSION,
-    MESH,
-    ROWS,
-    identity_of,
-    schema,
-    written_here,
-)
-from ampmem.recording.rank_files import lock_of_claim
+from ampmem.recording.appending import AT_ONCE, AppendedFile, cells_of, places
+from ampmem.recording.database import COLUMN_TABLES, ENDED, MESH, RECORDING, ROWS
 from ampmem.recording.reader import is_recording, read
 
 _ColumnsT = TypeVar("_ColumnsT", bound=Columns)
 
 _ROWS_AT_ONCE = 1 << 12
-
-_AT_ONCE = (32, 4, 1)
-"""Rows of a statement: one statement per row would take twice as long, and more rows gain nothing."""
-_PATIENCE_MS = 100
-"""Milliseconds that a step waits for a reader's lock; ampmem's own readers hold it for one copy."""
-_LAST_PATIENCE_MS = 2000
-"""Milliseconds that the end of the recording waits for a reader's lock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,70 +83,19 @@ class Description:
     place: PlaceRecord | None = None
 
 
-class RecordingWriter:
-    """Appends to a new recording; every :meth:`append` is one transaction on disk.
+class RecordingWriter(AppendedFile):
+    """Appends to a new recording; every :meth:`append` is one transaction on disk."""
 
-    A reader never blocks the training: what cannot be written while a reader holds its lock is kept, and written with
-    the next transaction. Until :meth:`close`, no other process can replace the file.
-    """
+    LAYOUT = RECORDING
 
     def __init__(self, path: Path, run: RunRecord, *, force: bool = False) -> None:
-        self.path = path
         self._run = run
         self._description: Description | None = None
-        self._rows = {"text": 1}
-        """Number of rows of each table."""
-        self._waiting: list[Callable[[], None]] = []
-        """Inserts to be written with the next transaction."""
-        self._failed = self._withdrawn = False
-        self._create(force=force)
+        self._withdrawn = False
+        super().__init__(path, force=force, rows={"text": 1})
 
-    def _create(self, *, force: bool) -> None:
-        """Make the file under a temporary name, and rename it: readers see the old file or the new one.
-
-        So a reader of the old file does not prevent the new one.
-        """
-        path = self.path
-        name = lock_of_claim(path)
-        if name is None:
-            name = lock_output(path, force=force)
-        half = half_written(path)
-        self._lock: int | None = None
-        try:
-            self._make(half)
-            target = path.resolve()
-            # A leftover journal belongs to the replaced file; SQLite would apply it to this one.
-            target.with_name(f"{target.name}-journal").unlink(missing_ok=True)
-            half.replace(target)
-            self._database = self._connected(path)
-            written_here.add(self._identity())
-        except (OSError, sqlite3.Error) as error:
-            remove_empty([path])
-            self._unlock()
-            raise UsageError(f"cannot write {path}: {error}") from error
-        finally:
-            half.unlink(missing_ok=True)
-            os.close(name)
-
-    def _make(self, file: Path) -> None:
-        """Make ``file`` an empty recording, locked."""
-        file.unlink(missing_ok=True)
-        self._lock = lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        lock_file(lock)
-        with closing(self._connected(file)) as self._database:
-            # A file whose making fails is removed, so there is nothing to roll back.
-            self._database.execute("PRAGMA journal_mode = OFF")
-            self._database.executescript("BEGIN;" + schema())
-            header = {"format_version": FORMAT_VERSION, ROWS: self._rows, ENDED: _ending(ended=False)}
-            self._write_meta(header | _run_rows(self._run))
-            self._database.execute("COMMIT")
-
-    def _connected(self, file: Path) -> sqlite3.Connection:
-        database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
-        # Without fsync a killed process loses nothing, since the kernel has the data; only a power cut would lose it.
-        database.execute("PRAGMA synchronous = OFF")
-        self._patience_ms: int | None = None  # what Python has set
-        return database
+    def _first_entries(self) -> dict[str, object]:
+        return {ENDED: _ending(ended=False)} | _run_rows(self._run)
 
     def append(self, batch: Batch, description: Description | None = None) -> None:
         """Write ``batch`` and ``description`` in one transaction.
@@ -216,8 +145,7 @@ class RecordingWriter:
                 self._say_ended(ended)
             else:
                 self._waiting.append(partial(self._say_ended, ended))
-                if not self._commit(_LAST_PATIENCE_MS):
-                    self._move()
+                self._finish()
         except (sqlite3.Error, RecordingError):  # a full disk was reported already
             if steps_wait:
                 raise
@@ -229,24 +157,6 @@ class RecordingWriter:
             self._database.execute("DELETE FROM meta WHERE key = ?", (ENDED,))
         else:
             self._write_meta({ENDED: _ending(ended=ended)})
-
-    def _move(self) -> None:
-        """Write what waits into a copy that replaces the file: a reader that never ends keeps the old one."""
-        half = half_written(self.path)
-        try:
-            if self._identity() != identity_of(self.path):
-                return  # the file was removed or replaced meanwhile
-            self._database.execute("SELECT 1 FROM meta").fetchone()  # raises if not even reading is possible
-            copy = self._connected(half)
-            self._database.backup(copy)
-            self._database.close()
-            self._database = copy
-            if self._commit(0):
-                half.replace(self.path.resolve())
-        except (OSError, sqlite3.Error) as error:
-            raise RecordingError(f"cannot append to {self.path}: {error}; everything written so far is kept") from error
-        finally:
-            half.unlink(missing_ok=True)
 
     def withdraw(self) -> None:
         """Remove a file without steps; the first step makes it again, unless the name is taken by then."""
@@ -267,25 +177,6 @@ class RecordingWriter:
             raise RecordingError(str(error)) from error
         self._withdrawn = False
 
-    def _shut(self) -> None:
-        """Close the file; a second call does nothing."""
-        self._waiting.clear()
-        if self._lock is not None:
-            written_here.discard(self._identity())
-        self._database.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def _identity(self) -> tuple[int, int]:
-        """Device and inode of this writer's file, whatever file has its name by now."""
-        assert self._lock is not None
-        status = os.fstat(self._lock)
-        return status.st_dev, status.st_ino
-
     def _replace_description(self, description: Description) -> None:
         if description == self._description:
             return
@@ -304,108 +195,18 @@ class RecordingWriter:
         self._insert_cells("note", list(description.notes), 1)
         self._description = description
 
-    def _write(self, insert: Callable[[], None]) -> None:
-        """Call ``insert`` in a transaction, or with the next one if a reader holds the file."""
-        if self._failed:
-            raise RecordingError(f"cannot append to {self.path}: an earlier write to it failed")
-        # The training waits for a reader once, and not again at each step while it goes on reading.
-        patience = 0 if self._waiting else _PATIENCE_MS
-        self._waiting.append(insert)
-        self._commit(patience)
-
-    def _commit(self, patience_ms: int) -> bool:
-        """Write all waiting inserts in one transaction; ``False`` while a reader holds the file.
-
-        Either all or nothing is on disk; after an error nothing more is written, because texts are identified by their
-        order.
-        """
-        self._failed = True
-        try:
-            if patience_ms != self._patience_ms:
-                self._database.execute(f"PRAGMA busy_timeout = {patience_ms}")
-                self._patience_ms = patience_ms
-            if not self._begun():
-                self._failed = False
-                return False
-            try:
-                for insert in self._waiting:
-                    insert()
-                # Unlike INSERT OR REPLACE, this leaves the table's index as it is: one page less to write.
-                self._database.execute("UPDATE meta SET value = ? WHERE key = ?", (dumps(self._rows), ROWS))
-                self._database.execute("COMMIT")
-            except BaseException:
-                self._waiting.clear()
-                with suppress(sqlite3.Error):
-                    self._database.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            raise RecordingError(f"cannot append to {self.path}: {error}; everything written so far is kept") from error
-        self._waiting.clear()
-        self._failed = False
-        return True
-
-    def _begun(self) -> bool:
-        """Whether a transaction is open, so that no reader can prevent the commit."""
-        try:
-            self._database.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
-                raise
-            return False
-        return True
-
-    def _insert(self, table: str, rows: Sequence[Sequence[object]], values: str) -> None:
-        self._rows.setdefault(table, 0)
-        if rows:
-            self._rows[table] += self._database.executemany(f"INSERT INTO {table} {values}", rows).rowcount
-
-    def _write_meta(self, entries: dict[str, object]) -> None:
-        rows = [(key, dumps(value)) for key, value in entries.items()]
-        self._database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows)
-
     def _insert_columns(self, table: str, columns: Columns) -> None:
         names = columns.names()
         rows = np.array([getattr(columns, name) for name in names]).T
-        for at_once in _AT_ONCE:
+        for at_once in AT_ONCE:
             whole = len(rows) - len(rows) % at_once
             together = rows[:whole].reshape(-1, at_once * len(names)).tolist()
-            self._insert(table, together, _places(len(names), at_once))
+            self._insert(table, together, places(len(names), at_once))
             rows = rows[whole:]
-
-    def _insert_cells(self, table: str, cells: list[Any], width: int, columns: str = "") -> None:
-        """Insert the rows of ``width`` cells each that ``cells`` has one after the other."""
-        start = 0
-        for at_once in _AT_ONCE:
-            size = at_once * width
-            end = start + (len(cells) - start) // size * size
-            together = [cells[place : place + size] for place in range(start, end, size)]
-            self._insert(table, together, columns + _places(width, at_once))
-            start = end
-
-    def _insert_records(self, table: str, records: Sequence[object]) -> None:
-        rows = _cells_of(records)
-        if rows:
-            self._insert_cells(table, list(chain.from_iterable(rows)), len(rows[0]))
-
-
-def _cells_of(records: Sequence[object]) -> list[tuple[object, ...]]:
-    return [tuple(map(_cell, _values_of(type(record))(record))) for record in records]  # type: ignore[arg-type]
-
-
-@cache
-def _values_of(record: type) -> Callable[[object], tuple[object, ...]]:
-    """What returns the values of a record of this type, in the order of its fields."""
-    return attrgetter(*(field.name for field in fields(record)))
 
 
 def _ending(*, ended: bool) -> dict[str, bool]:
     return {"ended": ended}
-
-
-@cache
-def _places(count: int, rows: int = 1) -> str:
-    row = f"({', '.join('?' * count)})"
-    return f"VALUES {', '.join([row] * rows)}"
 
 
 def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, object]:
@@ -434,11 +235,6 @@ def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, obj
     if any(value not in (None, "", []) for value in later.values()):
         found[MESH] = later
     return found
-
-
-def _cell(value: object) -> object:
-    """``value`` as a cell; NaN as text, because SQLite turns it into NULL."""
-    return dumps(value) if isinstance(value, (tuple, dict)) or value != value else value
 
 
 def write_recording(path: Path, recording: Recording) -> None:
@@ -526,9 +322,9 @@ def add_ending(
             known = {note for (note,) in database.execute("SELECT message FROM note")}
             new = [(note,) for note in notes if note not in known]
             database.executemany("INSERT INTO note VALUES (?)", new)
-            cells = _cells_of(ooms)
+            cells = cells_of(ooms)
             if cells:
-                database.executemany(f"INSERT INTO oom {_places(len(cells[0]))}", cells)
+                database.executemany(f"INSERT INTO oom {places(len(cells[0]))}", cells)
             rows = database.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()
             if rows is not None:
                 counted = loads(rows[0])
@@ -601,7 +397,7 @@ def unpack(text: str, events: int) -> Recording:
             path = Path(folder) / "recording"
             most = _LEAST + _FOR_EACH_EVENT * events + _FOR_EACH_BYTE * len(packed)
             with path.open("wb") as stream:
-                for piece in _stretched(packed, most):
+                for piece in unpacked(packed, most):
                     stream.write(piece)
             if not is_recording(path):
                 raise ValueError("what was packed is not a recording")
@@ -615,13 +411,13 @@ def unpack(text: str, events: int) -> Recording:
         raise UsageError(f"cannot write a temporary file: {error}") from error
 
 
-def _stretched(packed: bytes, most: int) -> Iterator[bytes]:
+def unpacked(packed: bytes, most: int) -> Iterator[bytes]:
     """The unpacked bytes in pieces. Raises ``ValueError`` for more than ``most``, and for a truncated stream."""
     unpacker, rest = zlib.decompressobj(), packed
     while piece := unpacker.decompress(rest, _PIECE):
         most -= len(piece)
         if most < 0:
-            raise ValueError("it is too large for its events")
+            raise ValueError("it unpacks to too many bytes")
         yield piece
         rest = unpacker.unconsumed_tail
     if not unpacker.eof or unpacker.unused_data:

@@ -4,10 +4,10 @@
 
 ``kills``: ``ampmem profile`` is killed at a random instant, before a random SQL statement, at a random step of SQLite's
 inside one, or in the write that makes a file larger than a random size. Each step that had ended is in the recording,
-with the model's parameters and the optimizer. ``guests``: programs run plain and under ampmem; exit code, output,
-losses, random numbers and what is left in torch are the same. ``mutations``: damaged and handmade recordings give a
-right answer or one clear line. ``streams``: closed and broken streams, full disks and limits; the script ends as it
-does without ampmem.
+with the model's parameters and the optimizer. ``watched``: the same for ``ampmem watch``. ``guests``: programs run
+plain and under ampmem; exit code, output, losses, random numbers and what is left in torch are the same. ``mutations``
+and ``watched-mutations``: damaged and handmade recordings, and watched runs, give a right answer or one clear line.
+``streams``: closed and broken streams, full disks and limits; the script ends as it does without ampmem.
 
 The table is printed; what failed, before it. Exits with 1 when anything did.
 """
@@ -18,7 +18,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import run
@@ -36,9 +36,10 @@ from tabulate import tabulate  # noqa: E402
 
 from ampmem.errors import AmpmemError  # noqa: E402
 from ampmem.recording import read  # noqa: E402
+from ampmem.recording.watched_file import read_watched  # noqa: E402
 
 TIMEOUT_S = 120
-STEPS = 6
+STEPS, WATCHED_STEPS = 6, 40
 
 SCRIPT = f"""
 import torch
@@ -123,15 +124,42 @@ def _killed(folder: Path, script: Path, how: str, amount: float) -> list[str]:
     return []
 
 
+def watched_kills(folder: Path, count: int, seed: int) -> Iterator[Callable[[], list[str]]]:
+    """The tries of the class ``watched``."""
+    script = folder / "watch.py"
+    script.write_text(SCRIPT.replace(f"range({STEPS})", f"range({WATCHED_STEPS})"))
+    chance = random.Random(seed)
+    for number in range(count):
+        how = list(MOST)[number % len(MOST)]
+        amount = chance.uniform(0, MOST[how])
+        yield lambda how=how, amount=amount, number=number: _killed_watch(  # type: ignore[misc]
+            folder / f"watched-{number}", script, how, amount
+        )
+
+
+def _killed_watch(folder: Path, script: Path, how: str, amount: float) -> list[str]:
+    """One watched run that is killed; what is wrong with the file that it leaves."""
+    folder.mkdir()
+    command = [ready_python(), "-c", KILLED, how, str(amount), "watch", "--quiet", "--every", "10", "-o", "run.ampmem"]
+    done = run([*command, str(script)], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    ended, path = len(done.stdout.split()), folder / "run.ampmem"
+    where = f"killed by {how} at {amount:.6g}, {ended} steps had ended"
+    try:
+        steps = [row.step for row in read_watched(path).rows]
+    except AmpmemError as error:
+        return [f"{where}: {error}"] if ended else []
+    return [] if len(steps) >= ended and steps == list(range(len(steps))) else [f"{where}: {steps} are there"]
+
+
 def guests(folder: Path) -> Iterator[Callable[[], list[str]]]:
     """The tries of the class ``guests``."""
     for name in NAMES:
         yield lambda name=name: [f"{name}: {line}" for line in beside(folder / name, name).differences()]  # type: ignore[misc]
 
 
-def damaged(count: int, seed: int) -> Iterator[Callable[[], list[str]]]:
-    """The tries of the class ``mutations``, which come to be one after the other."""
-    for name, path in mutations.tries(count, seed):
+def damaged(count: int, seed: int, bases: Sequence[str]) -> Iterator[Callable[[], list[str]]]:
+    """The tries of the classes of mutations, which come to be one after the other."""
+    for name, path in mutations.tries(count, seed, bases):
         problem = mutations.outcome(path)
         yield lambda name=name, problem=problem: [] if problem is None else [f"{name}: {problem}"]  # type: ignore[misc]
 
@@ -152,8 +180,10 @@ def classes(folder: Path, wanted: dict[str, int], seed: int) -> dict[str, Iterat
     """Every class that there is, by name."""
     return {
         "kills": kills(folder, wanted["kills"], seed),
+        "watched": watched_kills(folder, wanted["kills"], seed),
         "guests": guests(folder),
-        "mutations": damaged(wanted["mutations"], seed),
+        "mutations": damaged(wanted["mutations"], seed, mutations.RECORDINGS),
+        "watched-mutations": damaged(wanted["mutations"], seed, ["watched"]),
         "streams": broken(folder),
     }
 

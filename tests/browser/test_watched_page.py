@@ -12,7 +12,8 @@ from pages import Open, Written
 from ampmem.analysis.summary import summarize
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.recording import read
-from ampmem.recording.watched import Ending, HeldMemory, Row, WatchedFile, WatchedHeader, Why
+from ampmem.recording.watched import Ending, HeldMemory, Row, WatchedHeader, Why
+from ampmem.recording.watched_file import WatchedFile
 from ampmem.reporters.html.watched_page import drawn, write_watched
 
 pytestmark = pytest.mark.browser

@@ -23,7 +23,7 @@ from ampmem.analysis.summary import summarize
 from ampmem.analysis.timeline.categories import Category
 from ampmem.events import Recording
 from ampmem.recording import read
-from ampmem.recording.watched import read_watched
+from ampmem.recording.watched_file import read_watched
 
 ON_GPU = not os.environ.get("EMULATED_CUDA")
 """Whether a real GPU is asked; conftest.py says when."""

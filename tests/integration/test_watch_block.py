@@ -19,7 +19,8 @@ from ampmem.patching import in_place
 from ampmem.recorder.process import active
 from ampmem.recorder.sources.cpu import FLAG
 from ampmem.recorder.sources.torch_flags import torch_flag
-from ampmem.recording.watched import Why, read_watched
+from ampmem.recording.watched import Why
+from ampmem.recording.watched_file import read_watched
 
 Step = Callable[[], None]
 
@@ -134,7 +135,8 @@ def test_an_error_in_the_block_is_the_end(tmp_path: Path) -> None:
     [
         ({"every": 3}, "every must be a whole number of at least 10"),
         ({"every": "often"}, "every must be a whole number"),
-        ({"keep": 0}, "keep must be a whole number of at least 1"),
+        ({"keep": 0}, "keep must be a whole number from 1 to 100"),
+        ({"keep": 101}, "keep must be a whole number from 1 to 100"),
         ({"device": "tpu"}, "unknown device"),
         ({"step_on": "sometimes"}, "step_on="),
     ],

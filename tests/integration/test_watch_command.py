@@ -16,7 +16,8 @@ from ready_python import ready_python
 
 from ampmem.analysis.summary import summarize
 from ampmem.recording import read
-from ampmem.recording.watched import WatchedRun, Why, read_watched
+from ampmem.recording.watched import WatchedRun, Why
+from ampmem.recording.watched_file import read_watched
 from ampmem.vocabulary import Mark
 
 pytestmark = pytest.mark.slow
@@ -170,8 +171,8 @@ def test_a_script_that_never_steps_is_told_why(
 ) -> None:
     (tmp_path / "train.py").write_text(f"import torch\ntorch.nn.Linear(3, 3)(torch.ones(2, 3))\n{last}\n")
     run, _, said = watched(tmp_path, *options, code=code)
-    assert run.rows == [] and said.count(f"ampmem: {why}\n") == 1
-    assert run.notes == ([NO_STEP] if why == NO_STEP else [])
+    assert run.rows == () and said.count(f"ampmem: {why}\n") == 1
+    assert run.notes == ((NO_STEP,) if why == NO_STEP else ())
 
 
 @pytest.mark.parametrize(
@@ -313,14 +314,19 @@ def test_a_full_disk_ends_the_recording_and_not_the_script(tmp_path: Path) -> No
         pytest.skip("needs the right to mount a small file system")
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", str(small)], check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], check=False).returncode:
         pytest.skip("a small file system cannot be mounted here")
     try:
         script(tmp_path, steps=400)
         done = ampmem(tmp_path, "watch", "--quiet", "-o", "small/run.ampmem", "train.py")
         assert done.returncode == 0 and done.stdout == "trained\n"
         assert "could not be written from step" in done.stderr
-        assert read_watched(small / "run.ampmem").rows
+        run = read_watched(small / "run.ampmem")
+        last = f"watched 400 steps, of which the first {len(run.rows)} are kept in small/run.ampmem"
+        assert last in done.stderr and 0 < len(run.rows) < 400
+        assert [row.step for row in run.rows] == list(range(len(run.rows)))
+        assert run.ending is not None and run.ending.failure is None
+        assert "could not be written from step" in run.notes[-1]
     finally:
         subprocess.run(["umount", str(small)], check=True)
 

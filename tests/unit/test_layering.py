@@ -42,7 +42,7 @@ STRANGERS = {"recorder": "analysis", "analysis": "recorder"}
 """Units that do not see each other, whatever their rows."""
 
 INSIDE: dict[str, tuple[str, ...]] = {
-    "recording": ("bounds", "database", "rank_files", "watched", "reader", "writer"),
+    "recording": ("bounds watched", "database", "rank_files", "appending reader", "writer", "watched_file"),
     "allocator": ("settings", "blocks gpus", "oom segments", "caching snapshot", "trace"),
     "recorder": (
         "script marker process torch_private",

@@ -20,8 +20,7 @@ from ampmem.analysis.summary import require_training
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
 from ampmem.events import Recording
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
-from ampmem.recording import RecordingWriter, database, job_of, read
-from ampmem.recording import writer as writing
+from ampmem.recording import RecordingWriter, appending, database, job_of, read
 
 _PARTS = 4
 
@@ -29,8 +28,8 @@ _PARTS = 4
 @pytest.fixture(autouse=True)
 def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reader and writer take turns on one thread here, where waiting for each other has no end."""
-    monkeypatch.setattr(writing, "_PATIENCE_MS", 0)
-    monkeypatch.setattr(writing, "_LAST_PATIENCE_MS", 0)
+    monkeypatch.setattr(appending, "_PATIENCE_MS", 0)
+    monkeypatch.setattr(appending, "_LAST_PATIENCE_MS", 0)
     monkeypatch.setattr(database, "_COMMIT_S", 0.0)
 
 

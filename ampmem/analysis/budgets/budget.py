@@ -17,7 +17,7 @@ from ampmem.analysis.jsonable import Name
 from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.timeline.categories import CATEGORIES
 from ampmem.errors import UsageError
-from ampmem.units import parse_bytes
+from ampmem.units import MOST_BYTES, parse_bytes
 
 PEAK, ALLOCATED, RESERVED, DEVICE = "peak", "allocated", "reserved", "device"
 COPIES, GROWTH, MODULES = "precision_copies", "growth", "modules"
@@ -64,6 +64,8 @@ FLOOR = Fraction(1, 10)
 
 
 NONE_ALLOWED = Allowance()
+_LONGEST = 50
+"""Maximum characters of an allowance."""
 
 
 def budget_of(key: str, limit: str | int) -> Budget:
@@ -73,8 +75,10 @@ def budget_of(key: str, limit: str | int) -> Budget:
     """
     key = key.strip()
     check_key(key)
+    if isinstance(limit, int) and limit > MOST_BYTES:  # Python does not even print some of these
+        raise UsageError(f"{key}: the limit is larger than any memory; write bytes as 24GiB, 512MiB or 1073741824")
     if isinstance(limit, bool) or not isinstance(limit, str | int) or (isinstance(limit, int) and limit < 0):
-        raise UsageError(f"{key}: {limit!r} is not a size; write bytes as 24GiB, 512MiB or 1073741824")
+        raise UsageError(f"{key}: {limit!r:.60} is not a size; write bytes as 24GiB, 512MiB or 1073741824")
     try:
         return Budget(key=key, limit=limit if isinstance(limit, int) else parse_bytes(limit))
     except ValueError as error:
@@ -85,7 +89,7 @@ def parse_budget(text: str) -> Budget:
     """The budget in a text such as ``peak=20GiB``. Raises :class:`UsageError` as :func:`budget_of` does."""
     key, equals, limit = text.partition("=")
     if not equals:
-        raise UsageError(f"{text!r} is not a budget; write KEY=SIZE, such as peak=20GiB")
+        raise UsageError(f"{text!r:.60} is not a budget; write KEY=SIZE, such as peak=20GiB")
     return budget_of(key, limit)
 
 
@@ -106,13 +110,15 @@ def parse_allowance(text: str | int, option: str = "--allow") -> Allowance:
     """
     given = str(text).strip()
     try:
+        if len(given) > _LONGEST or "e" in given.lower().removesuffix("b"):
+            raise ValueError(given)  # an exponent makes numbers without end
         if given.isdecimal() and not isinstance(text, bool):
-            return Allowance(bytes=int(given), text=f"{given} B")
+            return Allowance(bytes=parse_bytes(given), text=f"{given} B")
         if not given.endswith("%"):
             return Allowance(bytes=_with_unit(given), text=given)
         fraction = Fraction(given[:-1].strip()) / 100
     except (ValueError, ZeroDivisionError):
-        raise UsageError(f"{option}: {given!r} is neither a share, such as 1%, nor a size, such as 10MiB") from None
+        raise UsageError(f"{option}: {given!r:.60} is neither a share, such as 1%, nor a size, such as 10MiB") from None
     if fraction < 0:
         raise UsageError(f"{option}: {given} is negative; give 0 or more (a smaller peak never fails)")
     return Allowance(fraction=fraction, text=given)
@@ -135,7 +141,7 @@ def check_key(key: str) -> None:
         raise UsageError(f"{key}: say what to limit in the module, such as {key}.activations")
     if found is None:
         raise UsageError(
-            f"unknown budget {key!r}{nearest(key.lower(), (*KEYS, f'{MODULES}.'))}; "
+            f"unknown budget {key!r:.100}{nearest(key.lower(), (*KEYS, f'{MODULES}.'))}; "
             f"choose one of {', '.join(KEYS)} or {MODULES}.NAME.KEY"
         )
     if found[1] not in OF_MODULE:
@@ -226,7 +232,7 @@ def _read(path: Path) -> _Toml:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number may have more digits than Python reads
         raise UsageError(f"{path} is not a TOML file: {error}") from error
 
 
@@ -260,19 +266,21 @@ def _budgets(path: Path, table: str, limits: _Toml) -> Iterator[Budget]:
     for key, limit in _flat(limits):
         try:
             if not isinstance(limit, str | int):
-                raise UsageError(f'{key}: {limit!r} is not a size; write bytes as "24GiB"')
+                raise UsageError(f'{key}: {limit!r:.60} is not a size; write bytes as "24GiB"')
             yield budget_of(key, limit)
         except UsageError as error:
             raise UsageError(f"{path}: [{table}] {error}") from None
 
 
-def _flat(limits: _Toml, before: str = "") -> Iterator[tuple[str, object]]:
+def _flat(limits: _Toml) -> Iterator[tuple[str, object]]:
     """The keys of nested TOML tables, such as ``modules.encoder.activations``, with their limits."""
-    for key, value in limits.items():
+    left = [*limits.items()][::-1]
+    while left:  # without recursion: the tables may be nested deeper than Python's stack
+        key, value = left.pop()
         if isinstance(value, dict) and value:
-            yield from _flat(value, f"{before}{key}.")
+            left += [(f"{key}.{name}", each) for name, each in reversed(value.items())]
         else:
-            yield f"{before}{key}", value
+            yield key, value
 
 
 def _require_script(path: Path, key: str) -> None:

@@ -13,6 +13,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from ampmem.cli.processes.messages import Audience
+from ampmem.cli.processes.plan import Plan
 from ampmem.errors import ModelElsewhere, NothingRecorded
 from ampmem.names import RAN_ON, RAN_ON_FAILED, RAN_ON_PREDICTED
 from ampmem.output import sized
@@ -128,6 +129,14 @@ _BACKEND_CHANGED = "allocator backend parsed at load time"
 """Part of torch's error if the CUDA allocator's backend was set after torch was imported."""
 _ONLY_ON_A_GPU = "FSDP needs a non-CPU accelerator device"
 """Part of the error of torch's FullyShardedDataParallel without a GPU."""
+
+
+def say_of_files(plan: Plan, failure: BaseException | None, audience: Audience) -> None:
+    """Keep what the script has written, if asked for, and say what became of it; ``failure`` ended the script."""
+    if why := plan.protected.why(failure):
+        audience.complain(why)
+    for line in plan.keep_written():
+        audience.say(line)
 
 
 def check_recorded(session: Session, target: Target) -> None:

@@ -138,7 +138,7 @@ class CpuGauge(Gauge):
 
     def _now(self) -> int:
         assert self._total is not None
-        return self._before + self._total.value
+        return max(self._before + self._total.value, 0)  # what no tensor held at the start may be freed since
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -41,7 +41,9 @@ from ampmem.recorder.sources.cuda.oom import is_out_of_memory
 from ampmem.recorder.sources.simulated import SimulatedSource
 from ampmem.recorder.torch_private.general import in_backward, on_step_before, tree_leaves
 from ampmem.recorder.watch.gauges import CpuGauge, CudaGauge, Gauge, SimulatedGauge, UnservedRequest
-from ampmem.recording.watched import Ending, Grown, HeldMemory, Row, WatchedFile, WatchedHeader, Why
+from ampmem.recording.bounds import NAME
+from ampmem.recording.watched import Ending, Grown, HeldMemory, Row, WatchedHeader, Why
+from ampmem.recording.watched_file import WatchedFile
 from ampmem.signals import SIGNALS
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.version import __version__
@@ -116,7 +118,7 @@ def _batch(args: tuple[Any, ...], kwargs: Any) -> tuple[str, int]:
         for tensor in tensors[:_SHAPES]
     ]
     more = f" and {len(tensors) - _SHAPES} more" if len(tensors) > _SHAPES else ""
-    return ", ".join(said) + more, sum(tensor.numel() for tensor in tensors)
+    return (", ".join(said) + more)[:NAME], sum(tensor.numel() for tensor in tensors)
 
 
 FULL_STEPS = 3
@@ -209,7 +211,7 @@ class GrowthLook:
         by_holder: dict[str, list[int]] = {}
         for tensor, name in zip(fresh, names_of_holders(fresh), strict=True):
             line = line_of(tensor.untyped_storage().data_ptr() if tensor.device.type == "cuda" else 0)
-            by_holder.setdefault(_called(name, line), []).append(tensor.nbytes)
+            by_holder.setdefault(_called(name, line)[:NAME], []).append(tensor.nbytes)
         ordered = sorted(by_holder.items(), key=lambda each: -sum(each[1]))[:_LINES]
         held = [HeldMemory(what=what, bytes=sum(sizes), count=len(sizes)) for what, sizes in ordered if what]
         steps = step - self.step
@@ -303,7 +305,8 @@ class Watcher:
         """The last failed request, as an ending."""
         self._caught = False
         self._failure: FailureRecord | None = None
-        self.rows = 0
+        self.rows = self.written = 0
+        """Number of steps that ended, and of those that were written."""
         self.stopped_by: str | None = None
         """Why the file ends before the run, if so."""
 
@@ -316,7 +319,7 @@ class Watcher:
         self._undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
         try:
             self._file = WatchedFile(self.options.path, self._header(), force=self.options.force)
-            self._undo.callback(self._file.close)
+            self._undo.callback(self._write, WatchedFile.close, last=True)
             self._light.start()
             self._undo.callback(self._gauge.install(self._short))
             self._named = bool(self._gauge.device()[0])
@@ -424,6 +427,7 @@ class Watcher:
         self._peak = 0
         self._write(lambda file: file.row(row))
         self.rows += 1
+        self.written += self.stopped_by is None
         self._note_what_went_on()
         self._series.add(number, row.alive)
         if not self._named and self._gauge.device()[0]:
@@ -528,18 +532,19 @@ class Watcher:
 
     # The file, and its end.
 
-    def _write(self, write: Callable[[WatchedFile], object]) -> None:
-        """Call ``write``; a full disk ends the recording, never the script."""
-        if self._file is None or self.stopped_by is not None or self.forked():
+    def _write(self, write: Callable[[WatchedFile], object], *, last: bool = False) -> None:
+        """Call ``write``; a full disk ends the recording, never the script. Then only the ``last`` writes are tried."""
+        if self._file is None or (self.stopped_by is not None and not last) or self.forked():
             return
         try:
             with collection_paused():
                 write(self._file)
         except (OSError, AmpmemError) as error:
-            self.stopped_by = (
-                f"{self.options.path} could not be written from step {self._light.outcome.number} on: {error}"
-            )
-            self._say(self.stopped_by)
+            if self.stopped_by is None:
+                self.stopped_by = (
+                    f"{self.options.path} could not be written from step {self._light.outcome.number} on: {error}"
+                )
+                self._say(self.stopped_by)
 
     def _header(self) -> WatchedHeader:
         options, (name, limit) = self.options, self._gauge.device()
@@ -629,7 +634,10 @@ class Watcher:
                 phase=self._phase.name.lower(),
                 batch=self._batch,
             )
-        self._write(lambda file: file.end(ending))
+        stopped_by = self.stopped_by
+        self._write(lambda file: file.end(ending), last=True)
+        if stopped_by is not None:
+            self._write(lambda file: file.note(stopped_by), last=True)
 
 
 def _gauge_of(options: Options, simulated: SimulatedDevice | None) -> Gauge:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,11 @@ import numpy as np
 
 from ampmem.analysis.watched import FullPart, WatchedSummary, full_recording, watched_run
 from ampmem.output import check_output, open_output
-from ampmem.recording.watched import Row, read_watched
+from ampmem.recording.watched import Row
+from ampmem.recording.watched_file import read_watched
 from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
 from ampmem.reporters.html.palette import FILLS, CategoryView, category_views
+from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.stream import extreme_positions
 from ampmem.reporters.text.watched import (
     FULL_COLUMNS,
@@ -125,24 +127,29 @@ def watched_view(found: WatchedSummary, rows: Sequence[Row], pages: dict[int, st
     return WatchedView(
         ampmem=__version__,
         config=PLOTLY_CONFIG,
-        title=watched_heading(found),
-        lines=tuple(summary_lines(found)),
+        title=visible(watched_heading(found), MAX_PROSE),
+        lines=_shown(summary_lines(found)),
         curves=_curves(shown),
         bands=tuple(map(_band, found.full)),
         categories=category_views(),
         limit=found.run.limit,
         limit_text="" if found.run.limit is None else f"the device's {format_bytes(found.run.limit)}",
         failed=None if found.ending is None or found.ending.failure is None else found.ending.step,
-        shortage=() if short is None else tuple(shortage_lines(short)),
+        shortage=() if short is None else _shown(shortage_lines(short)),
         held_columns=HELD_COLUMNS,
-        held=() if short is None else tuple(map(tuple, held_rows(short))),
+        held=() if short is None else tuple(map(_shown, held_rows(short))),
         full_columns=FULL_COLUMNS,
         full=tuple(
             FullView(cells=tuple(full_row(part, found.run.every)), page=pages.get(part.number)) for part in found.full
         ),
-        commands=found.commands,
-        notes=found.notes,
+        commands=_shown(found.commands),
+        notes=_shown(found.notes),
     )
+
+
+def _shown(texts: Iterable[str]) -> tuple[str, ...]:
+    """``texts``, which may quote the script, as the page may show them."""
+    return tuple(visible(text, MAX_PROSE) for text in texts)
 
 
 def drawn(rows: Sequence[Row], most: int) -> list[Row]:
@@ -160,7 +167,7 @@ def _curves(rows: Sequence[Row]) -> tuple[WatchedLine, ...]:
             name=name,
             steps=tuple(row.step for row in rows),
             bytes=tuple(map(size, rows)),
-            texts=tuple(map(text, rows)),
+            texts=_shown(map(text, rows)),
         )
 
     curves = [

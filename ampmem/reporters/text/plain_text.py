@@ -48,12 +48,22 @@ def filled(text: str) -> str:
     return text if text.isascii() else "".join(c + FILLER * (_columns_of(c) == 2) for c in text)
 
 
+_LONGEST = 10_000
+"""Maximum characters of a text that is laid out, which takes time for each; the middle of a longer one is left out."""
+
+
+def _cleaned(text: str) -> str:
+    """``text`` without characters that a terminal cannot show, and at most as long as people read."""
+    half = _LONGEST // 2
+    return printable(text if len(text) <= _LONGEST else f"{text[:half]}…{text[-half:]}")
+
+
 def shorten(text: str, width: int) -> str:
     """``text`` in at most ``width`` printable columns, cut in the middle; figures are never cut or left out.
 
     A name so keeps the numbers of its layers: ``transformer.h.11.…c_proj.weight``.
     """
-    clean = printable(text)
+    clean = _cleaned(text)
     if columns(clean) <= width:
         return clean
     figures = [found.span() for found in _FIGURE.finditer(clean)]
@@ -119,7 +129,7 @@ def wrapped(text: str, width: int, *, indent: str = "  ") -> list[str]:
     Words are not broken, not even at a hyphen, unless they are longer than a line; a figure is never broken and stays
     with its unit.
     """
-    clean = _BEFORE_UNIT.sub(_TIE, filled(printable(text)))
+    clean = _BEFORE_UNIT.sub(_TIE, filled(_cleaned(text)))
     # A character must stay with its filler, so one column is left for it.
     room = width - (FILLER in clean)
     lines = _Wrapper(room, subsequent_indent=indent, break_on_hyphens=False).wrap(clean) or [clean]

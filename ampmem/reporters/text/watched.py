@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ampmem.analysis.watched import FullPart, HeldBefore, Shortage, WatchedSummary
 from ampmem.growth import LEAST_STEPS
+from ampmem.output import printable
 from ampmem.recording.watched import Why
 from ampmem.reporters.text.layout import PLAIN, Layout, number, table, words
 from ampmem.reporters.text.plain_text import ABSENT, wrapped
@@ -41,7 +42,7 @@ def render_watched(found: WatchedSummary, layout: Layout = PLAIN) -> str:
     if found.notes:
         parts.append("\n".join(line for note in found.notes for line in wrapped(f"note: {note}", layout.width)))
     if found.commands:
-        parts += [layout.heading("Next"), "\n".join(found.commands)]
+        parts += [layout.heading("Next"), "\n".join(map(printable, found.commands))]
     return "\n\n".join(parts)
 
 
@@ -238,7 +239,7 @@ def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
     most = max((_room(each) for each in found), default=1)
     for each in found:
         last = each.last
-        name = f"rank {each.run.rank}" if each.run.world_size > 1 else each.file
+        name = f"rank {each.run.rank}" if each.run.world_size > 1 else printable(each.file)
         if last is None:
             texts.append(f"{layout.strong(name)}  no step has ended")
             continue
@@ -253,7 +254,7 @@ def render_live(found: Sequence[WatchedSummary], layout: Layout = PLAIN) -> str:
             lines.append(f"  reserved  {_bar(last.reserved, most)} {format_bytes(last.reserved)}")
         if len(found) == 1:
             lines += _live_details(each, most)
-        lines += [layout.advice(f"  {line}") for line in _warnings(each)]
+        lines += [layout.advice(f"  {line}") for said in _warnings(each) for line in wrapped(said, layout.width - 2)]
         texts.append("\n".join(lines))
     return "\n".join(texts)
 

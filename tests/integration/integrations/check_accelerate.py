@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from ampmem import patching
 from ampmem.integrations.accelerate import AmpmemTracker, record
-from ampmem.recording.watched import read_watched
+from ampmem.recording.watched_file import read_watched
 
 
 def all_trackers() -> None:

@@ -17,7 +17,7 @@ from train_lightning import fit
 
 from ampmem import patching
 from ampmem.integrations.lightning import AmpmemCallback
-from ampmem.recording.watched import read_watched
+from ampmem.recording.watched_file import read_watched
 
 
 class Fails(Callback):

@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback
 
 from ampmem import patching
 from ampmem.integrations.transformers import AmpmemCallback
-from ampmem.recording.watched import read_watched
+from ampmem.recording.watched_file import read_watched
 
 ALL = ["tensorboard", "wandb", "mlflow"]
 

@@ -176,6 +176,7 @@ def test_the_file_of_a_search_is_read(tmp_path: Path) -> None:
         (None, "No such file"),
         ("", "not a file that ampmem advise --resume has written"),
         ("[]\n", "not a file that ampmem advise --resume has written"),
+        ("[" * 100_000, "not a file that ampmem advise --resume has written"),
         (json.dumps(OF), "it does not have the run of the script as it is yet"),
     ],
 )

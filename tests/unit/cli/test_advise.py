@@ -67,7 +67,7 @@ def test_without_a_file_nothing_is_kept() -> None:
     assert kept.run_of(NOTHING_FORCED) is None
 
 
-@pytest.mark.parametrize("text", ["\x00\n", "[]\n", "{}\n", '{"other": 1}\n'])
+@pytest.mark.parametrize("text", ["\x00\n", "[]\n", "{}\n", '{"other": 1}\n', "[" * 100_000, "9" * 5000])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "runs").write_text(text)
     with pytest.raises(UsageError, match="ampmem advise did not write this file"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -117,8 +119,99 @@ CASES: Mapping[str, Callable[[Path], None]] = {
 }
 
 
+def _bomb(path: Path) -> None:
+    """Two megabytes that unpack to two gigabytes."""
+    packer = zlib.compressobj(9)
+    packed = b"".join([*(packer.compress(bytes(1 << 24)) for _ in range(128)), packer.flush()])
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE full_recording SET packed = ?", (packed,))
+
+
+def _header(key: str, **fields: object) -> Callable[[Path], None]:
+    """These fields of one entry of the header replaced."""
+
+    def change(path: Path) -> None:
+        with closing(sqlite3.connect(path)) as database, database:
+            (value,) = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+            changed = json.dumps(json.loads(value) | fields)
+            database.execute("UPDATE meta SET value = ? WHERE key = ?", (changed, key))
+
+    return change
+
+
+def _each(*changes: Callable[[Path], None]) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        for each in changes:
+            each(path)
+
+    return change
+
+
+ESCAPES = "\x1b]0;pwn\x07\x1b[2J\x9b31m\x00\u202e\r\ud800"
+_DEEP = "replace(hex(zeroblob(50000)), '00', '[') || replace(hex(zeroblob(50000)), '00', ']')"
+_FAILURE = {"kind": "raised", "error": f"E{ESCAPES}", "message": ESCAPES}
+_HELD = [{"what": f"train.py{ESCAPES}:9", "bytes": 5, "count": 1, "line": True}]
+
+WATCHED_CASES: Mapping[str, Callable[[Path], None]] = {
+    "two megabytes that become two gigabytes": _bomb,
+    "a full recording that is none": _sql("UPDATE full_recording SET packed = zeroblob(100)"),
+    "nested JSON for how the run ended": _sql(f"UPDATE meta SET value = {_DEEP} WHERE key = 'end'"),
+    "nested JSON for what is watched": _sql(f"UPDATE meta SET value = {_DEEP} WHERE key = 'watched'"),
+    "nested JSON for what has grown": _sql(f"UPDATE grown SET held = {_DEEP}"),
+    "a negative number": _sql("UPDATE ended_step SET alive = -50000000 WHERE rowid = 40"),
+    "a peak that is none": _sql("UPDATE ended_step SET peak = 1e300 WHERE rowid = 40"),
+    "a number that no 64 bits hold": _header("end", asked=10**400),
+    "digits without an end": _sql(
+        "UPDATE meta SET value = replace(value, '\"asked\": 536870912', '\"asked\": ' || replace(hex(zeroblob(2500)), "
+        "'0', '9')) WHERE key = 'end'"
+    ),
+    "a view without an end for the steps": _view(
+        "ended_step",
+        "SELECT x AS step, x AS time_ns, 1 AS peak, 'forward' AS phase, 1 AS alive, 1 AS reserved, 1 AS host, "
+        "1 AS retries, 1 AS split, '' AS batch, 0 AS full",
+    ),
+    "more steps than there may be": _sql(
+        _COUNT.format(70_000) + "INSERT INTO ended_step SELECT 100 + x, x, 1, 'forward', 1, 1, 1, 0, 0, '', 0 FROM n"
+    ),
+    "more full recordings than anybody keeps": _sql(
+        _COUNT.format(500)
+        + "INSERT INTO full_recording SELECT 100 + x, why, first, last, packed FROM n, full_recording"
+    ),
+    "notes in pages that hold each other": _circle,
+    "a trigger on notes": _sql("CREATE TRIGGER t AFTER INSERT ON note BEGIN DELETE FROM ended_step; END"),
+    "the tables of a recording": _sql("CREATE TABLE event (a)"),
+    "a phase of a megabyte": _sql("UPDATE ended_step SET phase = hex(zeroblob(500000)) WHERE rowid = 40"),
+}
+"""Watched runs that are refused."""
+
+WATCHED_TEXTS: Mapping[str, Callable[[Path], None]] = {
+    "escape sequences": _each(
+        _header("watched", script=f"train{ESCAPES}.py", arguments=[ESCAPES, f"--batch-size={ESCAPES}"], device=ESCAPES),
+        _header("end", failure=_FAILURE, held=_HELD, line=ESCAPES, phase=ESCAPES, batch=ESCAPES),
+        _sql(
+            "UPDATE ended_step SET phase = 'a' || char(27) || '[2J', batch = char(155) || '31m'",
+            "INSERT INTO note VALUES (char(27) || ']0;pwn' || char(7))",
+        ),
+    ),
+    "escape sequences in a run without an end": _each(
+        _header("watched", script=f"-m {ESCAPES}", world_size=1),
+        _sql("DELETE FROM meta WHERE key = 'end'", "UPDATE note SET message = char(27) || '[2J'"),
+    ),
+    "a script with a name of 300,000 characters": _header("watched", script="B" * 300_000),
+    "arguments of a million characters": _header("watched", script="train.py", arguments=["1." * 100_000] * 4),
+    "a failure of a million characters": _each(
+        _header("end", failure={"kind": "raised", "error": "E", "message": "m." * 500_000}),
+        _sql("UPDATE note SET message = replace(hex(zeroblob(500000)), '00', '7.')"),
+    ),
+    "a batch of ten thousand characters in each step": _sql(
+        "UPDATE ended_step SET batch = hex(zeroblob(5000)), phase = hex(zeroblob(5000))"
+    ),
+}
+"""Watched runs with texts that are shown, but neither whole nor as they are."""
+
+
 def make(name: str, whole: Path, path: Path) -> Path:
-    """The case ``name`` at ``path``, made from a copy of the sound recording at ``whole``."""
+    """The case ``name`` at ``path``, made from a copy of the sound file at ``whole``."""
     shutil.copyfile(whole, path)
-    CASES[name](path)
+    {**CASES, **WATCHED_TEXTS, **WATCHED_CASES}[name](path)
     return path

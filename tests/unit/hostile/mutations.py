@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,17 @@ if __name__ == "__main__":
 
 from hostile.outcomes import Reached
 from hostile.outcomes import outcome as outcome_of
-from hostile.seeds import on_cpu, on_gpu, write_whole
+from hostile.seeds import on_cpu, on_gpu, write_watched, write_whole
 
-from ampmem.recording.database import COLUMN_TABLES, RECORD_TABLES
+from ampmem.recording.database import COLUMN_TABLES, RECORD_TABLES, WATCHED_TABLES
 
 MEMORY = 1 << 30
 """Bytes that a process may take for any of these files."""
 
 _TABLES = (*(name for name, _ in (*COLUMN_TABLES, *RECORD_TABLES)), "meta", "text", "note", "plain_step")
+_WATCHED_TABLES = (*(name for name, _ in WATCHED_TABLES), "meta", "note")
+_JSON_CELLS = (*[("meta", "value")] * 5, ("optimizer", "settings"), ("optimizer", "bases"), ("oom", "segments"))
+_WATCHED_JSON_CELLS = (*[("meta", "value")] * 5, ("grown", "held"))
 _NUMBERS = (-(2**63), -(2**62), -1000, -2, -1, 0, 1, 2, 3, 5, 7, 19, 20, 255, 2**31, 2**40, 2**53, 2**62, 2**63 - 1)
 _TEXTS = ("", "x", "x" * 20_000, ".", "a.b", ".".join("a" * 2000), "\x00", "\x1b[31m", "\u202e", "<script>", "=1+1")
 _JSON = ("null", "[]", "{}", "[" * 100_000, '{"a":' * 50_000, "[1,2,3]", "1e999", "NaN", '"\\ud800"', "9" * 5000, "{")
@@ -59,19 +62,27 @@ _ADDITIONS = (
 )
 
 
-def tries(count: int, seed: int) -> Iterator[tuple[str, Path]]:
-    """So many hostile files, one at a time: each with a name that says how to make it again.
+BASES: dict[str, Callable[[Path], Path]] = {
+    "on_cpu": lambda path: write_whole(path, on_cpu()),
+    "on_gpu": lambda path: write_whole(path, on_gpu()),
+    "watched": write_watched,
+}
+RECORDINGS = ("on_cpu", "on_gpu")
+
+
+def tries(count: int, seed: int, names: Collection[str] = RECORDINGS) -> Iterator[tuple[str, Path]]:
+    """So many hostile files, one at a time, from the bases ``names``: each with a name that says how to make it again.
 
     The more files are made from what ``outcome`` found new lines with, the further they reach.
     """
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
-        bases = [write_whole(Path(folder) / f"{make.__name__}.ampmem", make()) for make in (on_cpu, on_gpu)]
+        bases = [write(Path(folder) / f"{name}.ampmem") for name, write in BASES.items() if name in names]
         for base in bases:
             _watched(base)
         kept: list[tuple[Path, tuple[int, ...]]] = [(base, ()) for base in bases]
         for _ in range(count):
-            base, recipe = chance.choice(kept if chance.random() < 0.8 else kept[:2])
+            base, recipe = chance.choice(kept if chance.random() < 0.8 else kept[: len(bases)])
             recipe = (*recipe, *(chance.getrandbits(32) for _ in range(chance.choice((1, 1, 1, 2, 5)))))
             path = Path(folder) / "try.ampmem"
             make(base, recipe, path)
@@ -85,7 +96,7 @@ def again(name: str, path: Path) -> Path:
     """The file that :func:`tries` calls ``name``, once more, at ``path``."""
     base, _, recipe = name.partition(":")
     with tempfile.TemporaryDirectory() as folder:
-        whole = write_whole(Path(folder) / "whole.ampmem", {"on_cpu": on_cpu, "on_gpu": on_gpu}[base]())
+        whole = BASES[base](Path(folder) / "whole.ampmem")
         return make(whole, tuple(int(step) for step in recipe.split("-")), path)
 
 
@@ -134,8 +145,16 @@ def _columns(database: sqlite3.Connection, table: str) -> list[str]:
     return [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
 
 
+def _is_watched(database: sqlite3.Connection) -> bool:
+    return bool(database.execute("SELECT 1 FROM sqlite_schema WHERE name = 'ended_step'").fetchone())
+
+
+def _table(database: sqlite3.Connection, chance: random.Random) -> str:
+    return chance.choice(_WATCHED_TABLES if _is_watched(database) else _TABLES)
+
+
 def _cell(database: sqlite3.Connection, chance: random.Random) -> tuple[str, str, int] | None:
-    table = chance.choice(_TABLES)
+    table = _table(database, chance)
     rows, columns = database.execute(f"SELECT rowid FROM {table}").fetchall(), _columns(database, table)
     return (table, chance.choice(columns), chance.choice(rows)[0]) if rows else None
 
@@ -176,9 +195,7 @@ def _shift_column(database: sqlite3.Connection, chance: random.Random) -> None:
 @_in_sql
 def _set_header(database: sqlite3.Connection, chance: random.Random) -> None:
     """Something inside of one of the header's rows, or of another cell with JSON."""
-    table, column = chance.choice(
-        (*[("meta", "value")] * 5, ("optimizer", "settings"), ("optimizer", "bases"), ("oom", "segments"))
-    )
+    table, column = chance.choice(_WATCHED_JSON_CELLS if _is_watched(database) else _JSON_CELLS)
     rows = database.execute(f"SELECT rowid, {column} FROM {table}").fetchall()
     if rows:
         row, text = chance.choice(rows)
@@ -203,13 +220,13 @@ def _changed(value: Any, chance: random.Random) -> Any:
 
 @_in_sql
 def _drop_rows(database: sqlite3.Connection, chance: random.Random) -> None:
-    table = chance.choice(_TABLES)
+    table = _table(database, chance)
     database.execute(f"DELETE FROM {table} WHERE abs(random()) % 10 < ?", (chance.choice((1, 5, 10)),))
 
 
 @_in_sql
 def _repeat_rows(database: sqlite3.Connection, chance: random.Random) -> None:
-    table = chance.choice(_TABLES)
+    table = _table(database, chance)
     names = [name for name in _columns(database, table) if name not in ("id", "key")]
     listed = ", ".join(f'"{name}"' for name in names)
     for _ in range(chance.choice((1, 1, 2, 6))):
@@ -218,7 +235,7 @@ def _repeat_rows(database: sqlite3.Connection, chance: random.Random) -> None:
 
 @_in_sql
 def _reorder_rows(database: sqlite3.Connection, chance: random.Random) -> None:
-    table = chance.choice(_TABLES)
+    table = _table(database, chance)
     database.execute(f"CREATE TEMP TABLE old AS SELECT * FROM {table} ORDER BY random()")
     database.execute(f"DELETE FROM {table}")
     database.execute(f"INSERT INTO {table} SELECT * FROM old")
@@ -226,7 +243,7 @@ def _reorder_rows(database: sqlite3.Connection, chance: random.Random) -> None:
 
 @_in_sql
 def _replace_table(database: sqlite3.Connection, chance: random.Random) -> None:
-    table = chance.choice(_TABLES)
+    table = _table(database, chance)
     names = [f'"{name}"' for name in _columns(database, table)]
     script = chance.choice(_SCHEMAS).format(
         table=table, names=", ".join(names), first=names[0], columns=", ".join(f"1 AS {name}" for name in names)
@@ -292,10 +309,13 @@ _CHANGES: dict[Callable[[Path, random.Random], None], int] = {
 
 
 def main() -> None:
-    """Try so many from that seed, and print what went wrong."""
+    """Try so many from that seed, of recordings or of the bases that are named, and print what went wrong."""
     count, seed = map(int, sys.argv[1:3])
+    names = sys.argv[3:] or RECORDINGS
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    found = [(name, wrong) for name, path in tries(count, seed) for wrong in (outcome(path),) if wrong is not None]
+    found = [
+        (name, wrong) for name, path in tries(count, seed, names) for wrong in (outcome(path),) if wrong is not None
+    ]
     for name, wrong in found:
         print(name, wrong)
     print(f"{count} tries, {len(found)} failures, {_REACHED.lines} lines reached")

@@ -22,20 +22,24 @@ from ampmem.analysis.answer import judged_findings, verdict_of
 from ampmem.analysis.comparison import compare, distinct, entry_of
 from ampmem.analysis.soundness import faults
 from ampmem.analysis.summary import Summary, summary_of, summary_schema
+from ampmem.analysis.watched import full_recording, watched_run, watched_schema
 from ampmem.cli.show import what_ifs
 from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
-from ampmem.recording import read
+from ampmem.recording import is_watched, read
+from ampmem.recording.watched_file import read_watched
 from ampmem.reporters.base import EVERYTHING, Report
 from ampmem.reporters.export.csv import write_csv
 from ampmem.reporters.export.perfetto import write_perfetto
 from ampmem.reporters.export.snapshot import write_snapshot
 from ampmem.reporters.html.comparison import compared_runs
-from ampmem.reporters.html.page import page_view, render
+from ampmem.reporters.html.page import page_view, render, self_contained
 from ampmem.reporters.html.run import run_view
 from ampmem.reporters.html.verdict import verdict_view
+from ampmem.reporters.html.watched_page import watched_view
 from ampmem.reporters.html.write import STREAM_LIMIT
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.table import render_reports
+from ampmem.reporters.text.watched import render_live, render_watched, render_watched_ranks
 
 SECONDS = 10.0
 """Of the processor, for everything that is made of one file."""
@@ -61,6 +65,8 @@ def outcome(path: Path) -> str | None:
 
 def _use(path: Path) -> str | None:
     """Everything that can be made of a recording, each alone: one may refuse what another can do."""
+    if is_watched(path):
+        return _use_watched(path)
     try:
         recording = read(path)
     except (RecordingError, UsageError) as error:
@@ -93,12 +99,35 @@ def _use(path: Path) -> str | None:
     return _wrong(summary)
 
 
+def _use_watched(path: Path) -> str | None:
+    """Everything that can be made of a watched run."""
+    try:
+        run = read_watched(path)
+        found = watched_run(run)
+    except RecordingError as error:
+        return _unclear(str(error), path)
+    texts = [render_watched(found), render_live([found]), render_live([found] * 2), render_watched_ranks([found] * 2)]
+    for text in texts:
+        if len(text) > 200_000 or not all(line.isprintable() for line in text.split("\n")):
+            return f"no text for a terminal: {text[:300]!r}"
+    view = watched_view(found, run.rows, {})
+    self_contained("watched.html", "watched.js", view, title=view.title)
+    with tempfile.TemporaryDirectory() as folder:
+        for full in run.full:
+            full_recording(run, full.number, Path(folder) / "full.ampmem")
+    return _against_schema(found.to_json(), _watched_schema())
+
+
+def _against_schema(text: str, schema: Any) -> str | None:
+    problem = next(schema.iter_errors(json.loads(text)), None)
+    return None if problem is None else f"JSON: {problem.json_path}: {problem.message[:200]}"
+
+
 def _wrong(summary: Summary) -> str | None:
     """Why ``summary`` cannot be right, whatever the recording says."""
-    data = json.loads(summary.to_json())
-    problem = next(_schema().iter_errors(data), None)
+    problem = _against_schema(summary.to_json(), _schema())
     if problem is not None:
-        return f"JSON: {problem.json_path}: {problem.message[:200]}"
+        return problem
     for step in summary.steps:
         if sum(step.peak.categories.values()) != step.peak.bytes:
             return f"the categories of step {step.index} do not add up"
@@ -115,6 +144,11 @@ def _unclear(line: str, path: Path | None) -> str | None:
 @cache
 def _schema() -> Any:
     return jsonschema.Draft202012Validator(summary_schema())
+
+
+@cache
+def _watched_schema() -> Any:
+    return jsonschema.Draft202012Validator(watched_schema())
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import tempfile
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from ampmem.events import (
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.recording import Description, RecordingWriter
 from ampmem.recording.database import ROWS
+from ampmem.recording.watched import Ending, Grown, HeldMemory, Row, WatchedHeader, Why
+from ampmem.recording.watched_file import WatchedFile
 from ampmem.vocabulary import Arm, Mark, SourceKind
 
 AMP = ArmRecord(name=Arm.AMP, dtype="bfloat16", cache=True, scaler=True)
@@ -167,6 +170,60 @@ def write_whole(path: Path, recording: Recording) -> Path:
         )
     if recording.plain_step_ns:
         add_plain_steps(path, recording.plain_step_ns)
+    return _uncounted(path)
+
+
+def _uncounted(path: Path) -> Path:
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("DELETE FROM meta WHERE key = ?", (ROWS,))
     return path
+
+
+WATCHED = WatchedHeader(
+    ampmem="0.1",
+    torch="2.13.0",
+    source="cuda",
+    device="a GPU",
+    script="train.py",
+    arguments=("--batch-size", "8"),
+    started_ns=1,
+    every=500,
+    limit=1 << 30,
+    world_size=2,
+    job="a job",
+)
+ENDING = Ending(
+    step=40,
+    time_ns=900,
+    failure=FailureRecord(kind=FailureKind.RAISED, message="CUDA out of memory", error="torch.OutOfMemoryError"),
+    out_of_memory=True,
+    asked=1 << 29,
+    free=1 << 20,
+    total=1 << 30,
+    reserved=1 << 28,
+    phase="forward",
+    batch="16x8 int64",
+    line="train.py:9",
+    held=(
+        HeldMemory(what="parameters", bytes=400, count=2),
+        HeldMemory(what="train.py:9", bytes=9000, count=3, line=True),
+    ),
+)
+
+
+def watched_row(step: int) -> Row:
+    """A step of a run whose memory grows."""
+    alive = 100_000 + 1000 * step
+    return Row(step, 10 * step, alive + 500, "backward", alive, 1 << 20, 1 << 28, 1, 2000, "8x8 int64", step < 2)
+
+
+def write_watched(path: Path) -> Path:
+    """A watched run that grew and ran out of memory, with one full recording, and with something in every table."""
+    with tempfile.TemporaryDirectory() as folder, closing(WatchedFile(path, WATCHED)) as file:
+        file.full(write_whole(Path(folder) / "full.ampmem", on_cpu()), Why.START, 0, 1)
+        for step in range(40):
+            file.row(watched_row(step))
+        file.note("memory ran out in step 3, and the script continued")
+        file.grown(Grown(step=30, steps=10, held=(HeldMemory(what="kept[*]", bytes=10_000, count=10),)))
+        file.end(ENDING)
+    return _uncounted(path)

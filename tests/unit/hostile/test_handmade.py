@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hostile.handmade import CASES, make
+from hostile.handmade import CASES, WATCHED_CASES, WATCHED_TEXTS, make
 from hostile.mutations import MEMORY, outcome
 from hostile.outcomes import SECONDS
-from hostile.seeds import on_cpu, write_whole
+from hostile.seeds import on_cpu, write_watched, write_whole
 
 from ampmem.errors import RecordingError
 from ampmem.recording import read
@@ -30,12 +30,18 @@ COMMANDS = {
     "csv": ("export", "FILE", "--format", "csv", "-o", "OUT"),
     "perfetto": ("export", "FILE", "--format", "perfetto", "-o", "OUT"),
     "snapshot": ("export", "FILE", "--format", "snapshot", "-o", "OUT"),
+    "full": ("show", "--full", "0", "FILE"),
+    "top": ("top", "--once", "FILE"),
+    "tops": ("top", "--once", "FILE", "FILE"),
 }
+OF_RECORDINGS = ("show", "json", "check", "both", "report", "csv", "perfetto", "snapshot")
+OF_REFUSED = ("show", "report", "full", "top")
+OF_WATCHED = (*OF_REFUSED, "json", "both", "tops")
 
 
 EACH = """
 import json, os, resource, sys
-from ampmem.cli import export, report, show
+from ampmem.cli import export, report, show, top
 from ampmem.cli.main import main
 from ampmem.reporters import html
 
@@ -52,6 +58,9 @@ for number, arguments in enumerate(commands):
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 """Runs each command in a process of its own, within limits; what they all import is imported once."""
+
+MOST_IN_A_LINE, MOST_SHOWN = 10_000, 200_000
+"""The most characters of a line, and of all that a command prints for people."""
 
 SLOWEST = 3
 """How much longer a slow or busy processor may take: what has no end is caught all the same."""
@@ -106,13 +115,57 @@ def test_a_hostile_recording_is_one_clear_line(shown: dict[str, tuple[Path, int,
 @pytest.mark.parametrize("name", ["a view without an end", SOUND[1]])
 def test_every_command_keeps_within_the_limits(tmp_path: Path, whole: Path, name: str) -> None:
     path = make(name, whole, tmp_path / "hostile.ampmem")
-    for command, (code, said) in zip(
-        COMMANDS, in_processes(tmp_path, [(path, each) for each in COMMANDS]), strict=True
-    ):
+    ended = in_processes(tmp_path, [(path, each) for each in OF_RECORDINGS])
+    for command, (code, said) in zip(OF_RECORDINGS, ended, strict=True):
         assert code == (0 if name in SOUND else 1), command
         assert "Traceback" not in said, command
         if name not in SOUND:
             assert str(path) in said, command
+
+
+Ended = list[tuple[str, int, str, str]]
+"""Each command on a file, with its exit code and what it prints to its two streams."""
+
+
+@pytest.fixture(scope="module")
+def of_watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Ended]]:
+    """The folder with a file for each case, by number, and what the commands make of the cases."""
+    folder = tmp_path_factory.mktemp("watched")
+    whole = write_watched(folder / "whole.ampmem")
+    tries = [
+        (name, make(name, whole, folder / f"hostile{number}.ampmem"), command)
+        for number, name in enumerate((*WATCHED_CASES, *WATCHED_TEXTS))
+        for command in (OF_REFUSED if name in WATCHED_CASES else OF_WATCHED)
+    ]
+    found: dict[str, Ended] = {}
+    ended = in_processes(folder, [(path, command) for _, path, command in tries])
+    for number, ((name, _, command), (code, said)) in enumerate(zip(tries, ended, strict=True)):
+        output = (folder / f"{number}.out").read_text(encoding="utf-8", errors="surrogateescape")
+        found.setdefault(name, []).append((command, code, output, said))
+    return folder, found
+
+
+@pytest.mark.parametrize("name", WATCHED_CASES)
+def test_a_hostile_watched_run_is_one_clear_line(of_watched: tuple[Path, dict[str, Ended]], name: str) -> None:
+    path = of_watched[0] / f"hostile{list(WATCHED_CASES).index(name)}.ampmem"
+    for command, code, output, said in of_watched[1][name]:
+        assert (code, output) == (1, ""), (command, output[:100])
+        assert said.startswith("ampmem: ") and said.count("\n") == 1, command
+        assert "damaged" in said and str(path) in said, command
+        assert said.rstrip("\n").isprintable(), command
+
+
+@pytest.mark.parametrize("name", WATCHED_TEXTS)
+def test_texts_of_a_hostile_watched_run_neither_control_a_terminal_nor_fill_it(
+    of_watched: tuple[Path, dict[str, Ended]], name: str
+) -> None:
+    for command, code, output, said in of_watched[1][name]:
+        assert code == 0, (command, said)
+        assert all(line.isprintable() for line in f"{output}{said}".split("\n")), command
+        if command not in ("json", "full"):
+            assert max(map(len, output.split("\n"))) <= MOST_IN_A_LINE and len(output) < MOST_SHOWN, command
+    pages = [page.read_text(encoding="utf-8") for page in of_watched[0].glob("*.made")]
+    assert pages and not any(control in page for page in pages for control in "\x1b\x07\x9b\u202e")
 
 
 def test_a_journal_that_names_another_file_is_not_followed(tmp_path: Path, whole: Path) -> None:

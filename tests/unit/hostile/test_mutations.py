@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hostile.mutations import again, outcome
+from hostile.mutations import RECORDINGS, again, outcome
 
 TRIES = 200
 """So many of those that tests/benchmarks/destruction.py makes."""
@@ -17,6 +17,8 @@ FOUND = (
     "on_gpu:2006190521-839524984",
     "on_gpu:2554280084",
     "on_cpu:4026554299-994744342",
+    "watched:204119440",
+    "watched:181495850-1774730185-3052562332-627761759-2005686994",
     "on_gpu:1392964597-3466798004-3485951540-672903765-336106960-1808949818",
 )
 """Tries that once ended in a traceback, or in JSON that its schema does not admit."""
@@ -28,11 +30,12 @@ def test_what_once_went_wrong_does_no_more(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_whatever_is_in_a_file_it_is_read_right_or_refused_clearly() -> None:
+@pytest.mark.parametrize("names", [RECORDINGS, ("watched",)])
+def test_whatever_is_in_a_file_it_is_read_right_or_refused_clearly(names: tuple[str, ...]) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"}
     program = Path(__file__).with_name("mutations.py")
     done = subprocess.run(
-        [sys.executable, str(program), str(TRIES), "0"],
+        [sys.executable, str(program), str(TRIES), "0", *names],
         env=environment,
         capture_output=True,
         text=True,

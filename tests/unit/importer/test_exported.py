@@ -132,7 +132,7 @@ DAMAGED: dict[str, tuple[Change, str]] = {
         lambda text: PACKED + base64.b64encode(2 * zlib.compress(unpacked(text))).decode(),
         "it is damaged (",
     ),
-    "a bomb": (lambda text: packed(bytes(32 << 20)), "it is damaged (it is too large for its events)"),
+    "a bomb": (lambda text: packed(bytes(32 << 20)), "it is damaged (it unpacks to too many bytes)"),
     "a pickle": (lambda text: packed(pickle.dumps({"segments": []})), "it is damaged (what was packed is not a rec"),
     "another database": (lambda text: packed(b"SQLite format 3\0" + bytes(4080)), "it is damaged (what was packed"),
     "a broken database": (lambda text: packed(flipped(text)), "it is "),

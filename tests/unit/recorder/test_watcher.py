@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from itertools import pairwise
 
 import torch
 
+from ampmem.recorder.watch.gauges import CpuGauge, Reading
 from ampmem.recorder.watch.watcher import FullRecordings, GrowthLook, Series
 from ampmem.recording.watched import Row, Why
 
@@ -23,6 +25,15 @@ def asked(plans: FullRecordings, peaks: list[int], *, recorded: int = 3, grows: 
         elif (why := plans.wanted(row(step, peak), grows=lambda: grows)) is not None:
             found[step] = why
     return found
+
+
+def test_a_reading_is_within_what_a_file_may_hold() -> None:
+    """Else a run would leave a file that nobody reads: memory that no tensor held at the start is freed later."""
+    gauge = CpuGauge()
+    gauge._before, gauge._total = -10, ctypes.c_size_t(3)
+    assert gauge.take() == Reading(0, 0)
+    gauge._total.value = 14
+    assert gauge.take() == Reading(4, 4)
 
 
 def test_every_so_many_steps() -> None:

@@ -234,6 +234,14 @@ def test_a_long_word_is_broken_beside_a_figure() -> None:
     assert wrapped("123456789", 4) == ["1234", "  56", "  78", "  9"]
 
 
+def test_of_a_text_without_an_end_the_middle_is_left_out() -> None:
+    for text in ("B" * 1_000_000, "1." * 500_000, "\x1b[2J" * 200_000):
+        lines = wrapped(f"first {text} last", 100)
+        assert len(lines) < 110 and "…" in "".join(lines) and "".join(lines).isprintable()
+        assert lines[0].startswith("first") and lines[-1].endswith("last")
+        assert columns(shorten(text, 40)) <= 40
+
+
 def test_columns_without_room_follow_below() -> None:
     shown = [words("name", least=4), number("used"), number("B/\nparam", rank=1, of="used")]
     rows = [["total", "12.0 MiB", "4.00"], ["part", "1.0 MiB", ""]]
