@@ -292,6 +292,8 @@ class StepMachine:
         """Whether the step ends with the running backward."""
         self._looked_back = False
         """Whether the step had its search of variables before its first forward with gradients."""
+        self._forward_unseen = False
+        """Whether the first step began without a forward; an update may still call a closure that has one."""
         self._looks = 0
 
     # Called by the session about the recording.
@@ -335,7 +337,7 @@ class StepMachine:
         evaluates = self._evaluates(grad=grad)
         if not (self.begun or evaluates):
             yield Do.BEGIN_STEP
-        self._model_ran = True
+        self._model_ran, self._forward_unseen = True, False
         yield Do.SEE_MODEL
         if evaluates:
             self._before_evaluation, self._observed_before = self.phase, observed
@@ -387,6 +389,7 @@ class StepMachine:
             return
         self.in_engine, self._inside_forward = True, in_forward
         yield from self._begin_unseen()
+        yield from self._say_unseen()
         yield Do.LEAVE
         yield from self._look()
         self._trains = True
@@ -441,6 +444,7 @@ class StepMachine:
     def updated(self, optimizer: int, ended_ns: int, *, in_backward: bool) -> Actions:
         """The outermost ``step`` of ``optimizer`` has returned, or was skipped."""
         self.rounds.update(optimizer)
+        yield from self._say_unseen()
         if self.recording and self.phase is Phase.OPTIMIZER:
             yield Do.END_UPDATE
             yield from self._enter(Phase.BACKWARD if in_backward else Phase.BETWEEN)
@@ -508,16 +512,23 @@ class StepMachine:
     def _begin_unseen(self) -> Actions:
         """Begin the first step if its forward was not seen: a compiled function calls no module."""
         if not self.begun and self.rounds.any:
-            yield Say(FORWARD_UNSEEN)
+            self._forward_unseen = True
             yield Do.BEGIN_STEP
             yield Do.SEE_MODEL
+
+    def _say_unseen(self) -> Actions:
+        unseen, self._forward_unseen = self._forward_unseen, False
+        if unseen:
+            yield Say(FORWARD_UNSEEN)
 
     def _enter(self, phase: Phase) -> Actions:
         yield Enter(phase)
         self.phase = phase
 
     def _rest(self, *, stepping: bool) -> Actions:
-        yield from self._enter(Phase.OPTIMIZER if stepping else Phase.BETWEEN)
+        yield from self._enter(Phase.BETWEEN)
+        if stepping:  # in a closure; right after BACKWARD this row would read as an update inside that backward
+            yield from self._enter(Phase.OPTIMIZER)
 
     def _look(self) -> Actions:
         self._looks += 1

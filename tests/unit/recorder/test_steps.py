@@ -421,6 +421,31 @@ def test_an_update_begins_the_first_step_if_no_backward_was_seen() -> None:
     assert script.machine.begun
 
 
+@pytest.mark.parametrize(
+    ("closure", "expected"), [("fb", "OFBf.Ob"), ("fpb", "OFBf.ObBf.Ob"), ("fbb", "OFBf.ObBf.Ob")]
+)
+def test_a_backward_in_a_closure_does_not_look_like_one_that_an_update_interrupts(closure: str, expected: str) -> None:
+    """A phase lies between two backwards of a closure, or the analysis puts the end of forward at the first of them."""
+    script = Script()
+    script.make(G)
+    script.act(script.machine.update_started())
+    for letter in closure:
+        if letter == "f":
+            script.forward(stepping=True)
+            continue
+        script.act(script.machine.backward_started(in_forward=False))
+        script.return_from_backward(differentiable=letter == "p", stepping=True)
+    script.act(script.machine.updated(G, 0, in_backward=False))
+    assert script.text == f"{expected}.o|"
+    assert script.said == []  # the update did see a forward
+
+
+def test_an_update_that_calls_no_module_says_that_none_was_seen() -> None:
+    script = Script()
+    script.play("m u fbu")
+    assert script.said == [FORWARD_UNSEEN]
+
+
 def test_nothing_is_waited_for_that_is_frozen() -> None:
     script = Script()
     script.make(G, D)
@@ -534,7 +559,7 @@ def test_inside_an_update_the_phase_goes_back_to_it() -> None:
     script.enter(grad=False)
     script.act(script.machine.forward_ended(raised=False, grad=False, stepping=True))
     script.act(script.machine.updated(G, 7, in_backward=False))
-    assert script.text == "OFBfObEO.o|"
+    assert script.text == "OFBf.ObEO.o|"
 
 
 def test_a_graph_made_inside_an_update_is_no_forward() -> None:
@@ -543,7 +568,7 @@ def test_a_graph_made_inside_an_update_is_no_forward() -> None:
     script.act(script.machine.update_started())
     script.act(script.machine.backward_started(in_forward=False))
     script.return_from_backward(differentiable=True, stepping=True)
-    assert script.text == "FOBfOb"
+    assert script.text == "FOBf.Ob"
 
 
 def test_variables_are_looked_at_only_so_often_in_a_step() -> None:
