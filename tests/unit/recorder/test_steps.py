@@ -421,9 +421,7 @@ def test_an_update_begins_the_first_step_if_no_backward_was_seen() -> None:
     assert script.machine.begun
 
 
-@pytest.mark.parametrize(
-    ("closure", "expected"), [("fb", "OFBf.Ob"), ("fpb", "OFBf.ObBf.Ob"), ("fbb", "OFBf.ObBf.Ob")]
-)
+@pytest.mark.parametrize(("closure", "expected"), [("fb", "OFBf.Ob"), ("fpb", "OFBf.ObBf.Ob"), ("fbb", "OFBf.ObBf.Ob")])
 def test_a_backward_in_a_closure_does_not_look_like_one_that_an_update_interrupts(closure: str, expected: str) -> None:
     """A phase lies between two backwards of a closure, or the analysis puts the end of forward at the first of them."""
     script = Script()
