@@ -448,7 +448,55 @@ def test_nothing_is_waited_for_that_is_frozen() -> None:
     script = Script()
     script.make(G, D)
     script.optimizers[G].trains = False
-    assert script.play("hghbv") == "FFFBf.bO.o|"
+    assert script.play("hghbv hghbv.") == "FFFBf.bO.o|5FFFBf.bO.o|10"
+
+
+IN_TURN = {"G": "gh", "g": "g", "D": "gh", "d": "h"}
+"""The models that run before an update of G or D: a small letter is a loss of one model alone."""
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        ("GD GD GD", ["GD", "GD", "GD"]),
+        ("DG DG DG", ["DG", "DG", "DG"]),
+        ("GgDd GD GD GgDd GD", ["G", "gDd", "GD", "GD", "GgDd", "GD"]),
+        ("DDDG DDDG DDDG", ["D", "D", "DG", "DDDG", "DDDG"]),
+        ("DDDDDD", ["D"] * 6),
+    ],
+)
+def test_models_that_are_frozen_in_turn(updates: str, expected: list[str]) -> None:
+    """Which models train is known at each forward: a step goes on while the first one's is frozen.
+
+    A script that updates one optimizer again before the other's first update could be one that never updates the other,
+    so its first updates are steps of their own.
+    """
+    script, found = Script(), [""]
+    script.make(G, D)
+    for letter in updates.replace(" ", ""):
+        script.optimizers[G].trains, script.optimizers[D].trains = letter in "Gg", letter in "Dd"
+        for event in (*IN_TURN[letter], "b"):
+            ended = script.text.count("|")
+            script.play(event)
+            if script.text.count("|") > ended:
+                found.append("")
+        found[-1] += letter
+        script.play("u" if letter in "Gg" else "v")
+    assert [step for step in found if step] == expected
+
+
+def test_a_forward_of_both_models_before_one_is_frozen_again() -> None:
+    """As pix2pix trains: G runs once for both, before D, which was frozen while G trained, is made to train again."""
+    script = Script()
+    script.make(G, D)
+    for _ in range(2):
+        script.play("g")
+        script.optimizers[D].trains = True
+        script.play("hbv")
+        script.optimizers[D].trains = False
+        script.play("hbu")
+    script.play(".")
+    assert script.text == "FFBf.bO.oFBf.bO.o|7FFBf.bO.oFBf.bO.o|14"
 
 
 def test_a_frozen_model_is_waited_for_again_once_it_trains() -> None:
