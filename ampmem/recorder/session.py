@@ -176,7 +176,7 @@ class Session:
             notes=self._notes,
             outcome=self.outcome,
             places=self._hooks.places,
-            texts=self.log.texts,
+            log=self.log,
         )
         file = RecordingWriter(options.path, run_record(options, self.source), force=options.force)
         return StepWriter(file, Joiner(self.log, stacks), self.log.texts, describer)

@@ -314,6 +314,8 @@ class StepMachine:
         """State before an evaluation: the phase, and whether forward was observed."""
         self._model_ran = False
         """Whether a model ran since the last batch: a module without parameters may then get the model's output."""
+        self._in_model = False
+        """Whether a model runs."""
         self._due = False
         """Whether the step ends with the running backward."""
         self._looked_back = False
@@ -363,7 +365,7 @@ class StepMachine:
         evaluates = self._evaluates(grad=grad)
         if not (self.begun or evaluates):
             yield Do.BEGIN_STEP
-        self._model_ran, self._forward_unseen = True, False
+        self._model_ran, self._in_model, self._forward_unseen = True, True, False
         yield Do.SEE_MODEL
         if evaluates:
             self._before_evaluation, self._observed_before = self.phase, observed
@@ -378,6 +380,7 @@ class StepMachine:
 
     def forward_ended(self, *, raised: bool, grad: bool, stepping: bool) -> Actions:
         """The outermost module has returned, or ``raised``; ``stepping`` inside an optimizer's ``step``."""
+        self._in_model = False
         if self.phase is Phase.BACKWARD:
             yield Do.KEEP_RECOMPUTED
             yield Do.LEAVE_OPS
@@ -515,7 +518,10 @@ class StepMachine:
     # Data, and ends of steps that the user sets.
 
     def data_started(self) -> Actions:
-        """A DataLoader is about to make a batch."""
+        """A DataLoader is about to make a batch: this step's, or the next one's before backward."""
+        if self.phase is Phase.FORWARD and not self._in_model:
+            yield from self._enter(Phase.DATA)
+            return
         self._model_ran = False
         if self.phase in (Phase.SETUP, Phase.BETWEEN):
             yield from self._enter(Phase.DATA)

@@ -106,6 +106,8 @@ class View:
     step_end_ns: Column
     next_backward_ns: Column
     failure_ns: Column
+    prefetched: Mask
+    """Whether the memory is of the next step's batch, made before this step has ended."""
     untrained: Mask
     """Whether the memory belongs to untrained parameters only, in a run that trains a model."""
     last_step: int
@@ -203,11 +205,14 @@ def is_cast_copy(view: View) -> Mask:
 
 
 def is_input(view: View) -> Mask:
-    """The batch: a root module's arguments that no module made, the DataLoader's allocations, saved outside tensors."""
+    """The batch: a root module's arguments that no module made, the DataLoader's allocations, saved outside tensors.
+
+    The next step's batch may be made before this step's backward.
+    """
     made_by_module: Mask = view.born_in(Phase.FORWARD, Phase.EVALUATION) & (view.module != 0)
     given = view.has(Fact.INPUT) & ~made_by_module
     saved = view.has(Fact.SAVED) & view.born_in(Phase.SETUP, Phase.BETWEEN)
-    return given | view.born_in(Phase.DATA) | saved
+    return given | view.born_in(Phase.DATA) | saved | view.prefetched
 
 
 def is_workspace(view: View) -> Mask:
@@ -304,10 +309,31 @@ def view_of(
         step_end_ns=_step_ends(lifetimes.step, steps),
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
         failure_ns=_failures(lifetimes, recording),
+        prefetched=_prefetched(lifetimes, facts, recording),
         untrained=_untrained(len(lifetimes), facts, recording, untrained),
         last_step=max((record.index for record in steps if record.finished), default=0),
         soon=1 if trains(recording) else 2,
     )
+
+
+def _prefetched(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> Mask:
+    """The allocations made outside modules that only a later step uses, and all that the same line makes.
+
+    The batch after the last step has no later step, so the line that made it tells what it is.
+    """
+    outside = np.isin(lifetimes.phase, (Phase.FORWARD, Phase.BETWEEN)) & (lifetimes.module == 0) & (lifetimes.step >= 0)
+    ends = _step_ends(lifetimes.step, recording.steps)
+    used = np.isin(facts.fact, (Fact.INPUT, Fact.SAVED))
+    later = used & (facts.time_ns >= ends[facts.allocation])
+    now, then = np.zeros((2, len(lifetimes)), dtype=np.bool_)
+    now[facts.allocation[used & ~later]] = True
+    then[facts.allocation[later]] = True
+    # Without stacks the size stands for the line.
+    size = np.where(lifetimes.stack == 0, lifetimes.bytes, 0)
+    _, line = np.unique(np.stack([lifetimes.op, lifetimes.stack, size]), axis=1, return_inverse=True)
+    line = line.reshape(-1)
+    fetched: Mask = outside & ~now & np.isin(line, line[outside & ~now & then])
+    return fetched
 
 
 def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:

@@ -488,3 +488,39 @@ def test_the_documents_say_what_decides_every_category() -> None:
     for rule, (_, decides) in zip(RULES, rows, strict=False):
         said = {fact for fact in Fact if f"`{fact.name.lower()}`" in decides}
         assert said.issuperset(set(rule.names) - {Fact.SCRATCH}), rule
+
+
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BETWEEN])
+@pytest.mark.parametrize("use", [Fact.INPUT, Fact.SAVED])
+@pytest.mark.parametrize("stack", ["train.py:9", ""])
+def test_the_next_batch_may_be_made_before_backward(phase: Phase, use: Fact, stack: str) -> None:
+    """The last step's next batch is used in no step: the line that made it has made a batch before."""
+    story = Story()
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        if step:
+            story.fact(use, 0x100, "NllLossBackward0" * (use == Fact.SAVED))
+        story.enter(phase)
+        story.alloc(0x100 + step, 8, op="aten::randn", stack=stack)
+        story.alloc(0x200 + step, 16, op="aten::mul", stack=stack)  # a result of another op, such as a scaled loss
+        story.enter(Phase.BACKWARD)
+        story.enter(Phase.OPTIMIZER)
+        story.end()
+    found = analyse(story.recording()).classes.category.tolist()
+    assert [CATEGORIES[code] for code in found[::2]] == [Category.INPUTS] * 2
+    assert Category.INPUTS not in [CATEGORIES[code] for code in found[1::2]]
+
+
+def test_what_its_own_step_saves_is_not_the_next_batch() -> None:
+    story = Story()
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.alloc(0x100 + step, 8, op="aten::tanh", stack="train.py:9")
+        story.fact(Fact.SAVED, 0x100 + step, "TanhBackward0")
+        if step:
+            story.fact(Fact.SAVED, 0x100, "MulBackward0")  # a state that is carried on
+        story.enter(Phase.BACKWARD)
+        story.end()
+    assert category_of(story, 0) == category_of(story, 1) == Category.ACTIVATIONS

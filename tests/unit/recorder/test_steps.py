@@ -370,6 +370,8 @@ FUNCTION = Marker(text="train.py:step", file=("train.py",), name="step")
         (StepOn.FOUND, "m f t b u t f", "FBf.bO.o|D.F"),
         (StepOn.FOUND, "m t f", "DSF"),
         (StepOn.FOUND, "m f b t u", "FBf.bO.o|"),
+        (StepOn.FOUND, "m f d b u", "FDFBf.bO.o|"),  # the next batch
+        (StepOn.FOUND, "m f d t b u", "FDFBf.bO.o|"),  # then a loss that is a module
         (StepOn.FOUND, "m f b d t u", "FBf.bD.D.O.o|"),
         (StepOn.FOUND, "m fbu d", STEP + "D."),
         # No optimizer: each backward, known at the next forward or at the end.
