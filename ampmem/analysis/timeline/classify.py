@@ -97,6 +97,8 @@ class View:
     died_step: Column
     op: Column
     """Text id of the op that allocated."""
+    line: Column
+    """A number for the op, module and line of the script that allocated."""
     kernels: Mask
     """For each text whether it names an op of torch's own, not the autograd node of a Python function."""
     module: Column
@@ -251,14 +253,30 @@ def is_parameter_copy(view: View) -> Mask:
 
 def is_held(view: View) -> Mask:
     """Memory that an object, such as a key-value cache, holds after a step of inference or the recording."""
-    return view.has(Fact.HELD)
+    return view.has(Fact.HELD) & ~_is_newest(view)
 
 
 def is_temporary(view: View) -> Mask:
-    """Memory seen to be born and freed soon (in its step or the next ones), or in use when memory ran out."""
-    soon: Mask = (view.died_ns != FOREVER) & (view.died_step - view.step <= view.soon) & ~view.unseen
+    """Memory seen to be born and freed soon (in its step or the next ones), or in use when memory ran out.
+
+    What is alive at the end is short-lived if such memory was so before.
+    """
     in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER) & view.outlives(view.failure_ns)
-    return soon | in_use
+    return _freed_soon(view) | _is_newest(view) | in_use
+
+
+def _is_newest(view: View) -> Mask:
+    """Memory that is alive at the end, but that the same line made and freed soon in an earlier step."""
+    lasts: Mask = (view.died_ns == FOREVER) & (view.step >= view.last_step) & (view.op != 0) & ~view.unseen
+    earlier = _freed_soon(view) & (view.step < view.last_step) & ~view.has(Fact.HELD)
+    return lasts & np.isin(view.line, view.line[earlier])
+
+
+def _freed_soon(view: View) -> Mask:
+    # An evaluation before the first step is part of its first iteration, as that of a reference model.
+    step = np.where(view.born_in(Phase.EVALUATION), np.maximum(view.step, 0), view.step)
+    soon: Mask = (view.died_ns != FOREVER) & (view.died_step - step <= view.soon) & ~view.unseen
+    return soon
 
 
 RULES: tuple[Rule, ...] = (
@@ -301,6 +319,7 @@ def view_of(
         step=lifetimes.step,
         died_step=lifetimes.died_step,
         op=lifetimes.op,
+        line=_lines(lifetimes),
         kernels=np.array([text.startswith("aten::") for text in recording.texts], dtype=np.bool_),
         module=lifetimes.module,
         bytes=lifetimes.bytes,
@@ -328,12 +347,16 @@ def _prefetched(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) 
     now, then = np.zeros((2, len(lifetimes)), dtype=np.bool_)
     now[facts.allocation[used & ~later]] = True
     then[facts.allocation[later]] = True
-    # Without stacks the size stands for the line.
-    size = np.where(lifetimes.stack == 0, lifetimes.bytes, 0)
-    _, line = np.unique(np.stack([lifetimes.op, lifetimes.stack, size]), axis=1, return_inverse=True)
-    line = line.reshape(-1)
+    line = _lines(lifetimes)
     fetched: Mask = outside & ~now & np.isin(line, line[outside & ~now & then])
     return fetched
+
+
+def _lines(lifetimes: Lifetimes) -> Column:
+    # Without stacks the size stands for the line.
+    size = np.where(lifetimes.stack == 0, lifetimes.bytes, 0)
+    where = np.stack([lifetimes.op, lifetimes.module, lifetimes.phase, lifetimes.stack, size])
+    return np.unique(where, axis=1, return_inverse=True)[1].reshape(-1)
 
 
 def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:

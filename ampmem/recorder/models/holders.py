@@ -109,10 +109,14 @@ class HolderLog:
                         )
 
     def _note_kept(self, optimizer: Any, known: set[int]) -> None:
-        """Log the tensors in attributes of ``optimizer``, which is not one of torch.optim's own."""
+        """Log the tensors in attributes of ``optimizer``, which is not one of torch.optim's own.
+
+        What it updates is not its state, nor are results of autograd: a differentiable optimizer holds updated weights.
+        """
         for name, tensor in _inside(optimizer, "", _DEPTH):
             address = self._log.storage_address(tensor)
-            if address and address not in known:
+            updated = name.startswith("param_groups[") or tensor.grad_fn is not None
+            if address and address not in known and not updated:
                 state = str(StateName(state=name.removesuffix("._value"), parameter=""))
                 self._log.fact(Fact.OPTIMIZER_STATE, address, self._log.texts.id(state), tensor=_plain(tensor))
 

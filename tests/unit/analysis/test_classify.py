@@ -524,3 +524,40 @@ def test_what_its_own_step_saves_is_not_the_next_batch() -> None:
         story.enter(Phase.BACKWARD)
         story.end()
     assert category_of(story, 0) == category_of(story, 1) == Category.ACTIVATIONS
+
+
+def test_the_newest_result_has_the_category_of_those_before_it() -> None:
+    """A reference model's logits are held until the next step assigns them again; the last are never freed."""
+    story = Story()
+    story.begin(-1)
+    for step in range(4):
+        if step:
+            story.begin(step)
+        story.enter(Phase.EVALUATION)
+        story.alloc(0x100 + step, 8, op="aten::addmm", module="reference", stack="train.py:9")
+        story.fact(Fact.OUTPUT, 0x100 + step)
+        if step:
+            story.free(0xFF + step)
+        else:
+            story.begin(0)
+        story.enter(Phase.FORWARD)
+        story.enter(Phase.BACKWARD)
+        story.end()
+    story.alloc(0x900, 8, op="aten::add", module="reference", stack="train.py:9")  # what no step before had
+    story.fact(Fact.OUTPUT, 0x900)
+    story.fact(Fact.HELD, 0x103, "ref")
+    categories = [CATEGORIES[code] for code in analyse(story.recording()).classes.category]
+    assert categories == [Category.TEMPORARIES] * 4 + [Category.OTHER]
+
+
+def test_what_each_step_keeps_is_not_short_lived() -> None:
+    story = Story()
+    for step in range(3):
+        story.begin(step)
+        story.enter(Phase.EVALUATION)
+        story.alloc(0x100 + step, 8, op="aten::addmm", module="model", stack="train.py:9")
+        story.fact(Fact.OUTPUT, 0x100 + step)
+        story.enter(Phase.FORWARD)
+        story.enter(Phase.BACKWARD)
+        story.end()
+    assert {category_of(story, place) for place in range(3)} == {Category.OTHER}
