@@ -371,12 +371,18 @@ def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:
 
 
 def _untrained(count: int, facts: JoinedFacts, recording: Recording, names: frozenset[str]) -> Mask:
-    """Which allocations are of parameters that are all in ``names``, or of modules that never ran."""
-    if not trained_in(recording):
+    """Which allocations are of parameters that are all in ``names``, or of modules that never ran.
+
+    A parameter without a record was freed within a step, as that of a copy of the model that ran once.
+    """
+    trained = trained_in(recording)
+    if not trained:
         return np.zeros(count, dtype=np.bool_)
-    ids = [index for index, text in enumerate(recording.texts) if text in names]
+    trained |= {record.name for record in recording.parameters} - names
+    trained |= {recording.texts[name] for name in np.unique(facts.name[facts.fact == Fact.GRADIENT])}
+    ids = [index for index, text in enumerate(recording.texts) if text in trained]
     mine: Mask = np.ones(count, dtype=np.bool_)
-    mine[facts.allocation[(facts.fact == Fact.PARAMETER) & ~np.isin(facts.name, ids)]] = False
+    mine[facts.allocation[(facts.fact == Fact.PARAMETER) & np.isin(facts.name, ids)]] = False
     return mine
 
 
