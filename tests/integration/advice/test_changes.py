@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -66,6 +67,98 @@ def shrunk_loss(changed: bool) -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+class Returning(nn.Module):
+    """As a language model that computes its loss in forward: the peak is there, with the step before's logits."""
+
+    def __init__(self, output: type[dict[str, Tensor]] = dict) -> None:
+        super().__init__()
+        self.body, self.head, self.output = nn.Embedding(2048, 32), nn.Linear(32, 2048), output
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.body(tokens))
+        shifted = logits[:-1].contiguous()
+        return self.output(loss=F.cross_entropy(shifted, tokens[1:]), logits=logits)
+
+
+def logits_of_a_loss_in_forward(changed: bool) -> None:
+    model = Returning()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        loss, logits = model(torch.randint(0, 2048, (256,))).values()
+        if changed:
+            del logits
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Output(OrderedDict[str, Tensor]):
+    """As that of transformers: its items are attributes, too, and setting one to ``None`` leaves the item."""
+
+    def __post_init__(self) -> None:
+        self.__dict__.update(self)
+
+
+def entry_of_an_output(changed: bool) -> None:
+    """The loss is in the same output, so that the output itself must stay."""
+    model = Returning(Output)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        out: Any = model(torch.randint(0, 2048, (256,)))
+        if changed:
+            out["logits"] = None
+        out["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def accumulated(changed: bool) -> None:
+    """Each micro-batch's logits are held through its own backward."""
+    model = nn.Sequential(nn.Embedding(2048, 32), nn.Linear(32, 2048))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        for _ in range(2):
+            logits = model(torch.randint(0, 2048, (256,)))
+            loss = F.cross_entropy(logits * 1.0, torch.randint(0, 2048, (256,)))
+            if changed:
+                del logits
+            (loss / 2).backward()
+            logits = None
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def several_holders(changed: bool) -> None:
+    """The same logits are in two variables: both must go."""
+    model = nn.Sequential(nn.Embedding(2048, 32), nn.Linear(32, 2048))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        logits = outputs = model(torch.randint(0, 2048, (256,)))
+        loss = F.cross_entropy(logits * 1.0, torch.randint(0, 2048, (256,)))
+        if changed:
+            del logits, outputs
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def evaluation_with_a_graph(changed: bool) -> None:
+    """A variable keeps the graph of an evaluation, with autocast's copy of the weight, through the next step."""
+    layer, head = nn.Linear(256, 256), nn.Linear(256, 256)
+    optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()])
+    for step in range(STEPS + 1):
+        with autocast():
+            loss = head(layer(torch.randn(16, 256))).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1:
+            with autocast(), torch.no_grad() if changed else nullcontext():
+                kept = torch.randn(64, 256)
+                for _ in range(20):
+                    kept = torch.tanh(layer(kept))
 
 
 def late_gradients(changed: bool) -> None:
@@ -312,6 +405,11 @@ CASES = (
     Case(foreach, "foreach-temporaries"),
     Case(logits, "outputs-kept"),
     Case(shrunk_loss, "outputs-kept"),
+    Case(logits_of_a_loss_in_forward, "outputs-kept"),
+    Case(entry_of_an_output, "outputs-kept"),
+    Case(accumulated, "outputs-kept"),
+    Case(several_holders, "outputs-kept"),
+    Case(evaluation_with_a_graph, "outputs-kept"),
     Case(late_gradients, "gradients-through-forward"),
     Case(zeroed_in_place, "gradients-through-forward"),
     Case(outputs_of_the_step_before, "outputs-kept"),
@@ -326,6 +424,21 @@ CASES = (
     Case(gan, "gradients-through-forward"),
     Case(one_of_two_optimizers, "foreach-temporaries"),
 )
+
+
+@pytest.mark.parametrize(
+    ("train", "change"),
+    [
+        (entry_of_an_output, "out['logits'] = None after the loss, if nothing reads it later"),
+        (
+            evaluation_with_a_graph,
+            "with torch.no_grad(): around what makes `kept`, as nothing is backpropagated from it",
+        ),
+    ],
+)
+def test_the_change_is_written_as_it_must_be_made(train: Callable[[bool], None], change: str) -> None:
+    (told,) = [each for each in recorded(Case(train, ""), changed=False).findings if each.code == "outputs-kept"]
+    assert told.change == change
 
 
 def recorded(case: Case, *, changed: bool) -> Summary:
