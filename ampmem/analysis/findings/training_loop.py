@@ -24,6 +24,10 @@ the same divided by the bias correction. The denominator of the parameter before
 the next takes its place. Source: ``_single_tensor_adam`` of torch/optim/adam.py."""
 
 
+_STATE_AT_ONCE = frozenset({"Adagrad"})
+"""Optimizers that make their state before the first update."""
+
+
 def foreach_temporaries(run: TrainingRun) -> Finding | None:
     """The run's peak is in a foreach update and contains the update's temporaries.
 
@@ -59,7 +63,7 @@ def foreach_temporaries(run: TrainingRun) -> Finding | None:
         section=Section.TIMELINE,
         message=f"{format_bytes(temporaries)} at the peak are temporaries of {optimizer.class_name}'s foreach update.",
         bytes=temporaries,
-        change=f"{optimizer.class_name}(..., {best})",
+        change=_setting(run, optimizer, best),
         evidence=(
             f"peak, in the update: {format_bytes(peak)}",
             f"largest total outside of updates: {format_bytes(outside)}",
@@ -86,9 +90,22 @@ def _at_failure(
         message=f"{format_bytes(temporaries)} at the failure are temporaries of {optimizer.class_name}'s foreach "
         "update.",
         bytes=temporaries,
-        change=f"{optimizer.class_name}(..., {best})",
+        change=_setting(run, optimizer, best),
         evidence=tuple(f"{option}: {format_bytes(size)} less at the failure" for option, size in choices if size > 0),
         off_peak=saved if saved > 0 else None,
+    )
+
+
+def _setting(run: TrainingRun, optimizer: OptimizerRecord, option: str) -> str:
+    """Where to set ``option``: a state that the script loads before its first update has the setting of its run."""
+    lifetimes, states = run.analysis.lifetimes, run.analysis.classes.of(Category.OPTIMIZER_STATE)
+    there = run.recording.events.action[lifetimes.born] == Action.BASELINE
+    if optimizer.class_name in _STATE_AT_ONCE or not (states & (lifetimes.phase == Phase.SETUP) & ~there).any():
+        return f"{optimizer.class_name}(..., {option})"
+    key, _, value = option.partition("=")
+    return (
+        f'group["{key}"] = {value} for each group in the param_groups of the state that the script loads, before '
+        "optimizer.load_state_dict(...), which puts the saved setting back"
     )
 
 

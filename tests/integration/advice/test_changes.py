@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -35,6 +36,26 @@ def foreach(changed: bool) -> None:
     model = nn.Sequential(nn.Embedding(2000, 64), nn.Flatten(), nn.Linear(64, 64))
     how = {"fused": True} if changed else {"foreach": True}
     optimizer = torch.optim.AdamW(model.parameters(), **how)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randint(0, 2000, (8, 1))).square().mean().backward()
+        optimizer.step()
+
+
+def foreach_of_a_loaded_state(changed: bool) -> None:
+    """``load_state_dict`` puts the saved setting back, so the option must be in the loaded state."""
+    model = nn.Sequential(nn.Embedding(2000, 64), nn.Flatten(), nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    zeros = [torch.zeros_like(each) for each in model.parameters()]
+    states = {place: {"step": torch.ones(()), "exp_avg": zero, "exp_avg_sq": zero} for place, zero in enumerate(zeros)}
+    saved = optimizer.state_dict() | {"state": copy.deepcopy(states)}
+    del zeros, states
+    if changed:
+        for group in saved["param_groups"]:
+            group["fused"], group["foreach"] = True, None
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    optimizer.load_state_dict(saved)
+    del saved
     for _ in range(STEPS):
         optimizer.zero_grad()
         model(torch.randint(0, 2000, (8, 1))).square().mean().backward()
@@ -403,6 +424,7 @@ class Case(NamedTuple):
 
 CASES = (
     Case(foreach, "foreach-temporaries"),
+    Case(foreach_of_a_loaded_state, "foreach-temporaries"),
     Case(logits, "outputs-kept"),
     Case(shrunk_loss, "outputs-kept"),
     Case(logits_of_a_loss_in_forward, "outputs-kept"),
@@ -429,6 +451,11 @@ CASES = (
 @pytest.mark.parametrize(
     ("train", "change"),
     [
+        (
+            foreach_of_a_loaded_state,
+            'group["fused"] = True for each group in the param_groups of the state that the script loads, before '
+            "optimizer.load_state_dict(...), which puts the saved setting back",
+        ),
         (entry_of_an_output, "out['logits'] = None after the loss, if nothing reads it later"),
         (
             evaluation_with_a_graph,
@@ -437,8 +464,7 @@ CASES = (
     ],
 )
 def test_the_change_is_written_as_it_must_be_made(train: Callable[[bool], None], change: str) -> None:
-    (told,) = [each for each in recorded(Case(train, ""), changed=False).findings if each.code == "outputs-kept"]
-    assert told.change == change
+    assert change in [each.change for each in recorded(Case(train, ""), changed=False).findings]
 
 
 def recorded(case: Case, *, changed: bool) -> Summary:
