@@ -554,6 +554,9 @@ def _last_use(run: TrainingRun) -> tuple[Column, Mask]:
     step_end = step_ends[np.searchsorted(step_ends, lifetimes.born_ns, side="left")]
     last = np.searchsorted(ends, np.minimum(lifetimes.died_ns, step_end), side="right") - 1
     since = np.where(_until_the_end(run), ends[last], starts[last])
+    # What a later backward frees is part of a graph that was retained for it.
+    freed_in = np.searchsorted(starts, lifetimes.died_ns, side="right") - 1
+    since[(freed_in > last) & (lifetimes.died_ns < ends[freed_in])] = FOREVER
     since = np.where(
         starts[last] >= lifetimes.born_ns, since, np.where(lifetimes.died_ns > step_end, step_end, FOREVER)
     )
@@ -566,7 +569,8 @@ def _last_use(run: TrainingRun) -> tuple[Column, Mask]:
 def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
     """The finding if most of what is ``kept`` is a graph through which no backward ran, as of an evaluation.
 
-    A backward of its step has freed the graph of the loss, so this one is another. The variable made last holds it.
+    A backward of its step has freed the graph of the loss, and none allocated for the lines that made this one: as
+    would one that retains its graph. The variable made last holds it.
     """
     lifetimes, facts = run.analysis.lifetimes, run.analysis.facts
     casts = run.analysis.classes.of(Category.CAST_COPIES) & (run.with_fact(Fact.SAVED) > 0)
@@ -578,7 +582,8 @@ def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
     graph &= lifetimes.alive_at(position) & ~_seen(run, held)
     size = run.bytes_of(graph)
     freed = run.ever_kept_by_autograd & (lifetimes.died_ns <= since) & np.isin(lifetimes.step, lifetimes.step[graph])
-    if 2 * size <= run.bytes_of(kept | graph) or not freed.any():
+    ran = (lifetimes.phase == Phase.BACKWARD) & np.isin(lifetimes.stack, lifetimes.stack[graph])
+    if 2 * size <= run.bytes_of(kept | graph) or not freed.any() or ran.any():
         return None
     newest = int(lifetimes.born_ns[graph].max())
     rows = np.flatnonzero((facts.fact == Fact.VARIABLE) & (lifetimes.born_ns[facts.allocation] >= newest))
