@@ -119,7 +119,8 @@ def test_progress_shows_on_a_terminal(tmp_path: Path) -> None:
     os.close(terminal)
     shown = os.read(reader, 1 << 20).decode()
     os.close(reader)
-    assert "\rampmem: step 1 of 2\rampmem: step 2 of 2\r\n" in shown
+    assert "\nampmem: step 1 of 2\r\n" in shown
+    assert "\nampmem: step 2 of 2\r\n" in shown
 
 
 def test_skip_passes_steps_before_recording(tmp_path: Path) -> None:
