@@ -294,12 +294,15 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.comparable import Results
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
+    from ampmem.recorder.sources.cuda.device import cuda_available
     from ampmem.recorder.steering.stopping import Stopper
 
     together = Together(several=plan.launched is not None)
     results = None if plan.results_into is None else Results(plan.results_into)
     simulation = plan.simulate()
     path, greeting = plan.place(target.title, spawns=simulation is None and may_spawn(target.code))
+    if plan.script.device is Device.AUTO and afterwards.asks_for_cuda(target.code) and not cuda_available():
+        greeting += afterwards.on_the_cpu(plan.script)
     if plan.names_into is not None:
         tell_name(plan.names_into, path)
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
@@ -476,7 +479,7 @@ class _RecordedScript:
                     afterwards.show_shortage(recording, self.audience)
                 self._write_others()
         finally:
-            why = misplaced_option(plan.script, usage_error(failure))
+            why = misplaced_option(plan.script, usage_error(failure)) or afterwards.without_gpu(plan.script, failure)
             self.audience.complain(afterwards.kept_of_failed(self.session, self.path, self.stopper, later=later) + why)
 
     def _write_others(self) -> None:
