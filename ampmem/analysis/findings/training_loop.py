@@ -376,7 +376,7 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
     variables = _variables(run, held, kept)
     shown = variables[:_NAMED]
     dropped = _held_by(run, held, shown)
-    names = [each.in_words(each.file.replace("\\", "/").rpartition("/")[2]) for each in shown]
+    names = [each.in_words(short=True) for each in shown]
     others = size - run.bytes_of(kept & dropped) >= NOTABLE_BYTES
     if names and (len(variables) > _NAMED or others):
         names.append("others")
@@ -390,7 +390,7 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         bytes=size,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _change(shown),
         evidence=(
-            *(f"{format_bytes(each.bytes)}: held by {each.in_words(each.file)}" for each in shown),
+            *(f"{format_bytes(each.bytes)}: held by {each.in_words()}" for each in shown),
             *run.largest(kept),
         ),
         off_peak=run.off_peak(run.analysis.lifetimes.bytes * gone, since, place=len(run.steps) - 1),
@@ -408,13 +408,12 @@ class _Variable:
     line: int
     function: str
     bytes: int
-    place: str
-    """The assignment as the recording has it: file, line and function."""
     number: bool
     """Whether the variable is a single number, such as a loss, that holds the memory of a larger tensor."""
 
-    def in_words(self, file: str) -> str:
-        """The variable and its assignment in words; ``file`` is the name to use for its file."""
+    def in_words(self, *, short: bool = False) -> str:
+        """The variable and its assignment in words; ``short`` leaves out the folders of its file."""
+        file = self.file.replace("\\", "/").rpartition("/")[2] if short else self.file
         where = f"{file}:{self.line}" if self.line else file
         if self.function.startswith("<"):
             return f"the variable `{self.name}` ({where})"
@@ -478,7 +477,7 @@ def _seen(run: TrainingRun, held: _Held) -> Mask:
 
 def _held_by(run: TrainingRun, held: _Held, shown: Sequence[_Variable]) -> Mask:
     """The allocations that only the variables in ``shown`` hold."""
-    names = {(each.name, _scope(each.place)) for each in shown}
+    names = {(each.name, (each.file, each.function)) for each in shown}
     mine = _seen(run, held)
     mine[[allocation for name, place, allocation, _ in held if (name, _scope(place)) not in names]] = False
     return mine
@@ -487,20 +486,13 @@ def _held_by(run: TrainingRun, held: _Held, shown: Sequence[_Variable]) -> Mask:
 def _scope(place: str) -> tuple[str, str]:
     """The file and the function of ``place``, whose line depends on when the script was looked at."""
     where, _, function = place.rpartition(" ")
-    return where.rpartition(":")[0], function
+    return where.rpartition(":")[0], function.rpartition("<locals>.")[2]
 
 
 def _variable(name: str, place: str, size: int, *, number: bool) -> _Variable:
-    where, _, function = place.rpartition(" ")
-    file, _, line = where.rpartition(":")
+    (file, function), line = _scope(place), place.rpartition(" ")[0].rpartition(":")[2]
     return _Variable(
-        name=name,
-        file=file,
-        line=int(line) if line.isdigit() else 0,
-        function=function.rpartition("<locals>.")[2],
-        bytes=size,
-        place=place,
-        number=number,
+        name=name, file=file, line=int(line) if line.isdigit() else 0, function=function, bytes=size, number=number
     )
 
 
@@ -605,10 +597,10 @@ def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
         severity="advice",
         section=Section.ALLOCATIONS,
         message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although no backward ran through "
-        f"them: the graph of {variable.in_words(variable.file.replace(chr(92), '/').rpartition('/')[2])} holds them.",
+        f"them: the graph of {variable.in_words(short=True)} holds them.",
         bytes=size,
         change=f"with torch.no_grad(): around what makes `{variable.name}`, as nothing is backpropagated from it",
-        evidence=(f"held by the graph of {variable.in_words(variable.file)}", *run.largest(graph)),
+        evidence=(f"held by the graph of {variable.in_words()}", *run.largest(graph)),
         off_peak=run.off_peak(lifetimes.bytes * graph, run.analysis.timeline.positions(over), place=len(run.steps) - 1),
     )
 
