@@ -329,7 +329,7 @@ def view_of(
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
         failure_ns=_failures(lifetimes, recording),
         prefetched=_prefetched(lifetimes, facts, recording),
-        untrained=_untrained(len(lifetimes), facts, recording, untrained),
+        untrained=_untrained(lifetimes, facts, recording, untrained),
         last_step=max((record.index for record in steps if record.finished), default=0),
         soon=1 if trains(recording) else 2,
     )
@@ -370,18 +370,20 @@ def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:
     return unseen
 
 
-def _untrained(count: int, facts: JoinedFacts, recording: Recording, names: frozenset[str]) -> Mask:
+def _untrained(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording, names: frozenset[str]) -> Mask:
     """Which allocations are of parameters that are all in ``names``, or of modules that never ran.
 
-    A parameter without a record was freed within a step, as that of a copy of the model that ran once.
+    A parameter that was freed and has no record lived within a step, as that of a copy of the model that ran once.
     """
     trained = trained_in(recording)
     if not trained:
-        return np.zeros(count, dtype=np.bool_)
+        return np.zeros(len(lifetimes), dtype=np.bool_)
+    alive = (facts.fact == Fact.PARAMETER) & (lifetimes.died[facts.allocation] == ALIVE)
+    seen = np.unique(facts.name[alive | (facts.fact == Fact.GRADIENT)])
+    trained |= {recording.texts[name] for name in seen} - names
     trained |= {record.name for record in recording.parameters} - names
-    trained |= {recording.texts[name] for name in np.unique(facts.name[facts.fact == Fact.GRADIENT])}
     ids = [index for index, text in enumerate(recording.texts) if text in trained]
-    mine: Mask = np.ones(count, dtype=np.bool_)
+    mine: Mask = np.ones(len(lifetimes), dtype=np.bool_)
     mine[facts.allocation[(facts.fact == Fact.PARAMETER) & np.isin(facts.name, ids)]] = False
     return mine
 
