@@ -76,11 +76,6 @@ class Terminal:
         parts = _STYLE.split(text)  # every second part is a style
         self.write("".join(part if i % 2 else _printable_lines(part) for i, part in enumerate(parts)) + "\n")
 
-    def step(self, message: str, *, last: bool) -> None:
-        """Print over the line before, if there is a screen; ``last`` ends the line."""
-        if self.is_screen():
-            self.write(f"\rampmem: {printable(message)}" + "\n" * last)
-
     def replace(self, text: str) -> None:
         """Replace the line of the cursor by ``text``, if there is a screen; the line stays open."""
         if self.is_screen():

@@ -450,12 +450,12 @@ def _autocast(finding: Finding, mine: _Run, full: _Run) -> Finding | None:
         severity="warning" if effect is Effect.COSTS else "info",
         message=message,
         bytes=more if effect is Effect.COSTS else None,
-        change=_change_measured(mine),
+        change=_change_measured(mine, full),
         evidence=tuple(_forward(mine, full)),
     )
 
 
-def _change_measured(mine: _Run) -> str:
+def _change_measured(mine: _Run, full: _Run) -> str:
     if mine.step.peak.phase == "optimizer":
         return (
             "no precision lowers it: the peak is in the optimizer's update, and would move only if activations needed "
@@ -463,6 +463,12 @@ def _change_measured(mine: _Run) -> str:
         )
     if mine.step.peak.phase == "evaluation":
         return "no training batch size lowers it: the peak is in evaluation, where nothing is saved for backward"
+    after, before = mine.step.marks.after_forward, full.step.marks.after_forward
+    if after is not None and before is not None and after[Category.ACTIVATIONS] > before[Category.ACTIVATIONS]:
+        return (
+            "larger batches make it worse: with autocast the activations take more, as where weights are in 16 bits "
+            "already and autocast runs ops in float32; keep the script's own precision if memory is the reason for AMP"
+        )
     if mine.break_even is not None and math.isfinite(mine.break_even):
         larger = (
             f"batch_size >= {math.floor(mine.break_even) + 1}, from which on AMP saves memory at the end of forward"

@@ -15,7 +15,11 @@ from ampmem.events import OTHER_THREADS, Fact
 from ampmem.names import shape_of
 
 LARGEST = 50
-"""The number of allocations that a summary lists."""
+"""The number of allocations that a summary lists, and all that are like the last of them, which its tables count."""
+MOST = 1000
+"""The number of allocations that a summary lists at most: of those like the last there may be more."""
+_ALIKE = 0.98
+"""Layers are equal if their sizes are nearly equal, so what follows may be counted with the last allocation."""
 HELD_BY = "held by "
 """The beginning of the name of an activation that no op saved and a variable holds."""
 
@@ -65,13 +69,16 @@ def held(history: MemoryHistory, position: int) -> tuple[Held, ...]:
 
 
 def largest(
-    history: MemoryHistory, tensors: Tensors, position: int, limit: int = LARGEST, *, among: Mask | None = None
+    history: MemoryHistory, tensors: Tensors, position: int, *, among: Mask | None = None
 ) -> tuple[LargeAllocation, ...]:
-    """The ``limit`` largest allocations alive at ``position``, or of ``among``; of equal ones the oldest first."""
+    """The largest allocations alive at ``position``, or of ``among``; of equal ones the oldest first."""
     alive = np.flatnonzero(history.lifetimes.alive_at(position) if among is None else among)
-    order = np.argsort(-history.lifetimes.bytes[alive], kind="stable")
+    alive = alive[np.argsort(-history.lifetimes.bytes[alive], kind="stable")]
+    sizes = history.lifetimes.bytes[alive]
+    if len(sizes) > LARGEST:
+        alive = alive[: min(np.count_nonzero(sizes >= sizes[LARGEST - 1] * _ALIKE), MOST)]
     holders = _holders(history)
-    return tuple(_describe(history, tensors, int(index), holders) for index in alive[order[:limit]])
+    return tuple(_describe(history, tensors, int(index), holders) for index in alive)
 
 
 def _holders(history: MemoryHistory) -> dict[int, str]:

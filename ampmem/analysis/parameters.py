@@ -69,10 +69,17 @@ def parameters_of(history: MemoryHistory, cast_eligible: int | None) -> Paramete
 
 
 def _untrained(history: MemoryHistory) -> list[tuple[int, int]]:
-    """Elements and bytes of each untrained parameter, including those of modules that never ran."""
-    records = (record for record in history.recording.parameters if record.name in history.untrained)
+    """Elements and bytes of each untrained parameter, including those of modules that never ran.
+
+    Models that were freed before the last step's end do not count: they may never have been alive together.
+    """
+    facts, texts, steps = history.facts, history.recording.texts, history.recording.steps
+    end = history.timeline.position(steps[-1].end_ns) if steps else len(history.recording.events)
+    named, alive = facts.fact == Fact.PARAMETER, history.lifetimes.alive_at(end)[facts.allocation]
+    gone = {texts[name] for name in np.unique(facts.name[named])}
+    gone -= {texts[name] for name in np.unique(facts.name[named & alive])}
+    records = (record for record in history.recording.parameters if record.name in history.untrained - gone)
     found = [(own_elements(record), own_bytes(record)) for record in records]
-    facts, texts = history.facts, history.recording.texts
     idle = (facts.fact == Fact.PARAMETER_COPY) & history.classes.of(Category.UNTRAINED)[facts.allocation]
     places = {(int(facts.allocation[row]), int(facts.name[row])): row for row in np.flatnonzero(idle).tolist()}
     for (allocation, _), row in places.items():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -264,8 +265,11 @@ def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
     )
 
 
-def _before(held: HeldMemory, full: FullPart | None) -> int | None:
-    """The bytes of ``held`` at the peak of the last full recording; ``None`` if that does not tell."""
+def _before(held: HeldMemory, full: FullPart | None, lines: Collection[str]) -> int | None:
+    """The bytes of ``held`` at the peak of the last full recording; ``None`` if that does not tell.
+
+    ``lines`` are those that have an entry of their own, so that their bytes are not among everything else.
+    """
     if full is None or not full.categories:
         return None
     if held.line:
@@ -273,7 +277,11 @@ def _before(held: HeldMemory, full: FullPart | None) -> int | None:
     known = _CATEGORIES.get(held.what)
     if not held.count:  # from a full recording, whose words are the categories
         known = (held.what.replace(" ", "_"),)
-    return None if known is None else sum(full.categories.get(key, 0) for key in known)
+    if known is None:
+        named = set(chain.from_iterable(_CATEGORIES.values()))
+        rest = sum(size for key, size in full.categories.items() if key not in named)
+        return max(rest - sum(full.lines.get(line, 0) for line in lines), 0)
+    return sum(full.categories.get(key, 0) for key in known)
 
 
 def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> Shortage:
@@ -284,11 +292,12 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
     inside = full[-1].ended_by if full and ending.asked is None else None
     if inside is not None:
         full, ending = full[:-1], _as_ending(ending, inside)
+    lines = [each.what for each in ending.held if each.line]
     held = tuple(
         HeldBefore(
             what=each.what,
             then=each.bytes,
-            before=_before(each, full[-1] if full else None),
+            before=_before(each, full[-1] if full else None, lines),
             count=each.count,
             line=each.line,
         )

@@ -299,6 +299,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     from ampmem.recorder.comparable import Results
     from ampmem.recorder.ranks.together import Together
     from ampmem.recorder.session import Session
+    from ampmem.recorder.sources.cuda.device import cuda_available
     from ampmem.recorder.steering.stopping import Stopper
 
     together = Together(several=plan.launched is not None)
@@ -313,6 +314,8 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
         raise
     if plan.protected.limits and plan.report_to is None:
         audience.complain(plan.protected.limits)
+    if plan.script.device is Device.AUTO and afterwards.asks_for_cuda(target.code) and not cuda_available():
+        greeting += afterwards.on_the_cpu(plan.script)
     if plan.names_into is not None:
         tell_name(plan.protected.real(plan.names_into), plan.protected.real(path))
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
@@ -492,7 +495,7 @@ class _RecordedScript:
                     afterwards.show_shortage(recording, self.audience)
                 self._write_others()
         finally:
-            why = misplaced_option(plan.script, usage_error(failure))
+            why = misplaced_option(plan.script, usage_error(failure)) or afterwards.without_gpu(plan.script, failure)
             self.audience.complain(afterwards.kept_of_failed(self.session, self.path, self.stopper, later=later) + why)
 
     def _write_others(self) -> None:

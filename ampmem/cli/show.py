@@ -82,8 +82,8 @@ def _detail_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--check",
     "checking",
     is_flag=True,
-    help="Print one line per file, and exit with 1 unless in each file the categories add up to the allocator's total "
-    "and the static model holds. ampmem check FILE without a budget does the same.",
+    help="Print one line per file, which also says whether the static model holds, and exit with 1 unless in each file "
+    "the categories add up to the allocator's total. ampmem check FILE without a budget does the same.",
 )
 @click.pass_context
 def show(

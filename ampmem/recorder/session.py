@@ -176,7 +176,7 @@ class Session:
             notes=self._notes,
             outcome=self.outcome,
             places=self._hooks.places,
-            texts=self.log.texts,
+            log=self.log,
         )
         file = RecordingWriter(options.path, run_record(options, self.source), force=options.force)
         return StepWriter(file, Joiner(self.log, stacks), self.log.texts, describer)
@@ -412,14 +412,14 @@ class Session:
         self._act(self._machine.skimmed_over())
 
     def backward_started(self, loss: float | LateNumber | None) -> None:
-        autocast = torch.is_autocast_enabled(self._arm_seen.device_type)  # ampmem's own ends with forward
         in_forward = self._forward.active and self.log.module != 0
         self._act(self._machine.backward_started(in_forward=in_forward))
         if self.recording:
             self.outcome.backwards += 1
             step = self._open_step
             step.loss, step.backwards = loss, step.backwards + 1
-            step.autocast_in_backward |= autocast
+            # ampmem's own region ends with forward, which is over by now.
+            step.autocast_in_backward |= torch.is_autocast_enabled(self._arm_seen.device_type)
 
     def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
         ended = self._machine.backward_ended(

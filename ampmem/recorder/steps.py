@@ -119,7 +119,8 @@ class Rounds:
     A step waits for an optimizer without an update if its model ran in the step, as a GAN's generator runs while its
     discriminator is trained. It does not wait for an optimizer that shares a model with one that has updated: backward
     reached both, so both could have updated before the next forward. Nor does it wait if both have updated before, but
-    never in one step: they alternate between steps. The same holds if both update several times in a row.
+    never in one step: they alternate between steps. The same holds if both update several times in a row, unless the
+    script freezes the models in turn: then the first optimizer's turn shows where a step begins.
     """
 
     def __init__(self) -> None:
@@ -150,12 +151,28 @@ class Rounds:
     @property
     def several(self) -> bool:
         """Whether the script has more than one optimizer."""
-        return len(self._living - self._inside) > 1
+        return len(self.living) > 1
 
     @property
     def beside(self) -> set[int]:
         """Optimizers whose models ran in this step, without an update so far."""
         return set().union(*self._ran) - self.updates.keys()
+
+    @property
+    def living(self) -> set[int]:
+        """The optimizers that steps may wait for."""
+        return self._living - self._inside
+
+    @property
+    def first(self) -> int | None:
+        """The living optimizer that updated first in this step; ``None`` if there is none, or patience is over."""
+        waits = max(self.updates.values(), default=0) < PATIENCE
+        return next((key for key in self.updates if key in self._living), None) if waits else None
+
+    @property
+    def rows(self) -> bool:
+        """Whether any optimizer has updated several times in a row."""
+        return max(self._rows.values(), default=0) > 1
 
     @property
     def begun(self) -> bool:
@@ -187,12 +204,19 @@ class Rounds:
         self._ever.add(optimizer)
         self.updates[optimizer] = self.updates.get(optimizer, 0) + 1
 
-    def due(self, *, ever: bool = False) -> set[int]:
-        """The optimizers for which the step waits; with ``ever`` only those that have updated before."""
+    def due(self, *, ever: bool = False, turns: bool = False) -> set[int]:
+        """The optimizers for which the step waits; with ``ever`` only those that have updated before.
+
+        ``turns`` says that the script freezes models in turn.
+        """
         if max(self.updates.values(), default=0) >= PATIENCE:
             return set()
         beside = self.beside & self._ever if ever else self.beside
-        return {optimizer for optimizer in beside if self._is_due(optimizer)}
+        return {optimizer for optimizer in beside if self._is_due(optimizer, turns)}
+
+    def resumes(self, optimizer: int) -> bool:
+        """Whether ``optimizer`` has updated before, so that it may do so again although it is frozen now."""
+        return optimizer in self._ever
 
     def end(self) -> str | None:
         """End the step; returns a note if it had several updates."""
@@ -225,13 +249,15 @@ class Rounds:
         self._ran = {each - {optimizer} for each in self._ran}
         self._together = {pair for pair in self._together if optimizer not in pair}
 
-    def _is_due(self, optimizer: int) -> bool:
+    def _is_due(self, optimizer: int, turns: bool) -> bool:
         if optimizer in self._idle or any(optimizer in each and each & self.updates.keys() for each in self._ran):
             return False
-        return optimizer not in self._ever or any(self._update_together(optimizer, other) for other in self.updates)
+        return optimizer not in self._ever or any(
+            self._update_together(optimizer, other, turns) for other in self.updates
+        )
 
-    def _update_together(self, one: int, other: int) -> bool:
-        in_rows = self._rows.get(one, 0) > 1 and self._rows.get(other, 0) > 1
+    def _update_together(self, one: int, other: int, turns: bool) -> bool:
+        in_rows = not turns and self._rows.get(one, 0) > 1 and self._rows.get(other, 0) > 1
         return frozenset((one, other)) in self._together and not in_rows
 
     def _put_together(self) -> str | None:
@@ -288,10 +314,14 @@ class StepMachine:
         """State before an evaluation: the phase, and whether forward was observed."""
         self._model_ran = False
         """Whether a model ran since the last batch: a module without parameters may then get the model's output."""
+        self._in_model = False
+        """Whether a model runs."""
         self._due = False
         """Whether the step ends with the running backward."""
         self._looked_back = False
         """Whether the step had its search of variables before its first forward with gradients."""
+        self._forward_unseen = False
+        """Whether the first step began without a forward; an update may still call a closure that has one."""
         self._looks = 0
 
     # Called by the session about the recording.
@@ -335,7 +365,7 @@ class StepMachine:
         evaluates = self._evaluates(grad=grad)
         if not (self.begun or evaluates):
             yield Do.BEGIN_STEP
-        self._model_ran = True
+        self._model_ran, self._in_model, self._forward_unseen = True, True, False
         yield Do.SEE_MODEL
         if evaluates:
             self._before_evaluation, self._observed_before = self.phase, observed
@@ -350,6 +380,7 @@ class StepMachine:
 
     def forward_ended(self, *, raised: bool, grad: bool, stepping: bool) -> Actions:
         """The outermost module has returned, or ``raised``; ``stepping`` inside an optimizer's ``step``."""
+        self._in_model = False
         if self.phase is Phase.BACKWARD:
             yield Do.KEEP_RECOMPUTED
             yield Do.LEAVE_OPS
@@ -387,6 +418,7 @@ class StepMachine:
             return
         self.in_engine, self._inside_forward = True, in_forward
         yield from self._begin_unseen()
+        yield from self._say_unseen()
         yield Do.LEAVE
         yield from self._look()
         self._trains = True
@@ -441,6 +473,7 @@ class StepMachine:
     def updated(self, optimizer: int, ended_ns: int, *, in_backward: bool) -> Actions:
         """The outermost ``step`` of ``optimizer`` has returned, or was skipped."""
         self.rounds.update(optimizer)
+        yield from self._say_unseen()
         if self.recording and self.phase is Phase.OPTIMIZER:
             yield Do.END_UPDATE
             yield from self._enter(Phase.BACKWARD if in_backward else Phase.BETWEEN)
@@ -462,16 +495,33 @@ class StepMachine:
         """Whether the last update certainly ends the step; if only possibly, :meth:`_settled` decides later."""
         if not self.rounds.several:
             return True
+        if self._frozen():  # the next forward shows whose turn it is
+            return False
         return self._settled() and not any(map(self._trained.has_gradients, self.rounds.beside))
 
     def _settled(self, *, script_over: bool = False) -> bool:
         """Whether the last update has ended the step, given that a forward comes next or the script is over."""
-        return self.rounds.begun and not any(map(self._trained.trains, self.rounds.due(ever=script_over)))
+        frozen, rounds = self._frozen(), self.rounds
+        if not script_over and rounds.first in frozen:
+            others = rounds.living - frozen
+            if others - rounds.updates.keys() or (others and rounds.rows):
+                return False  # it is another's turn, as of a GAN's critic while the generator is frozen
+        due = rounds.due(ever=script_over, turns=bool(frozen))
+        return rounds.begun and not any(
+            rounds.resumes(key) if key in frozen else self._trained.trains(key) for key in due
+        )
+
+    def _frozen(self) -> set[int]:
+        """The optimizers of which no parameter requires a gradient now."""
+        return {key for key in self.rounds.living if not self._trained.trains(key)}
 
     # Data, and ends of steps that the user sets.
 
     def data_started(self) -> Actions:
-        """A DataLoader is about to make a batch."""
+        """A DataLoader is about to make a batch: this step's, or the next one's before backward."""
+        if self.phase is Phase.FORWARD and not self._in_model:
+            yield from self._enter(Phase.DATA)
+            return
         self._model_ran = False
         if self.phase in (Phase.SETUP, Phase.BETWEEN):
             yield from self._enter(Phase.DATA)
@@ -508,16 +558,23 @@ class StepMachine:
     def _begin_unseen(self) -> Actions:
         """Begin the first step if its forward was not seen: a compiled function calls no module."""
         if not self.begun and self.rounds.any:
-            yield Say(FORWARD_UNSEEN)
+            self._forward_unseen = True
             yield Do.BEGIN_STEP
             yield Do.SEE_MODEL
+
+    def _say_unseen(self) -> Actions:
+        unseen, self._forward_unseen = self._forward_unseen, False
+        if unseen:
+            yield Say(FORWARD_UNSEEN)
 
     def _enter(self, phase: Phase) -> Actions:
         yield Enter(phase)
         self.phase = phase
 
     def _rest(self, *, stepping: bool) -> Actions:
-        yield from self._enter(Phase.OPTIMIZER if stepping else Phase.BETWEEN)
+        yield from self._enter(Phase.BETWEEN)
+        if stepping:  # in a closure; right after BACKWARD this row would read as an update inside that backward
+            yield from self._enter(Phase.OPTIMIZER)
 
     def _look(self) -> Actions:
         self._looks += 1

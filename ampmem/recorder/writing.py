@@ -102,14 +102,14 @@ class Describer:
     notes: Notes
     outcome: Outcome
     places: Places
-    texts: Texts
+    log: Log
     _described: tuple[object, ...] = field(default=(), init=False)
 
     def changed(self) -> bool:
         """Whether a new description would differ from the last."""
         notes = self._all_notes()
         place = self.places.now()
-        arm = (self.arm_seen.copy(), self._low_precision())
+        arm = (self.arm_seen.copy(), self._low_precision(), bool(self.log.casts))
         known = (self.models.generation, self.optimizers.generation, arm, notes, place)
         changed, self._described = known != self._described, known
         return changed
@@ -121,7 +121,14 @@ class Describer:
         parameters = tuple(self.placement.of_the_run(known))
         wrapped = self.steering is not None and self.steering.wrapped
         return Description(
-            arm=arm_record(self.arm_seen, parameters, low=self._low_precision(), forced=self.forced, wrapped=wrapped),
+            arm=arm_record(
+                self.arm_seen,
+                parameters,
+                low=self._low_precision(),
+                casts=bool(self.log.casts),
+                forced=self.forced,
+                wrapped=wrapped,
+            ),
             parameters=parameters,
             optimizers=tuple(self.optimizers.records()),
             notes=self._all_notes(),
@@ -133,7 +140,7 @@ class Describer:
         )
 
     def _low_precision(self) -> bool:
-        return any(dtype in self.texts for dtype in LOW_PRECISION)
+        return any(dtype in self.log.texts for dtype in LOW_PRECISION)
 
     def _all_notes(self) -> tuple[str, ...]:
         return self.notes.beside([*self.source.notes(), *self.placement.notes()])

@@ -399,6 +399,17 @@ def test_compiled_code_is_fp32_only_if_no_tensor_says_otherwise(inside: bool) ->
     assert analysis.recording.arm.name == ("as-is" if inside else "fp32")
 
 
+@pytest.mark.parametrize("cast", [False, True])
+def test_a_script_that_casts_its_weights_itself_is_not_fp32(cast: bool) -> None:
+    class Layer(nn.Linear):
+        def forward(self, batch: Tensor) -> Tensor:
+            dtype = torch.bfloat16 if cast else torch.float32
+            return nn.functional.linear(batch.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
+
+    _, analysis = book(lambda: train(nn.Sequential(Layer(16, 32)), torch.randn(8, 16)))
+    assert analysis.recording.arm.name == ("as-is" if cast else "fp32")
+
+
 @pytest.mark.parametrize("name", measure.WORKLOADS)
 def test_without_the_cache_nothing_is_served_by_it_nor_held(name: str) -> None:
     analysis, _ = workload(name, "fp32", "amp-nocache")

@@ -6,17 +6,21 @@ import functools
 import gc
 import itertools
 from collections.abc import Callable
+from pathlib import Path
+from typing import cast
 
 import measure
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import ampmem as command
 from measure import options
 from torch import Tensor, nn
 
 import ampmem
 from ampmem.analysis.estimate import break_even, first_saving
 from ampmem.analysis.findings.base import Finding
+from ampmem.recording import read
 from ampmem.workloads import checkpointed
 
 clean_start = measure.clean_start
@@ -193,6 +197,60 @@ def test_autocast_without_an_effect() -> None:
     assert "no-autocast-effect" not in findings(run(nn.Embedding(10, 16), nn.Linear(16, 4)))
 
 
+@pytest.mark.parametrize("low", [False, True])
+def test_where_weights_are_in_16_bits_no_estimate_is_made_but_what_makes_float32_is_told(low: bool) -> None:
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            dtype = torch.bfloat16 if low else torch.float32
+            self.base = nn.Linear(64, 256, dtype=dtype).requires_grad_(False)
+            self.adapter, self.head = nn.Linear(64, 256), nn.Linear(256, 8)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden = self.base(inputs) + self.adapter(inputs).float()  # float32, whichever type the weights have
+            return cast(Tensor, self.head(F.gelu(hidden)))
+
+    model = Adapted()
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        with autocast():
+            loss = model(torch.randn(512, 64)).square().mean()
+        loss.backward()
+        optimizer.step()
+
+    found = findings(profiled(step))
+    assert bool(found.keys() & {"amp-saves", "amp-saves-nothing"}) is not low
+    if low:
+        assert found["fp32-activations"].bytes == 512 * 256 * 4
+        assert found["fp32-activations"].change.startswith("aten::add in (model) makes the input of aten::gelu float32")
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_attention_without_a_fused_kernel(grouped: bool) -> None:
+    """The CPU's fused kernels take no mask that learns, and the math kernel keeps float32 weights."""
+    project, optimizers = nn.Linear(32, 32), []
+    optimizers.append(torch.optim.SGD(project.parameters(), lr=0.1))
+
+    def step(_: int) -> None:
+        optimizers[0].zero_grad()
+        with autocast():
+            q = project(torch.randn(2, 64, 32)).view(2, 64, 4, 8).transpose(1, 2)
+            k = q[:, :2]
+            mask = torch.zeros(2, 1, 64, 64, dtype=torch.bfloat16, requires_grad=True)
+            y = F.scaled_dot_product_attention(q, k if grouped else q, k if grouped else q, mask, enable_gqa=grouped)
+            loss = y.float().square().mean()
+        loss.backward()
+        optimizers[0].step()
+
+    told = findings(profiled(step))["fp32-activations"]
+    assert told.message.endswith("kept for aten::_safe_softmax.")
+    assert told.change.startswith("F.scaled_dot_product_attention runs its math kernel")
+    assert ("in place of enable_gqa" in told.change) == grouped
+    assert "allow_fp16_bf16_reduction_math_sdp" not in told.change  # it is CUDA's
+
+
 # -- cast copies ------------------------------------------------------------------------------
 
 
@@ -217,6 +275,21 @@ def test_backward_inside_the_region(inside: bool) -> None:
         # Of the first layer's weight backward needs nothing, the batch gets no gradient; of biases never.
         assert found["autocast-in-backward"].bytes == (16 * 32 + 32 + 8) * HALF
     assert "copies-survive" not in found
+
+
+def test_a_region_that_ampmem_opens_ends_before_backward(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(64, 64)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "for _ in range(2):\n"
+        "    model(torch.randn(8, 64)).float().pow(2).mean().backward()\n"
+        "    optimizer.step()\n",
+        encoding="utf-8",
+    )
+    done = command(tmp_path, "profile", "--precision", "amp", "-o", "run.ampmem", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert [step.autocast_in_backward for step in read(tmp_path / "run.ampmem").steps] == [False, False]
 
 
 def test_a_region_that_stays_open_across_updates() -> None:

@@ -269,3 +269,42 @@ def test_two_steps_are_too_few_to_speak_of_growth() -> None:
 def test_the_workloads_do_not_grow() -> None:
     for name in measure.WORKLOADS:
         assert "steady-growth" not in findings(recorded(name, "amp", steps=3))
+
+
+def test_a_graph_of_gradients_that_grows_is_told_by_its_cause() -> None:
+    """A gradient penalty by backward(create_graph=True): the batch's gradient holds the graph, and that the batch."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gc.disable()
+    try:
+
+        def step(_: int) -> None:
+            optimizer.zero_grad()
+            inputs = torch.randn(64, 64, requires_grad=True)
+            model(inputs).sum().backward(create_graph=True)
+            sum((each.grad**2).sum() for each in model.parameters() if each.grad is not None).backward()
+            optimizer.step()
+
+        found = findings(profiled(step, 4))
+    finally:
+        gc.enable()
+        gc.collect()
+    assert "test_findings_script.py" in found["steady-growth"].message
+    assert found["steady-growth"].change.startswith("torch.autograd.grad(..., create_graph=True) in place of")
+    assert "torch.no_grad()" not in found.get("outputs-kept", found["steady-growth"]).change
+
+
+def test_a_graph_that_a_second_backward_needs_is_not_an_evaluations() -> None:
+    first, second = nn.Linear(256, 256), nn.Linear(256, 256)
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+
+    def step(_: int) -> None:
+        optimizer.zero_grad()
+        hidden = torch.tanh(first(torch.randn(64, 256)))
+        kept = torch.tanh(hidden * 2)
+        second(torch.randn(64, 256)).square().mean().backward()
+        kept.square().mean().backward(retain_graph=True)
+        optimizer.step()
+
+    found = findings(profiled(step, 3))
+    assert "outputs-kept" not in found or "torch.no_grad()" not in found["outputs-kept"].change

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import refused
 from commands import ampmem, python
 from ready_python import ready_python
@@ -119,7 +120,39 @@ def test_progress_shows_on_a_terminal(tmp_path: Path) -> None:
     os.close(terminal)
     shown = os.read(reader, 1 << 20).decode()
     os.close(reader)
-    assert "\rampmem: step 1 of 2\rampmem: step 2 of 2\r\n" in shown
+    assert "\nampmem: step 1 of 2\r\n" in shown
+    assert "\nampmem: step 2 of 2\r\n" in shown
+
+
+TRAINS = """
+import torch
+device = {device}
+model = torch.nn.Linear(8, 8).to(device)
+for _ in range(3):
+    model(torch.randn(4, 8, device=device)).sum().backward()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("'cuda'", "the script failed before a step had finished: nothing was recorded; torch sees no GPU: {command}"),
+        (
+            "'cuda' if torch.cuda.is_available() else 'cpu'",
+            "recording to train.ampmem; the memory is the CPU's, because torch sees no GPU: {command}",
+        ),
+        ("'cpu'", "recording to train.ampmem"),
+    ],
+)
+def test_a_script_for_a_gpu_that_is_not_there_gets_the_command_that_simulates_one(
+    tmp_path: Path, device: str, told: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINS.format(device=device), encoding="utf-8")
+    done = ampmem(tmp_path, "profile", "train.py", "--name", "two words")
+    command = "ampmem profile --gpu 24GiB train.py --name 'two words' simulates one"
+    assert f"ampmem: {told.format(command=command)}" in done.stderr.splitlines()
+    assert ("simulates one" in done.stderr) == ("{command}" in told)
 
 
 def test_skip_passes_steps_before_recording(tmp_path: Path) -> None:

@@ -375,6 +375,90 @@ def test_adafactor_keeps_rows_and_columns() -> None:
     }
 
 
+class LowRank(Optimizer):
+    """Moments of the projected gradient, as GaLore and APOLLO keep them."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            for key in ("exp_avg", "exp_avg_sq"):
+                state.setdefault(key, torch.zeros(4, p.shape[1]) if p.dim() == 2 else torch.zeros_like(p))
+
+
+class Stacked(LowRank):
+    """One moment for all matrices of a shape, which the first of them has."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        matrices = [p for p in self.param_groups[0]["params"] if p.dim() == 2]
+        for p in self.param_groups[0]["params"]:
+            if p.dim() != 2 or p is matrices[0]:
+                shape = (len(matrices), *p.shape) if p.dim() == 2 else p.shape
+                for key in ("exp_avg", "exp_avg_sq"):
+                    self.state[p].setdefault(key, torch.zeros(shape))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Own"])
+@pytest.mark.parametrize(("base", "elements"), [(LowRank, 4 * 64), (Stacked, 64 * 64)])
+def test_state_that_has_not_the_shape_of_its_parameter_is_as_seen(
+    base: type[Optimizer], elements: int, name: str
+) -> None:
+    layers = [nn.Linear(64, 64) for _ in range(3)]
+    analysis, _, _ = trained(nn.Sequential(*layers), type(name, (base,), {}), torch.randn(4, 64))
+    verdict = judged(analysis)
+    found = terms(verdict, "after_optimizer", "optimizer_state")
+    unknown = {f"state that the rule does not have: {key}": 3 * 4 * elements for key in ("exp_avg", "exp_avg_sq")}
+    assert {why: size for why, size in found.items() if why in unknown} == unknown
+    assert f"{name}, as seen" in verdict.recipe.optimizer
+
+
+def test_a_gradient_that_is_dropped_before_the_update_leaves_no_state() -> None:
+    """As DINO freezes its last layer for an epoch."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+    def run() -> None:
+        optimizer = AdamW(model.parameters())
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss_of(model, torch.randn(4, 8)).backward()
+            for p in model[1].parameters():
+                p.grad = None
+            optimizer.step()
+
+    analysis = analyse(record(run))
+    all_judged(analysis)
+    found = terms(judged(analysis), "after_optimizer", "optimizer_state")
+    assert found["no optimizer state: these parameters' gradients were dropped before each update"] == -8 * (64 + 8)
+
+
+def test_gradients_of_torch_func_under_autocast() -> None:
+    """Copies of the weights are torch.func's own tensors, of which none is alive at the end of forward."""
+    model, inputs = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), torch.randn(4, 8)
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, parameters, inputs).pow(2).mean()
+
+    def run() -> None:
+        optimizer = AdamW(model.parameters())
+        for _ in range(2):
+            parameters = dict(model.named_parameters())
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                gradients = torch.func.grad(loss)(parameters)
+                fast = loss({name: value - 0.01 * gradients[name] for name, value in parameters.items()})
+            optimizer.zero_grad()
+            fast.backward()
+            optimizer.step()
+
+    analysis = analyse(record(run))
+    all_judged(analysis)
+    found = terms(judged(analysis), "after_forward", "cast_copies")
+    assert found == {"no copy of the parameter: torch.func casts the script's own tensors": -2 * 2 * (64 + 8)}
+
+
 def test_lbfgs_keeps_flat_vectors_for_its_first_parameter() -> None:
     def run() -> None:
         model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from commands import ampmem, python
 from ready_python import ready_python
 
 from ampmem.analysis.summary import summarize
+from ampmem.analysis.watched import FullPart
 from ampmem.recording import read
 from ampmem.recording.watched import WatchedRun, Why
 from ampmem.recording.watched_file import read_watched
+from ampmem.reporters.text.watched import growth_line
 from ampmem.vocabulary import Mark
 
 pytestmark = pytest.mark.slow
@@ -124,6 +127,24 @@ def test_the_batch_that_does_not_fit_is_named_beside_the_usual_one(tmp_path: Pat
     found = json.loads(shown(tmp_path, "--json", "train-watch.ampmem"))
     assert found["format"] == "ampmem.watch/1"
     assert sum(each["then"] for each in found["shortage"]["held"]) == sum(each.bytes for each in run.ending.held)
+
+
+def test_what_is_new_when_memory_runs_out_is_named(tmp_path: Path) -> None:
+    """Tensors that the loop keeps from step 30 on are nothing that the recorder knows by identity."""
+    script(tmp_path, device="cuda", steps=40, more="kept += [torch.zeros(1 << 28, device='cuda')] * (i >= 30)")
+    _, _, said = watched(tmp_path, "--gpu", "4GiB", code=1)
+    found = json.loads(shown(tmp_path, "--json", "train-watch.ampmem"))["shortage"]
+    before = {each["what"]: (each["before"], each["then"]) for each in found["held"]}
+    assert all(None not in each for each in before.values())
+    (new,) = [what for what, (first, then) in before.items() if then - first > 1 << 30]
+    assert f"{new} grew most: " in " ".join(said.split())
+    assert "optimizer state grew most" not in said
+
+
+@pytest.mark.parametrize(("why", "story"), [("growth", "memory grew until step 40"), ("start", "no growth seen")])
+def test_of_growth_one_story_is_told(why: str, story: str) -> None:
+    part = FullPart(number=1, why=Why(why), first=40, last=42, peak=None, categories={}, lines={})
+    assert growth_line(SimpleNamespace(growth=None, full=(part,), steps=120)).startswith(story)  # type: ignore[arg-type]
 
 
 def test_memory_that_runs_out_while_steps_are_recorded_in_full(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ class Finding:
     does not lower the peak, or that cannot be computed. ``off_failure`` is the same for what was alive when the last
     request failed; a run that ended with that request has no ``off_peak``. ``off_reserved`` is how many bytes the
     change takes off the peak of reserved memory, if it leaves the tensors as they are. Only a finding with one of the
-    three is advice. ``proof`` is the command that forces the change on the script and measures the saving; empty if no
-    command does.
+    three is advice. ``least`` says that the change may save more than is known in this run. ``proof`` is the command
+    that forces the change on the script and measures the saving; empty if no command does.
     """
 
     code: str
@@ -77,6 +77,7 @@ class Finding:
     off_peak: int | None = None
     off_failure: int | None = None
     off_reserved: int | None = None
+    least: bool = field(default=False, metadata=NOT_IN_JSON)
     proof: str = ""
 
     @property
@@ -95,7 +96,7 @@ class Finding:
     @property
     def at_least(self) -> str:
         """``at least`` and a space if the change may also save what cannot be computed; else empty."""
-        return "at least " if self.code in _AT_LEAST else ""
+        return "at least " if self.least or self.code in _AT_LEAST else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,9 @@ from ampmem.analysis.findings.base import Finding, Section, TrainingRun
 from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.events import Column, Fact, Phase
-from ampmem.names import casts_compiled, shape_of
+from ampmem.names import casts_compiled, of_all_layers, shape_of
 from ampmem.units import format_bytes
+from ampmem.vocabulary import LOW_PRECISION
 
 
 def no_autocast_effect(run: TrainingRun) -> Finding | None:
@@ -63,6 +64,8 @@ def fp16_without_scaler(run: TrainingRun) -> Finding | None:
 
 
 _SHARE = 0.2
+_LOW_SHARE = 0.01
+"""The share of 16-bit parameters from which on an estimate of FP32 says nothing."""
 _CHUNKS = 8
 _FUSED_LOSS_SINCE = (2, 13)
 """The first version of torch with ``F.linear_cross_entropy``."""
@@ -100,7 +103,11 @@ _KINDS = (
     ),
     _Kind(words=("loss",), text=IN_CHUNKS, saves=(_CHUNKS - 1, _CHUNKS)),
     # F.scaled_dot_product_attention runs this op if no fused kernel applies.
-    _Kind(words=("_safe_softmax",), text=f"{_FLOAT32}; {_RECOMPUTE}"),
+    _Kind(
+        words=("_safe_softmax",),
+        text="F.scaled_dot_product_attention runs its math kernel, which keeps the weights in float32, because no "
+        "fused kernel takes its arguments on this device{because}. {helps}; " + _RECOMPUTE,
+    ),
     _Kind(
         words=(_SOFTMAX,),
         text="F.scaled_dot_product_attention(q, k, v) instead of softmax(q @ k.transpose(-2, -1)) @ v",
@@ -126,7 +133,11 @@ _DIMENSIONS = 4
 _TOKENS_AND_CLASSES = 2
 """The dimensions of a language model's logits at the loss."""
 _FOUR = ", with q, k and v of four dimensions (batch, heads, length, width): its kernels take no others"
-_OTHER = _Kind(words=(), text="find out where the input of {op} becomes float32; where {low} will do, cast it there")
+_OTHER = _Kind(words=(), text="{maker}; where {low} will do, cast it there")
+_GROUPED = " (enable_gqa, here with attn_mask or without a kernel for it)"
+_REPEAT = "k.repeat_interleave(groups, 1), and v likewise, in place of enable_gqa let a fused kernel run"
+_UNMASKED = "Fused kernels take q, k and v of one 16-bit type, and is_causal=True in place of a causal attn_mask"
+_REDUCED = "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True) keeps {low} weights"
 _STATISTICS = "batch_norm"
 """An op that keeps in float32, besides its input, only a few numbers per channel."""
 
@@ -149,7 +160,15 @@ def fp32_activations(run: TrainingRun) -> Finding | None:
         kind = _kind(op)
         groups.setdefault(_NO_ATTENTION if _SOFTMAX in kind.words and not attends else kind, []).append(op)
     found = [_finding(run, kind, {op: by_op[op] for op in ops}, activations) for kind, ops in groups.items()]
+    if weights_low(run):  # autocast does not halve what such a model keeps: what it makes float32 comes first
+        return max(found, key=lambda finding: finding.bytes or 0)
     return max(found, key=lambda finding: (finding.off_peak or 0, finding.bytes or 0))
+
+
+def weights_low(run: TrainingRun) -> bool:
+    """Whether part of the model has 16-bit weights already, so that its ops run in low precision without autocast."""
+    low = sum(each.elements for each in run.analysis.parameters if each.dtype in LOW_PRECISION)
+    return low > _LOW_SHARE * sum(each.elements for each in run.analysis.parameters)
 
 
 def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activations: int) -> Finding:
@@ -165,7 +184,7 @@ def _finding(run: TrainingRun, kind: _Kind, by_op: dict[str, Column], activation
         message=f"{format_bytes(size)} of the {format_bytes(activations)} that autograd keeps at {run.instant} are "
         f"float32 in spite of autocast, kept for {each[0][0]}{listed if len(each) > 1 else ''}.",
         bytes=size,
-        change=_text(run, kind, each[0][0], shapes),
+        change=_text(run, kind, each[0][0], shapes, by_op[each[0][0]]),
         evidence=(
             *(f"kept for {op}: {share}" for op, share in each[:4]),
             *(_fused_loss(run, shapes) if kind is _KINDS[0] else ()),
@@ -273,7 +292,11 @@ def _learns(run: TrainingRun, shapes: list[tuple[int, ...]]) -> bool:
 
 def _on_cpu(run: TrainingRun, kind: _Kind) -> bool:
     """Whether the CPU's attention kernels would run."""
-    return _SOFTMAX in kind.words and run.recording.run.device_type == "cpu"
+    return _SOFTMAX in kind.words and _is_cpu(run)
+
+
+def _is_cpu(run: TrainingRun) -> bool:
+    return run.recording.run.device_type == "cpu"
 
 
 def _drops(run: TrainingRun) -> bool:
@@ -281,13 +304,40 @@ def _drops(run: TrainingRun) -> bool:
     return any(word in text for text in run.recording.texts for word in ("dropout", "bernoulli", "Dropout"))
 
 
-def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]]) -> str:
+def _text(run: TrainingRun, kind: _Kind, op: str, shapes: list[tuple[int, ...]], sizes: Column) -> str:
     embedding = any("embedding" in text.lower() for text in run.recording.texts)
     place = " after the embedding" if embedding else " before the norm"
     text = kind.text + _ON_CPU * _on_cpu(run, kind)
     if _SOFTMAX in kind.words and any(len(shape) != _DIMENSIONS for shape in shapes):
         text += _FOUR
-    return text.format(op=op, low=f"torch.{run.recording.arm.dtype}", place=place)
+    low = f"torch.{run.recording.arm.dtype}"
+    grouped = _has_groups(run, shapes)
+    helps = [_REPEAT if grouped else _UNMASKED, *([_REDUCED.format(low=low)] if not _is_cpu(run) else ())]
+    words = {"because": _GROUPED * grouped, "helps": "; ".join(helps), "maker": _maker(run, op, sizes)}
+    return text.format(op=op, low=low, place=place, **words)
+
+
+def _maker(run: TrainingRun, op: str, sizes: Column) -> str:
+    """What made most of ``sizes``, which are kept for ``op``, in float32."""
+    lifetimes = run.analysis.lifetimes
+    made: dict[tuple[str, str], int] = {}
+    for allocation in np.flatnonzero(sizes).tolist():
+        where = run.text(lifetimes.op[allocation]), of_all_layers(run.text(lifetimes.module[allocation]))
+        made[where] = made.get(where, 0) + int(sizes[allocation])
+    maker, module = max(made, key=lambda where: made[where])
+    if not maker:
+        return f"find out where the input of {op} becomes float32"
+    return f"{maker}{' in ' * bool(module)}{module} makes the input of {op} float32"
+
+
+def _has_groups(run: TrainingRun, weights: list[tuple[int, ...]]) -> bool:
+    """Whether keys of fewer heads than the attention ``weights`` were repeated, as with ``enable_gqa``."""
+    shapes = [shape for text in run.recording.texts if (shape := shape_of(text)) is not None]
+    queries = {shape for shape in shapes if len(shape) == _DIMENSIONS and shape[:3] in {each[:3] for each in weights}}
+    repeated = [shape for shape in shapes if len(shape) == _DIMENSIONS + 1]
+    return any(
+        (each[0], each[1] * each[2], *each[3:]) == query and each[2] > 1 for each in repeated for query in queries
+    )
 
 
 def _fused_loss(run: TrainingRun, shapes: list[tuple[int, ...]]) -> tuple[str, ...]:
@@ -330,7 +380,7 @@ def amp_saves(run: TrainingRun) -> Finding | None:
     position = run.last_after_forward
     if not run.autocast or position is None or casts_compiled(run.analysis.recording.notes):
         return None  # casts in compiled code count as activations
-    if _shares_heads(run, position):
+    if _shares_heads(run, position) or weights_low(run):
         return None
     saved = estimate_saved(run, position)
     copies = run.live(Category.CAST_COPIES, position)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ampmem.analysis.findings.base import NOTABLE_BYTES, Finding, Section, Train
 from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, Mask
-from ampmem.analysis.timeline.marks import Instants
+from ampmem.analysis.timeline.marks import PhaseRows
 from ampmem.events import Action, Column, Fact, OptimizerRecord, Phase
 from ampmem.names import FUNCTIONAL, shape_text
 from ampmem.units import format_bytes
@@ -21,6 +22,10 @@ _AT_ONCE = {"Adam": 2, "AdamW": 2}
 """Tensors of the parameter's size that an update with ``foreach=False`` has at once: the root of the second moment, and
 the same divided by the bias correction. The denominator of the parameter before is alive too, as a local variable until
 the next takes its place. Source: ``_single_tensor_adam`` of torch/optim/adam.py."""
+
+
+_STATE_AT_ONCE = frozenset({"Adagrad"})
+"""Optimizers that make their state before the first update."""
 
 
 def foreach_temporaries(run: TrainingRun) -> Finding | None:
@@ -58,7 +63,7 @@ def foreach_temporaries(run: TrainingRun) -> Finding | None:
         section=Section.TIMELINE,
         message=f"{format_bytes(temporaries)} at the peak are temporaries of {optimizer.class_name}'s foreach update.",
         bytes=temporaries,
-        change=f"{optimizer.class_name}(..., {best})",
+        change=_setting(run, optimizer, best),
         evidence=(
             f"peak, in the update: {format_bytes(peak)}",
             f"largest total outside of updates: {format_bytes(outside)}",
@@ -85,9 +90,22 @@ def _at_failure(
         message=f"{format_bytes(temporaries)} at the failure are temporaries of {optimizer.class_name}'s foreach "
         "update.",
         bytes=temporaries,
-        change=f"{optimizer.class_name}(..., {best})",
+        change=_setting(run, optimizer, best),
         evidence=tuple(f"{option}: {format_bytes(size)} less at the failure" for option, size in choices if size > 0),
         off_peak=saved if saved > 0 else None,
+    )
+
+
+def _setting(run: TrainingRun, optimizer: OptimizerRecord, option: str) -> str:
+    """Where to set ``option``: a state that the script loads before its first update has the setting of its run."""
+    lifetimes, states = run.analysis.lifetimes, run.analysis.classes.of(Category.OPTIMIZER_STATE)
+    there = run.recording.events.action[lifetimes.born] == Action.BASELINE
+    if optimizer.class_name in _STATE_AT_ONCE or not (states & (lifetimes.phase == Phase.SETUP) & ~there).any():
+        return f"{optimizer.class_name}(..., {option})"
+    key, _, value = option.partition("=")
+    return (
+        f'group["{key}"] = {value} for each group in the param_groups of the state that the script loads, before '
+        "optimizer.load_state_dict(...), which puts the saved setting back"
     )
 
 
@@ -336,27 +354,33 @@ _SHRUNK = "a number that PyTorch shrank from a full tensor, as mse_loss does, ke
 def outputs_kept(run: TrainingRun) -> Finding | None:
     """Results of forward are alive at the last step's peak although no backward needs them.
 
-    These are results of the step before, such as ``logits`` and ``loss`` until they are assigned again; results of the
-    step itself if the peak is after its last backward; and if it is in backward, results that autograd did not save and
-    that outlive the backward. Only results of notable size (:meth:`TrainingRun.notable`) that an op was seen to return
-    count. There is no finding if the sums are wrong, since allocations that seem alive may be dead, nor if torch.func
-    kept unknown tensors.
+    From the start of the last backward in its step on, during which it is alive, a result that autograd did not save is
+    not needed; one that it saved, from that backward's end on. Only results of notable size
+    (:meth:`TrainingRun.notable`) that an op was seen to return count. There is no finding if the sums are wrong, since
+    allocations that seem alive may be dead, nor if torch.func kept unknown tensors.
     """
     if not run.peaks or run.analysis.conservation.breach is not None or FUNCTIONAL in run.recording.notes:
         return None
     if run.at_failure and run.analysis.failed_request is not None and not run.analysis.failed_request.ended_the_run:
         return None  # the last step, which this finding is about, came later
     position = run.peak if run.at_failure else run.peaks[-1]
-    kept = _left_over(run, position) & run.analysis.lifetimes.alive_at(position)
+    unneeded, since = _unneeded(run)
+    kept = unneeded & (since <= position) & run.analysis.lifetimes.alive_at(position)
     size = run.bytes_of(kept)
     if not run.notable(size):
         return None
-    variables, held = _variables(run, kept, position)
+    held = _holders(run, unneeded)
+    graph = _graph_kept(run, kept, held)
+    if graph is not None:
+        return graph
+    variables = _variables(run, held, kept)
     shown = variables[:_NAMED]
     dropped = _held_by(run, held, shown)
-    names = [each.in_words(each.file.replace("\\", "/").rpartition("/")[2]) for each in shown]
-    if names and (len(variables) > _NAMED or size - run.bytes_of(dropped) >= NOTABLE_BYTES):
+    names = [each.in_words(short=True) for each in shown]
+    others = size - run.bytes_of(kept & dropped) >= NOTABLE_BYTES
+    if names and (len(variables) > _NAMED or others):
         names.append("others")
+    gone = unneeded & dropped if shown else unneeded
     return Finding(
         code="outputs-kept",
         severity="advice",
@@ -366,10 +390,12 @@ def outputs_kept(run: TrainingRun) -> Finding | None:
         bytes=size,
         change=_CHANGE_OF_PIPELINE if run.pipelined else _change(shown),
         evidence=(
-            *(f"{format_bytes(each.bytes)}: held by {each.in_words(each.file)}" for each in shown),
+            *(f"{format_bytes(each.bytes)}: held by {each.in_words()}" for each in shown),
             *run.largest(kept),
         ),
-        off_peak=_off_peak(run, position, kept & ~dropped if shown else np.zeros_like(kept)),
+        off_peak=run.off_peak(run.analysis.lifetimes.bytes * gone, since, place=len(run.steps) - 1),
+        # What no variable is seen to hold may be held by the graph of one that is named.
+        least=bool(names) and others and bool((kept & ~_seen(run, held)).any()),
     )
 
 
@@ -382,74 +408,91 @@ class _Variable:
     line: int
     function: str
     bytes: int
-    place: str
-    """The assignment as the recording has it: file, line and function."""
     number: bool
     """Whether the variable is a single number, such as a loss, that holds the memory of a larger tensor."""
 
-    def in_words(self, file: str) -> str:
-        """The variable and its assignment in words; ``file`` is the name to use for its file."""
+    def in_words(self, *, short: bool = False) -> str:
+        """The variable and its assignment in words; ``short`` leaves out the folders of its file."""
+        file = self.file.replace("\\", "/").rpartition("/")[2] if short else self.file
         where = f"{file}:{self.line}" if self.line else file
         if self.function.startswith("<"):
             return f"the variable `{self.name}` ({where})"
         return f"the local variable `{self.name}` of {self.function} ({where})"
 
     @property
+    def is_item(self) -> bool:
+        """Whether the variable is an item of a dictionary, such as a model's output, which may hold the loss, too."""
+        return self.name.endswith("']") and not self._of_a_library
+
+    @property
+    def _of_a_library(self) -> bool:
+        return _LIBRARIES in self.file.replace("\\", "/")
+
+    @property
     def dropped(self) -> str:
-        """The variable to delete in the script; empty for an item of a list, and in a library's code."""
-        if "[" in self.name or _LIBRARIES in self.file.replace("\\", "/"):
+        """The variable to delete in the script; empty for an item, and in a library's code."""
+        if "[" in self.name or self._of_a_library:
             return ""
         root, _, _ = self.name.partition(".")
         return self.name if root == "self" else root
 
 
-def _variables(run: TrainingRun, kept: Mask, position: int) -> tuple[list[_Variable], list[tuple[str, str, int]]]:
-    """The variables that hold the allocations in ``kept`` at ``position``, the largest first.
+_Held: TypeAlias = Sequence[tuple[str, str, int, bool]]
+"""(name, place, allocation, whether the variable is a single number) of each variable that holds an allocation."""
 
-    The second result has (name, place, allocation) for every allocation that a variable holds. For each allocation the
-    latest look at the script before ``position`` counts.
-    """
+
+def _holders(run: TrainingRun, mine: Mask) -> _Held:
+    """The variables that hold the allocations in ``mine``: for each, those that the latest look at the script found."""
     facts = run.analysis.facts
-    until = run.analysis.timeline.time_ns[position - 1]  # something is alive there, so the position is not 0
-    mine = (facts.fact == Fact.VARIABLE) & (facts.time_ns <= until) & kept[facts.allocation]
-    last = np.zeros(len(kept), dtype=np.int64)
-    np.maximum.at(last, facts.allocation[mine], facts.time_ns[mine])
-    rows = np.flatnonzero(mine & (facts.time_ns == last[facts.allocation]))
-    pairs = np.unique(np.stack([facts.name[rows], facts.module[rows], facts.allocation[rows]]), axis=1)
-    held = [(run.text(name), run.text(place), allocation) for name, place, allocation in pairs.T.tolist()]
-    sizes: dict[tuple[str, str], int] = {}
-    for name, place, allocation in held:
-        sizes[name, place] = sizes.get((name, place), 0) + int(run.analysis.lifetimes.bytes[allocation])
-    shaped = zip(facts.name[rows], facts.module[rows], facts.shape[rows], strict=True)
-    numbers = {(run.text(name), run.text(place)) for name, place, shape in shaped if run.text(shape) == shape_text(())}
+    about = (facts.fact == Fact.VARIABLE) & mine[facts.allocation]
+    last = np.zeros(len(mine), dtype=np.int64)
+    np.maximum.at(last, facts.allocation[about], facts.time_ns[about])
+    rows = np.flatnonzero(about & (facts.time_ns == last[facts.allocation]))
+    columns = (facts.name[rows], facts.module[rows], facts.allocation[rows], facts.shape[rows])
+    found = np.unique(np.stack(columns), axis=1).T.tolist()
+    return [(run.text(n), run.text(m), allocation, run.text(s) == shape_text(())) for n, m, allocation, s in found]
+
+
+def _variables(run: TrainingRun, held: _Held, kept: Mask) -> list[_Variable]:
+    """The variables that hold allocations in ``kept``, the largest first."""
+    sizes: dict[tuple[str, str], dict[int, int]] = {}
+    for name, place, allocation, _ in held:
+        if kept[allocation]:
+            sizes.setdefault((name, place), {})[allocation] = int(run.analysis.lifetimes.bytes[allocation])
+    numbers = {(name, place) for name, place, allocation, number in held if number and kept[allocation]}
     found = [
-        _variable(name, place, size, number=(name, place) in numbers)
-        for (name, place), size in sizes.items()
-        if size >= NOTABLE_BYTES
+        _variable(name, place, sum(each.values()), number=(name, place) in numbers)
+        for (name, place), each in sizes.items()
+        if sum(each.values()) >= NOTABLE_BYTES
     ]
-    return sorted(found, key=lambda each: (-each.bytes, each.name, each.line)), held
+    return sorted(found, key=lambda each: (-each.bytes, each.name, each.line))
 
 
-def _held_by(run: TrainingRun, held: Sequence[tuple[str, str, int]], shown: Sequence[_Variable]) -> Mask:
-    """The allocations that only the variables in ``shown`` hold."""
-    names = {(each.name, each.place) for each in shown}
+def _seen(run: TrainingRun, held: _Held) -> Mask:
+    """The allocations that any variable was seen to hold."""
     mine = np.zeros(len(run.analysis.lifetimes), dtype=np.bool_)
-    mine[[allocation for _, _, allocation in held]] = True
-    mine[[allocation for name, place, allocation in held if (name, place) not in names]] = False
+    mine[[allocation for _, _, allocation, _ in held]] = True
     return mine
 
 
-def _variable(name: str, place: str, size: int, *, number: bool) -> _Variable:
+def _held_by(run: TrainingRun, held: _Held, shown: Sequence[_Variable]) -> Mask:
+    """The allocations that only the variables in ``shown`` hold."""
+    names = {(each.name, (each.file, each.function)) for each in shown}
+    mine = _seen(run, held)
+    mine[[allocation for name, place, allocation, _ in held if (name, _scope(place)) not in names]] = False
+    return mine
+
+
+def _scope(place: str) -> tuple[str, str]:
+    """The file and the function of ``place``, whose line depends on when the script was looked at."""
     where, _, function = place.rpartition(" ")
-    file, _, line = where.rpartition(":")
+    return where.rpartition(":")[0], function.rpartition("<locals>.")[2]
+
+
+def _variable(name: str, place: str, size: int, *, number: bool) -> _Variable:
+    (file, function), line = _scope(place), place.rpartition(" ")[0].rpartition(":")[2]
     return _Variable(
-        name=name,
-        file=file,
-        line=int(line) if line.isdigit() else 0,
-        function=function.rpartition("<locals>.")[2],
-        bytes=size,
-        place=place,
-        number=number,
+        name=name, file=file, line=int(line) if line.isdigit() else 0, function=function, bytes=size, number=number
     )
 
 
@@ -459,68 +502,107 @@ def _change(variables: Sequence[_Variable]) -> str:
     if all(each.number for each in variables):
         names = list(dict.fromkeys(each.name for each in variables))
         return f"{'; '.join(f'{name} = {name} * 1' for name in names)} before backward: {_SHRUNK}"
-    dropped = list(dict.fromkeys(each.dropped for each in variables))
-    what = f"del {', '.join(dropped)}"
-    if "" in dropped:
-        dropped = [f"`{each.name}`" for each in variables]
-        what = f"drop {_listed(dropped)}"
-    return f"{what} after the loss, if nothing reads {'it' if len(dropped) == 1 else 'them'} later"
+    deleted = list(dict.fromkeys(each.dropped for each in variables if each.dropped))
+    items = list(dict.fromkeys(each.name for each in variables if each.is_item))
+    others = list(dict.fromkeys(f"`{each.name}`" for each in variables if not (each.dropped or each.is_item)))
+    ways = [f"del {', '.join(deleted)}" if deleted else "", *(f"{name} = None" for name in items)]
+    what = _listed([*filter(None, ways), *([f"drop {_listed(others)}"] if others else [])])
+    return f"{what} after the loss, if nothing reads {'it' if len(deleted + items + others) == 1 else 'them'} later"
 
 
 def _listed(words: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
-def _off_peak(run: TrainingRun, position: int, stays: Mask) -> int | None:
-    """The bytes off the peak without the results left over at each event of the last step, except ``stays``."""
-    lifetimes, marks = run.analysis.lifetimes, run.marks[-1]
-    since = np.zeros(len(lifetimes), dtype=np.int64)
-    if marks.after_forward is not None:  # until the end of forward the script uses its own results
-        since[lifetimes.step == run.steps[-1].index] = run.analysis.timeline.position(marks.after_forward) + 1
-    return run.off_peak(lifetimes.bytes * (_left_over(run, position) & ~stays), since, place=len(run.steps) - 1)
-
-
-def _left_over(run: TrainingRun, position: int) -> Mask:
-    """The results of forward that backward no longer needs when the last step has reached ``position``."""
+def _unneeded(run: TrainingRun) -> tuple[Mask, Column]:
+    """The results of forward that outlive their use, and for each the position from which on nothing needs it."""
     lifetimes, classes = run.analysis.lifetimes, run.analysis.classes
     made = (lifetimes.phase == Phase.FORWARD) & (lifetimes.step >= 0) & (run.with_fact(Fact.OUTPUT) > 0)
     made &= classes.of(Category.ACTIVATIONS) | classes.of(Category.TEMPORARIES)
-    step = run.steps[-1]
-    # An allocation that never dies is a leak, which is another finding; the newest may just be alive still.
-    earlier = (lifetimes.step == step.index - 1) & (lifetimes.died != ALIVE) & ~_used_again(run)
-    own = lifetimes.step == step.index
-    if not _after_backward(run, run.marks[-1], position):
-        own &= _unused_in_backward(run, position)
-    left: Mask = made & (earlier | own)
-    return left
+    since_ns, used = _last_use(run)
+    made &= (since_ns != FOREVER) & (lifetimes.died_ns > since_ns) & ~used
+    # An allocation of an earlier step that never dies is a leak, which is another finding.
+    made &= (lifetimes.died != ALIVE) | (lifetimes.step == run.steps[-1].index)
+    return made, run.analysis.timeline.positions(since_ns) + 1
 
 
-def _unused_in_backward(run: TrainingRun, position: int) -> Mask:
-    """The results that autograd did not save and that are alive when the last step's backward has ended.
+def _until_the_end(run: TrainingRun) -> Mask:
+    """The allocations that backward needs to its end: what autograd saved, and the loss, which no variable may hold."""
+    return run.ever_kept_by_autograd | (run.analysis.lifetimes.bytes < NOTABLE_BYTES)
 
-    Before that backward starts the script may still use them, so none count.
+
+def _last_use(run: TrainingRun) -> tuple[Column, Mask]:
+    """When each allocation is last needed in its step, in ns, and whether a later step uses it, such as a state.
+
+    That is in the last backward that ends while it is alive; without one, ``FOREVER``, or after the step the step's
+    end.
     """
-    marks, lifetimes = run.marks[-1], run.analysis.lifetimes
-    if marks.after_forward is None or marks.after_backward is None:
-        return np.zeros(len(lifetimes), dtype=np.bool_)
-    unused: Mask = ~run.ever_kept_by_autograd
-    unused &= lifetimes.alive_at(run.analysis.timeline.position(marks.after_backward))
-    # Excludes the loss that backward was called on: no variable of the script need hold it.
-    unused &= lifetimes.bytes >= NOTABLE_BYTES
-    return unused & (position > run.analysis.timeline.position(marks.after_forward))
+    lifetimes, facts, steps = run.analysis.lifetimes, run.analysis.facts, run.steps
+    backwards = PhaseRows(run.recording.phases).backwards()
+    starts, ends = (
+        np.array([0, *times], dtype=np.int64) for times in (zip(*backwards, strict=True) if backwards else ((), ()))
+    )
+    step_ends = np.array([*(step.end_ns for step in steps), FOREVER], dtype=np.int64)
+    step_end = step_ends[np.searchsorted(step_ends, lifetimes.born_ns, side="left")]
+    last = np.searchsorted(ends, np.minimum(lifetimes.died_ns, step_end), side="right") - 1
+    since = np.where(_until_the_end(run), ends[last], starts[last])
+    # What a later backward frees is part of a graph that was retained for it.
+    freed_in = np.searchsorted(starts, lifetimes.died_ns, side="right") - 1
+    since[(freed_in > last) & (lifetimes.died_ns < ends[freed_in])] = FOREVER
+    since = np.where(
+        starts[last] >= lifetimes.born_ns, since, np.where(lifetimes.died_ns > step_end, step_end, FOREVER)
+    )
+    later = np.isin(facts.fact, (Fact.SAVED, Fact.INPUT)) & (facts.time_ns > step_end[facts.allocation])
+    used = np.zeros(len(lifetimes), dtype=np.bool_)
+    used[facts.allocation[later]] = True
+    return since, used
 
 
-def _used_again(run: TrainingRun) -> Mask:
-    """The results that autograd saved again in the last step, such as a state carried from step to step."""
-    again: Mask = run.with_fact(Fact.SAVED, after_ns=run.steps[-1].start_ns) > 0
-    return again
+def _graph_kept(run: TrainingRun, kept: Mask, held: _Held) -> Finding | None:
+    """The finding if most of what is ``kept`` is a graph through which no backward ran, as of an evaluation.
 
-
-def _after_backward(run: TrainingRun, marks: Instants, position: int) -> bool:
-    """Whether ``position`` is past the last step's last backward."""
-    if marks.after_backward is None:
-        return False
-    return position >= run.analysis.timeline.position(marks.after_backward)
+    A backward of its step has freed the graph of the loss, and none allocated for the lines that made this one: as
+    would one that retains its graph. The variable made last holds it.
+    """
+    lifetimes, facts = run.analysis.lifetimes, run.analysis.facts
+    casts = run.analysis.classes.of(Category.CAST_COPIES) & (run.with_fact(Fact.SAVED) > 0)
+    since, _ = _last_use(run)
+    position = run.peak if run.at_failure else run.peaks[-1]
+    graph = (kept & run.ever_kept_by_autograd) | (
+        casts & (lifetimes.phase == Phase.FORWARD) & (since != FOREVER) & (lifetimes.died_ns > since)
+    )
+    graph &= lifetimes.alive_at(position) & ~_seen(run, held)
+    size = run.bytes_of(graph)
+    freed = run.ever_kept_by_autograd & (lifetimes.died_ns <= since) & np.isin(lifetimes.step, lifetimes.step[graph])
+    ran = (lifetimes.phase == Phase.BACKWARD) & np.isin(lifetimes.stack, lifetimes.stack[graph])
+    if 2 * size <= run.bytes_of(kept | graph) or not freed.any() or ran.any():
+        return None
+    newest = int(lifetimes.born_ns[graph].max())
+    rows = np.flatnonzero((facts.fact == Fact.VARIABLE) & (lifetimes.born_ns[facts.allocation] >= newest))
+    rows = rows[
+        lifetimes.alive_at(position)[facts.allocation[rows]]
+        & (lifetimes.phase[facts.allocation[rows]] == Phase.FORWARD)
+    ]
+    if not len(rows):
+        return None
+    row = rows[np.argmin(lifetimes.born_ns[facts.allocation[rows]])]
+    variable = _variable(run.text(facts.name[row]), run.text(facts.module[row]), size, number=False)
+    # Without a graph a result is freed once the next one is made; a cast copy, when its autocast region is left.
+    phases = run.recording.phases.time_ns
+    over = np.append(phases, FOREVER)[np.searchsorted(phases, lifetimes.born_ns, side="right")]
+    chain = np.flatnonzero(graph & ~casts)
+    over[chain[:-2]] = lifetimes.born_ns[chain[2:]]
+    return Finding(
+        code="outputs-kept",
+        severity="advice",
+        section=Section.ALLOCATIONS,
+        message=f"{format_bytes(size)} of forward results are alive at {run.instant}, although no backward ran through "
+        f"them: the graph of {variable.in_words(short=True)} holds them.",
+        bytes=size,
+        change=f"with torch.no_grad(): around what makes `{variable.name}`, as nothing is backpropagated from it",
+        evidence=(f"held by the graph of {variable.in_words()}", *run.largest(graph)),
+        off_peak=run.off_peak(lifetimes.bytes * graph, run.analysis.timeline.positions(over), place=len(run.steps) - 1),
+    )
 
 
 def state_not_there_yet(run: TrainingRun) -> Finding | None:

@@ -17,6 +17,7 @@ from ampmem.analysis.timeline.categories import CODES, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, Mask
 from ampmem.errors import UsageError
 from ampmem.events import OTHER_THREADS, Action, Fact, Phase
+from ampmem.names import INPUT
 from ampmem.units import format_bytes, format_count
 from ampmem.vocabulary import SourceKind
 
@@ -218,20 +219,38 @@ def _leak(run: TrainingRun, places: dict[_Place, dict[int, int]], steps: Sequenc
     ordered = sorted(places, key=lambda place: -places[place][steps[-1]])
     holders = {place.holder for place in ordered}
     held = f", held by {holders.pop()}" if len(holders) == 1 and "" not in holders else ""
+    most = "" if ordered[0].holder else f" Most of it was made by {_place_in_words(run, ordered[0])}."
     return Finding(
         code="steady-growth",
         severity="warning",
         section=Section.TIMELINE,
         message=f"every step leaves memory behind, the last one {format_bytes(each[-1])}{held}: nothing has freed it "
-        "by the end of the recording.",
+        f"by the end of the recording.{most}",
         bytes=each[-1],
-        change="append numbers, not tensors: losses.append(loss.item()), or loss.detach().cpu(); "
-        "clear lists and caches that grow from step to step",
+        change=_DIFFERENTIABLE if _in_a_graph_of_gradients(run, ordered[0]) else _NUMBERS,
         evidence=(
             _by_step(steps, each),
             *(_words(run, place, places[place][steps[-1]]) for place in ordered[:3]),
         ),
     )
+
+
+_NUMBERS = (
+    "append numbers, not tensors: losses.append(loss.item()), or loss.detach().cpu(); "
+    "clear lists and caches that grow from step to step"
+)
+_DIFFERENTIABLE = (
+    "torch.autograd.grad(..., create_graph=True) in place of backward(create_graph=True), or x.grad = None after the "
+    "step for whatever has such a gradient: it holds the graph, and the graph holds x, so only the garbage collector "
+    "frees them"
+)
+
+
+def _in_a_graph_of_gradients(run: TrainingRun, place: _Place) -> bool:
+    """Whether a backward made what is left at ``place``, for another backward through it."""
+    lifetimes = run.analysis.lifetimes
+    left = (lifetimes.phase == Phase.BACKWARD) & (lifetimes.died == ALIVE) & (run.with_fact(Fact.SAVED) > 0)
+    return bool((left & (lifetimes.op == place.op) & (lifetimes.module == place.module)).any())
 
 
 def _nameless(steps: Sequence[int], grown: Sequence[int], *, own: bool) -> Finding:
@@ -331,7 +350,11 @@ def _grown(run: TrainingRun, allocations: Mask) -> list[int]:
 
 
 def _meant(run: TrainingRun) -> Mask:
-    return np.isin(run.analysis.classes.category, [CODES[name] for name in _MEANT_TO_STAY])
+    classes = run.analysis.classes
+    of_inputs = np.array([text == INPUT for text in run.recording.texts])[classes.name]
+    meant: Mask = np.isin(classes.category, [CODES[name] for name in _MEANT_TO_STAY])
+    meant &= ~(classes.of(Category.GRADIENTS) & of_inputs)
+    return meant
 
 
 def _growth(run: TrainingRun, allocations: Mask, places: Callable[[int], _Place]) -> defaultdict[_Place, list[int]]:
@@ -365,9 +388,12 @@ def _holders(run: TrainingRun) -> Callable[[int], _Place]:
 
 
 def _words(run: TrainingRun, place: _Place, size: int) -> str:
+    return f"{_place_in_words(run, place)}: {format_bytes(size)} ({format_count(size)} bytes) per step"
+
+
+def _place_in_words(run: TrainingRun, place: _Place) -> str:
     if place.holder:
-        where = "allocated outside of forward, backward and update"
-        return f"held by {place.holder}, {where}: {format_bytes(size)} ({format_count(size)} bytes) per step"
+        return f"held by {place.holder}, allocated outside of forward, backward and update"
     op, module, stack = run.text(place.op), run.text(place.module), run.text(place.stack)
     words = [op or "unknown op", f"in {module}" if module else "", f"at {own_frame(stack)}" if stack else ""]
-    return f"{' '.join(word for word in words if word)}: {format_bytes(size)} ({format_count(size)} bytes) per step"
+    return " ".join(word for word in words if word)

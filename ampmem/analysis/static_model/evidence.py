@@ -10,7 +10,7 @@ import numpy as np
 from ampmem.analysis.casts import CastLedger
 from ampmem.analysis.static_model.recipes import COMPONENTS
 from ampmem.analysis.timeline.categories import CODES, Breakdown, Category
-from ampmem.analysis.timeline.lifetimes import ALIVE, Mask, dtype_bytes
+from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, Mask, dtype_bytes
 from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Fact, ParameterRecord, Phase, Recording
 from ampmem.names import FUNCTIONAL, StateName, casts_compiled, casts_open
@@ -93,7 +93,8 @@ class Evidence:
     ``casts_seen`` says whether the recording has casts of parameters, and all of them; ``named`` whether it is known
     whose each cast is, which a snapshot does not tell. ``fates`` and ``states_fate`` say what became of the parameters'
     tensors and of optimizer states. ``had_gradient`` names the parameters with a gradient before the instant,
-    ``sparse`` those with a sparse one, ``have_gradients`` those that ever have one. ``updated`` says whether an
+    ``sparse`` those with a sparse one, ``have_gradients`` those that ever have one, ``at_update`` those with one during
+    an update before the instant. ``updated`` says whether an
     optimizer update was done by then, ``skipped`` whether a loss scaler skipped one. ``compiled`` says that compiled
     code may have made unseen casts, ``functional`` that torch.func computed gradients. ``rounding`` is the allocator's
     rounding of the static categories in bytes. ``untrained`` names the parameters of models that nothing trains, which
@@ -121,6 +122,7 @@ class Evidence:
     compiled: bool = False
     functional: bool = False
     untrained: frozenset[str] = frozenset()
+    at_update: frozenset[str] = frozenset()
     kept: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -165,6 +167,7 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
         casts_seen=bool((facts.fact == Fact.CAST_COPY).any()) and not casts_open(recording.notes),
         had_gradient=_named(history, gradients & (facts.time_ns < instant_ns)),
         have_gradients=_named(history, gradients),
+        at_update=with_a_gradient_at_update(history, instant_ns),
         sparse=_named(history, gradients & (facts.time_ns < instant_ns) & _of_integers(recording)),
         autocast=recording.arm.dtype is not None,
         updated=not all(ended),
@@ -176,6 +179,20 @@ def evidence_at(history: MemoryHistory, ledger: CastLedger, instant_ns: int, ind
         untrained=history.untrained,
         kept=_kept(history, alive),
     )
+
+
+def with_a_gradient_at_update(history: MemoryHistory, until_ns: int) -> frozenset[str]:
+    """The parameters of which a gradient was alive during an update that began before ``until_ns``."""
+    facts, lifetimes, phases = history.facts, history.lifetimes, history.recording.phases
+    updates = np.flatnonzero((phases.phase == Phase.OPTIMIZER) & (phases.time_ns < until_ns))
+    starts = np.append(phases.time_ns[updates], FOREVER)
+    ends = np.append(phases.time_ns, FOREVER)[updates + 1]
+    rows = facts.fact == Fact.GRADIENT
+    allocation = facts.allocation[rows]
+    # The first update that ends after the gradient was born is the one that could read it.
+    first = starts[np.searchsorted(ends, lifetimes.born_ns[allocation], side="right")]
+    names = np.unique(facts.name[rows][first < lifetimes.died_ns[allocation]])
+    return frozenset(history.recording.texts[name] for name in names)
 
 
 def _of_integers(recording: Recording) -> Mask:

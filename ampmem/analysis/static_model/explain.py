@@ -66,6 +66,7 @@ class TermKind(StrEnum):
     COPIES_NOT_SAVED = "copies freed before this mark: nothing kept them"
     COPIES_CHECKPOINTED = "copies freed before this mark: backward made them again, as checkpointing does"
     COMPILED = "no cast was seen: casts inside compiled code cannot be identified"
+    FUNCTIONAL_CASTS = "no copy of the parameter: torch.func casts the script's own tensors"
     NORMS_NOT_CAST = "norms: their parameters were not cast"
     EMBEDDINGS_NOT_CAST = "embeddings: their parameters were not cast"
     DOUBLES_NOT_CAST = "float64 parameters, which autocast does not cast"
@@ -96,6 +97,7 @@ class TermKind(StrEnum):
     NO_UPDATE_YET = "no optimizer state before the first update"
     STATE_LATER = "no optimizer state yet: it came with an update after this mark"
     NEVER_A_GRADIENT = "no optimizer state: these parameters have had no gradient"
+    NO_GRADIENT_AT_UPDATE = "no optimizer state: these parameters' gradients were dropped before each update"
 
     def words(self, about: str) -> str:
         """The words with the type or name ``about`` in them."""
@@ -330,11 +332,13 @@ def _no_copy(evidence: Evidence, record: ParameterRecord) -> TermKind | None:
         return TermKind.DOUBLES_NOT_CAST
     if evidence.compiled:
         return TermKind.COMPILED
-    if not evidence.casts_seen:  # the casts may have been made where no hook sees them
+    if not (evidence.casts_seen or evidence.functional):  # the casts may have been made where no hook sees them
         return None
     if "Norm" in record.kind:
         return TermKind.NORMS_NOT_CAST
-    return TermKind.EMBEDDINGS_NOT_CAST if "Embedding" in record.kind else TermKind.NOT_CAST
+    if "Embedding" in record.kind:
+        return TermKind.EMBEDDINGS_NOT_CAST
+    return TermKind.FUNCTIONAL_CASTS if evidence.functional else TermKind.NOT_CAST
 
 
 def _still_there(evidence: Evidence, copy: Copy) -> TermKind:
@@ -498,7 +502,9 @@ class _ParametersFate:
             return TermKind.UPDATES_SKIPPED if evidence.skipped else TermKind.NO_UPDATE_YET
         if name in self._later:
             return TermKind.STATE_LATER
-        return TermKind.NEVER_A_GRADIENT if evidence.have_gradients and name not in evidence.had_gradient else None
+        if not evidence.have_gradients or name in evidence.at_update:
+            return None
+        return TermKind.NO_GRADIENT_AT_UPDATE if name in evidence.had_gradient else TermKind.NEVER_A_GRADIENT
 
     def no_key(self, record: ParameterRecord, key: str) -> TermKind | None:
         """Why ``record`` lacks one of its states while it has others; ``None`` without evidence."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Annotated
 
 import numpy as np
@@ -16,7 +17,14 @@ import numpy as np
 from ampmem.analysis.casts import CastLedger
 from ampmem.analysis.jsonable import OneOf, Signed
 from ampmem.analysis.parameters import own_bytes, own_elements
-from ampmem.analysis.static_model.evidence import ITEMSIZES, Evidence, credit, evidence_at, itemsize
+from ampmem.analysis.static_model.evidence import (
+    ITEMSIZES,
+    Evidence,
+    credit,
+    evidence_at,
+    itemsize,
+    with_a_gradient_at_update,
+)
 from ampmem.analysis.static_model.explain import (
     SCALAR,
     Term,
@@ -52,7 +60,7 @@ from ampmem.analysis.timeline.lifetimes import dtype_bytes
 from ampmem.analysis.timeline.marks import trains
 from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.events import Column, Fact, OptimizerRecord, ParameterRecord, Recording
-from ampmem.names import NOT_KNOWN, StateName
+from ampmem.names import NOT_KNOWN, StateName, shape_of
 from ampmem.units import format_count
 from ampmem.vocabulary import AUTOCAST_ARMS, STEP_MARKS, Arm, Mark, SourceKind
 
@@ -63,7 +71,10 @@ _AS_SEEN = "as-seen"
 """The key of a model made from an optimizer's state as it was seen, as its class is unknown."""
 
 _Sizes = dict[str, set["int | None"]]
-"""By state, bytes per element; ``None`` for the optimized tensor's own, 0 if not a whole number."""
+"""By state, bytes per element; ``None`` for the optimized tensor's own, 0 if not a whole number in a shared buffer."""
+
+_OTHER_SHAPE = -1
+"""The size of a state whose tensor has not as many elements as its parameter, such as a low-rank moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +212,10 @@ def _models(
             found[record.name] = _as_seen(optimizer, state)
         elif empty is not None and not state.keys and record.name in stateless:
             found[record.name] = empty
+    if not forms or any(model.key == _AS_SEEN for model in found.values()):
+        # Another parameter may have the state of these, as where one has a stack of all.
+        bare = [record.name for record in mine if record.name in stateless and record.name not in seen]
+        found |= dict.fromkeys([name for name in bare if name not in found], _as_seen(optimizer, _Seen()))
     # Parameters without an update yet, or too small to tell states from scalars, are taken to be like the others.
     largest = max(found.values(), key=lambda model: len(model.states), default=None)
     rest = largest or _named(optimizer)
@@ -209,7 +224,9 @@ def _models(
 
 def _settle_small(states: Sequence[_Seen]) -> None:
     """Decide which small tensors are states: those whose key and size per element are also a larger parameter's."""
-    larger = {(key, size) for state in states for key, sizes in state.sizes.items() for size in sizes if size != 0}
+    larger = {
+        (key, size) for state in states for key, sizes in state.sizes.items() for size in sizes - {0, _OTHER_SHAPE}
+    }
     for state in states:
         for key, sizes in state.small.items():
             if all((key, size) in larger for size in sizes):
@@ -221,9 +238,10 @@ def _is_kept(form: OptimizerModel, state: _Seen) -> bool:
     if not state.keys & {part.name for part in form.states}:
         return False
     for part in form.states:
-        # A size that is not a whole number per element is not another type: the sums deal with it.
+        # A buffer's size that is not a whole number per element is not another type: the sums deal with it.
         others = state.sizes.get(part.name, set()) - {None, 0}
-        if part.elements and (part.name not in state.keys or (part.itemsize is None and others)):
+        unlike = _OTHER_SHAPE in others or (part.itemsize is None and others)
+        if part.elements and (part.name not in state.keys or unlike):
             return False
     return True
 
@@ -267,6 +285,9 @@ def _seen(history: MemoryHistory) -> dict[str, _Seen]:
         size = int(history.lifetimes.bytes[allocation])
         each, rest = divmod(size, together.get(allocation, 0) or 1)
         each = 0 if rest else each
+        shape = shape_of(texts[facts.shape[row]])
+        if shape is not None and prod(shape) != record.elements == together[allocation]:
+            each = _OTHER_SHAPE
         optimized = {itemsize(record), masters.get(record.name, 0)}
         sizes = state.sizes if size > SCALAR else state.small
         sizes.setdefault(name.state, set()).add(None if each and each in optimized else each)
@@ -293,15 +314,13 @@ def _masters(history: MemoryHistory) -> dict[str, int]:
 
 
 def _updated_with_a_gradient(history: MemoryHistory) -> frozenset[str]:
-    """The parameters with a gradient before an update that was done."""
-    facts, texts = history.recording.facts, history.recording.texts
+    """The parameters with a gradient during an update that was done."""
     done = [
         marks.after_optimizer
         for step, marks in zip(history.recording.steps, history.marks, strict=True)
         if marks.after_optimizer is not None and not step.skipped_update
     ]
-    rows = (facts.fact == Fact.GRADIENT) & (facts.time_ns < max(done, default=0))
-    return frozenset(texts[name] for name in np.unique(facts.name[rows]))
+    return with_a_gradient_at_update(history, max(done, default=0))
 
 
 # Recipes of inference: parameters and autocast's copies. Nothing is trained, so there is nothing else.

@@ -97,6 +97,8 @@ class View:
     died_step: Column
     op: Column
     """Text id of the op that allocated."""
+    line: Column
+    """A number for the op, module and line of the script that allocated."""
     kernels: Mask
     """For each text whether it names an op of torch's own, not the autograd node of a Python function."""
     module: Column
@@ -106,6 +108,8 @@ class View:
     step_end_ns: Column
     next_backward_ns: Column
     failure_ns: Column
+    prefetched: Mask
+    """Whether the memory is of the next step's batch, made before this step has ended."""
     untrained: Mask
     """Whether the memory belongs to untrained parameters only, in a run that trains a model."""
     last_step: int
@@ -203,11 +207,14 @@ def is_cast_copy(view: View) -> Mask:
 
 
 def is_input(view: View) -> Mask:
-    """The batch: a root module's arguments that no module made, the DataLoader's allocations, saved outside tensors."""
+    """The batch: a root module's arguments that no module made, the DataLoader's allocations, saved outside tensors.
+
+    The next step's batch may be made before this step's backward.
+    """
     made_by_module: Mask = view.born_in(Phase.FORWARD, Phase.EVALUATION) & (view.module != 0)
     given = view.has(Fact.INPUT) & ~made_by_module
     saved = view.has(Fact.SAVED) & view.born_in(Phase.SETUP, Phase.BETWEEN)
-    return given | view.born_in(Phase.DATA) | saved
+    return given | view.born_in(Phase.DATA) | saved | view.prefetched
 
 
 def is_workspace(view: View) -> Mask:
@@ -246,14 +253,30 @@ def is_parameter_copy(view: View) -> Mask:
 
 def is_held(view: View) -> Mask:
     """Memory that an object, such as a key-value cache, holds after a step of inference or the recording."""
-    return view.has(Fact.HELD)
+    return view.has(Fact.HELD) & ~_is_newest(view)
 
 
 def is_temporary(view: View) -> Mask:
-    """Memory seen to be born and freed soon (in its step or the next ones), or in use when memory ran out."""
-    soon: Mask = (view.died_ns != FOREVER) & (view.died_step - view.step <= view.soon) & ~view.unseen
+    """Memory seen to be born and freed soon (in its step or the next ones), or in use when memory ran out.
+
+    What is alive at the end is short-lived if such memory was so before.
+    """
     in_use = view.born_in(Phase.BACKWARD, Phase.OPTIMIZER) & view.outlives(view.failure_ns)
-    return soon | in_use
+    return _freed_soon(view) | _is_newest(view) | in_use
+
+
+def _is_newest(view: View) -> Mask:
+    """Memory that is alive at the end, but that the same line made and freed soon in an earlier step."""
+    lasts: Mask = (view.died_ns == FOREVER) & (view.step >= view.last_step) & (view.op != 0) & ~view.unseen
+    earlier = _freed_soon(view) & (view.step < view.last_step) & ~view.has(Fact.HELD)
+    return lasts & np.isin(view.line, view.line[earlier])
+
+
+def _freed_soon(view: View) -> Mask:
+    # An evaluation before the first step is part of its first iteration, as that of a reference model.
+    step = np.where(view.born_in(Phase.EVALUATION), np.maximum(view.step, 0), view.step)
+    soon: Mask = (view.died_ns != FOREVER) & (view.died_step - step <= view.soon) & ~view.unseen
+    return soon
 
 
 RULES: tuple[Rule, ...] = (
@@ -296,6 +319,7 @@ def view_of(
         step=lifetimes.step,
         died_step=lifetimes.died_step,
         op=lifetimes.op,
+        line=_lines(lifetimes),
         kernels=np.array([text.startswith("aten::") for text in recording.texts], dtype=np.bool_),
         module=lifetimes.module,
         bytes=lifetimes.bytes,
@@ -304,10 +328,35 @@ def view_of(
         step_end_ns=_step_ends(lifetimes.step, steps),
         next_backward_ns=backward[np.searchsorted(backward, lifetimes.born_ns, side="left")],
         failure_ns=_failures(lifetimes, recording),
-        untrained=_untrained(len(lifetimes), facts, recording, untrained),
+        prefetched=_prefetched(lifetimes, facts, recording),
+        untrained=_untrained(lifetimes, facts, recording, untrained),
         last_step=max((record.index for record in steps if record.finished), default=0),
         soon=1 if trains(recording) else 2,
     )
+
+
+def _prefetched(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> Mask:
+    """The allocations made outside modules that only a later step uses, and all that the same line makes.
+
+    The batch after the last step has no later step, so the line that made it tells what it is.
+    """
+    outside = np.isin(lifetimes.phase, (Phase.FORWARD, Phase.BETWEEN)) & (lifetimes.module == 0) & (lifetimes.step >= 0)
+    ends = _step_ends(lifetimes.step, recording.steps)
+    used = np.isin(facts.fact, (Fact.INPUT, Fact.SAVED))
+    later = used & (facts.time_ns >= ends[facts.allocation])
+    now, then = np.zeros((2, len(lifetimes)), dtype=np.bool_)
+    now[facts.allocation[used & ~later]] = True
+    then[facts.allocation[later]] = True
+    line = _lines(lifetimes)
+    fetched: Mask = outside & ~now & np.isin(line, line[outside & ~now & then])
+    return fetched
+
+
+def _lines(lifetimes: Lifetimes) -> Column:
+    # Without stacks the size stands for the line.
+    size = np.where(lifetimes.stack == 0, lifetimes.bytes, 0)
+    where = np.stack([lifetimes.op, lifetimes.module, lifetimes.phase, lifetimes.stack, size])
+    return np.unique(where, axis=1, return_inverse=True)[1].reshape(-1)
 
 
 def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:
@@ -321,13 +370,21 @@ def _unseen(lifetimes: Lifetimes, recording: Recording) -> Mask:
     return unseen
 
 
-def _untrained(count: int, facts: JoinedFacts, recording: Recording, names: frozenset[str]) -> Mask:
-    """Which allocations are of parameters that are all in ``names``, or of modules that never ran."""
-    if not trained_in(recording):
-        return np.zeros(count, dtype=np.bool_)
-    ids = [index for index, text in enumerate(recording.texts) if text in names]
-    mine: Mask = np.ones(count, dtype=np.bool_)
-    mine[facts.allocation[(facts.fact == Fact.PARAMETER) & ~np.isin(facts.name, ids)]] = False
+def _untrained(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording, names: frozenset[str]) -> Mask:
+    """Which allocations are of parameters that are all in ``names``, or of modules that never ran.
+
+    A parameter that was freed and has no record lived within a step, as that of a copy of the model that ran once.
+    """
+    trained = trained_in(recording)
+    if not trained:
+        return np.zeros(len(lifetimes), dtype=np.bool_)
+    alive = (facts.fact == Fact.PARAMETER) & (lifetimes.died[facts.allocation] == ALIVE)
+    seen = np.unique(facts.name[alive | (facts.fact == Fact.GRADIENT)])
+    trained |= {recording.texts[name] for name in seen} - names
+    trained |= {record.name for record in recording.parameters} - names
+    ids = [index for index, text in enumerate(recording.texts) if text in trained]
+    mine: Mask = np.ones(len(lifetimes), dtype=np.bool_)
+    mine[facts.allocation[(facts.fact == Fact.PARAMETER) & np.isin(facts.name, ids)]] = False
     return mine
 
 

@@ -59,6 +59,14 @@ class PhaseRows:
         """The start in ns of the backward that ``row`` ends."""
         return int(self._times[self._start[row]])
 
+    def backwards(self) -> list[tuple[int, int]]:
+        """The start and end in ns of every backward; the last may have no end yet, and is left out."""
+        ends: dict[int, int] = {}
+        for row, (phase, end) in enumerate(zip(self._phases, self._times[1:], strict=False)):
+            if phase == Phase.BACKWARD:
+                ends[self._start[row]] = end
+        return [(self._times[start], end) for start, end in ends.items()]
+
     def end(self, row: int, step: StepRecord) -> int:
         """The end in ns of the phase of ``row``: the start of the next phase, or the end of the step."""
         return int(self._times[row + 1]) if row + 1 < len(self._times) else step.end_ns

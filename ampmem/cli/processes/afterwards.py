@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from shlex import quote
+from types import CodeType
 from typing import TYPE_CHECKING
 
+from ampmem.cli.options import ScriptOptions
 from ampmem.cli.processes.messages import Audience
 from ampmem.cli.processes.plan import Plan
 from ampmem.errors import ModelElsewhere, NothingRecorded
+from ampmem.failure import failure_of
 from ampmem.names import RAN_ON, RAN_ON_FAILED, RAN_ON_PREDICTED
 from ampmem.output import sized
 from ampmem.recorder.script import Target
@@ -307,3 +310,39 @@ def _times(count: int) -> str:
 def _steps(session: Session, which: str = "") -> str:
     count = session.outcome.recorded
     return f"{count} {which}step{'' if count == 1 else 's'}"
+
+
+# Scripts for a GPU, where torch sees none.
+
+_NO_GPU = (
+    "Torch not compiled with CUDA enabled",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+    "torch.cuda.is_available() is False",
+)
+"""What torch's errors say where a script needs CUDA and there is none."""
+
+
+def asks_for_cuda(code: CodeType) -> bool:
+    """Whether ``code``, or a function or class in it, names CUDA or a library that picks a device itself."""
+    texts = [*code.co_names, *(each for each in code.co_consts if isinstance(each, str))]
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return any(word in text for text in texts for word in ("cuda", "accelerat", "lightning", "Trainer")) or any(
+        map(asks_for_cuda, inner)
+    )
+
+
+def on_the_cpu(script: ScriptOptions) -> str:
+    """The words for a run that records the CPU only because torch sees no GPU."""
+    return f"; the memory is the CPU's, because torch sees no GPU: {_simulating(script)} simulates one"
+
+
+def without_gpu(script: ScriptOptions, failure: BaseException) -> str:
+    """The hint for a script that failed because torch sees no GPU; empty for any other failure."""
+    said = failure_of(failure).message
+    return f"; torch sees no GPU: {_simulating(script)} simulates one" if any(each in said for each in _NO_GPU) else ""
+
+
+def _simulating(script: ScriptOptions) -> str:
+    module = ("-m",) if script.as_module else ()
+    return " ".join(("ampmem profile --gpu 24GiB", *map(quote, (*module, script.script_or_module, *script.arguments))))

@@ -74,7 +74,7 @@ class Audience:
 
 
 class Person(Audience):
-    """A person reading stderr; steps are shown on a terminal only, in one changing line."""
+    """A person reading stderr; steps are shown on a terminal only."""
 
     def __init__(self) -> None:
         self._stream = sys.stderr  # the script may replace sys.stderr
@@ -98,9 +98,13 @@ class Person(Audience):
         self._terminal.show_styled(f"\n{text}\n")
 
     def step(self, ended: StepEnded) -> None:
-        """Print over the line before."""
-        last = ended.done == ended.wanted
-        self._terminal.step(f"step {ended.done} of {ended.wanted}", last=last)
+        """Print a line for steps 1, 2, 4, 8 and so on, and for the last.
+
+        No line is left open to be replaced: what the script prints meanwhile would continue it.
+        """
+        due = ended.done == ended.wanted or ended.done & (ended.done - 1) == 0
+        if due and self._terminal.is_screen():
+            self._terminal.say(f"step {ended.done} of {ended.wanted}")
 
 
 class Parent(Audience):

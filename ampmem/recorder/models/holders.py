@@ -109,10 +109,14 @@ class HolderLog:
                         )
 
     def _note_kept(self, optimizer: Any, known: set[int]) -> None:
-        """Log the tensors in attributes of ``optimizer``, which is not one of torch.optim's own."""
+        """Log the tensors in attributes of ``optimizer``, which is not one of torch.optim's own.
+
+        What it updates is not its state, nor are results of autograd: a differentiable optimizer holds updated weights.
+        """
         for name, tensor in _inside(optimizer, "", _DEPTH):
             address = self._log.storage_address(tensor)
-            if address and address not in known:
+            updated = name.startswith("param_groups[") or tensor.grad_fn is not None
+            if address and address not in known and not updated:
                 state = str(StateName(state=name.removesuffix("._value"), parameter=""))
                 self._log.fact(Fact.OPTIMIZER_STATE, address, self._log.texts.id(state), tensor=_plain(tensor))
 
@@ -356,9 +360,10 @@ _NO_HOLDERS_EITHER = (nn.Module, ModuleType, type, nn.Parameter)
 """Types that, with their subclasses, are not searched: the tensors of modules are known by other ways."""
 _SNAPSHOTS = sys.version_info < (3, 13)
 """Whether a function's ``f_locals`` is a dictionary that the frame keeps (before Python 3.13)."""
-_TAKE_SNAPSHOTS = frozenset({"locals", "eval", "exec"})
-_TAKE_SNAPSHOTS_ALONE = frozenset({"vars", "dir"})
-"""Functions that return that dictionary; those of the second set only when called without arguments."""
+_TAKE_SNAPSHOTS = frozenset({"locals", "eval", "exec", "vars", "dir"})
+"""Functions that return that dictionary; the last two only when called without arguments."""
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+"""The instructions that read a builtin."""
 _REFERENCES = 3
 """References to a dictionary that only its frame and ampmem have: the frame's, ours, and the query's argument."""
 
@@ -556,8 +561,8 @@ def _part(kind: type, key: Any) -> str | None:
     if issubclass(kind, dict):
         if type(key) is not str:
             return None
-        # Model libraries' outputs have their items as attributes, too.
-        return f"[{key!r}]" if kind is dict or not key.isidentifier() else f".{key}"
+        # Model libraries' outputs have their items as attributes, too, but setting one leaves the item in place.
+        return f"[{key!r}]"
     if issubclass(kind, tuple):
         fields = next((base.__dict__["_fields"] for base in kind.__mro__ if "_fields" in base.__dict__), ())
         return f".{fields[key]}" if key < len(fields) else f"[{key}]"
@@ -610,12 +615,12 @@ def _assignments(code: CodeType) -> dict[str, list[int]]:
 
 
 def _asks_for_locals(code: CodeType) -> bool:
-    if _TAKE_SNAPSHOTS.intersection(code.co_names):
-        return True
-    if not _TAKE_SNAPSHOTS_ALONE.intersection(code.co_names):
-        return False
+    if "locals" in code.co_names or not _TAKE_SNAPSHOTS.intersection(code.co_names):
+        return "locals" in code.co_names
     instructions = list(dis.get_instructions(code))
-    return any(
-        first.argval in _TAKE_SNAPSHOTS_ALONE and call.opname in ("PRECALL", "CALL") and call.arg == 0
+    # An attribute of such a name, as in model.eval(), is among the code's names, too.
+    loads = [first for first in instructions if first.opname in _LOADS or "builtins" in code.co_names]
+    return any(each.argval in ("eval", "exec") for each in loads) or any(
+        first.argval in ("vars", "dir") and call.opname in ("PRECALL", "CALL") and call.arg == 0
         for first, call in pairwise(instructions)
     )

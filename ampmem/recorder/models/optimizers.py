@@ -98,13 +98,12 @@ def twins_of(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
     are not compared: that would synchronize.
     """
     for place, parameter in enumerate(parameters):
-        if parameter.shape == copy.shape and _is_copy(copy, 0, parameter):
+        if parameter.shape == copy.shape and parameter.dtype != copy.dtype and _is_copy(copy, 0, parameter):
             return range(place, place + 1)
-    if copy.dim() == 1:
-        for first in range(len(parameters)):
-            row = _row_from(first, copy, parameters)
-            if row:
-                return row
+    for first in range(len(parameters)):
+        row = _row_from(first, copy, parameters)
+        if row:
+            return row
     return range(0)
 
 
@@ -115,7 +114,18 @@ def _row_from(first: int, copy: torch.Tensor, parameters: Sequence[torch.Tensor]
         if reached + parameter.numel() > copy.numel() or not _is_copy(copy, reached, parameter):
             break
         reached, last = reached + parameter.numel(), last + 1
-    return range(first, last) if reached and copy.numel() - reached < min(PADDING, reached) else range(0)
+    return range(first, last) if _is_whole(copy, reached, parameters[first:last]) else range(0)
+
+
+def _is_whole(copy: torch.Tensor, reached: int, row: Sequence[torch.Tensor]) -> bool:
+    """Whether ``copy`` consists of the ``row`` of ``reached`` elements and padding, some of it in another precision."""
+    padding = copy.numel() - reached
+    if not reached or all(parameter.dtype == copy.dtype for parameter in row):
+        return False
+    # Only flat tensors are padded; on a device, where no values are compared, a mixed row must fit exactly.
+    flat = copy.numel() == max(copy.shape, default=0)
+    told = _values(copy, 0) is not None or all(parameter.dtype != copy.dtype for parameter in row)
+    return padding < min(PADDING, reached) if flat and told else padding == 0
 
 
 _WAYS = 64
@@ -125,29 +135,32 @@ _WAYS = 64
 def chosen_from(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[int]:
     """Indices of the ``parameters`` in a flat ``copy`` in another precision, in order but with gaps.
 
-    Parameter groups are copied so: the weights without the biases, or some of the layers. The values must agree. On a
-    device, where values are not compared, only all matrices, or all others, are tried.
+    Parameter groups are copied so: the weights without the biases, or some of the layers; some may have the copy's own
+    precision, as norms do. The values must agree. On a device, where values are not compared, only all matrices, or all
+    others, are tried, first of those in another precision.
     """
     total = copy.numel()
-    if copy.dim() != 1 or not copy.is_floating_point():
+    if not copy.is_floating_point():
         return []
-    others = [(place, each) for place, each in enumerate(parameters) if each.dtype != copy.dtype]
+    every = list(enumerate(parameters))
+    others = [(place, each) for place, each in every if each.dtype != copy.dtype]
     if _values(copy, 0) is None:
-        for matrices in (True, False):
-            mine = [(place, each) for place, each in others if (each.dim() > 1) is matrices]
-            if sum(each.numel() for _, each in mine) == total:
-                return [place for place, _ in mine]
+        for pool in (others, every if others else []):
+            for matrices in (True, False):
+                mine = [(place, each) for place, each in pool if (each.dim() > 1) is matrices]
+                if sum(each.numel() for _, each in mine) == total:
+                    return [place for place, _ in mine]
         return []
     ways: dict[int, tuple[int, ...]] = {0: ()}
-    for place, parameter in others:
+    for place, parameter in every:
         for reached, places in list(ways.items()):
             further = reached + parameter.numel()
             if further <= total and further not in ways and len(ways) < _WAYS and _is_copy(copy, reached, parameter):
                 ways[further] = (*places, place)
     reached = max(ways)
-    fits = reached and total - reached < min(PADDING, reached)
-    found = list(ways[reached]) if fits else []
-    return found if any(any(_values(parameters[place], 0) or ()) for place in found) else []
+    found = list(ways[reached])
+    whole = _is_whole(copy, reached, [parameters[place] for place in found])
+    return found if whole and any(any(_values(parameters[place], 0) or ()) for place in found) else []
 
 
 def partition_of(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> range:
@@ -181,12 +194,12 @@ def _slice_from(start: int, copy: torch.Tensor, parameters: Sequence[torch.Tenso
 
 def _is_copy(copy: torch.Tensor, offset: int, parameter: torch.Tensor) -> bool:
     """Whether ``copy`` can hold ``parameter`` from its element ``offset`` on."""
-    if parameter.dtype == copy.dtype or not (parameter.is_floating_point() and copy.is_floating_point()):
+    if not (parameter.is_floating_point() and copy.is_floating_point()):
         return False
     mine, theirs = _values(copy, offset), _values(parameter, 0)
     if mine is None or theirs is None:
         return True
-    return all(map(_close, mine, theirs))
+    return mine == theirs if parameter.dtype == copy.dtype else all(map(_close, mine, theirs))
 
 
 def is_master(key: str, state: torch.Tensor, parameter: torch.Tensor) -> bool:

@@ -43,13 +43,20 @@ class ArmSeen:
 
 
 def arm_record(
-    seen: ArmSeen, parameters: Sequence[ParameterRecord], *, low: bool, forced: Arm = Arm.AS_IS, wrapped: bool = False
+    seen: ArmSeen,
+    parameters: Sequence[ParameterRecord],
+    *,
+    low: bool,
+    casts: bool,
+    forced: Arm = Arm.AS_IS,
+    wrapped: bool = False,
 ) -> ArmRecord:
     """The record of the forced precision, or else of the one seen: ``as-is`` if it is not known to be FP32 or AMP.
 
     ``low`` says whether any tensor had a type that autocast casts to: if compiled code ran, autocast may be inside it.
+    ``casts`` says whether forward has cast a parameter: without autocast, the script did so itself.
     """
-    known = seen.sampled and not seen.other and not (seen.compiled and low)
+    known = seen.sampled and not (seen.other or casts) and not (seen.compiled and low)
     name = forced
     if forced == Arm.AS_IS and seen.dtypes:
         name = Arm.AMP if seen.cache else Arm.AMP_NOCACHE

@@ -9,7 +9,7 @@ from ampmem.allocator.oom import OutOfMemoryReport
 from ampmem.allocator.trace import TraceRun, WhatIf
 from ampmem.analysis.activations import savings
 from ampmem.analysis.casts import Casts, CopyCount, ParameterCasts, StepCasts
-from ampmem.analysis.largest import HELD_BY, LARGEST, LargeAllocation
+from ampmem.analysis.largest import HELD_BY, MOST, LargeAllocation
 from ampmem.analysis.modules import ModuleMemory
 from ampmem.analysis.ops import plain_op, result_of, user_frame
 from ampmem.analysis.summary import Step, Summary
@@ -218,7 +218,7 @@ def render_largest(summary: Summary, layout: Layout) -> str:
     if not shown:
         return ""
     # The summary's list ends with these: there may be more like them.
-    last = top[-1] if len(top) >= LARGEST else None
+    last = top[-1] if len(top) >= MOST else None
     rows = [_row(group, more=last is not None and last in group) for group in shown]
     several = any(len(group) > 1 for group in shown)
     columns = [

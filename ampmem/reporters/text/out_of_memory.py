@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampmem.analysis.findings.base import Remedy, remedies
-from ampmem.analysis.largest import LARGEST, LargeAllocation
+from ampmem.analysis.largest import MOST, LargeAllocation
 from ampmem.analysis.ops import user_frames
 from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.parameters import Parameters
@@ -69,7 +69,7 @@ def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int
     Equal layers are one row.
     """
     groups = layers(found, what=_what, sizes=_size)
-    last = found[-1] if len(found) >= LARGEST else None  # there may be more like the last one
+    last = found[-1] if len(found) >= MOST else None  # there may be more like the last one
     sizes = [max(item.bytes for item in group) for group in groups]
     order = sorted(range(len(groups)), key=lambda i: -sizes[i])[:limit]
     return [

@@ -95,6 +95,12 @@ def summary_lines(found: WatchedSummary) -> Iterator[str]:
 def growth_line(found: WatchedSummary) -> str:
     """Whether live memory at the end of each step grows."""
     growth = found.growth
+    seen = next((part.first for part in reversed(found.full) if part.why is Why.GROWTH), None)
+    if growth is None and seen is not None:
+        return (
+            f"memory grew until step {seen}, from which on it was recorded in full; over all steps the rise at the end "
+            "of each is not more than their noise"
+        )
     if growth is None:
         few = f" (a verdict needs {LEAST_STEPS} steps)" if found.steps < LEAST_STEPS else ""
         return f"no growth seen in the memory allocated at the end of each step{few}"
@@ -127,6 +133,10 @@ def _shortage(found: Shortage, layout: Layout) -> str:
     return f"{text}\n\n{_held(found, layout)}" if found.held else text
 
 
+_NEWS = 0.01
+"""The share of the memory from which on a difference is new memory, and not rounding up to blocks."""
+
+
 def shortage_lines(found: Shortage) -> Iterator[str]:
     """How memory ran out, in sentences."""
     asked = "a block" if found.asked is None else format_bytes(found.asked)
@@ -138,7 +148,7 @@ def shortage_lines(found: Shortage) -> Iterator[str]:
     elif found.batch:
         yield f"the batch was {found.batch}, as in most steps before"
     more = max(found.held, key=_added, default=None)
-    if more is not None and _added(more) > 0:
+    if more is not None and _added(more) > 0 and _added(more) >= _NEWS * more.then:
         yield (
             f"{more.what} grew most: {format_bytes(more.then)}, compared with {format_bytes(more.before)} in the "
             "last full recording"

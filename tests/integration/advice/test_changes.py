@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -40,6 +42,26 @@ def foreach(changed: bool) -> None:
         optimizer.step()
 
 
+def foreach_of_a_loaded_state(changed: bool) -> None:
+    """``load_state_dict`` puts the saved setting back, so the option must be in the loaded state."""
+    model = nn.Sequential(nn.Embedding(2000, 64), nn.Flatten(), nn.Linear(64, 64))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    zeros = [torch.zeros_like(each) for each in model.parameters()]
+    states = {place: {"step": torch.ones(()), "exp_avg": zero, "exp_avg_sq": zero} for place, zero in enumerate(zeros)}
+    saved = optimizer.state_dict() | {"state": copy.deepcopy(states)}
+    del zeros, states
+    if changed:
+        for group in saved["param_groups"]:
+            group["fused"], group["foreach"] = True, None
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    optimizer.load_state_dict(saved)
+    del saved
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(torch.randint(0, 2000, (8, 1))).square().mean().backward()
+        optimizer.step()
+
+
 def logits(changed: bool) -> None:
     """A variable holds the logits through backward, which does not need them."""
     model = nn.Sequential(nn.Embedding(2048, 32), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 2048))
@@ -66,6 +88,98 @@ def shrunk_loss(changed: bool) -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+class Returning(nn.Module):
+    """As a language model that computes its loss in forward: the peak is there, with the step before's logits."""
+
+    def __init__(self, output: type[dict[str, Tensor]] = dict) -> None:
+        super().__init__()
+        self.body, self.head, self.output = nn.Embedding(2048, 32), nn.Linear(32, 2048), output
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        logits = self.head(self.body(tokens))
+        shifted = logits[:-1].contiguous()
+        return self.output(loss=F.cross_entropy(shifted, tokens[1:]), logits=logits)
+
+
+def logits_of_a_loss_in_forward(changed: bool) -> None:
+    model = Returning()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        loss, logits = model(torch.randint(0, 2048, (256,))).values()
+        if changed:
+            del logits
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+class Output(OrderedDict[str, Tensor]):
+    """As that of transformers: its items are attributes, too, and setting one to ``None`` leaves the item."""
+
+    def __post_init__(self) -> None:
+        self.__dict__.update(self)
+
+
+def entry_of_an_output(changed: bool) -> None:
+    """The loss is in the same output, so that the output itself must stay."""
+    model = Returning(Output)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        out: Any = model(torch.randint(0, 2048, (256,)))
+        if changed:
+            out["logits"] = None
+        out["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def accumulated(changed: bool) -> None:
+    """Each micro-batch's logits are held through its own backward."""
+    model = nn.Sequential(nn.Embedding(2048, 32), nn.Linear(32, 2048))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(STEPS):
+        for _ in range(2):
+            logits = model(torch.randint(0, 2048, (256,)))
+            loss = F.cross_entropy(logits * 1.0, torch.randint(0, 2048, (256,)))
+            if changed:
+                del logits
+            (loss / 2).backward()
+            logits = None
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def several_holders(changed: bool) -> None:
+    """The same logits are in two variables: both must go."""
+    model = nn.Sequential(nn.Embedding(2048, 32), nn.Linear(32, 2048))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(STEPS):
+        logits = outputs = model(torch.randint(0, 2048, (256,)))
+        loss = F.cross_entropy(logits * 1.0, torch.randint(0, 2048, (256,)))
+        if changed:
+            del logits, outputs
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def evaluation_with_a_graph(changed: bool) -> None:
+    """A variable keeps the graph of an evaluation, with autocast's copy of the weight, through the next step."""
+    layer, head = nn.Linear(256, 256), nn.Linear(256, 256)
+    optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()])
+    for step in range(STEPS + 1):
+        with autocast():
+            loss = head(layer(torch.randn(16, 256))).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1:
+            with autocast(), torch.no_grad() if changed else nullcontext():
+                kept = torch.randn(64, 256)
+                for _ in range(20):
+                    kept = torch.tanh(layer(kept))
 
 
 def late_gradients(changed: bool) -> None:
@@ -310,8 +424,14 @@ class Case(NamedTuple):
 
 CASES = (
     Case(foreach, "foreach-temporaries"),
+    Case(foreach_of_a_loaded_state, "foreach-temporaries"),
     Case(logits, "outputs-kept"),
     Case(shrunk_loss, "outputs-kept"),
+    Case(logits_of_a_loss_in_forward, "outputs-kept"),
+    Case(entry_of_an_output, "outputs-kept"),
+    Case(accumulated, "outputs-kept"),
+    Case(several_holders, "outputs-kept"),
+    Case(evaluation_with_a_graph, "outputs-kept"),
     Case(late_gradients, "gradients-through-forward"),
     Case(zeroed_in_place, "gradients-through-forward"),
     Case(outputs_of_the_step_before, "outputs-kept"),
@@ -326,6 +446,25 @@ CASES = (
     Case(gan, "gradients-through-forward"),
     Case(one_of_two_optimizers, "foreach-temporaries"),
 )
+
+
+@pytest.mark.parametrize(
+    ("train", "change"),
+    [
+        (
+            foreach_of_a_loaded_state,
+            'group["fused"] = True for each group in the param_groups of the state that the script loads, before '
+            "optimizer.load_state_dict(...), which puts the saved setting back",
+        ),
+        (entry_of_an_output, "out['logits'] = None after the loss, if nothing reads it later"),
+        (
+            evaluation_with_a_graph,
+            "with torch.no_grad(): around what makes `kept`, as nothing is backpropagated from it",
+        ),
+    ],
+)
+def test_the_change_is_written_as_it_must_be_made(train: Callable[[bool], None], change: str) -> None:
+    assert change in [each.change for each in recorded(Case(train, ""), changed=False).findings]
 
 
 def recorded(case: Case, *, changed: bool) -> Summary:
@@ -351,7 +490,11 @@ def test_the_peak_falls_by_what_the_advice_says(case: Case) -> None:
 
 
 def test_the_variable_that_holds_the_outputs_is_named() -> None:
-    (told,) = [finding for finding in recorded(CASES[1], changed=False).findings if finding.code == "outputs-kept"]
+    (told,) = [
+        finding
+        for finding in recorded(Case(logits, "outputs-kept"), changed=False).findings
+        if finding.code == "outputs-kept"
+    ]
     line = next(
         number for number, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "logits = model(" in text
     )

@@ -488,3 +488,76 @@ def test_the_documents_say_what_decides_every_category() -> None:
     for rule, (_, decides) in zip(RULES, rows, strict=False):
         said = {fact for fact in Fact if f"`{fact.name.lower()}`" in decides}
         assert said.issuperset(set(rule.names) - {Fact.SCRATCH}), rule
+
+
+@pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.BETWEEN])
+@pytest.mark.parametrize("use", [Fact.INPUT, Fact.SAVED])
+@pytest.mark.parametrize("stack", ["train.py:9", ""])
+def test_the_next_batch_may_be_made_before_backward(phase: Phase, use: Fact, stack: str) -> None:
+    """The last step's next batch is used in no step: the line that made it has made a batch before."""
+    story = Story()
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        if step:
+            story.fact(use, 0x100, "NllLossBackward0" * (use == Fact.SAVED))
+        story.enter(phase)
+        story.alloc(0x100 + step, 8, op="aten::randn", stack=stack)
+        story.alloc(0x200 + step, 16, op="aten::mul", stack=stack)  # a result of another op, such as a scaled loss
+        story.enter(Phase.BACKWARD)
+        story.enter(Phase.OPTIMIZER)
+        story.end()
+    found = analyse(story.recording()).classes.category.tolist()
+    assert [CATEGORIES[code] for code in found[::2]] == [Category.INPUTS] * 2
+    assert Category.INPUTS not in [CATEGORIES[code] for code in found[1::2]]
+
+
+def test_what_its_own_step_saves_is_not_the_next_batch() -> None:
+    story = Story()
+    for step in range(2):
+        story.begin(step)
+        story.enter(Phase.FORWARD)
+        story.alloc(0x100 + step, 8, op="aten::tanh", stack="train.py:9")
+        story.fact(Fact.SAVED, 0x100 + step, "TanhBackward0")
+        if step:
+            story.fact(Fact.SAVED, 0x100, "MulBackward0")  # a state that is carried on
+        story.enter(Phase.BACKWARD)
+        story.end()
+    assert category_of(story, 0) == category_of(story, 1) == Category.ACTIVATIONS
+
+
+def test_the_newest_result_has_the_category_of_those_before_it() -> None:
+    """A reference model's logits are held until the next step assigns them again; the last are never freed."""
+    story = Story()
+    story.begin(-1)
+    for step in range(4):
+        if step:
+            story.begin(step)
+        story.enter(Phase.EVALUATION)
+        story.alloc(0x100 + step, 8, op="aten::addmm", module="reference", stack="train.py:9")
+        story.fact(Fact.OUTPUT, 0x100 + step)
+        if step:
+            story.free(0xFF + step)
+        else:
+            story.begin(0)
+        story.enter(Phase.FORWARD)
+        story.enter(Phase.BACKWARD)
+        story.end()
+    story.alloc(0x900, 8, op="aten::add", module="reference", stack="train.py:9")  # what no step before had
+    story.fact(Fact.OUTPUT, 0x900)
+    story.fact(Fact.HELD, 0x103, "ref")
+    categories = [CATEGORIES[code] for code in analyse(story.recording()).classes.category]
+    assert categories == [Category.TEMPORARIES] * 4 + [Category.OTHER]
+
+
+def test_what_each_step_keeps_is_not_short_lived() -> None:
+    story = Story()
+    for step in range(3):
+        story.begin(step)
+        story.enter(Phase.EVALUATION)
+        story.alloc(0x100 + step, 8, op="aten::addmm", module="model", stack="train.py:9")
+        story.fact(Fact.OUTPUT, 0x100 + step)
+        story.enter(Phase.FORWARD)
+        story.enter(Phase.BACKWARD)
+        story.end()
+    assert {category_of(story, place) for place in range(3)} == {Category.OTHER}

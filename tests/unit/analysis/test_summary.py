@@ -514,14 +514,17 @@ def test_modules_come_in_the_order_of_the_model_each_above_its_own() -> None:
     assert (rows["h.0.attn"].gradients, rows["h.0"].gradients, rows["h.1"].gradients) == (11, 11, 0)
 
 
-def test_at_most_fifty_allocations_are_listed_the_largest() -> None:
+def test_fifty_allocations_are_listed_the_largest_and_all_like_the_last() -> None:
     story = small_run()
     story.begin(2)
-    for number in range(60):
-        story.alloc(0x10000 + number, 10_000 + number)
+    for number in range(49):
+        story.alloc(0x10000 + number, 20_000 + number)
+    for number in range(12):
+        story.alloc(0x20000 + number, 10_000)
+    story.alloc(0x30000, 5_000)
     story.end()
     top = summarize(story.recording()).top
-    assert [item.bytes for item in top] == [10_059 - number for number in range(50)]
+    assert [item.bytes for item in top] == [*(20_048 - number for number in range(49)), *[10_000] * 12]
 
 
 def test_no_step_is_an_error() -> None:

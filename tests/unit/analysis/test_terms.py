@@ -385,7 +385,8 @@ NO_STATE = [
     (parameter(), {"updated": False, "skipped": True}, K.UPDATES_SKIPPED),
     (parameter(), {"states_fate": Fates(gone=frozenset(), later=frozenset({"exp_avg of a"}))}, K.STATE_LATER),
     (parameter(), {"have_gradients": {"b"}}, K.NEVER_A_GRADIENT),
-    (parameter(), {"have_gradients": {"a"}, "had_gradient": {"a"}}, None),
+    (parameter(), {"have_gradients": {"a"}, "had_gradient": {"a"}}, K.NO_GRADIENT_AT_UPDATE),
+    (parameter(), {"have_gradients": {"a"}, "had_gradient": {"a"}, "at_update": {"a"}}, None),
     (parameter(), {}, None),
 ]
 

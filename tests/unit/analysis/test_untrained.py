@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 from build import Story
 
+from ampmem.analysis.analyse import analyse
+from ampmem.analysis.summary import summarize
+from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.classify import trained_in, untrained
-from ampmem.events import Fact, ParameterRecord, Recording
+from ampmem.events import Fact, ParameterRecord, Phase, Recording
 
 
 def parameter(text: str) -> ParameterRecord:
@@ -88,3 +91,32 @@ def test_memory_that_is_shared_is_trained_with_the_parameter_that_has_it() -> No
     assert trained_in(run) == {"model.head.weight", "model.embedding.weight"}
     other = recording("model.head.weight held", "teacher.head.weight shares=teacher.embedding.weight")
     assert trained_in(other) == {"model.head.weight"}
+
+
+def with_copies(*, recorded: bool) -> Recording:
+    """A trained parameter, a copy of it that was freed in the only step, and one that is alive at its end."""
+    story = Story()
+    story.parameter(0x1000, "weight", 10)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    for address, name in ((0x2000, "Copy.weight"), (0x3000, "Copy#2.weight")):
+        story.alloc(address, 40)
+        story.fact(Fact.PARAMETER, address, name)
+    story.free(0x2000)
+    story.enter(Phase.BACKWARD)
+    story.alloc(0x4000, 40)
+    story.fact(Fact.GRADIENT, 0x4000, "weight")
+    story.end()
+    told = story.recording()
+    (weight,) = (replace(record, model="(model)") for record in told.parameters)
+    copies = [replace(weight, name=f"{model}.weight", model=model) for model in ("Copy", "Copy#2")]
+    return replace(told, parameters=(weight, *copies[not recorded :]))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_copy_that_was_freed_is_untrained_and_counts_no_more(recorded: bool) -> None:
+    history = analyse(with_copies(recorded=recorded))
+    copies = history.lifetimes.bytes[history.classes.of(Category.UNTRAINED)]
+    assert copies.tolist() == [40, 40]
+    assert summarize(history.recording).parameters.untrained_count == 10
+    assert summarize(history.recording).parameters.untrained_bytes == 40

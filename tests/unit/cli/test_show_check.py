@@ -111,6 +111,15 @@ def test_a_model_that_is_nowhere_is_no_term_but_an_error(tmp_path: Path) -> None
     assert "no verdict on the static model" in output
 
 
+def test_a_rule_of_thumb_that_does_not_fit_is_said_and_is_not_an_error(tmp_path: Path) -> None:
+    recording = trained()
+    adam = replace(recording.optimizers[0], class_name="Adam")  # of which no state is there
+    path = write(tmp_path / "run.ampmem", replace(recording, optimizers=(adam,)))
+    code, output, _ = ampmem_here(tmp_path, "show", "--check", str(path))
+    assert "residual 0 B, the static model does not explain optimizer_state" in output
+    assert code == 0
+
+
 def test_a_file_that_cannot_be_read_fails_the_check_with_its_line(tmp_path: Path) -> None:
     good, bad = write(tmp_path / "good.ampmem", trained()), tmp_path / "none.ampmem"
     code, output, _ = ampmem_here(tmp_path, "show", "--check", str(bad), str(good))

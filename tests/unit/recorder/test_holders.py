@@ -119,6 +119,26 @@ def test_because_of_inputs_nobody_is_looked_for(monkeypatch: pytest.MonkeyPatch)
     HolderLog(log).note_rest(Models(log), [], AliveBlocks({64: 8 << 20}, 9 << 20), inputs={64})
 
 
+class DifferentiableOptimizer:
+    """As that of ``higher``: no torch.optim optimizer, with updated weights that autograd goes through."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        leaf = torch.ones(1000, requires_grad=True)
+        self.param_groups = [{"params": [weight, leaf]}]
+        self.state = {"momentum": weight * 2, "average": torch.zeros(1000)}
+
+
+def test_what_another_optimizer_updates_is_not_its_state() -> None:
+    optimizer = DifferentiableOptimizer(torch.ones(1000, requires_grad=True) * 3)
+    log = Log(RealAddresses())
+    HolderLog(log).note_rest(Models(log), [], None)
+    facts = log.take_facts()
+    state = {facts.address[row] for row, fact in enumerate(facts.fact) if fact == Fact.OPTIMIZER_STATE}
+    assert optimizer.state["average"].data_ptr() in state
+    others = [*optimizer.param_groups[0]["params"], optimizer.state["momentum"]]
+    assert not state & {tensor.data_ptr() for tensor in others}
+
+
 class Masked(nn.Module):
     def __init__(self, place: Callable[[torch.Tensor], object]) -> None:
         super().__init__()

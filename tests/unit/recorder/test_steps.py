@@ -370,6 +370,8 @@ FUNCTION = Marker(text="train.py:step", file=("train.py",), name="step")
         (StepOn.FOUND, "m f t b u t f", "FBf.bO.o|D.F"),
         (StepOn.FOUND, "m t f", "DSF"),
         (StepOn.FOUND, "m f b t u", "FBf.bO.o|"),
+        (StepOn.FOUND, "m f d b u", "FDFBf.bO.o|"),  # the next batch
+        (StepOn.FOUND, "m f d t b u", "FDFBf.bO.o|"),  # then a loss that is a module
         (StepOn.FOUND, "m f b d t u", "FBf.bD.D.O.o|"),
         (StepOn.FOUND, "m fbu d", STEP + "D."),
         # No optimizer: each backward, known at the next forward or at the end.
@@ -421,11 +423,82 @@ def test_an_update_begins_the_first_step_if_no_backward_was_seen() -> None:
     assert script.machine.begun
 
 
+@pytest.mark.parametrize(("closure", "expected"), [("fb", "OFBf.Ob"), ("fpb", "OFBf.ObBf.Ob"), ("fbb", "OFBf.ObBf.Ob")])
+def test_a_backward_in_a_closure_does_not_look_like_one_that_an_update_interrupts(closure: str, expected: str) -> None:
+    """A phase lies between two backwards of a closure, or the analysis puts the end of forward at the first of them."""
+    script = Script()
+    script.make(G)
+    script.act(script.machine.update_started())
+    for letter in closure:
+        if letter == "f":
+            script.forward(stepping=True)
+            continue
+        script.act(script.machine.backward_started(in_forward=False))
+        script.return_from_backward(differentiable=letter == "p", stepping=True)
+    script.act(script.machine.updated(G, 0, in_backward=False))
+    assert script.text == f"{expected}.o|"
+    assert script.said == []  # the update did see a forward
+
+
+def test_an_update_that_calls_no_module_says_that_none_was_seen() -> None:
+    script = Script()
+    script.play("m u fbu")
+    assert script.said == [FORWARD_UNSEEN]
+
+
 def test_nothing_is_waited_for_that_is_frozen() -> None:
     script = Script()
     script.make(G, D)
     script.optimizers[G].trains = False
-    assert script.play("hghbv") == "FFFBf.bO.o|"
+    assert script.play("hghbv hghbv.") == "FFFBf.bO.o|5FFFBf.bO.o|10"
+
+
+IN_TURN = {"G": "gh", "g": "g", "D": "gh", "d": "h"}
+"""The models that run before an update of G or D: a small letter is a loss of one model alone."""
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        ("GD GD GD", ["GD", "GD", "GD"]),
+        ("DG DG DG", ["DG", "DG", "DG"]),
+        ("GgDd GD GD GgDd GD", ["G", "gDd", "GD", "GD", "GgDd", "GD"]),
+        ("DDDG DDDG DDDG", ["D", "D", "DG", "DDDG", "DDDG"]),
+        ("DDDDDD", ["D"] * 6),
+    ],
+)
+def test_models_that_are_frozen_in_turn(updates: str, expected: list[str]) -> None:
+    """Which models train is known at each forward: a step goes on while the first one's is frozen.
+
+    A script that updates one optimizer again before the other's first update could be one that never updates the other,
+    so its first updates are steps of their own.
+    """
+    script, found = Script(), [""]
+    script.make(G, D)
+    for letter in updates.replace(" ", ""):
+        script.optimizers[G].trains, script.optimizers[D].trains = letter in "Gg", letter in "Dd"
+        for event in (*IN_TURN[letter], "b"):
+            ended = script.text.count("|")
+            script.play(event)
+            if script.text.count("|") > ended:
+                found.append("")
+        found[-1] += letter
+        script.play("u" if letter in "Gg" else "v")
+    assert [step for step in found if step] == expected
+
+
+def test_a_forward_of_both_models_before_one_is_frozen_again() -> None:
+    """As pix2pix trains: G runs once for both, before D, which was frozen while G trained, is made to train again."""
+    script = Script()
+    script.make(G, D)
+    for _ in range(2):
+        script.play("g")
+        script.optimizers[D].trains = True
+        script.play("hbv")
+        script.optimizers[D].trains = False
+        script.play("hbu")
+    script.play(".")
+    assert script.text == "FFBf.bO.oFBf.bO.o|7FFBf.bO.oFBf.bO.o|14"
 
 
 def test_a_frozen_model_is_waited_for_again_once_it_trains() -> None:
@@ -534,7 +607,7 @@ def test_inside_an_update_the_phase_goes_back_to_it() -> None:
     script.enter(grad=False)
     script.act(script.machine.forward_ended(raised=False, grad=False, stepping=True))
     script.act(script.machine.updated(G, 7, in_backward=False))
-    assert script.text == "OFBfObEO.o|"
+    assert script.text == "OFBf.ObEO.o|"
 
 
 def test_a_graph_made_inside_an_update_is_no_forward() -> None:
@@ -543,7 +616,7 @@ def test_a_graph_made_inside_an_update_is_no_forward() -> None:
     script.act(script.machine.update_started())
     script.act(script.machine.backward_started(in_forward=False))
     script.return_from_backward(differentiable=True, stepping=True)
-    assert script.text == "FOBfOb"
+    assert script.text == "FOBf.Ob"
 
 
 def test_variables_are_looked_at_only_so_often_in_a_step() -> None:

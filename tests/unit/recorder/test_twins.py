@@ -59,6 +59,31 @@ def test_on_a_device_a_flat_copy_of_all_matrices_is_known_by_its_size() -> None:
     assert chosen_from(torch.empty(26, device="meta"), mine) == []
 
 
+@pytest.mark.parametrize("shape", [(-1,), (1, -1), (-1, 1), (2, -1)])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_copy_of_several_parameters_may_have_any_shape(shape: tuple[int, ...], device: str) -> None:
+    mine = [each.to(device) for each in parameters(100, 30, 70)]
+    copy = torch.cat([each.float() for each in mine]).view(shape)
+    assert list(twins_of(copy, mine)) == [0, 1, 2]
+    padded = torch.cat([copy.reshape(-1), torch.zeros(8, device=device)]).view(shape)
+    assert list(twins_of(padded, mine)) == ([] if shape == (2, -1) else [0, 1, 2])
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_master_copy_may_contain_parameters_that_are_in_float32_themselves(device: str) -> None:
+    first, norm, last = parameters(100, 30, 70)
+    mine = [each.to(device) for each in (first, norm.float(), last)]
+    assert list(twins_of(torch.cat([each.float() for each in mine]), mine)) == [0, 1, 2]
+    matrices = [torch.randn(4, 5).bfloat16().to(device), torch.randn(3, 7).to(device)]
+    some = [matrices[0], mine[1], matrices[1]]
+    assert chosen_from(torch.cat([each.float().view(-1) for each in matrices]).view(1, -1), some) == [0, 2]
+    # What has the values of float32 parameters alone is another parameter, or a copy in the same precision.
+    assert not twins_of(mine[1].clone(), mine)
+    assert not chosen_from(mine[1].clone(), mine)
+    if device == "cpu":
+        assert not twins_of(torch.cat([first.float(), norm.float() * 1.001, last.float()]), mine)
+
+
 def test_a_master_copy_in_the_state_is_known_by_its_name_or_by_its_values() -> None:
     (half,) = parameters(50)
     master = half.float() * (1 + 2**-10)

@@ -76,7 +76,7 @@ class Silent:
     [
         (lambda kept: kept, "held"),
         (lambda kept: kept.view(-1), "held"),
-        (lambda kept: Output(logits=kept), "held.logits"),
+        (lambda kept: Output(logits=kept), "held['logits']"),
         (lambda kept: Result(kept), "held.logits"),
         (lambda kept: Pair(None, kept), "held.logits"),
         (lambda kept: {"logits": kept}, "held['logits']"),
@@ -179,6 +179,20 @@ def test_to_ask_for_the_variables_of_an_object_is_not_to_ask_for_the_functions_o
     assert [name for name, _ in script()] == ["held"]
 
 
+def test_a_method_called_eval_is_not_the_builtin(looks: Looks) -> None:
+    def script() -> list[tuple[str, str]]:
+        held = torch.ones(8)
+        torch.nn.Linear(1, 1).eval()
+        return looks.names_of(address_of(held))
+
+    def evaluates() -> list[tuple[str, str]]:
+        held = torch.ones(8)
+        return eval("looks.names_of(address_of(held))", {"looks": looks, "address_of": address_of, "held": held})  # type: ignore[no-any-return]
+
+    assert [name for name, _ in script()] == ["held"]
+    assert "held" not in [name for name, place in evaluates() if place.endswith("evaluates")]
+
+
 def test_a_snapshot_that_somebody_else_has_taken_is_not_emptied(looks: Looks) -> None:
     def script() -> tuple[list[tuple[str, str]], bool]:
         held = torch.ones(8)
@@ -212,4 +226,4 @@ def test_classes_come_and_go(looks: Looks) -> None:
     for _ in range(20):
         assert [name for name, _ in script({"__slots__": ()})] == ["tensor"]
         assert [name for name, _ in script({})] == ["tensor", "made.kept"]
-        assert [name for name, _ in script({}, dict)] == ["tensor", "made.kept"]
+        assert [name for name, _ in script({}, dict)] == ["tensor", "made['kept']"]

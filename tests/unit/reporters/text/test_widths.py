@@ -16,6 +16,7 @@ from failures import in_backward, in_forward
 from golden_texts import encoder, three
 from jobs import JOBS, jobs
 
+from ampmem.analysis import largest
 from ampmem.analysis.comparison import compare, entry_of
 from ampmem.analysis.estimate import prediction_of
 from ampmem.analysis.fit import FitResult, Memory, Vary, fit_result
@@ -25,6 +26,7 @@ from ampmem.analysis.static_model.recipes import PRECISIONS, recipe
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.events import Fact, Phase, PredictionRecord, Recording, TermsRecord
 from ampmem.reporters.base import EVERYTHING
+from ampmem.reporters.text import memory
 from ampmem.reporters.text.check import render_check, render_checks
 from ampmem.reporters.text.compare import render as render_comparison
 from ampmem.reporters.text.difference import render_difference
@@ -276,8 +278,14 @@ def test_equal_layers_are_one_row_with_their_number() -> None:
     ):
         assert row in text, table_of
     assert "transformer.h.10" not in text
-    # Of the largest allocations a summary has 50, so there may be more like the last.
-    assert "bfloat16 output of attention (49 or more)" in of_run(transformer(60))(Layout(width=160))
+    # Of the largest allocations a summary has 50 and all like the last, so each number is that of all layers.
+    assert "bfloat16 output of attention (60)" in of_run(transformer(60))(Layout(width=160))
+
+
+def test_of_more_equal_layers_than_a_summary_lists_there_may_be_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (largest, memory):
+        monkeypatch.setattr(place, "MOST", 55)
+    assert "bfloat16 output of attention (54 or more)" in of_run(transformer(60))(Layout(width=160))
 
 
 def test_layers_of_other_sizes_keep_their_rows() -> None:
