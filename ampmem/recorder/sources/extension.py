@@ -53,7 +53,7 @@ CPU = -1
 """The device of the CPU's blocks."""
 _BLOCK, _SPAN = 9, 5
 """Integers of a block and of a node in the extension's tables."""
-_COUNTS = ctypes.c_int64 * 3
+_COUNTS, _TAKEN = ctypes.c_int64 * 3, ctypes.c_int64 * 2
 _WORKSPACES_READ = 256
 """Maximum number of workspaces that are read: there is one for each thread and stream that multiplies matrices."""
 _TRIED = 4099
@@ -106,7 +106,7 @@ class CompiledExtension:
         """The same, but no other thread runs Python meanwhile: for functions that call Python."""
         self.library.ampmem_name.restype = ctypes.c_char_p
         self.library.ampmem_name.argtypes = (ctypes.c_int64,)
-        self.library.ampmem_take.argtypes = (ctypes.c_void_p, ctypes.c_int64) * 2
+        self.library.ampmem_take.argtypes = (*(ctypes.c_void_p, ctypes.c_int64) * 2, _TAKEN)
         self._names: list[str] = []
 
     def workspaces(self) -> set[int]:
@@ -138,11 +138,11 @@ class CompiledExtension:
 
     def take(self) -> Observed:
         """What was observed since the last call; recording goes on."""
-        counts = _COUNTS()
+        counts, taken = _COUNTS(), _TAKEN()
         self.library.ampmem_count(counts)
         blocks, spans = np.empty((counts[0], _BLOCK), np.int64), np.empty((counts[1], _SPAN), np.int64)
-        self.library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans))
-        time, address, size, total, device, name, own, number, thread = np.ascontiguousarray(blocks.T)
+        self.library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans), taken)
+        time, address, size, total, device, name, own, number, thread = np.ascontiguousarray(blocks[: taken[0]].T)
         return Observed(
             time_ns=time,
             address=address,
@@ -153,7 +153,7 @@ class CompiledExtension:
             own=own,
             number=number,
             thread=thread,
-            spans=spans,
+            spans=spans[: taken[1]],
             names=self._names_so_far(counts[2]),
         )
 

@@ -677,8 +677,12 @@ def gradient_hooks(parameter: torch.Tensor) -> Any:
 
 
 def forget_gradient_hooks(parameter: torch.Tensor) -> None:
-    """Reset ``parameter``, which has no hooks any more, to the state of never having had any."""
-    if gradient_hooks(parameter) is not None:
+    """Reset ``parameter``, which has no hooks any more, to the state of never having had any.
+
+    Its empty list of hooks stays while there are other threads: torch would free it at the next hook, and another
+    thread's backward may wait for the GIL to call its hooks.
+    """
+    if gradient_hooks(parameter) is not None and len(sys._current_frames()) == 1:
         setattr(parameter, _GRADIENT_HOOKS, None)
 
 
