@@ -6,6 +6,7 @@ runs several in reverse order.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -42,8 +43,7 @@ class _Entry:
     former: Any = None
 
 
-PASSED_OVER = " (importlib, _bootstrap)"
-"""The end of the file name of a function that passes calls on to the original."""
+_RESUME, _NOP = dis.opmap["RESUME"], dis.opmap["NOP"]
 _ABSENT = object()
 """Stands for an attribute that the owner does not have itself: it is inherited or computed."""
 
@@ -67,18 +67,23 @@ def replaced() -> list[tuple[Any, Any]]:
 
 def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """Replace ``owner.name``, which ``owner`` itself must have, by ``wrapper(original)``."""
-    return _put(owner, name, passed_over(wrapper(vars(owner)[name])))
+    return _put(owner, name, unseen(wrapper(vars(owner)[name])))
 
 
-def passed_over(function: _FunctionT) -> _FunctionT:
-    """Make warnings that count callers' frames (``stacklevel``) leave out ``function``, which is ours.
+def unseen(function: _FunctionT) -> _FunctionT:
+    """Make stacks, tracebacks and warnings leave out the frames of ``function``, which passes calls on to the script.
 
-    Python leaves out the frames of its import machinery, which it recognises by two words in the file name.
+    Python leaves out a frame that has not begun yet: its instruction ``RESUME`` is still to come. So the function gets
+    code without that instruction. ``sys._getframe()`` in it is the caller's frame, and it may not use what asks for the
+    frame that runs: ``super()`` without arguments, ``globals``, ``locals``.
     """
     if isinstance(function, FunctionType):
-        code = function.__code__
-        if not code.co_filename.endswith(PASSED_OVER):
-            function.__code__ = code.replace(co_filename=code.co_filename + PASSED_OVER)
+        instructions = bytearray(function.__code__.co_code)
+        for place in range(0, len(instructions), 2):
+            if instructions[place] == _RESUME:
+                instructions[place : place + 2] = _NOP, 0
+        if instructions != function.__code__.co_code:  # else another code object, and dynamo knows this one
+            function.__code__ = function.__code__.replace(co_code=bytes(instructions))
     return function
 
 

@@ -17,7 +17,7 @@ import torch
 
 from ampmem.additions import ADD, InPlaceAdditions
 from ampmem.events import Fact
-from ampmem.patching import Undo, added, patch
+from ampmem.patching import Undo, added, patch, unseen
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -223,6 +223,7 @@ class ForwardMode(TorchDispatchMode):
         # The default wraps the method in torch._dynamo.disable, whose first call imports all of dynamo.
         return False
 
+    @unseen
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DETACH or func is DEVICE:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -348,6 +349,7 @@ class SavedTensors:
                     self._log.misses.add(error)
             return tensor if tensor.is_leaf else unseen_detach(tensor), version_of(tensor)
 
+    @unseen
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
         """The tensor that :meth:`pack` kept; raises ``RuntimeError`` if it was overwritten since."""
         tensor, version = packed
