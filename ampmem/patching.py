@@ -73,17 +73,18 @@ def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
 def unseen(function: _FunctionT) -> _FunctionT:
     """Make stacks, tracebacks and warnings leave out the frames of ``function``, which passes calls on to the script.
 
-    Python leaves out a frame that has not begun yet: its instruction ``RESUME`` is still to come. So the function gets
-    code without that instruction. ``sys._getframe()`` in it is the caller's frame, and it may not use what asks for the
-    frame that runs: ``super()`` without arguments, ``globals``, ``locals``.
+    Python leaves out a frame that has not begun yet: its instruction ``RESUME`` is still to come. So that instruction
+    goes to the end of the code. The function may not use what asks for the frame that runs (``super()`` without
+    arguments, ``globals``, ``locals``), and signal handlers may run in it: it keeps no exception from the script.
     """
     if isinstance(function, FunctionType):
-        instructions = bytearray(function.__code__.co_code)
-        for place in range(0, len(instructions), 2):
-            if instructions[place] == _RESUME:
-                instructions[place : place + 2] = _NOP, 0
-        if instructions != function.__code__.co_code:  # else another code object, and dynamo knows this one
-            function.__code__ = function.__code__.replace(co_code=bytes(instructions))
+        code = function.__code__
+        instructions = code.co_code
+        begins = instructions[::2].index(_RESUME) * 2
+        if begins != len(instructions) - 2:  # else it is there already, and dynamo knows this code object
+            moved = instructions[begins : begins + 2]
+            rest = instructions[begins + 2 :]
+            function.__code__ = code.replace(co_code=instructions[:begins] + bytes((_NOP, 0)) + rest + moved)
     return function
 
 

@@ -74,7 +74,7 @@ class Spawner:
         def get_preparation_data(name: str) -> dict[str, Any]:
             data = original(name)
             # A DataLoader's workers and a Manager are spawned too, and a forked child inherits the patch.
-            if not loads_data(sys._getframe()) and os.getpid() == self._process:
+            if not loads_data(sys._getframe(1)) and os.getpid() == self._process:
                 with suppress(Exception):
                     data["ampmem"] = Passenger(ROOT, self._told())
             return data

@@ -27,7 +27,7 @@ def install(listener: Listener) -> Undo:
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def start(process: BaseProcess) -> Any:
-            if not loads_data(sys._getframe()):
+            if not loads_data(sys._getframe(1)):
                 listener.process_started()
             return original(process)
 

@@ -242,11 +242,7 @@ class ForwardMode(TorchDispatchMode):
         log.op(start, name, self.stacks.capture())
         self._additions.after(func, result)
         if reads:
-            try:
-                with without_functions():
-                    self._after(func, name, args, result, makes_storage)
-            except Exception as error:
-                log.misses.add(error)
+            self._after(func, name, args, result, makes_storage)
         return result
 
     def _chosen(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -273,7 +269,14 @@ class ForwardMode(TorchDispatchMode):
             self._log.misses.add(error)
             return 0, False, False
 
-    def _after(self, func: Any, name: int, args: Any, result: Any, makes_storage: bool) -> None:
+    def _after(self, *seen: Any) -> None:
+        try:
+            with without_functions():
+                self._note_result(*seen)
+        except Exception as error:
+            self._log.misses.add(error)
+
+    def _note_result(self, func: Any, name: int, args: Any, result: Any, makes_storage: bool) -> None:
         """Log the ``result`` of ``func``, which is not a view op."""
         results = result if isinstance(result, (tuple, list)) else (result,)
         self.saved.returned(name, results)

@@ -329,7 +329,7 @@ class UnseenByCompiled:
         @functools.wraps(original)
         def _maybe_set_eval_frame(callback: Any) -> Any:
             if get_ident() == self._thread:
-                frame = sys._getframe()  # dynamo's: this function has no frame of its own
+                frame = sys._getframe(1)
                 if frame.f_code.co_name == RUNS_COMPILED:
                     self._count_casts(id(frame))
                 # With the callback None or False dynamo compiles nothing.

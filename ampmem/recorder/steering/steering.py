@@ -379,7 +379,7 @@ class Steering:
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             if not torch.compiler.is_compiling() and self._may_open():
-                caller = sys._getframe().f_locals  # this function has no frame of its own
+                caller = sys._getframe(1).f_locals
                 self._scripts_own = has_autocast(caller.get("run_function", caller.get("fn")))
                 if not self._scripts_own:
                     self._open(0)
