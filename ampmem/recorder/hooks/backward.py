@@ -206,6 +206,7 @@ class BackwardHooks:
 
         return run
 
+    @never_compiled
     def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Note the start of the step's backward; whether it is one.
 
@@ -221,6 +222,7 @@ class BackwardHooks:
         self._started(_roots(args, kwargs))
         return True
 
+    @never_compiled
     def _goes_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the engine is about to run the step's backward."""
         if self._running or not self._listener.on_thread() or in_backward():
