@@ -115,6 +115,27 @@ def test_what_was_taken_is_gone_and_other_threads_are_not_seen(seeing: CompiledE
     assert rows(seeing.take()) == [(-4000, "")]
 
 
+def test_what_comes_between_the_count_and_the_take_is_taken_later(
+    seeing: CompiledExtension, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, empty = [torch.ones(1000)], np.empty
+
+    def interrupted(*arguments: Any) -> Any:  # by the engine's threads, or the garbage collector
+        kept.append(torch.ones(77))
+        return empty(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extension.np, "empty", interrupted)
+        assert rows(seeing.take()) == [(4000, "")]
+    assert rows(seeing.take()) == [(308, ""), (308, "")]
+    room = np.empty((0, 9), np.int64)
+    taken = (ctypes.c_int64 * 2)()
+    kept.append(torch.ones(9))
+    seeing.library.ampmem_take(room.ctypes.data, 0, room.ctypes.data, 0, taken)
+    assert list(taken) == [0, 0]
+    assert rows(seeing.take()) == [(36, "")]
+
+
 def test_it_leaves_no_profiler_behind(cache: Path) -> None:
     found = extension.find()
     assert found is not None
