@@ -27,6 +27,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
+from ampmem.own_code import is_only_thread
 from ampmem.patching import unseen
 from ampmem.recorder.torch_private.entries import ENTRIES, NOTHING, attribute, needed, optional, patched
 from ampmem.recorder.torch_private.entries import Place as Place
@@ -676,7 +677,7 @@ def forget_gradient_hooks(parameter: torch.Tensor) -> None:
     Its empty list of hooks stays while there are other threads: torch would free it at the next hook, and another
     thread's backward may wait for the GIL to call its hooks.
     """
-    if gradient_hooks(parameter) is not None and len(sys._current_frames()) == 1:
+    if gradient_hooks(parameter) is not None and is_only_thread():
         setattr(parameter, _GRADIENT_HOOKS, None)
 
 
