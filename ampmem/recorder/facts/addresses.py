@@ -87,7 +87,8 @@ def _scales(state: Any) -> Iterator[torch.Tensor]:
 
 
 _storage_of, _first_of = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
-_offset_of, _width_of = torch.Tensor.storage_offset, torch.Tensor.element_size
+_offset_of: Any = torch.Tensor.storage_offset
+_width_of = torch.Tensor.element_size
 """Torch's own methods: a subclass may override them."""
 
 
