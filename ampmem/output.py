@@ -26,6 +26,9 @@ from ampmem.units import format_bytes
 # Looked up now: a script may replace them.
 _write, _poll, _size_of, _wrap = os.write, select.poll, os.get_terminal_size, textwrap.wrap
 
+_STDERR = 2
+_first: dict[int, tuple[int, int, int]] = {}
+"""What :func:`_file_of` said of standard error at first, by process: a forked one may have another file there."""
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
 """An escape code that makes text bold, coloured or plain again."""
 
@@ -43,11 +46,15 @@ class Terminal:
     """Writes to ``stream``, which is ``None`` if Python found its descriptor closed.
 
     A line that cannot be written is not an error, and must not stay in a buffer: Python would write it again at exit,
-    fail, and exit with 120.
+    fail, and exit with 120. Nothing is written once the stream's descriptor is of another file, such as one of the
+    script's that was opened after standard error was closed.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
+        self._file = _file_of(stream)
+        if self._file is not None and self._file[0] == _STDERR:  # as it was when ampmem first spoke in this process
+            self._file = _first.setdefault(os.getpid(), self._file)
 
     def say(self, message: str) -> None:
         """Print one line, which begins with ampmem's name; on a screen it is :meth:`broken`."""
@@ -90,23 +97,25 @@ class Terminal:
 
     def write(self, text: str) -> None:
         """Write ``text`` unchanged, after everything that is still buffered."""
-        stream = self._stream
-        if stream is None:
+        stream, file = self._stream, _file_of(self._stream)
+        if stream is None or file != self._file:
             return
         with suppress(OSError, ValueError):
             stream.flush()
-            if _has_descriptor(stream):
-                _write_all(stream.fileno(), text.encode(stream.encoding, "backslashreplace"))
-            else:
+            if file is None:
                 stream.write(text)
+            else:
+                _write_all(file[0], text.encode(stream.encoding, "backslashreplace"))
 
 
-def _has_descriptor(stream: TextIO) -> bool:
+def _file_of(stream: TextIO | None) -> tuple[int, int, int] | None:
+    """The descriptor of ``stream``, and the device and inode of its file; ``None`` if it has none, or is closed."""
     try:
-        stream.fileno()
-    except OSError:  # OSError: a stream in memory; a closed one raises ValueError
-        return False
-    return True
+        descriptor = -1 if stream is None else stream.fileno()
+        status = os.fstat(descriptor)
+    except (AttributeError, OSError, ValueError):
+        return None
+    return descriptor, status.st_dev, status.st_ino
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

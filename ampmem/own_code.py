@@ -39,6 +39,11 @@ def is_running(file: str) -> bool:
     return False
 
 
+def is_only_thread() -> bool:
+    """Whether no other thread runs Python. If one does, torch's objects may change while they are looked at."""
+    return len(sys._current_frames()) == 1
+
+
 def script_line() -> str:
     """``FILE:LINE`` of the nearest frame that is neither ampmem's nor torch's, numpy's or safetensors'."""
     frame: FrameType | None = sys._getframe(1)

@@ -6,6 +6,7 @@ runs several in reverse order.
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -42,8 +43,7 @@ class _Entry:
     former: Any = None
 
 
-PASSED_OVER = " (importlib, _bootstrap)"
-"""The end of the file name of a function that passes calls on to the original."""
+_RESUME, _NOP = dis.opmap["RESUME"], dis.opmap["NOP"]
 _ABSENT = object()
 """Stands for an attribute that the owner does not have itself: it is inherited or computed."""
 
@@ -67,18 +67,24 @@ def replaced() -> list[tuple[Any, Any]]:
 
 def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """Replace ``owner.name``, which ``owner`` itself must have, by ``wrapper(original)``."""
-    return _put(owner, name, passed_over(wrapper(vars(owner)[name])))
+    return _put(owner, name, unseen(wrapper(vars(owner)[name])))
 
 
-def passed_over(function: _FunctionT) -> _FunctionT:
-    """Make warnings that count callers' frames (``stacklevel``) leave out ``function``, which is ours.
+def unseen(function: _FunctionT) -> _FunctionT:
+    """Make stacks, tracebacks and warnings leave out the frames of ``function``, which passes calls on to the script.
 
-    Python leaves out the frames of its import machinery, which it recognises by two words in the file name.
+    Python leaves out a frame that has not begun yet: its instruction ``RESUME`` is still to come. So that instruction
+    goes to the end of the code. The function may not use what asks for the frame that runs (``super()`` without
+    arguments, ``globals``, ``locals``), and signal handlers may run in it: it keeps no exception from the script.
     """
     if isinstance(function, FunctionType):
         code = function.__code__
-        if not code.co_filename.endswith(PASSED_OVER):
-            function.__code__ = code.replace(co_filename=code.co_filename + PASSED_OVER)
+        instructions = code.co_code
+        begins = instructions[::2].index(_RESUME) * 2
+        if begins != len(instructions) - 2:  # else it is there already, and dynamo knows this code object
+            moved = instructions[begins : begins + 2]
+            rest = instructions[begins + 2 :]
+            function.__code__ = code.replace(co_code=instructions[:begins] + bytes((_NOP, 0)) + rest + moved)
     return function
 
 

@@ -23,7 +23,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from ampmem.own_code import RECORDING_CODE
-from ampmem.patching import PASSED_OVER, Undo, patch
+from ampmem.patching import Undo, patch
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
@@ -273,19 +273,15 @@ def _nothing(number: int, frame: FrameType | None) -> None:
 def is_ours(frame: FrameType | None) -> bool:
     """Whether ``frame`` runs for ampmem: its code is, or was called by, ampmem's code that does not pass calls on.
 
-    Replacements of torch's functions pass calls on: the code that they call is the script's. The callbacks of weak sets
-    and dictionaries may belong to ampmem's.
+    Replacements of torch's functions pass calls on: the code that they call is the script's, and they have no frames
+    here (``patching.unseen``). The callbacks of weak sets and dictionaries may belong to ampmem's.
     """
-    innermost = frame
     while frame is not None:
         code = frame.f_code
         file = code.co_filename
         if file.startswith(RECORDING_CODE):
-            if code in _open:
-                return False
-            if frame is innermost or not file.endswith(PASSED_OVER):
-                return True
-        elif code.co_name in _KEEPS_ERRORS and file.endswith(_KEEPS_ERRORS[code.co_name]):
+            return code not in _open
+        if code.co_name in _KEEPS_ERRORS and file.endswith(_KEEPS_ERRORS[code.co_name]):
             return True
         frame = frame.f_back
     return False

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampmem.patching import Undo, hook, patch
-from ampmem.recorder.torch_private.general import BACKWARD, in_backward, on_step_before
+from ampmem.recorder.torch_private.general import LOSSES, in_backward, on_step_before
 from ampmem.results import GRADIENT, LOSS, ResultsWriter, Values
 
 
@@ -43,7 +43,7 @@ class Results:
         """Install patches and hooks; returns an undo that also closes the file."""
         with ExitStack() as undo:
             undo.callback(self.close)
-            undo.callback(patch(*BACKWARD[0], self._wrap_backward))
+            undo.callback(patch(*LOSSES, self._wrap_backward))
             undo.callback(hook(on_step_before, self._before_update))
             return undo.pop_all().close
 

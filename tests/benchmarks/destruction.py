@@ -1,13 +1,18 @@
 """Testing to destruction: how many tries of each class, and how many of them ended otherwise than they must.
 
-    python tests/benchmarks/destruction.py [--kills 500] [--mutations 2000] [--seed 0] [CLASS...]
+    python tests/benchmarks/destruction.py [--kills 500] [--mutations 2000] [--threads 500] [--seed 0]
+        [--sanitize address|thread] [CLASS...]
 
 ``kills``: ``ampmem profile`` is killed at a random instant, before a random SQL statement, at a random step of SQLite's
 inside one, or in the write that makes a file larger than a random size. Each step that had ended is in the recording,
 with the model's parameters and the optimizer. ``watched``: the same for ``ampmem watch``. ``guests``: programs run
 plain and under ampmem; exit code, output, losses, random numbers and what is left in torch are the same. ``mutations``
 and ``watched-mutations``: damaged and handmade recordings, and watched runs, give a right answer or one clear line.
-``streams``: closed and broken streams, full disks and limits; the script ends as it does without ampmem.
+``streams``: closed and broken streams, full disks and limits; the script ends as it does without ampmem. ``threads``:
+four threads train four models, recorded by the C++ extension, to the end or for the first steps; the program ends with
+the losses that it has without ampmem. ``--sanitize`` compiles the extension with gcc's sanitizer of that name for it: a
+report that names the extension is a failure (``thread`` takes about 15 times as long; torch and Python are not compiled
+so, and what happens there alone is left out).
 
 The table is printed; what failed, before it. Exits with 1 when anything did.
 """
@@ -29,12 +34,13 @@ sys.path[:0] = [str(_TESTS / name) for name in ("unit", "integration", "integrat
 
 import click  # noqa: E402
 import streams  # noqa: E402
-from guest import NAMES, beside  # noqa: E402
+from guest import NAMES, PROGRAMS, beside  # noqa: E402
 from hostile import mutations  # noqa: E402
 from ready_python import ready_python  # noqa: E402
 from tabulate import tabulate  # noqa: E402
 
 from ampmem.errors import AmpmemError  # noqa: E402
+from ampmem.recorder.sources import extension  # noqa: E402
 from ampmem.recording import read  # noqa: E402
 from ampmem.recording.watched_file import read_watched  # noqa: E402
 
@@ -176,7 +182,46 @@ def broken(folder: Path) -> Iterator[Callable[[], list[str]]]:
         yield lambda closed=closed, where=where: [f"{closed}: {line}" for line in streams.run_closed(closed, where)]  # type: ignore[misc]
 
 
-def classes(folder: Path, wanted: dict[str, int], seed: int) -> dict[str, Iterator[Callable[[], list[str]]]]:
+THREADED = "trains_on_threads"
+RECORDED_STEPS = ("2", "1000")
+"""Steps that are recorded: the recording ends while all threads train, or with them."""
+SANITIZERS = {"address": "libasan.so", "thread": "libtsan.so"}
+OPTIONS_OF_SANITIZERS = {
+    "ASAN_OPTIONS": "detect_leaks=0:exitcode=66",
+    "TSAN_OPTIONS": "report_signal_unsafe=0:exitcode=0:history_size=4",
+}
+
+
+def on_threads(folder: Path, count: int, sanitizer: str | None) -> Iterator[Callable[[], list[str]]]:
+    """The tries of the class ``threads``; the extension is compiled into ``folder``."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), extension.VARIABLE: "on"}
+    python = ready_python()
+    if sanitizer is not None:  # it must be there before Python is
+        library = run(["gcc", f"-print-file-name={SANITIZERS[sanitizer]}"], capture_output=True, text=True, check=True)
+        environment |= {"CXX": f"c++ -g -O1 -fsanitize={sanitizer}", "LD_PRELOAD": library.stdout.strip()}
+        environment |= OPTIONS_OF_SANITIZERS
+        python = sys.executable
+    run([sys.executable, "-m", "ampmem", "extension"], env=environment, capture_output=True, check=True)
+    script = str(PROGRAMS / f"{THREADED}.py")
+    plain = run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+    for number in range(count):
+        steps = RECORDED_STEPS[number % len(RECORDED_STEPS)]
+        options = ("profile", "--run-to-end", "--quiet", "--steps", steps, "-o", f"threads-{number}.ampmem", script)
+        command = [python, "-m", "ampmem", *options]
+        yield lambda command=command: _threaded(folder, command, environment, plain)  # type: ignore[misc]
+
+
+def _threaded(folder: Path, command: list[str], environment: dict[str, str], plain: str) -> list[str]:
+    """One run of the program with threads; what is wrong with its end."""
+    done = run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    reports = [report for report in done.stderr.split("=" * 18 + "\n") if extension.path().name in report]
+    wrong = [] if (done.returncode, done.stdout) == (0, plain) else [f"{done.returncode}: {done.stdout}{done.stderr}"]
+    return wrong + reports
+
+
+def classes(
+    folder: Path, wanted: dict[str, int], seed: int, sanitizer: str | None
+) -> dict[str, Iterator[Callable[[], list[str]]]]:
     """Every class that there is, by name."""
     return {
         "kills": kills(folder, wanted["kills"], seed),
@@ -185,6 +230,7 @@ def classes(folder: Path, wanted: dict[str, int], seed: int) -> dict[str, Iterat
         "mutations": damaged(wanted["mutations"], seed, mutations.RECORDINGS),
         "watched-mutations": damaged(wanted["mutations"], seed, ["watched"]),
         "streams": broken(folder),
+        "threads": on_threads(folder, wanted["threads"], sanitizer),
     }
 
 
@@ -203,13 +249,16 @@ def tried(name: str, tries: Iterator[Callable[[], list[str]]]) -> tuple[int, int
 @click.command()
 @click.option("--kills", default=500, show_default=True)
 @click.option("--mutations", default=2000, show_default=True)
+@click.option("--threads", default=500, show_default=True)
+@click.option("--sanitize", type=click.Choice(tuple(SANITIZERS)), help="For threads.")
 @click.option("--seed", default=0, show_default=True)
 @click.argument("names", nargs=-1, metavar="[CLASS]...")
-def main(kills: int, mutations: int, seed: int, names: tuple[str, ...]) -> None:
+def main(kills: int, mutations: int, threads: int, sanitize: str | None, seed: int, names: tuple[str, ...]) -> None:
     """Try to break it, and count."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and their children
     with TemporaryDirectory() as folder:
-        found = classes(Path(folder), {"kills": kills, "mutations": mutations}, seed)
+        wanted = {"kills": kills, "mutations": mutations, "threads": threads}
+        found = classes(Path(folder), wanted, seed, sanitize)
         rows = [(name, *tried(name, tries)) for name, tries in found.items() if not names or name in names]
     print(tabulate(rows, headers=("class", "tries", "failures"), tablefmt="github"))
     sys.exit(any(failures for _, _, failures in rows))

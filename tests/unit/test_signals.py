@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ampmem.own_code import RECORDING_CODE
-from ampmem.patching import PASSED_OVER
+from ampmem.patching import unseen
 from ampmem.signals import SIGNALS, is_ours, let_in
 
 
@@ -37,10 +37,10 @@ def held() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def ours(function: Callable[..., Any], ending: str = "") -> Any:
+def ours(function: Callable[..., Any]) -> Any:
     """``function`` as one of ampmem's recorder."""
     assert isinstance(function, FunctionType)
-    function.__code__ = function.__code__.replace(co_filename=f"{RECORDING_CODE[0]}some.py{ending}")
+    function.__code__ = function.__code__.replace(co_filename=f"{RECORDING_CODE[0]}some.py")
     return function
 
 
@@ -98,7 +98,7 @@ def test_what_is_called_by_ampmems_code_waits_too_but_for_what_it_passes_calls_o
         return "later"
 
     asks = ours(lambda look: look())
-    passes_on = ours(lambda original: original(), PASSED_OVER)
+    passes_on = unseen(ours(lambda original: original()))
     assert passes_on(script) == "at once"
     said = []
     with pytest.raises(Timeout):

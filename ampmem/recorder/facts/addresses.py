@@ -87,6 +87,8 @@ def _scales(state: Any) -> Iterator[torch.Tensor]:
 
 
 _storage_of, _first_of = torch.Tensor.untyped_storage, torch.Tensor.data_ptr
+_offset_of: Any = torch.Tensor.storage_offset
+_width_of = torch.Tensor.element_size
 """Torch's own methods: a subclass may override them."""
 
 
@@ -120,9 +122,12 @@ class RealAddresses:
     @staticmethod
     def storage_address(tensor: torch.Tensor) -> int:
         try:
+            if type(tensor) in PLAIN and (start := _first_of(tensor)):
+                # Without an object of Python's for the storage: torch counts its references wrongly if such an object
+                # is made while another thread, which needs no GIL for that, uses the storage.
+                offset = _offset_of(tensor)
+                return start - offset * _width_of(tensor) if offset else start
             storage = _storage_of(tensor)
-            if type(tensor) in PLAIN:
-                return storage.data_ptr()
             # Reading a fake tensor's data_ptr() makes torch warn.
             return storage.data_ptr() if storage.device.type != "meta" else 0
         except (RuntimeError, NotImplementedError, ValueError):

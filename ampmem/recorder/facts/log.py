@@ -218,7 +218,9 @@ class Log:
         ``tensor`` is the tensor with that storage that the fact is about, if there is one.
         """
         dtype, shape = (0, 0) if tensor is None else self._kind(tensor)
-        self._facts += (time_ns() if at is None else at, address, fact, name, module, dtype, shape if address else 0)
+        now = time_ns() if at is None else at
+        # Not +=, which another thread may be interrupted in, and then puts a list back that was taken meanwhile.
+        self._facts.extend((now, address, fact, name, module, dtype, shape if address else 0))
 
     def _kind(self, tensor: torch.Tensor) -> tuple[int, int]:
         """Text ids of ``tensor``'s dtype and shape."""
@@ -245,7 +247,7 @@ class Log:
                     dtype, shape = self._kinds[part.dtype, part.shape]
                 except (KeyError, RuntimeError, TypeError):
                     dtype, shape = self._kind(part)
-                self._facts += (now, address, fact, name, module, dtype, shape if address else 0)
+                self._facts.extend((now, address, fact, name, module, dtype, shape if address else 0))
                 if self._see is not None and fact in _TOLD:
                     self._see(part, kept=fact in _KEPT)
         except Exception as error:  # of a subclass that does not let it be asked

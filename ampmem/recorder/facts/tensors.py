@@ -85,7 +85,7 @@ class TensorReader:
             ("keep", (_I64, _I64, address, _I64), None),
             ("hook", (one, _I64, _I64, _I64), one),
             ("count", (_POINTER,), _I64),
-            ("take", (address,), None),
+            ("take", (address, _I64), _I64),
         ):
             function = getattr(library, f"ampmem_tensors_{name}")
             function.argtypes, function.restype = arguments, result
@@ -146,7 +146,7 @@ class TensorReader:
         if not count:
             return None
         facts = np.empty((count, _FACT), np.int64)
-        self._library.ampmem_tensors_take(facts.ctypes.data)
+        facts = facts[: self._library.ampmem_tensors_take(facts.ctypes.data, count)]
         hooked = np.flatnonzero(facts[:, -1] < 0)
         if len(hooked):
             self._forms.learn(forms.value)

@@ -20,7 +20,8 @@ from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import (
-    BACKWARD,
+    ENGINE,
+    FIRST_GRADIENTS,
     below_functorch,
     compiles_backward,
     forget_gradient_hooks,
@@ -152,56 +153,92 @@ def _nothing() -> None:
 
 
 class BackwardHooks:
-    """Wraps ``torch.autograd.backward`` and ``grad``, and the function of the engine that both call.
+    """Wraps the two functions of ``torch.autograd`` that its ``backward`` and ``grad`` call.
 
-    The first gradient, ``ones_like(loss)``, is made before the engine runs but belongs to backward; if a script
-    imported ``backward`` by name before the session began, only the engine's function is wrapped.
+    The first one makes ``ones_like(loss)``, which belongs to backward; the second one runs the engine. ``backward`` and
+    ``grad`` stay torch's own: scripts import them by name, and dynamo knows them by identity.
     """
 
     def __init__(self, listener: Listener, misses: Misses) -> None:
         self._listener = listener
-        self._misses = misses
-        self._read_loss = misses.guarded(_scalar)
+        self._started, self._ended = misses.guarded(self._note_start), misses.guarded(self._note_end)
+        self._only_shapes, self._read_loss = misses.guarded(_only_shapes), misses.guarded(_scalar)
+        self._begun = False
+        """Whether the first gradients were made, and the engine has not run yet."""
         self._running = False
         """Whether the recorded thread is inside the engine."""
 
     def install(self) -> Undo:
         """Install the patches; returns their undo."""
         with ExitStack() as undo:
-            for place in BACKWARD:
-                undo.callback(patch(*place, self._wrap))
+            undo.callback(patch(*FIRST_GRADIENTS, self._wrap_first))
+            undo.callback(patch(*ENGINE, self._wrap_engine))
             return undo.pop_all().close
 
-    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        listener = self._listener
-        started, ended = self._misses.guarded(self._started), self._misses.guarded(self._ended)
-        only_shapes = self._misses.guarded(_only_shapes)
+    def _wrap_first(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @passed_on_uncompiled
+        @functools.wraps(original)
+        def make(*args: Any, **kwargs: Any) -> Any:
+            begins, raised = self._begins(args, kwargs), True
+            try:
+                gradients = original(*args, **kwargs)
+                raised = False
+                return gradients
+            finally:
+                if begins and raised:
+                    self._end(args, kwargs, None, raised=True)
 
+        return make
+
+    def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @passed_on_uncompiled
         @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
-            # Not the step's backward: a call inside another one, in a trace of torch.compile, or for shapes alone.
-            if self._running or not listener.on_thread() or in_backward() or makes_graph() or only_shapes(args, kwargs):
+            if not self._goes_on(args, kwargs):
                 return original(*args, **kwargs)
-            self._running = True
             raised, result = True, None
             try:
-                started(args, kwargs)
                 result = original(*args, **kwargs)
                 raised = False
                 return result
             finally:
-                self._running = False
-                ended(raised, original.__name__, args, kwargs, result)
+                self._end(args, kwargs, result, raised=raised)
 
         return run
 
-    def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        loss = self._read_loss(_roots(args, kwargs)) if self._listener.recording else None
-        self._listener.backward_started(loss)
+    @never_compiled
+    def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Note the start of the step's backward; whether it is one.
 
-    def _ended(self, raised: bool, entry: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        made_graph = not raised and _creates_graph(entry, args, kwargs)
+        It is not inside another one, in a trace of torch.compile, or for shapes alone.
+        """
+        if self._running or not self._listener.on_thread() or in_backward() or makes_graph():
+            return False
+        if self._begun:  # the engine has never run: vmap refused the gradients
+            self._end(args, kwargs, None, raised=True)
+        if self._only_shapes(_roots(args, kwargs)):
+            return False
+        self._begun = True
+        self._started(_roots(args, kwargs))
+        return True
+
+    @never_compiled
+    def _goes_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the engine is about to run the step's backward."""
+        if self._running or not self._listener.on_thread() or in_backward():
+            return False
+        self._running = self._begun or self._begins(args, kwargs)
+        return self._running
+
+    def _end(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, raised: bool) -> None:
+        self._begun = self._running = False
+        self._ended(args, kwargs, result, raised)
+
+    def _note_start(self, roots: Any) -> None:
+        self._listener.backward_started(self._read_loss(roots) if self._listener.recording else None)
+
+    def _note_end(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, raised: bool) -> None:
+        made_graph = not raised and _creates_graph(args, kwargs)
         gradients = [each for each in result or () if is_tensor(each) and of_functorch(each)]
         if gradients:
             self._listener.remark(FUNCTIONAL)
@@ -210,24 +247,18 @@ class BackwardHooks:
         self._listener.backward_ended(raised=raised, differentiable=made_graph)
 
 
-_CREATE_GRAPH = {"backward": 3, "grad": 4}
-"""Position of the argument ``create_graph``, by function."""
-
-
-def _creates_graph(entry: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether backward is differentiable (``create_graph``), so more is computed from the gradients."""
-    place = _CREATE_GRAPH.get(entry, 3)  # 3 in the engine's function, too
-    return bool(kwargs.get("create_graph", args[place] if len(args) > place else False))
+def _creates_graph(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the engine makes backward differentiable (``create_graph``), so more is computed from the gradients."""
+    return bool(kwargs.get("create_graph", args[3] if len(args) > 3 else False))
 
 
 def _roots(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The tensors that backward starts from."""
-    return args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+    return args[0] if args else kwargs.get("outputs", kwargs.get("t_outputs"))
 
 
-def _only_shapes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _only_shapes(roots: Any) -> bool:
     """Whether only shapes are computed, as when pipeline stages agree on what they will exchange."""
-    roots = _roots(args, kwargs)
     tensors = roots if isinstance(roots, (tuple, list)) else (roots,)
     return bool(tensors) and all(is_tensor(tensor) and tensor.is_meta for tensor in tensors)
 

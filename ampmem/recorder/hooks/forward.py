@@ -17,7 +17,7 @@ import torch
 
 from ampmem.additions import ADD, InPlaceAdditions
 from ampmem.events import Fact
-from ampmem.patching import Undo, added, patch
+from ampmem.patching import Undo, added, patch, unseen
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -223,6 +223,7 @@ class ForwardMode(TorchDispatchMode):
         # The default wraps the method in torch._dynamo.disable, whose first call imports all of dynamo.
         return False
 
+    @unseen
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DETACH or func is DEVICE:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -241,11 +242,7 @@ class ForwardMode(TorchDispatchMode):
         log.op(start, name, self.stacks.capture())
         self._additions.after(func, result)
         if reads:
-            try:
-                with without_functions():
-                    self._after(func, name, args, result, makes_storage)
-            except Exception as error:
-                log.misses.add(error)
+            self._after(func, name, args, result, makes_storage)
         return result
 
     def _chosen(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -272,7 +269,14 @@ class ForwardMode(TorchDispatchMode):
             self._log.misses.add(error)
             return 0, False, False
 
-    def _after(self, func: Any, name: int, args: Any, result: Any, makes_storage: bool) -> None:
+    def _after(self, *seen: Any) -> None:
+        try:
+            with without_functions():
+                self._note_result(*seen)
+        except Exception as error:
+            self._log.misses.add(error)
+
+    def _note_result(self, func: Any, name: int, args: Any, result: Any, makes_storage: bool) -> None:
         """Log the ``result`` of ``func``, which is not a view op."""
         results = result if isinstance(result, (tuple, list)) else (result,)
         self.saved.returned(name, results)
@@ -348,6 +352,7 @@ class SavedTensors:
                     self._log.misses.add(error)
             return tensor if tensor.is_leaf else unseen_detach(tensor), version_of(tensor)
 
+    @unseen
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
         """The tensor that :meth:`pack` kept; raises ``RuntimeError`` if it was overwritten since."""
         tensor, version = packed

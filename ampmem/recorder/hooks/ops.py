@@ -26,7 +26,7 @@ _OUTPUT, _SAVED, _USE, _TO_COPY, _COPY = range(5)
 """The kinds of rows in the table of facts."""
 _VIEW, _LEAF = 1, 2
 _I64 = ctypes.c_int64
-_COUNTS = _I64 * 7
+_COUNTS, _TAKEN = _I64 * 7, _I64 * 2
 _POINTER = ctypes.POINTER(_I64)
 
 
@@ -48,7 +48,7 @@ class OpRecorder:
         """Ids in the recording of the extension's names and stacks."""
         self._forms = Forms(library.ampmem_ops_form, log.texts.id)
         library.ampmem_ops_start.argtypes = (_I64, ctypes.c_void_p)
-        library.ampmem_ops_take.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        library.ampmem_ops_take.argtypes = (*(ctypes.c_void_p, _I64) * 2, _TAKEN)
         library.ampmem_ops_name.argtypes, library.ampmem_ops_name.restype = (_I64,), ctypes.c_char_p
         library.ampmem_ops_stack.argtypes, library.ampmem_ops_stack.restype = (_I64, ctypes.POINTER(_POINTER)), _I64
         library.ampmem_ops_holders.argtypes, library.ampmem_ops_holders.restype = (_I64,), _I64
@@ -97,8 +97,9 @@ class OpRecorder:
         if call is None:
             self._library.ampmem_ops_before(None)
             return
-        self._before = _called_from_cpp(call)
-        self._library.ampmem_ops_before(self._before)
+        before = _called_from_cpp(call)
+        self._library.ampmem_ops_before(before)
+        self._before = before  # not earlier: C++ has the one that is freed now
 
     def counts(self) -> list[int]:
         """The numbers of ops, facts, names, forms and stacks; of ops that need a mode; the name of the running op."""
@@ -126,7 +127,9 @@ class OpRecorder:
         if not op_count and not fact_count:
             return
         ops, facts = np.empty((op_count, _OP), np.int64), np.empty((fact_count, _FACT), np.int64)
-        self._library.ampmem_ops_take(ops.ctypes.data, facts.ctypes.data)
+        taken = _TAKEN()
+        self._library.ampmem_ops_take(ops.ctypes.data, op_count, facts.ctypes.data, fact_count, taken)
+        ops, facts = ops[: taken[0]], facts[: taken[1]]
         self._learn_names(names)
         self._forms.learn(forms)
         self._learn_stacks(stacks)

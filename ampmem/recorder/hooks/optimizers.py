@@ -123,9 +123,9 @@ class OptimizerHooks:
         return replace(record, optimizer=optimizer, held=held)
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._go_last()
         if not self._listener.on_thread():
             return
+        self._go_last()
         stepping = self._update.stepping
         if stepping:  # a step inside another, or an earlier step raised
             running = running_steps()

@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 
 from ampmem.events import Fact
 from ampmem.names import StateName
-from ampmem.own_code import OWN_FOLDERS, RECORDING_CODE, RUNNER, is_torch
+from ampmem.own_code import OWN_FOLDERS, RECORDING_CODE, RUNNER, is_only_thread, is_torch
 from ampmem.recorder.facts.addresses import PLAIN, AliveBlocks, parts_of
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_nn_parameter, is_tensor, states_of
 from ampmem.recorder.facts.log import Log
@@ -164,16 +164,22 @@ class HolderLog:
     def _by_address(self, tensors: Iterable[Tensor]) -> dict[int, tuple[int, Tensor]]:
         """The storages of ``tensors`` by address: their bytes, and one tensor of each."""
         found: dict[int, tuple[int, Tensor]] = {}
+        alone = is_only_thread()
         for tensor in tensors:
             address = self._log.storage_address(tensor)
             if address and address not in found:
-                found[address] = (Tensor.untyped_storage(tensor).nbytes(), tensor)
+                as_it_is = type(tensor) in PLAIN and not alone  # another thread may use the storage: see addresses.py
+                size = tensor.nbytes if as_it_is else Tensor.untyped_storage(tensor).nbytes()
+                found[address] = (size, tensor)
         return found
 
     def _known(self, models: Models, states: Iterable[Any]) -> set[int]:
         """Addresses of parameters, their gradients, buffers, and ``states``."""
-        parameters: list[Tensor] = [parameter for _, parameter in models.parameters()]
-        gradients = [grad for parameter in parameters if (grad := gradient_of(parameter)) is not None]
+        slots, alone = list(models.parameters()), is_only_thread()
+        parameters: list[Tensor] = [parameter for _, parameter in slots]
+        # Another thread's backward may be replacing the gradients of a model that has not run here.
+        ours = (parameter for slot, parameter in slots if alone or slot.path_id in self._log.entered)
+        gradients = [grad for parameter in ours if (grad := gradient_of(parameter)) is not None]
         buffers = [buffer for _, buffer in models.buffers()]
         tensors = [*parameters, *gradients, *buffers, *(tensor for state in states for tensor in _tensors(state))]
         return {self._log.storage_address(part) for tensor in tensors for part in parts_of(tensor)}

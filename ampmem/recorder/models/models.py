@@ -279,8 +279,8 @@ class Models:
 
     def add_registered(self) -> None:
         """Make roots of the registered modules that have no parent."""
-        modules = [module for reference in self._registered.values() if (module := reference()) is not None]
-        self._registered.clear()
+        registered, self._registered = self._registered, {}  # other threads may make modules meanwhile
+        modules = [module for reference in registered.values() if (module := reference()) is not None]
         if self.changed:
             self.refresh()  # names the roots' submodules, which then are not roots
         parents = _parents(modules)

@@ -87,7 +87,7 @@ class Stacks:
         """The id of the caller's stack; 0 when stacks are off."""
         if not self._enabled:
             return 0
-        stack = self._above(sys._getframe(2))
+        stack = self._above(sys._getframe(1))
         known = self._index.get(stack)
         return known if known is not None else self._add(stack)
 
@@ -115,7 +115,7 @@ class Stacks:
         return stack
 
     def _add(self, stack: tuple[int, ...]) -> int:
-        frame: FrameType | None = sys._getframe(3)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None:
             self._codes[id(frame.f_code)] = frame.f_code
             frame = frame.f_back

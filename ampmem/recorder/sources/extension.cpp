@@ -7,6 +7,8 @@
 //
 // Private parts of torch: ProfilerStateBase (torch/csrc/profiler/orchestration/observer.h). Everything else is declared
 // in c10 and ATen. The library has no Python in it, so one build serves each Python of a torch.
+//
+// Threads add rows while another one takes them. So whoever takes rows says how much room there is, and gets the oldest.
 
 #include "extension.h"
 
@@ -32,6 +34,7 @@ namespace {
 
 using ampmem::mutex;
 using ampmem::now_ns;
+using ampmem::take;
 using ampmem::this_thread;
 using torch::profiler::impl::ActiveProfilerType;
 using torch::profiler::impl::ProfilerConfig;
@@ -54,25 +57,42 @@ struct Span {
 // Torch does not call the end of a node whose begin returned nothing.
 struct Context : public at::ObserverContext {};
 
-// The mutex is that of all that follows, except for what is one thread's own.
-std::vector<Block> blocks;
-std::vector<Span> spans;
-std::deque<std::string> names{""};  // a deque: a name stays where it is while others are added
-std::unordered_map<std::string, int64_t> name_ids{{"", 0}};
+struct Tables {
+  std::vector<Block> blocks;
+  std::vector<Span> spans;
+  std::deque<std::string> names{""};  // a deque: a name stays where it is while others are added
+  std::unordered_map<std::string, int64_t> name_ids{{"", 0}};
+};
+
+// The mutex is that of all that follows, except for what is one thread's own. The tables are never destroyed: threads
+// may allocate while the process ends.
+Tables* tables = new Tables;
 int64_t threads = 0, recorded_thread = 0, recording = 0;
 std::atomic<const void*> active{nullptr};
 
 thread_local int64_t thread_number = -1;
-thread_local int64_t nodes_of_recording = 0;  // the recording that open_nodes belong to
-thread_local std::vector<Node> open_nodes;
+thread_local int64_t nodes_of_recording = 0;  // the recording that a thread's open nodes belong to
+thread_local bool thread_ends = false;        // its open nodes are destroyed, and it may still free blocks
+
+struct OpenNodes {
+  std::vector<Node> nodes;
+  ~OpenNodes() {
+    thread_ends = true;
+  }
+};
+thread_local OpenNodes open_nodes;
 
 // The nodes that run on this thread, innermost last; those of an earlier recording have ended unseen.
 std::vector<Node>& running_nodes() {
+  if (thread_ends) {
+    static auto& none = *new std::vector<Node>;
+    return none;
+  }
   if (nodes_of_recording != recording) {
     nodes_of_recording = recording;
-    open_nodes.clear();
+    open_nodes.nodes.clear();
   }
-  return open_nodes;
+  return open_nodes.nodes;
 }
 
 struct Observer : public ProfilerStateBase {
@@ -83,7 +103,16 @@ struct Observer : public ProfilerStateBase {
     return ActiveProfilerType::NONE;
   }
 
-  void reportMemoryUsage(void* address, int64_t bytes, size_t total, size_t, c10::Device device) override {
+  // Called by allocators, some of them while they free: nothing may be thrown.
+  void reportMemoryUsage(void* address, int64_t bytes, size_t total, size_t, c10::Device device) noexcept override {
+    try {
+      report(address, bytes, total, device);
+    } catch (...) {  // no memory: a row is lost
+    }
+  }
+
+ private:
+  void report(void* address, int64_t bytes, size_t total, c10::Device device) {
     std::lock_guard<std::mutex> lock(mutex);
     if (active != this) {
       return;
@@ -95,7 +124,7 @@ struct Observer : public ProfilerStateBase {
     const auto& nodes = running_nodes();
     const Node around = nodes.empty() ? Node{0, 0, -1, -1, 0} : nodes.back();
     const int64_t where = device.is_cpu() ? kCpu : !device.is_cuda() ? kOtherDevice : std::max<int64_t>(device.index(), 0);
-    blocks.push_back(
+    tables->blocks.push_back(
         {now_ns(),
          reinterpret_cast<int64_t>(address),
          bytes,
@@ -113,11 +142,15 @@ std::unique_ptr<at::ObserverContext> node_begins(const at::RecordFunction& node)
   if (active == nullptr) {
     return nullptr;
   }
-  const auto known = name_ids.try_emplace(node.name(), static_cast<int64_t>(names.size()));
+  auto& names = tables->names;
+  const auto known = tables->name_ids.try_emplace(node.name(), static_cast<int64_t>(names.size()));
   if (known.second) {
     names.push_back(known.first->first);
   }
   auto& nodes = running_nodes();
+  if (thread_ends) {
+    return nullptr;
+  }
   const int64_t own = node.seqNr(), around = nodes.empty() ? -1 : nodes.back().number;
   // A node inside another on the engine's thread was made there, by a recomputed forward.
   const bool made_there = own >= 0 && around >= 0 && this_thread() != recorded_thread;
@@ -132,17 +165,19 @@ void node_ends(const at::RecordFunction&, at::ObserverContext* context) {
     return;
   }
   std::lock_guard<std::mutex> lock(mutex);
-  if (active == nullptr || nodes_of_recording != recording || open_nodes.empty()) {
+  if (active == nullptr || thread_ends || nodes_of_recording != recording || open_nodes.nodes.empty()) {
     return;
   }
-  const Node node = open_nodes.back();
-  open_nodes.pop_back();
-  spans.push_back({node.start_ns, now_ns(), node.name, node.number, node.thread});
+  const Node node = open_nodes.nodes.back();
+  open_nodes.nodes.pop_back();
+  tables->spans.push_back({node.start_ns, now_ns(), node.name, node.number, node.thread});
 }
 
-// In a forked child: another thread of the parent may have held the mutex, and that thread is not there to free it.
+// In a forked child: another thread of the parent may have held the mutex and been writing into the tables, and that
+// thread is not there to go on.
 void in_child() {
   new (&mutex) std::mutex();
+  tables = new Tables;
 }
 
 }  // namespace
@@ -182,8 +217,8 @@ AMPMEM_EXPORT int ampmem_start() {
       std::lock_guard<std::mutex> lock(mutex);
       ++recording;
       recorded_thread = this_thread();
-      blocks.clear();
-      spans.clear();
+      tables->blocks.clear();
+      tables->spans.clear();
       active = started;
     }
     ProfilerStateBase::push(std::move(observer));
@@ -213,22 +248,23 @@ AMPMEM_EXPORT int ampmem_stop() {
 // The number of blocks, of nodes that have ended, and of names so far.
 AMPMEM_EXPORT void ampmem_count(int64_t* counts) {
   std::lock_guard<std::mutex> lock(mutex);
-  counts[0] = static_cast<int64_t>(blocks.size());
-  counts[1] = static_cast<int64_t>(spans.size());
-  counts[2] = static_cast<int64_t>(names.size());
+  counts[0] = static_cast<int64_t>(tables->blocks.size());
+  counts[1] = static_cast<int64_t>(tables->spans.size());
+  counts[2] = static_cast<int64_t>(tables->names.size());
 }
 
-// Move the oldest rows into two tables: 9 integers for each block, 5 for each node.
-AMPMEM_EXPORT void ampmem_take(int64_t* to_blocks, int64_t block_count, int64_t* to_spans, int64_t span_count) {
+// Move the oldest rows into two tables, as far as there is room: 9 integers for each block, 5 for each node. `taken`
+// gets how many of each were moved.
+AMPMEM_EXPORT void ampmem_take(
+    int64_t* to_blocks, int64_t block_room, int64_t* to_spans, int64_t span_room, int64_t* taken) {
   std::lock_guard<std::mutex> lock(mutex);
-  std::copy_n(reinterpret_cast<const int64_t*>(blocks.data()), block_count * 9, to_blocks);
-  std::copy_n(reinterpret_cast<const int64_t*>(spans.data()), span_count * 5, to_spans);
-  blocks.erase(blocks.begin(), blocks.begin() + block_count);
-  spans.erase(spans.begin(), spans.begin() + span_count);
+  taken[0] = take(tables->blocks, to_blocks, block_room);
+  taken[1] = take(tables->spans, to_spans, span_room);
 }
 
 // The name of a node.
 AMPMEM_EXPORT const char* ampmem_name(int64_t index) {
   std::lock_guard<std::mutex> lock(mutex);
-  return names[static_cast<size_t>(index)].c_str();
+  const auto& names = tables->names;
+  return static_cast<size_t>(index) < names.size() ? names[static_cast<size_t>(index)].c_str() : "";
 }

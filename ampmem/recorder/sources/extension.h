@@ -2,9 +2,11 @@
 
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <vector>
 
 namespace ampmem {
 
@@ -24,6 +26,15 @@ int64_t now_ns();
 // With the mutex held: the number of the calling thread, and the innermost node that runs on it.
 int64_t this_thread();
 Around around();
+
+// Moves the oldest rows to a table with room for some, and returns how many.
+template <typename Row>
+int64_t take(std::vector<Row>& rows, int64_t* to, int64_t room) {
+  const auto count = std::min<int64_t>(room, static_cast<int64_t>(rows.size()));
+  std::copy_n(reinterpret_cast<const int64_t*>(rows.data()), count * (sizeof(Row) / sizeof(int64_t)), to);
+  rows.erase(rows.begin(), rows.begin() + count);
+  return count;
+}
 
 // A forked child must not wait for a mutex that another thread of its parent held.
 void follow_forks();

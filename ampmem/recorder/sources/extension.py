@@ -4,6 +4,10 @@ Kineto, torch's profiler, has to be stopped for its events, formats each of them
 ``ampmem extension`` compiles the C++ files of this folder for the installed torch, into the user's cache folder.
 Recordings use it if it is there, and the profiler if not. Both tell the same, so a recording's content does not depend
 on it. ``AMPMEM_EXTENSION=off`` leaves it out. ``trace.cpp``, for CUDA, is used by ``cuda/tracker.py``.
+
+A library runs in the user's process before anything of the script does. So it is loaded only if its folder and its file
+belong to this user, nobody else can write them, and it is as long as it was and has the digest that it had when it was
+made. If not, one line on standard error says why, and the profiler is used.
 """
 
 from __future__ import annotations
@@ -13,7 +17,9 @@ import functools
 import hashlib
 import os
 import shutil
+import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +31,7 @@ import torch
 
 from ampmem.errors import AmpmemError
 from ampmem.events import Column
+from ampmem.output import Terminal
 from ampmem.recorder.torch_private.general import profiler_enabled
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
@@ -53,7 +60,7 @@ CPU = -1
 """The device of the CPU's blocks."""
 _BLOCK, _SPAN = 9, 5
 """Integers of a block and of a node in the extension's tables."""
-_COUNTS = ctypes.c_int64 * 3
+_COUNTS, _TAKEN = ctypes.c_int64 * 3, ctypes.c_int64 * 2
 _WORKSPACES_READ = 256
 """Maximum number of workspaces that are read: there is one for each thread and stream that multiplies matrices."""
 _TRIED = 4099
@@ -99,14 +106,14 @@ class CompiledExtension:
     """Records the calling thread, and the backward passes that it starts, from :meth:`start` to :meth:`stop`."""
 
     def __init__(self, library: Path) -> None:
-        """Load ``library``. Raises ``OSError`` if that is impossible."""
+        """Load ``library``. Raises ``OSError`` if that is impossible, ``AttributeError`` if a function is missing."""
         self.library = ctypes.CDLL(str(library))
         """The loaded library. While one of its functions runs, other threads run Python."""
         self.with_gil = ctypes.PyDLL(str(library))
         """The same, but no other thread runs Python meanwhile: for functions that call Python."""
         self.library.ampmem_name.restype = ctypes.c_char_p
         self.library.ampmem_name.argtypes = (ctypes.c_int64,)
-        self.library.ampmem_take.argtypes = (ctypes.c_void_p, ctypes.c_int64) * 2
+        self.library.ampmem_take.argtypes = (*(ctypes.c_void_p, ctypes.c_int64) * 2, _TAKEN)
         self._names: list[str] = []
 
     def workspaces(self) -> set[int]:
@@ -138,11 +145,11 @@ class CompiledExtension:
 
     def take(self) -> Observed:
         """What was observed since the last call; recording goes on."""
-        counts = _COUNTS()
+        counts, taken = _COUNTS(), _TAKEN()
         self.library.ampmem_count(counts)
         blocks, spans = np.empty((counts[0], _BLOCK), np.int64), np.empty((counts[1], _SPAN), np.int64)
-        self.library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans))
-        time, address, size, total, device, name, own, number, thread = np.ascontiguousarray(blocks.T)
+        self.library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans), taken)
+        time, address, size, total, device, name, own, number, thread = np.ascontiguousarray(blocks[: taken[0]].T)
         return Observed(
             time_ns=time,
             address=address,
@@ -153,7 +160,7 @@ class CompiledExtension:
             own=own,
             number=number,
             thread=thread,
-            spans=spans,
+            spans=spans[: taken[1]],
             names=self._names_so_far(counts[2]),
         )
 
@@ -173,13 +180,27 @@ class CompiledExtension:
 
 
 def folder() -> Path:
-    """Where compiled extensions are."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ampmem" / "extension"
+    """Where compiled extensions are. A relative ``XDG_CACHE_HOME`` would be any folder: it is ignored.
+
+    Raises ``RuntimeError`` without a home folder.
+    """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "ampmem" / "extension"
 
 
 def path() -> Path:
-    """Where the extension for this torch and this ampmem is, or would be."""
+    """Where the extension for this torch and this ampmem is, or would be; beside it is its :func:`_seal`."""
     return folder() / f"{torch.__version__}-{_digest()[:12]}.so"
+
+
+def _seal(library: Path) -> Path:
+    """The file with the size and the digest of ``library``."""
+    return library.with_suffix(".sha256")
+
+
+def _sealed(content: bytes) -> bytes:
+    """What the seal of a library with this content says."""
+    return f"{len(content)} {hashlib.sha256(content).hexdigest()}\n".encode()
 
 
 @functools.cache
@@ -194,17 +215,54 @@ def find() -> CompiledExtension | None:
     if os.environ.get(VARIABLE) == _OFF or profiler_enabled():  # a running profiler would miss what is tried
         return None
     try:
-        return _load(path())
-    except (OSError, RuntimeError):  # no home folder, for one
+        library = path()
+    except RuntimeError:
         return None
+    return _load(library) if os.path.lexists(library) else None
 
 
 @functools.cache
 def _load(library: Path) -> CompiledExtension | None:
-    if not library.exists():
+    try:
+        return _loaded(library)
+    except AmpmemError as error:
+        Terminal(sys.stderr).say(
+            f"the C++ extension is not used, and torch.profiler is: {error}. To compile it anew: ampmem extension"
+        )
         return None
-    extension = CompiledExtension(library)
-    return extension if extension.works() else None
+
+
+def _loaded(library: Path) -> CompiledExtension:
+    """The extension in the file ``library``. Raises :class:`AmpmemError` if that is not safe, or it does not work."""
+    try:
+        _own_content(library.parent)
+        if _sealed(_own_content(library)) != _own_content(_seal(library)):
+            raise AmpmemError(f"{library} was changed since it was compiled")
+        extension = CompiledExtension(library)
+        if extension.works():
+            return extension
+    except (OSError, AttributeError, RuntimeError) as error:
+        raise AmpmemError(f"{library} cannot be loaded ({error})") from error
+    raise AmpmemError(f"{library} does not see what torch {torch.__version__} allocates")
+
+
+def _own_content(path: Path) -> bytes:
+    """What is in the file ``path``; nothing, if that is a folder.
+
+    Raises :class:`AmpmemError` if it is not this user's alone, ``OSError`` if it cannot be read.
+    """
+    if path.is_symlink():
+        raise AmpmemError(f"{path} is a symbolic link")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would wait for its writer
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.geteuid():
+            raise AmpmemError(f"{path} belongs to another user")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise AmpmemError(f"other users can write {path}")
+        return os.read(descriptor, status.st_size) if stat.S_ISREG(status.st_mode) else b""
+    finally:
+        os.close(descriptor)
 
 
 def build() -> Path:
@@ -214,24 +272,43 @@ def build() -> Path:
     headers, that for the ops of forward, and that for many tensors at once.
 
     Raises:
-        AmpmemError: there is no C++ compiler, it fails, or the extension does not see what torch allocates.
+        AmpmemError: there is no C++ compiler, it fails, the cache folder cannot be written, or the extension does not
+            see what torch allocates.
     """
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
-    if compiler is None:
+    compiler = (os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), "")).split()
+    if not compiler:
         raise AmpmemError(f"there is no C++ compiler ({', '.join(_COMPILERS)}): install one, or name it in CXX")
-    library = path()
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=library.parent) as work:
-        objects = _compiled(compiler.split(), Path(work))
-        for parts in (objects, objects[:1]):
-            linked = _linked(compiler.split(), parts, Path(work) / library.name)
-            if linked is not None:
-                linked.replace(library)
-                _load.cache_clear()
-                if _can_load(library):
-                    return library
-                library.unlink()
-    raise AmpmemError(f"the compiled extension does not work with torch {torch.__version__}: it was removed")
+    try:
+        library = path()
+    except RuntimeError as error:
+        raise AmpmemError("there is no home folder: name a cache folder in XDG_CACHE_HOME") from error
+    cache = library.parent
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        if cache.is_symlink():
+            raise AmpmemError(f"{cache} is a symbolic link, through which no library is loaded: remove it")
+        cache.chmod(0o700)
+        with tempfile.TemporaryDirectory(dir=cache) as work:
+            _made(compiler, Path(work) / library.name)
+            for each in (_seal(library), library):
+                (Path(work) / each.name).replace(each)
+    except OSError as error:
+        raise AmpmemError(f"cannot write to {cache}: {error.strerror}; name another in XDG_CACHE_HOME") from error
+    _load.cache_clear()
+    return library
+
+
+def _made(compiler: Sequence[str], library: Path) -> None:
+    """Make ``library``, of as many parts as work, and its seal. Raises :class:`AmpmemError` if none does."""
+    objects = _compiled(compiler, library.parent)
+    for parts in (objects, objects[:1]):
+        if _linked(compiler, parts, library) is not None:
+            library.chmod(0o600)
+            _seal(library).write_bytes(_sealed(library.read_bytes()))
+            _seal(library).chmod(0o600)
+            if _can_load(library):
+                return
+    raise AmpmemError(f"the compiled extension does not work with torch {torch.__version__}, and was removed")
 
 
 def left_out(library: Path) -> list[str]:
@@ -251,8 +328,8 @@ def left_out(library: Path) -> list[str]:
 
 def _can_load(library: Path) -> bool:
     try:
-        return _load(library) is not None
-    except (OSError, RuntimeError):
+        return _loaded(library) is not None
+    except AmpmemError:
         return False
 
 
@@ -317,5 +394,6 @@ def remove() -> int:
     found = list(folder().glob("*.so"))
     for library in found:
         library.unlink()
+        _seal(library).unlink(missing_ok=True)
     _load.cache_clear()
     return len(found)

@@ -3,7 +3,10 @@
 // Torch calls a record function at each call of its dispatcher. A dispatch mode sees the ops that go below autograd and
 // autocast: not those that torch decomposes into others there, not autocast's wrapper around an op, which casts the
 // arguments and calls the op again, and not what the kernel of an op calls. The first of nested calls that is none of
-// these is such an op. All of it happens on the recorded thread, so there are no locks.
+// these is such an op.
+//
+// The state is the recorded thread's alone: what other threads ask for is not there, and what they tell is not heard. An
+// exception are the casts, which have a mutex: any thread may swap tensors, and ask who holds which.
 //
 // What autograd saved is read from the op's node when the op ends, by the visitor with which compiled autograd reads
 // it. Stacks are those of Python's frames, read through its C API (the GIL is taken for that); its functions are
@@ -23,16 +26,22 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <pthread.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/dynamo/compiled_autograd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <iterator>
 #include <memory>
+#include <mutex>
+#include <new>
 #include <string>
 #include <string_view>
 #include <typeindex>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 extern "C" {
@@ -105,7 +114,6 @@ struct State {
   std::vector<const std::vector<int64_t>*> stacks{nullptr};  // code and instruction of each frame, innermost first
   Ids stack_ids{{{}, 0}};
   std::vector<void*> codes;  // of the stacks: a reference to each
-  std::unordered_map<int64_t, c10::weak_intrusive_ptr<c10::TensorImpl>> copies;  // casts, by storage
   std::unordered_map<std::type_index, bool> saves;  // whether a class of nodes is one of torch's own ops
   Returned returned;
   int64_t running = 0;  // the name of the op that runs
@@ -113,12 +121,91 @@ struct State {
 };
 auto& state = *new State;
 
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl>;
+
+// Casts, by storage; any thread may ask. No tensor is freed while the mutex is held.
+class Casts {
+ public:
+  void add(int64_t address, WeakTensor cast) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto [place, fresh] = casts_.try_emplace(address, std::move(cast));
+    if (!fresh) {
+      std::swap(place->second, cast);
+    }
+  }
+
+  int64_t count() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return static_cast<int64_t>(casts_.size());
+  }
+
+  // How many references there are to the newest cast in this storage; one that was freed is forgotten.
+  int64_t holders(int64_t address) {
+    decltype(casts_)::node_type freed;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto cast = casts_.find(address);
+    const auto holders = cast == casts_.end() ? 0 : static_cast<int64_t>(cast->second.use_count());
+    if (cast != casts_.end() && holders == 0) {
+      freed = casts_.extract(cast);
+    }
+    return holders;
+  }
+
+  void forget(int64_t address) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto forgotten = casts_.extract(address);
+    lock.unlock();
+  }
+
+  void forget_freed() {
+    std::vector<WeakTensor> freed;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (auto cast = casts_.begin(); cast != casts_.end();) {
+      if (cast->second.expired()) {
+        freed.push_back(std::move(cast->second));
+        cast = casts_.erase(cast);
+      } else {
+        ++cast;
+      }
+    }
+  }
+
+  void clear() {
+    decltype(casts_) forgotten;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::swap(casts_, forgotten);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<int64_t, WeakTensor> casts_;
+};
+auto& casts_seen = *new Casts;
+
+std::atomic<pthread_t> owner{};  // the thread whose ops are recorded, or were last
+bool is_owner() {
+  return pthread_equal(owner, pthread_self()) != 0;
+}
+
 thread_local bool recorded = false;
 thread_local Running* innermost = nullptr;
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 bool with_stacks = false;
 void (*before_op)() = nullptr;  // of Python's: called before each op
 void (*at_other)() = nullptr;   // of Python's: called once, after the first op that needs a mode
+
+class Gil {
+ public:
+  Gil() : state_(PyGILState_Ensure()) {}
+  ~Gil() {
+    PyGILState_Release(state_);
+  }
+  Gil(const Gil&) = delete;
+  Gil& operator=(const Gil&) = delete;
+
+ private:
+  const int state_;
+};
 
 int64_t name_id(const std::string& name) {
   const auto found = state.name_ids.try_emplace(name, static_cast<int64_t>(state.names.size()));
@@ -222,7 +309,7 @@ int64_t stack_id() {
   }
   static thread_local std::vector<int64_t> stack;
   stack.clear();
-  const int gil = PyGILState_Ensure();
+  const Gil gil;
   void* frame = PyThreadState_GetFrame(PyThreadState_Get());
   while (frame != nullptr) {
     void* const code = PyFrame_GetCode(frame);
@@ -243,7 +330,6 @@ int64_t stack_id() {
     found = state.stack_ids.emplace(stack, static_cast<int64_t>(state.stacks.size())).first;
     state.stacks.push_back(&found->first);
   }
-  PyGILState_Release(gil);
   return found->second;
 }
 
@@ -357,12 +443,11 @@ std::unique_ptr<at::ObserverContext> begun(const at::RecordFunction& call) {
       ++state.other;
     }
     const auto inputs = call.inputs();
-    if (!known.view && !state.copies.empty()) {
+    if (!known.view && casts_seen.count() != 0) {
       for (size_t place = 0; place < std::min(inputs.size(), known.positional); ++place) {
         for_tensors(inputs[place], [&](const at::Tensor& tensor) {
           const int64_t address = address_of(tensor);
-          const auto copy = state.copies.find(address);
-          if (copy != state.copies.end() && !copy->second.expired()) {
+          if (casts_seen.holders(address) != 0) {
             state.facts.push_back({now_ns(), kUse, address, known.name, 0, 0, 0, 0});
           }
         });
@@ -397,8 +482,7 @@ void note_cast(Kind kind, const at::Tensor& source, const at::Tensor& target) {
   state.facts.push_back(
       {now_ns(), kind, address, 0, state.forms.id(target), address_of(source), start_of(source), flags});
   if (kind == kToCopy) {
-    state.copies.insert_or_assign(
-        address, c10::weak_intrusive_ptr<c10::TensorImpl>(target.getIntrusivePtr()));
+    casts_seen.add(address, WeakTensor(target.getIntrusivePtr()));
   }
 }
 
@@ -479,6 +563,16 @@ void ends(const at::RecordFunction& call, at::ObserverContext* context) {
   }
 }
 
+// In a forked child: if another thread forks than the recorded one, that may have been writing.
+void in_child() {
+  new (&casts_seen) Casts;
+  if (!is_owner()) {
+    new (&state) State;
+    handle = at::INVALID_CALLBACK_HANDLE;
+    before_op = at_other = nullptr;
+  }
+}
+
 }  // namespace
 
 #define AMPMEM_EXPORT extern "C" __attribute__((visibility("default")))
@@ -487,7 +581,7 @@ void ends(const at::RecordFunction& call, at::ObserverContext* context) {
 // refuses.
 AMPMEM_EXPORT int ampmem_ops_start(int64_t stacks, void (*other)()) {
   try {
-    if (handle != at::INVALID_CALLBACK_HANDLE) {
+    if (handle != at::INVALID_CALLBACK_HANDLE || !is_owner()) {
       return 1;
     }
     innermost = nullptr;
@@ -508,6 +602,9 @@ AMPMEM_EXPORT int ampmem_ops_start(int64_t stacks, void (*other)()) {
 AMPMEM_EXPORT void ampmem_ops_stop() {
   recorded = false;
   innermost = nullptr;
+  if (!is_owner()) {
+    return;
+  }
   state.running = 0;
   before_op = at_other = nullptr;
   if (handle != at::INVALID_CALLBACK_HANDLE) {
@@ -518,6 +615,9 @@ AMPMEM_EXPORT void ampmem_ops_stop() {
 
 // Note what the newest op's node has saved, before the next op comes.
 AMPMEM_EXPORT void ampmem_ops_read() {
+  if (!recorded) {
+    return;
+  }
   try {
     read_saved();
   } catch (...) {
@@ -527,25 +627,32 @@ AMPMEM_EXPORT void ampmem_ops_read() {
 
 // Have a function called before the next op, or none any more.
 AMPMEM_EXPORT void ampmem_ops_before(void (*call)()) {
-  before_op = call;
+  if (is_owner()) {
+    before_op = call;
+  }
 }
 
-// Forget everything: a new recording begins.
+// Forget everything: a new recording begins, of the calling thread.
 AMPMEM_EXPORT void ampmem_ops_clear() {
-  auto& fresh = *new State;
-  std::swap(fresh.codes, state.codes);
-  const int gil = PyGILState_Ensure();
-  for (void* const code : fresh.codes) {
-    Py_DecRef(code);
+  static const int follows = pthread_atfork(nullptr, nullptr, in_child);
+  static_cast<void>(follows);
+  {
+    const Gil gil;
+    for (void* const code : std::exchange(state.codes, {})) {
+      Py_DecRef(code);
+    }
   }
-  PyGILState_Release(gil);
-  fresh.codes.clear();
-  state = std::move(fresh);
-  delete &fresh;
+  state = State();
+  casts_seen.clear();
+  owner = pthread_self();
 }
 
 // The numbers of ops, facts, names, forms and stacks; of ops that need a mode; the name of the op that runs.
 AMPMEM_EXPORT void ampmem_ops_count(int64_t* counts) {
+  std::fill_n(counts, 7, 0);
+  if (!is_owner()) {
+    return;
+  }
   const size_t sizes[] = {
       state.ops.size(), state.facts.size(), state.names.size(), state.forms.count(), state.stacks.size()};
   std::copy(std::begin(sizes), std::end(sizes), counts);
@@ -553,12 +660,12 @@ AMPMEM_EXPORT void ampmem_ops_count(int64_t* counts) {
   counts[6] = state.running;
 }
 
-// Move all rows into two tables: 5 integers for each op, 8 for each fact.
-AMPMEM_EXPORT void ampmem_ops_take(int64_t* ops, int64_t* facts) {
-  std::memcpy(ops, state.ops.data(), state.ops.size() * sizeof(Op));
-  std::memcpy(facts, state.facts.data(), state.facts.size() * sizeof(Fact));
-  state.ops.clear();
-  state.facts.clear();
+// Move the oldest rows into two tables, as far as there is room: 5 integers for each op, 8 for each fact. `taken` gets how
+// many of each were moved. Ops may have run since they were counted: of what Python's garbage collector frees.
+AMPMEM_EXPORT void ampmem_ops_take(int64_t* ops, int64_t op_room, int64_t* facts, int64_t fact_room, int64_t* taken) {
+  const bool is_ours = is_owner();
+  taken[0] = ampmem::take(state.ops, ops, is_ours ? op_room : 0);
+  taken[1] = ampmem::take(state.facts, facts, is_ours ? fact_room : 0);
 }
 
 // The name of an op.
@@ -580,29 +687,19 @@ AMPMEM_EXPORT int64_t ampmem_ops_stack(int64_t index, const int64_t** to) {
 
 // The number of casts that may be alive.
 AMPMEM_EXPORT int64_t ampmem_ops_copies() {
-  return static_cast<int64_t>(state.copies.size());
+  return casts_seen.count();
 }
 
 // How many references there are to the newest cast in this storage; 0 if it was freed.
 AMPMEM_EXPORT int64_t ampmem_ops_holders(int64_t address) {
-  const auto copy = state.copies.find(address);
-  if (copy == state.copies.end()) {
-    return 0;
-  }
-  const auto holders = static_cast<int64_t>(copy->second.use_count());
-  if (holders == 0) {
-    state.copies.erase(copy);
-  }
-  return holders;
+  return casts_seen.holders(address);
 }
 
 // Forget the cast in this storage, or, of address 0, those that were freed.
 AMPMEM_EXPORT void ampmem_ops_forget(int64_t address) {
   if (address != 0) {
-    state.copies.erase(address);
-    return;
-  }
-  for (auto copy = state.copies.begin(); copy != state.copies.end();) {
-    copy = copy->second.expired() ? state.copies.erase(copy) : std::next(copy);
+    casts_seen.forget(address);
+  } else {
+    casts_seen.forget_freed();
   }
 }

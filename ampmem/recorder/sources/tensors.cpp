@@ -169,7 +169,7 @@ bool read_gradients(Object* groups) {
       if (tensor == nullptr || !tensor->is_leaf()) {
         return false;
       }
-      const auto& gradient = tensor->grad();
+      const at::Tensor gradient = tensor->grad();  // a reference of our own: another thread may train the same model
       if (gradient.defined() && !is_plain(gradient)) {
         return false;
       }
@@ -251,8 +251,8 @@ Found repeat(int64_t number, int64_t key, const Same& same, const Read& read) {
 Object* on_gradient(Object* self, Object* parameter) {
   const auto* const tensor = tensor_of(parameter);
   try {
-    if (tensor != nullptr && tensor->is_leaf() && (!tensor->grad().defined() || is_plain(tensor->grad()))) {
-      const auto& gradient = tensor->grad();
+    const at::Tensor gradient = tensor == nullptr ? at::Tensor() : tensor->grad();
+    if (tensor != nullptr && tensor->is_leaf() && (!gradient.defined() || is_plain(gradient))) {
       if (gradient.defined()) {
         const auto of_self = [&](ptrdiff_t place) { return PyLong_AsLongLong(PyTuple_GetItem(self, place)); };
         tables.facts.push_back(
@@ -331,10 +331,10 @@ AMPMEM_EXPORT int64_t ampmem_tensors_count(int64_t* forms) {
   return static_cast<int64_t>(tables.facts.size());
 }
 
-// Move the facts into a table.
-AMPMEM_EXPORT void ampmem_tensors_take(int64_t* to) {
-  std::memcpy(to, tables.facts.data(), tables.facts.size() * sizeof(Fact));
-  tables.facts.clear();
+// Move the oldest facts into a table, as far as there is room; returns how many. Other threads may have added some since
+// they were counted.
+AMPMEM_EXPORT int64_t ampmem_tensors_take(int64_t* to, int64_t room) {
+  return ampmem::take(tables.facts, to, room);
 }
 
 // As ampmem_ops_form.

@@ -44,7 +44,6 @@ using torch::CapturedTraceback;
 struct Row {
   int64_t time_ns, kind, device, address, size, stream, thread, stack, name, number, block, pool, shared_pool;
 };
-constexpr size_t kColumns = sizeof(Row) / sizeof(int64_t);
 constexpr size_t kMost = 2'000'000;  // rows that are kept, as ENTRIES of cuda/source.py
 
 struct Tables {
@@ -222,13 +221,12 @@ AMPMEM_EXPORT void ampmem_trace_count(int64_t* counts) {
   counts[2] = tables->dropped;
 }
 
-// Move the oldest rows into a table of 13 integers for each.
-AMPMEM_EXPORT void ampmem_trace_take(int64_t* to, int64_t count) {
+// Move the oldest rows into a table of 13 integers for each, as far as there is room; returns how many.
+AMPMEM_EXPORT int64_t ampmem_trace_take(int64_t* to, int64_t room) {
   const std::lock_guard<std::mutex> lock(mutex);
-  auto& rows = tables->rows;
-  std::copy_n(reinterpret_cast<const int64_t*>(rows.data()), count * kColumns, to);
-  rows.erase(rows.begin(), rows.begin() + count);
+  const int64_t count = ampmem::take(tables->rows, to, room);
   tables->taken += count;
+  return count;
 }
 
 // The frames of a stack, counted from 0: code and instruction of each, innermost first; returns the number of integers.
@@ -236,9 +234,12 @@ AMPMEM_EXPORT int64_t ampmem_trace_stack(int64_t index, const int64_t** to) {
   static std::vector<int64_t> stack;  // of the thread that records, the only one to ask
   const std::lock_guard<std::mutex> lock(mutex);
   stack.clear();
-  for (const auto& frame : frames_of(static_cast<const CapturedTraceback&>(*tables->stacks[static_cast<size_t>(index)]))) {
-    stack.push_back(reinterpret_cast<int64_t>(frame.code));
-    stack.push_back(frame.lasti);
+  if (static_cast<size_t>(index) < tables->stacks.size()) {
+    const auto& traceback = static_cast<const CapturedTraceback&>(*tables->stacks[static_cast<size_t>(index)]);
+    for (const auto& frame : frames_of(traceback)) {
+      stack.push_back(reinterpret_cast<int64_t>(frame.code));
+      stack.push_back(frame.lasti);
+    }
   }
   *to = stack.data();
   return static_cast<int64_t>(stack.size());

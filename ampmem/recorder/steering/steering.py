@@ -22,14 +22,15 @@ from torch import nn
 from torch.amp.autocast_mode import autocast
 from torch.amp.grad_scaler import GradScaler
 
-from ampmem.patching import hook, patch
+from ampmem.patching import hook, patch, unseen
 from ampmem.recorder.torch_private.general import (
-    BACKWARD,
     CHECKPOINT,
     DECORATED,
+    ENGINE,
     ENTER_AUTOCAST,
     ENTER_REGION,
     EXIT_REGION,
+    FIRST_GRADIENTS,
     SCALER_INIT,
     SCALER_SCALE,
     enable_scaler,
@@ -231,7 +232,7 @@ class Steering:
             undo.callback(patch(*SCALER_INIT, self._wrap_scaler_init))
             undo.callback(patch(*SCALER_SCALE, self._wrap_scale))
             if not self._fp32:
-                for place in BACKWARD:
+                for place in (FIRST_GRADIENTS, ENGINE):
                     undo.callback(patch(*place, self._wrap_backward))
                 undo.callback(patch(*CHECKPOINT, self._wrap_checkpoint))
                 undo.callback(hook(on_module_before, self._before))
@@ -256,6 +257,7 @@ class Steering:
         # Subclasses such as torch.cuda.amp.autocast call it through super().
         @functools.wraps(original)
         @never_compiled
+        @unseen
         def __enter__(region: Any) -> Any:
             if not self._installed:
                 return original(region)
@@ -279,6 +281,7 @@ class Steering:
     def _wrap_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         @never_compiled
+        @unseen
         def __exit__(region: Any, *exception: Any) -> Any:
             return self._exit_region(region, functools.partial(original, region, *exception))
 

@@ -27,7 +27,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from ampmem.patching import passed_over
+from ampmem.own_code import is_only_thread
+from ampmem.patching import unseen
 from ampmem.recorder.torch_private.entries import ENTRIES, NOTHING, attribute, needed, optional, patched
 from ampmem.recorder.torch_private.entries import Place as Place
 from ampmem.recorder.torch_private.entries import Use as Use
@@ -85,16 +86,11 @@ def in_backward() -> bool:
     return graph_task() != -1
 
 
-ENGINE: Place = patched(
-    "torch.autograd",
-    "_engine_run_backward",
-    "to see a backward whose name the script imported before ampmem started",
-    without="a backward whose name was imported before ampmem started may not be seen",
+FIRST_GRADIENTS: Place = patched(
+    "torch.autograd", "_make_grads", "to see when backward starts: it makes the gradient of the loss"
 )
-BACKWARD: tuple[Place, ...] = (
-    *(patched("torch.autograd", name, "to see when backward starts and ends") for name in ("backward", "grad")),
-    ENGINE,
-)
+ENGINE: Place = patched("torch.autograd", "_engine_run_backward", "to see when backward ends")
+LOSSES: Place = patched("torch.autograd", "backward", "to compare the losses of runs")
 attribute(
     "torch.Tensor",
     "register_post_accumulate_grad_hook",
@@ -496,12 +492,11 @@ def never_compiled(function: _FunctionT) -> _FunctionT:
 
 def passed_on_uncompiled(function: _FunctionT) -> _FunctionT:
     """``function``, marked as by :func:`never_compiled`; what it calls of the script may be compiled."""
-    return _skipped(function, inside="DEFAULT")
+    return _skipped(unseen(function), inside="DEFAULT")
 
 
 def _skipped(function: _FunctionT, inside: str) -> _FunctionT:
     if None not in (_exec_strategy, _exec_strategies, _actions):
-        passed_over(function)  # as a patch, which changes its code object, must be
         _exec_strategy(function.__code__, _exec_strategies(_actions.SKIP, getattr(_actions, inside)))
     return function
 
@@ -677,8 +672,12 @@ def gradient_hooks(parameter: torch.Tensor) -> Any:
 
 
 def forget_gradient_hooks(parameter: torch.Tensor) -> None:
-    """Reset ``parameter``, which has no hooks any more, to the state of never having had any."""
-    if gradient_hooks(parameter) is not None:
+    """Reset ``parameter``, which has no hooks any more, to the state of never having had any.
+
+    Its empty list of hooks stays while there are other threads: torch would free it at the next hook, and another
+    thread's backward may wait for the GIL to call its hooks.
+    """
+    if gradient_hooks(parameter) is not None and is_only_thread():
         setattr(parameter, _GRADIENT_HOOKS, None)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ampmem.patching import passed_over, replace_all
+from ampmem.patching import replace_all, unseen
 from ampmem.simulator.assumed import Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.private.general import CALL, COMPILED_AT_RUN_TIME, FakeTensor, on_call, run_uncompiled
@@ -170,6 +170,6 @@ def _stopping(original: Callable[..., Any], advice: str) -> Callable[..., Any]:
                 _refuse(options.get("backend"), advice)
             return compiled()(*args, **kwargs)  # after the end of the simulation
 
-        return passed_over(stopped)
+        return unseen(stopped)
 
     return compile

@@ -24,7 +24,7 @@ WHOLE = (
     *("checkpointed", "compiled", "copied_midway", "copying_loop", "counting_modes", "custom_ops", "defaults"),
     *("distributed", "double_backward", "functional", "hostile_modules", "hostile_objects", "hostile_optimizers"),
     *("hostile_tensors", "inference", "lifetimes", "odd_batches", "overwritten", "own_saved_hooks", "scripted"),
-    *("compiled_autograd", "strict_warnings", "swaps", "tensor_kinds", "tracers"),
+    *("compiled_autograd", "looks_at_its_stack", "strict_warnings", "swaps", "tensor_kinds", "tracers"),
 )
 """Programs that are recorded to their end: they do one thing after another."""
 

@@ -165,7 +165,7 @@ SWALLOWING = (
     (storages, "_of_cpu"),
     (Storages, "_note_death"),
     (ForwardMode, "_before"),
-    (ForwardMode, "_after"),
+    (ForwardMode, "_note_result"),
     (SavedByNodes, "read"),
     (OptimizerHooks, "note_gradients"),
     (Session, "optimizer_started"),

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from guest import beside
 from ready_python import ready_python
 from streams import CASES, CLOSED, FAST, SLOW, Case, run, run_closed
 
@@ -40,6 +41,14 @@ def test_a_difference_is_found(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_the_shell_closes(tmp_path: Path) -> None:
     assert run_closed(CLOSED[0], tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_file_in_the_place_of_standard_error_has_what_the_script_wrote(tmp_path: Path) -> None:
+    both = beside(tmp_path, "opens_over_stderr")
+    assert both.differences() == []
+    plain, recorded = (tmp_path / name / "data.bin" for name in ("plain", "recorded"))
+    assert recorded.read_bytes() == plain.read_bytes() == b"headtail"
 
 
 def test_tables_for_a_full_disk_are_one_line(tmp_path: Path) -> None:

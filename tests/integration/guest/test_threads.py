@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from commands import python
+from guest import beside
 from torch import nn
 
 import ampmem
 from ampmem.errors import UsageError
 from ampmem.patching import in_place
+from ampmem.recorder.sources import extension
 from ampmem.recorder.torch_private.general import profiler_enabled
 
 pytestmark = pytest.mark.slow
@@ -286,3 +288,15 @@ train()
 def test_the_first_recording_of_a_process_on_another_thread_prints_nothing(tmp_path: Path) -> None:
     done = python(tmp_path, "-c", ON_A_THREAD)
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n1\n1\n", "")
+
+
+# Each time the threads meet elsewhere. tests/benchmarks/destruction.py runs it 500 times, and with sanitizers.
+@pytest.mark.parametrize("steps", ["2", "2", "2", "1000", "1000", "1000"])
+@pytest.mark.parametrize("by_extension", ["on", "off"])
+def test_four_threads_train_as_without_ampmem(
+    tmp_path: Path, compiled_extension: Path, monkeypatch: pytest.MonkeyPatch, by_extension: str, steps: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
+    monkeypatch.setenv(extension.VARIABLE, by_extension)
+    both = beside(tmp_path, "trains_on_threads", "--steps", steps)
+    assert both.differences() == []

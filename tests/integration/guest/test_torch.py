@@ -154,6 +154,36 @@ def test_nothing_is_compiled_again_when_a_recording_begins_or_ends(first: str) -
     assert dict(torch_module._global_forward_hooks) == others
 
 
+def test_dynamo_traces_a_gradient_as_without_ampmem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows ``torch.autograd.grad`` by identity."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch._dynamo.config, "trace_autograd_ops", True)
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def gradient(weight: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((weight * weight).sum(), [weight])[0]
+
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(2, 8)).sum().backward()
+        assert gradient(torch.ones(3, requires_grad=True)).tolist() == [2, 2, 2]
+        optimizer.step()
+
+    with ampmem.profile() as prof:
+        step()
+        step()
+    step()
+    assert len(graphs) == 1
+    assert len(prof.summary().steps) == 2
+
+
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 def test_hooks_are_back_in_their_places_after_compiled_code() -> None:
     torch._dynamo.reset()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import hashlib
 import os
 import shutil
+import stat
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +115,27 @@ def test_what_was_taken_is_gone_and_other_threads_are_not_seen(seeing: CompiledE
     assert rows(seeing.take()) == [(-4000, "")]
 
 
+def test_what_comes_between_the_count_and_the_take_is_taken_later(
+    seeing: CompiledExtension, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, empty = [torch.ones(1000)], np.empty
+
+    def interrupted(*arguments: Any) -> Any:  # by the engine's threads, or the garbage collector
+        kept.append(torch.ones(77))
+        return empty(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(extension.np, "empty", interrupted)
+        assert rows(seeing.take()) == [(4000, "")]
+    assert rows(seeing.take()) == [(308, ""), (308, "")]
+    room = np.empty((0, 9), np.int64)
+    taken = (ctypes.c_int64 * 2)()
+    kept.append(torch.ones(9))
+    seeing.library.ampmem_take(room.ctypes.data, 0, room.ctypes.data, 0, taken)
+    assert list(taken) == [0, 0]
+    assert rows(seeing.take()) == [(36, "")]
+
+
 def test_it_leaves_no_profiler_behind(cache: Path) -> None:
     found = extension.find()
     assert found is not None
@@ -164,13 +189,160 @@ def test_without_one_and_where_it_is_turned_off_there_is_none(
         assert extension.find() is None
 
 
-def test_a_file_that_is_no_library_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# -- what is loaded, and what is not -------------------------------------------------------------
+
+
+def compile_c(library: Path, source: str) -> None:
+    """Make ``library`` of a program in C, and its seal."""
+    assert COMPILER is not None
+    command = [COMPILER, "-x", "c", "-shared", "-fPIC", "-o", str(library), "-"]
+    subprocess.run(command, input=source, text=True, check=True)
+    seal(library)
+
+
+def seal(library: Path) -> None:
+    """Seal ``library`` as it is, so that only what else is wrong with it counts."""
+    content = library.read_bytes()
+    text = f"{len(content)} {hashlib.sha256(content).hexdigest()}\n"
+    library.with_suffix(".sha256").write_text(text, encoding="ascii")
+
+
+def truncate(library: Path) -> None:
+    os.truncate(library, library.stat().st_size // 2)
+
+
+def change(library: Path) -> None:
+    content = library.read_bytes()
+    library.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def link(path: Path) -> None:
+    path.rename(path.with_name("real"))
+    path.symlink_to("real")
+
+
+FUNCTIONS = ("start", "stop", "count", "take", "name")
+BLIND = "\n".join(f"long ampmem_{name}(void) {{ return 0; }}" for name in FUNCTIONS)
+"""An extension that sees nothing."""
+UNSAFE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "an empty file": (lambda library: library.write_bytes(b""), "was changed since it was compiled"),
+    "a truncated file": (truncate, "was changed since it was compiled"),
+    "a changed file": (change, "was changed since it was compiled"),
+    "a folder": (lambda library: (library.unlink(), library.mkdir()), "was changed since it was compiled"),
+    "no seal": (lambda library: library.with_suffix(".sha256").unlink(), "No such file or directory"),
+    "no library": (lambda library: (library.write_bytes(b"no library"), seal(library)), "cannot be loaded"),
+    "no function": (lambda library: compile_c(library, ""), "undefined symbol: ampmem_name"),
+    "another torch": (
+        lambda library: compile_c(library, "int gone(void); int ampmem_name(void) { return gone(); }"),
+        "undefined symbol: gone",
+    ),
+    "one that sees nothing": (lambda library: compile_c(library, BLIND), "does not see what torch"),
+    "a file for the group": (lambda library: library.chmod(0o620), "other users can write"),
+    "a seal for others": (lambda library: library.with_suffix(".sha256").chmod(0o602), "other users can write"),
+    "a folder for others": (lambda library: library.parent.chmod(0o777), "other users can write"),
+    "a link": (link, "is a symbolic link"),
+    "a link to the seal": (lambda library: link(library.with_suffix(".sha256")), "is a symbolic link"),
+    "a link to the folder": (lambda library: link(library.parent), "is a symbolic link"),
+}
+
+
+@pytest.fixture
+def copied(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the library, where a recording looks for it."""
+    made = extension.path()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(extension.VARIABLE, "on")
-    extension.folder().mkdir(parents=True)
-    extension.path().write_bytes(b"no library")
+    copy = extension.path()
+    copy.parent.mkdir(parents=True)
+    copy.parent.chmod(0o700)
+    for path in (made, made.with_suffix(".sha256")):
+        shutil.copy(path, copy.parent)
+    return copy
+
+
+def train() -> ampmem.Summary:
+    """A recording of two steps."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ampmem.profile(model, optimizer, device="cpu") as recorded:
+        for _ in range(2):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return recorded.summary()
+
+
+@pytest.mark.parametrize("state", UNSAFE)
+def test_a_library_that_is_not_safe_or_not_right_is_left_out_with_one_line(
+    copied: Path, capsys: pytest.CaptureFixture[str], state: str
+) -> None:
+    spoil, why = UNSAFE[state]
+    spoil(copied)
+    capsys.readouterr()
+    summary = train()
+    assert (len(summary.steps), summary.conservation.residual_bytes) == (2, 0)
+    assert summary.parameters.bytes == 4 * (8 * 8 + 8)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("ampmem: the C++ extension is not used, and torch.profiler is: ")
+    assert why in line
+    assert line.endswith(". To compile it anew: ampmem extension")
     assert extension.find() is None
-    assert extension.remove() == 1
+    assert capsys.readouterr().err == ""  # it was said
+
+
+def test_a_library_of_another_user_is_left_out(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert extension.find() is None
+    assert f"{copied.parent} belongs to another user" in capsys.readouterr().err
+
+
+def test_a_right_library_is_used_without_a_word(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert extension.find() is not None
+    assert train().conservation.residual_bytes == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_relative_cache_folder_is_not_looked_into(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", tmp_path.name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert extension.folder() == tmp_path / "home" / ".cache" / "ampmem" / "extension"
+    assert extension.find() is None
+
+
+def test_what_is_compiled_belongs_to_this_user_alone(cache: Path) -> None:
+    library = extension.path()
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (library.parent, library, library.with_suffix(".sha256"))]
+    assert modes == [0o700, 0o600, 0o600]
+
+
+@pytest.mark.parametrize("state", ["a file in its place", "a link in its place", "a full disk"])
+def test_a_cache_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = extension.folder()
+    folder.parent.mkdir()
+    if state == "a file in its place":
+        folder.touch()
+    elif state == "a link in its place":
+        folder.symlink_to(tmp_path, target_is_directory=True)
+    else:
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(extension, "_compiled", full)
+    before = sorted(tmp_path.rglob("*"))
+    result = CliRunner().invoke(group, ["extension"])
+    assert isinstance(result.exception, AmpmemError)
+    assert result.exception.exit_code == 1
+    assert str(folder) in str(result.exception)
+    assert sorted({*tmp_path.rglob("*")} - {folder}) == sorted({*before} - {folder})
+    assert not folder.is_dir() or folder.is_symlink() or list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -224,7 +396,7 @@ def test_a_part_that_does_not_compile_or_load_is_left_out(
     assert sorted(Path(each).stem for each in links[-1] if each.endswith(".o")) == linked
     assert ("-lc10_cuda" in links[-1]) == ("trace" in linked)
     assert ("-ltorch_cuda" in links[-1]) == ("workspaces" in linked)
-    assert list(extension.folder().iterdir()) == [extension.path()]
+    assert sorted(extension.folder().iterdir()) == [extension.path().with_suffix(".sha256"), extension.path()]
 
 
 def test_the_parts_that_were_left_out_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +436,7 @@ def test_the_command_prints_the_path_and_removes(tmp_path: Path, monkeypatch: py
     assert result.stdout == f"{made}\n"
     assert result.stderr.splitlines()[1:] == ["ampmem: made.so has no part for CUDA"]
     extension.folder().mkdir(parents=True)
-    (extension.folder() / "2.13.0-0.so").touch()
+    for name in ("2.13.0-0.so", "2.13.0-0.sha256"):
+        (extension.folder() / name).touch()
     assert CliRunner().invoke(group, ["extension", "--remove"]).exit_code == 0
     assert list(extension.folder().iterdir()) == []

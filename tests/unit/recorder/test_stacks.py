@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from ampmem.patching import unseen
 from ampmem.recorder.facts.log import Texts
 from ampmem.recorder.models.stacks import Stacks
 
@@ -22,6 +23,7 @@ class Module:
         return found
 
     def _forward(self) -> list[int]:
+        @unseen
         def op() -> int:
             return self._stacks.capture()
 

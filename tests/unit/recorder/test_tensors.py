@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -508,3 +509,34 @@ def test_only_plain_tensors_are_read(compiled_extension: Path, monkeypatch: pyte
 
     optimizer.state = Kept(optimizer.state)  # type: ignore[assignment]
     assert reader.state(1, 0, optimizer) == TensorsFound.UNREADABLE
+
+
+def test_facts_that_come_between_the_count_and_the_take_are_taken_later(
+    compiled_extension: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread accumulates gradients while Python makes room for those that it has counted."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
+    monkeypatch.setenv(extension.VARIABLE, "on")
+    found = extension.find()
+    assert found is not None
+    reader = TensorReader.find(found.with_gil, lambda text: 1)
+    assert reader is not None
+    parameters = [nn.Parameter(torch.ones(size)) for size in (3, 4000)]
+    for name, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(reader.gradient_hook(lambda _: None, name, 0))
+    empty = np.empty
+
+    def interrupted(*arguments: Any) -> Any:
+        parameters[1].sum().backward()
+        return empty(*arguments)
+
+    parameters[0].sum().backward()
+    with monkeypatch.context() as patch:
+        patch.setattr(tensors.np, "empty", interrupted)
+        first = reader.take()
+    assert first is not None
+    assert first[:, 3].tolist() == [0]
+    second = reader.take()
+    assert second is not None
+    assert second[:, 3].tolist() == [1]
+    assert reader.take() is None

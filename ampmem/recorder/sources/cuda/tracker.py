@@ -84,6 +84,7 @@ class Tracker:
         self._extension = extension
         self._library = extension.library
         self._library.ampmem_trace_take.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+        self._library.ampmem_trace_take.restype = ctypes.c_int64
         self._library.ampmem_trace_stats.argtypes = (ctypes.c_int64, ctypes.c_void_p)
         self._library.ampmem_trace_stack.argtypes = (ctypes.c_int64, ctypes.POINTER(_POINTER))
         self._library.ampmem_trace_stack.restype = ctypes.c_int64
@@ -106,10 +107,10 @@ class Tracker:
         """The rows since the last call, of all devices, and whether there were more than are kept."""
         rows, _, dropped = self._counts()
         table = np.empty((rows, len(Tracked._fields)), np.int64)
-        self._library.ampmem_trace_take(table.ctypes.data, rows)
-        self._taken += rows
+        taken = self._library.ampmem_trace_take(table.ctypes.data, rows)
+        self._taken += taken
         lost, self._dropped = dropped > self._dropped, dropped
-        return table, lost
+        return table[:taken], lost
 
     def take_counted(self, device: int) -> tuple[Table, bool, Stats | None]:
         """What :meth:`take` gives, and the statistics of ``device`` right after it.
