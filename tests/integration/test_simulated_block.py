@@ -497,3 +497,26 @@ def test_a_caught_out_of_memory_keeps_nothing_of_the_scripts() -> None:
         before = torch.cuda.memory_allocated()
         inputs = attempt(1 << 24)
         assert (inputs(), torch.cuda.memory_allocated()) == (None, before)
+
+
+class Cache:
+    """Keeps what a step gives it."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+
+def test_who_holds_tensors_of_the_device_is_named() -> None:
+    cache = Cache()
+    with ampmem.profile(device="sim", gpu="h100", steps=4) as prof:
+        module = model().cuda()
+        module.mask = [torch.zeros(2**18, device="cuda")]  # type: ignore[assignment]
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        for _ in range(4):
+            train(module, optimizer, steps=1)
+            cache.kept.append(torch.zeros(2**18, device="cuda"))
+    summary = prof.summary()
+    (growth,) = [each.message for each in summary.findings if each.code == "steady-growth"]
+    assert "the last one 1.0 MiB, held by Cache.kept[*]" in growth
+    names = {each.name: each.bytes for each in summary.top}
+    assert names["mask[0]"] == 2**20, names
