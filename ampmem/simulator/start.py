@@ -32,8 +32,8 @@ from ampmem.simulator.where import MODE, is_simulating, stop, take_stops
 from ampmem.simulator.world import World, enter
 
 _HELD = (
-    "a parameter cannot be moved to a simulated device while a view of it or a scripted module holds it; move the "
-    "module to the device first, then make the view or call torch.jit.script"
+    "a parameter cannot be moved to a simulated device while a scripted module has it; move the module to the device "
+    "first, then call torch.jit.script"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import operator
 import os
 import warnings
 import weakref
@@ -216,20 +217,59 @@ def test_a_parameter_moves_to_the_device_with_its_weak_references_and_hooks() ->
     assert prof.summary().peak.categories["parameters"] > 0
 
 
-@pytest.mark.parametrize("held", [lambda module: module.weight[0], torch.jit.script], ids=["view", "scripted"])
-def test_a_parameter_that_is_held_elsewhere_cannot_move_and_says_what_to_do(
+def graph_of(module: nn.Module) -> object:
+    return sum(parameter.square().sum() for parameter in module.parameters())
+
+
+HELD: list[Callable[[nn.Module], object]] = [
+    lambda module: module.weight[0],
+    lambda module: torch.cat([each.flatten() for each in module.parameters()]),
+    lambda module: module(torch.zeros(1, 8)),
+    graph_of,
+    nn.utils.weight_norm,
+    nn.utils.parametrizations.weight_norm,
+]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize("held", HELD, ids=["view", "flat", "dry run", "norm", "weight_norm", "parametrized"])
+def test_a_parameter_that_a_graph_or_a_view_holds_moves_and_leaves_no_reference(
     held: Callable[[nn.Module], object],
 ) -> None:
+    with ampmem.profile(device="sim") as prof:
+        module = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(module.parameters())
+        references = [weakref.ref(each) for each in module.parameters()]
+        kept = held(module)
+        parameters = list(module.parameters())
+        module.cuda()
+        assert all(map(operator.is_, module.parameters(), parameters))
+        assert {each.device.type for each in parameters} == {"cuda"}
+        module(torch.ones(2, 8, device="cuda")).sum().backward()
+        assert all(each.grad is not None and each.grad.is_cuda for each in parameters)
+        optimizer.step()
+        optimizer.zero_grad()
+        module.cpu()
+        module.cuda()
+        before = torch.cuda.memory_allocated()
+        del kept, module, optimizer, parameters
+        gc.collect()
+        assert not any(reference() is not None for reference in references)
+        assert torch.cuda.memory_allocated() < before
+    assert prof.summary().peak.categories["parameters"] > 0
+
+
+def test_a_parameter_of_a_scripted_module_cannot_move_and_says_what_to_do() -> None:
     with pytest.warns(RuntimeWarning, match="no model was seen"), ampmem.profile(device="sim"):
         module = nn.Linear(8, 8)
-        kept = held(module)
+        kept = torch.jit.script(module)
         with pytest.raises(RuntimeError, match="Couldn't swap") as moved:
             module.cuda()
         assert kept is not None
     assert isinstance(moved.value.__cause__, NotSimulated)
     assert str(moved.value.__cause__).endswith(
-        ": a parameter cannot be moved to a simulated device while a view of it or a scripted module holds it; move "
-        "the module to the device first, then make the view or call torch.jit.script"
+        ": a parameter cannot be moved to a simulated device while a scripted module has it; move the module to the "
+        "device first, then call torch.jit.script"
     )
 
 
