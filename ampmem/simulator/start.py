@@ -107,6 +107,7 @@ def _answer_for_cuda() -> Callable[[], None]:
 def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -> SimulatedMode:
     """Install everything that belongs to ``mode`` and its device."""
     device = mode.device_model
+    undo.callback(general.keep_rules_of_dynamo())
     undo.callback(general.accept_foreach())
     undo.callback(attention.install(mode))
     if device.label == "cuda":

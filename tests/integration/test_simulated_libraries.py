@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 
 from ampmem.allocator.gpus import find_gpu
@@ -50,3 +51,15 @@ def test_what_kernels_of_a_library_allocate_is_not_modelled(simulation: Simulati
         made = torch.ops.ampmem_test.twice(torch.ones(4, device="cuda"))
     assert made.shape == (8,)
     assert "what ampmem_test's own kernels allocate for themselves" in simulation.device.unmodelled
+
+
+def test_dynamo_knows_torchs_functions_after_a_library_has_added_one(simulation: Simulation) -> None:
+    """As DTensor and einops do on import: dynamo then makes its table of torch's functions anew."""
+    before = dict(torch._dynamo.trace_rules.get_torch_obj_rule_map())
+    torch._dynamo.trace_rules.clear_lru_cache()
+    layer = nn.Linear(8, 8).cuda()
+    assert not torch._dynamo.trace_rules.check(layer.forward)
+    assert torch._dynamo.trace_rules.get_torch_obj_rule_map() == before
+    simulation.end()
+    torch._dynamo.trace_rules.clear_lru_cache()
+    assert torch._dynamo.trace_rules.get_torch_obj_rule_map() == before

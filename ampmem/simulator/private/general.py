@@ -386,6 +386,26 @@ def keep_names_in_torchscript() -> Callable[[], None]:
     return added("torch.jit", "builtins", lambda: [table.pop(name) for name in names])
 
 
+def keep_rules_of_dynamo() -> Callable[[], None]:
+    """Make dynamo keep its table of torch's own functions, as it is before they are replaced; returns the undo.
+
+    Dynamo makes the table by name (since 2.1), again whenever a library adds a function to it, as DTensor and einops do
+    when imported, and refuses a table in which one replacement stands for two names.
+    """
+    from torch._dynamo import trace_rules
+
+    rules = trace_rules.get_torch_obj_rule_map()
+
+    def wrap(original: Any) -> Any:
+        def get_torch_obj_rule_map() -> dict[Any, Any]:
+            return rules
+
+        get_torch_obj_rule_map.cache_clear = original.cache_clear  # type: ignore[attr-defined]
+        return get_torch_obj_rule_map
+
+    return patch(trace_rules, "get_torch_obj_rule_map", wrap)
+
+
 def read_in_lists(read: Callable[[torch.Tensor], Any]) -> Callable[[], None]:
     """Make ``torch.tensor([x])`` with a fake device tensor ``x`` use the number ``read(x)``; returns the undo.
 
