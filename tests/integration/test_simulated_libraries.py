@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -64,3 +65,21 @@ def test_dynamo_knows_torchs_functions_after_a_library_has_added_one(simulation:
     torch._dynamo.trace_rules.clear_lru_cache()
     assert torch.cuda.manual_seed is not seed
     assert torch.cuda.manual_seed in torch._dynamo.trace_rules.get_torch_obj_rule_map()
+
+
+def test_a_thread_that_starts_while_the_mode_is_entered_leaves_the_others_as_they_are(simulation: Simulation) -> None:
+    """As a library's threads do that load weights: each restored what another one had found."""
+    mode = torch.ones(1, device="cuda").fake_mode  # type: ignore[attr-defined]
+    go = threading.Event()
+    with mode:
+        threads = [threading.Thread(target=go.wait) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+    try:
+        made = torch.tensor([1.0, 2.0], device="cuda")
+        assert (made + torch.ones(2, device="cuda")).is_cuda
+    finally:
+        go.set()
+        for thread in threads:
+            thread.join()
+    assert torch.tensor([1.0, 2.0], device="cuda").is_cuda

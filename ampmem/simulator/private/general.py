@@ -66,8 +66,33 @@ The two that are searched for are the first and the third in 2.13.
 """
 
 
+class _Stack:
+    """A list that each thread has for itself, as an attribute of an object; torch assigns an empty one at the start."""
+
+    def __set_name__(self, kind: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, kind: type) -> list[Any]:
+        if self._name not in vars(owner):
+            raise AttributeError(self._name)  # torch asks for it
+        found: list[Any] = vars(vars(owner)[self._name]).setdefault("list", [])
+        return found
+
+    def __set__(self, owner: Any, empty: Any) -> None:
+        vars(owner)[self._name] = threading.local()
+
+
 class SharedFakeTensorMode(FakeTensorMode):
-    """A fake mode for several threads: a fake tensor is on ``meta`` only for the thread that runs its kernel."""
+    """A fake mode for several threads: a fake tensor is on ``meta`` only for the thread that runs its kernel.
+
+    On entering, the mode remembers settings of the thread (such as ``_only_lift_cpu_tensors``), and restores them on
+    leaving. In one list for all threads, a thread would restore another's: so each has its own.
+    """
+
+    enter_stack = _Stack()  # type: ignore[assignment]  # since 2.0
+    old_dispatch_mode_flags = _Stack()  # type: ignore[assignment]  # since 2.3
+    old_non_infra_dispatch_mode_flags = _Stack()  # type: ignore[assignment]  # since 2.5
+    old_without_ignore_compile_internals_dispatch_mode_flags = _Stack()  # type: ignore[assignment]  # since 2.8
 
     @property
     def in_kernel_invocation(self) -> bool:
