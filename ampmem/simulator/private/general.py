@@ -89,7 +89,7 @@ class SharedFakeTensorMode(FakeTensorMode):
     leaving. In one list for all threads, a thread would restore another's: so each has its own.
     """
 
-    enter_stack = _Stack()  # type: ignore[assignment]  # since 2.0
+    enter_stack = _Stack()  # since 2.0
     old_dispatch_mode_flags = _Stack()  # type: ignore[assignment]  # since 2.3
     old_non_infra_dispatch_mode_flags = _Stack()  # type: ignore[assignment]  # since 2.5
     old_without_ignore_compile_internals_dispatch_mode_flags = _Stack()  # type: ignore[assignment]  # since 2.8
