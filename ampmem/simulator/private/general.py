@@ -634,6 +634,12 @@ def is_computed(func: Any) -> bool:
 
 
 @functools.cache
+def is_pointwise(func: Any) -> bool:
+    """Whether each element of the result of torch's op ``func`` depends on one of each argument. Tags since 2.0."""
+    return torch.Tag.pointwise in func.tags
+
+
+@functools.cache
 def has_size_of_data(func: Any) -> bool:
     """Whether the result's size of the op ``func`` depends on values. Tags since 2.0."""
     return torch.Tag.dynamic_output_shape in getattr(func, "tags", ())  # ops that take functions have none
