@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 import torch._dynamo
@@ -83,3 +84,38 @@ def test_a_thread_that_starts_while_the_mode_is_entered_leaves_the_others_as_the
         for thread in threads:
             thread.join()
     assert torch.tensor([1.0, 2.0], device="cuda").is_cuda
+
+
+def test_the_tensor_types_of_old_programs(simulation: Simulation) -> None:
+    kind = torch.cuda.FloatTensor
+    made = kind(2, 3)
+    assert (made.shape, made.dtype, made.is_cuda, made.type()) == (
+        (2, 3),
+        torch.float32,
+        True,
+        "torch.cuda.FloatTensor",
+    )
+    assert kind(np.ones((2, 2))).shape == (2, 2) and torch.cuda.LongTensor([4, 5]).tolist() == [4, 5]
+    assert isinstance(made, kind) and not isinstance(made.half(), kind) and not isinstance(torch.ones(1), kind)
+    assert torch.ones(1).type() == "torch.FloatTensor"
+    for half in (torch.cuda.HalfTensor, "torch.cuda.HalfTensor"):
+        assert torch.ones(1).type(half).type() == "torch.cuda.HalfTensor"
+    assert torch.ones(1).type(torch.int64).dtype == torch.int64
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+@pytest.mark.parametrize("given", ["torch.cuda.HalfTensor", torch.cuda.HalfTensor], ids=["name", "class"])
+def test_the_device_can_be_that_of_the_default_tensor_type(simulation: Simulation, given: object) -> None:
+    given = given if isinstance(given, str) else torch.cuda.HalfTensor
+    try:
+        torch.set_default_tensor_type(given)  # type: ignore[arg-type]
+        layer = nn.Linear(8, 8)
+        assert (layer.weight.is_cuda, layer.weight.dtype, torch.zeros(1).is_cuda) == (True, torch.float16, True)
+        layer(torch.randn(2, 8)).sum().backward()
+        torch.set_default_tensor_type("torch.FloatTensor")
+        assert (torch.zeros(1).device.type, torch.zeros(1).dtype) == ("cpu", torch.float32)
+        torch.set_default_tensor_type(given)  # type: ignore[arg-type]
+    finally:
+        simulation.end()
+        torch.set_default_dtype(torch.float32)
+    assert torch.zeros(1).device.type == "cpu"

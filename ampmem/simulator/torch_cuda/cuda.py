@@ -34,7 +34,7 @@ from ampmem.simulator.private.general import (
     SNAPSHOT,
     THREAD_STARTS,
 )
-from ampmem.simulator.torch_cuda import derivatives, tensors, unsupported
+from ampmem.simulator.torch_cuda import derivatives, tensors, types, unsupported
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import check_index, here
 
@@ -62,6 +62,7 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
         undo.callback(_install_streams(device))
         undo.callback(replace_all((torch.backends.cudnn,), _CUDNN))
         undo.callback(tensors.install(mode))
+        undo.callback(types.install())
         undo.callback(derivatives.install(mode))
         undo.callback(_share_with_threads(mode))
         undo.callback(unsupported.install(device, mode.assumed, alone=alone))

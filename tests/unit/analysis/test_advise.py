@@ -342,7 +342,8 @@ def test_an_implementation_that_no_optimizer_has_is_not_tried(classes: list[str]
     adam = OptimizerRecord(class_name="AdamW", implementation="foreach", settings={"foreach": None, "fused": None})
 
     def script(optimizers: list[OptimizerRecord]) -> Script:
-        return changeable_script(replace(small_run().recording(), optimizers=tuple(optimizers)))
+        recording = replace(small_run().recording(), optimizers=tuple(optimizers))
+        return replace(changeable_script(recording), device=Device.CUDA)
 
     assert why_not_run(FUSED, script(plain)) == f"{name} no fused implementation"
     assert why_not_run(Forced(foreach=False), script(plain)) == f"{name} no foreach implementation"
