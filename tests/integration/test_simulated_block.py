@@ -560,3 +560,29 @@ def test_who_holds_tensors_of_the_device_is_named() -> None:
     assert "the last one 1.0 MiB, held by Cache.kept[*]" in growth
     names = {each.name: each.bytes for each in summary.top}
     assert names["mask[0]"] == 2**20, names
+
+
+class Chooses(nn.Module):
+    """Runs one of its experts, an attention whose own modules never run, and weights that are used without a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.table = nn.Embedding(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.experts[1](x) @ self.table.weight
+        return self.attention(x, x, x)[0]  # type: ignore[no-any-return]
+
+
+def test_trained_modules_that_never_ran_are_a_warning() -> None:
+    with ampmem.profile(device="sim", gpu="h100") as prof:
+        module = Chooses().cuda()
+        optimizer = torch.optim.AdamW(module.parameters())
+        for _ in range(2):
+            module(torch.randn(4, 8, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (said,) = prof.summary().warnings
+    assert "2 of 6 trained modules never ran, such as experts.0: " in said
