@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch._dynamo
+from commands import ampmem
 from torch import Tensor, nn
 
 from ampmem.allocator.gpus import find_gpu
@@ -119,3 +124,51 @@ def test_the_device_can_be_that_of_the_default_tensor_type(simulation: Simulatio
         simulation.end()
         torch.set_default_dtype(torch.float32)
     assert torch.zeros(1).device.type == "cpu"
+
+
+class Kernel:
+    """Like a kernel of Triton's, which cannot be compiled without a GPU."""
+
+    def run(self, *args: object, **kwargs: object) -> None:
+        raise RuntimeError("libcuda.so cannot found!")
+
+
+class Driver:
+    """Like Triton's driver, which looks for a GPU when it is asked for."""
+
+    active: Any = None
+
+    def set_active(self, driver: object) -> None:
+        self.active = driver
+
+
+def test_kernels_in_triton_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = SimpleNamespace(driver=Driver())
+    monkeypatch.setitem(sys.modules, "triton.runtime", runtime)
+    monkeypatch.setitem(sys.modules, "triton.runtime.jit", SimpleNamespace(JITFunction=Kernel))
+    tuners = [type(name, (Kernel,), {"run": Kernel.run}) for name in ("Autotuner", "Heuristics")]
+    both = SimpleNamespace(**{tuner.__name__: tuner for tuner in tuners})
+    monkeypatch.setitem(sys.modules, "triton.runtime.autotuner", both)
+    simulation = Simulation(find_gpu("h100"))
+    try:
+        out = torch.tensor([3, 7]).cuda()
+        before = torch.cuda.memory_allocated()
+        for kernel in (Kernel(), *(tuner() for tuner in tuners)):
+            kernel.run(out, 2, grid=(1,), warmup=False)
+        assert torch.cuda.memory_allocated() == before
+        assert out.max().item() == 1  # the kernels may have written to it
+        assert runtime.driver.active.get_current_target().arch == 90
+        assert runtime.driver.active.utils.get_device_properties(0)["multiprocessor_count"] == 132
+        assert any("Triton kernels did nothing" in note for note in simulation.device.assumptions)
+    finally:
+        simulation.end()
+    assert runtime.driver.active is None
+    with pytest.raises(RuntimeError, match="libcuda"):
+        Kernel().run()
+
+
+def test_a_script_that_needs_triton_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import triton.language_of_mine\n")
+    done = ampmem(tmp_path, "profile", "--device", "sim", "--quiet", "train.py")
+    assert done.returncode == 1
+    assert sum("the script needs Triton, which is not installed" in line for line in done.stderr.splitlines()) == 1
