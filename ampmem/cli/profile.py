@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ampmem.simulator.start import Simulation
 
 _NO_TRITON = (
-    "the script needs Triton, which is not installed: pip install triton. On a simulated GPU its kernels do nothing, so "
+    "the script needs Triton, which is not installed: pip install triton. On a simulated GPU its kernels do nothing: "
     "no GPU is needed"
 )
 
