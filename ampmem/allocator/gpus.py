@@ -204,16 +204,20 @@ def _gpu(name: str, total_memory: int, chip: str | None, sm_count: int, capabili
 
 
 GPUS = {
+    "b300": _gpu("NVIDIA B300 SXM6 AC", 274_124 * MIB, None, 148, (10, 3)),
     "b200": _gpu("NVIDIA B200", 182_642 * MIB, "B200", 148, (10, 0)),
     "h200": _gpu("NVIDIA H200", 143_156 * MIB, "H100", 132, (9, 0)),
+    "gh200": _gpu("NVIDIA GH200 480GB", 96_768 * MIB, "H100", 132, (9, 0)),
     "h100": _gpu("NVIDIA H100 80GB HBM3", 81_090 * MIB, "H100", 132, (9, 0)),
     "a100-80": _gpu("NVIDIA A100-SXM4-80GB", 85_094_825_984, "A100", 108, (8, 0)),
     "a100-40": _gpu("NVIDIA A100-SXM4-40GB", 42_298_834_944, "A100", 108, (8, 0)),
     "rtxpro6000": _gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97_250 * MIB, None, 188, (12, 0)),
     "rtx6000ada": _gpu("NVIDIA RTX 6000 Ada Generation", 48_622 * MIB, "L40S", 142, (8, 9)),
     "rtxa6000": _gpu("NVIDIA RTX A6000", 48_676 * MIB, None, 84, (8, 6)),
+    "a40": _gpu("NVIDIA A40", 45_629 * MIB, None, 84, (8, 6)),
     "l40s": _gpu("NVIDIA L40S", 45_589 * MIB, "L40S", 142, (8, 9)),
     "l4": _gpu("NVIDIA L4", 23_583_784_960, None, 58, (8, 9)),
+    "a30": _gpu("NVIDIA A30", 24_164 * MIB, None, 56, (8, 0)),
     "a10": _gpu("NVIDIA A10", 22_600 * MIB, "A10", 72, (8, 6)),
     "a10g": _gpu("NVIDIA A10G", 22_587 * MIB, "A10", 80, (8, 6)),
     "v100": _gpu("Tesla V100-SXM2-16GB", 16_151 * MIB, "V100", 80, (7, 0)),
@@ -222,9 +226,14 @@ GPUS = {
     "t4": _gpu("Tesla T4", 15_095 * MIB, "T4", 40, (7, 5)),
     "rtx5090": _gpu("NVIDIA GeForce RTX 5090", 33_680_457_728, "RTX 5090", 170, (12, 0)),
     "rtx4090": _gpu("NVIDIA GeForce RTX 4090", 24_207 * MIB, "RTX 4090", 128, (8, 9)),
+    "rtx4080": _gpu("NVIDIA GeForce RTX 4080", 16_077 * MIB, None, 76, (8, 9)),
+    "rtx4070ti": _gpu("NVIDIA GeForce RTX 4070 Ti", 12_007 * MIB, None, 60, (8, 9)),
     "rtx4060": _gpu("NVIDIA GeForce RTX 4060", 7_807 * MIB, "RTX 4060", 24, (8, 9)),
     "rtx3090": _gpu("NVIDIA GeForce RTX 3090", 24_259 * MIB, "RTX 3090", 82, (8, 6)),
+    "rtx3080ti": _gpu("NVIDIA GeForce RTX 3080 Ti", 12_054 * MIB, None, 80, (8, 6)),
+    "rtx3080": _gpu("NVIDIA GeForce RTX 3080", 10_002 * MIB, None, 68, (8, 6)),
     "rtx3060": _gpu("NVIDIA GeForce RTX 3060", 11_931 * MIB, "RTX 3060", 28, (8, 6)),
+    "rtx2080ti": _gpu("NVIDIA GeForce RTX 2080 Ti", 11_020 * MIB, None, 68, (7, 5)),
 }
 """The GPUs that can be simulated, with their memory as CUDA reports it.
 
@@ -238,13 +247,19 @@ Sources of the memory:
   H100 81,090 MB, RTX PRO 6000 Blackwell Server Edition 97,250 MB (torch 2.7.1), L40S 45,589 MB, RTX 6000 Ada 48,622 MB
   (2.3.0), RTX A6000 48,676 MB, A10G 22,587 MB (2.15), V100 16,151 MB, T4 15,095 MB, RTX 3090 24,259 MB, RTX 3060
   11,931 MB (2.4.1).
-- Ultralytics' trainers, which print the same: V100 32 GB 32,494 MiB (torch 2.6.0), RTX 4060 7,807 MiB (2.5.1).
+- Ultralytics' trainers, which print the same: V100 32 GB 32,494 MiB (torch 2.6.0), RTX 4060 7,807 MiB (2.5.1), A30
+  24,164 MiB (2.8.0), RTX 4070 Ti 12,007 MiB (2.1.1), RTX 3080 with 10 GB 10,002 MiB (2.6.0), RTX 3080 Ti 12,054 MiB
+  (1.12.0), RTX 2080 Ti 11,020 MiB (1.11.0).
 - A published inventory: A100 80 GB.
 - CUDA's ``deviceQuery``: A100 40 GB, 42,298,834,944 bytes, in bottlerocket-os/bottlerocket#3873; L4, 23,583,784,960
   bytes, in bottlerocket-os/bottlerocket-kernel-kit#139; RTX 5090, 33,680,457,728 bytes, in NVIDIA/nccl#1637; P100,
   17,071,734,784 bytes, in public repositories, as NVML and ``get_device_properties`` (16,280 MB) have it, too.
 - Out-of-memory messages, so within 5 MiB: "total capacity of 23.64 GiB" on an RTX 4090, and 22.07 GiB of an A10 under
   torch 2.7.0.
+
+Not confirmed, for want of a published output of torch on Linux: B300 (reviews: 268 GiB), GH200 with 96 GB (94.5 GiB;
+``nvidia-smi`` shows 97,871 MiB), A40 with ECC (44.56 GiB; without ECC torch 1.8.1 printed 48,688 MiB), RTX 4080 (15.7
+GiB; on Windows torch 2.5.1 printed 16,376 MiB). The GH200 has the H100's chip.
 
 Not confirmed: what torch reports on an RTX PRO 6000 Blackwell Workstation Edition. The figures of the Server Edition
 stand for both: ``nvidia-smi`` shows 97,887 MiB on the Workstation Edition, and both have 188 SMs. Where ``nvidia-smi``
@@ -310,7 +325,7 @@ def _unknown(text: str) -> UsageError:
     if not meant:
         return UsageError(f"unknown GPU {text!r}; give one of {', '.join(GPUS)}, or its memory, such as 24GiB")
     listed = " or ".join(filter(None, (", ".join(meant[:-1]), meant[-1])))
-    return UsageError(f"unknown GPU {text!r}; did you mean {listed}?")
+    return UsageError(f"unknown GPU {text!r}; did you mean {listed}? Or give a size, such as 24GiB")
 
 
 def _similar(wanted: str) -> Sequence[str]:

@@ -74,6 +74,10 @@ class Script:
     """Why autocast in bfloat16 is not tried; ``None`` where it is tried."""
     no_loss: str | None = None
     """Why the loss is not tried in chunks; ``None`` where it is tried."""
+    no_fused: str | None = None
+    """Why ``fused=True`` is not tried; ``None`` where it is tried."""
+    no_foreach: str | None = None
+    """Why ``foreach=False`` is not tried; ``None`` where it is tried."""
     idle_gradients: bool = False
     """Whether gradients that the update has used already are still alive when forward starts."""
     cached_casts: bool = False
@@ -133,6 +137,8 @@ def changeable_script(recording: Recording, module_flops: Mapping[str, int] = Ma
         batch=next((step.batch_size for step in reversed(recording.steps) if step.batch_loaded), None),
         no_precision=_no_precision(recording),
         no_loss=None if any("nll_loss" in text for text in recording.texts) else "no F.cross_entropy was seen",
+        no_fused=_no_implementation(recording, "fused"),
+        no_foreach=_no_implementation(recording, "foreach"),
         idle_gradients=gradients_through_forward(run) is not None,
         cached_casts=bool(recording.arm.cache) and _much_at_the_peak(run, Category.CAST_COPIES),
         workspaces=_much_at_the_peak(run, Category.WORKSPACE),
@@ -218,6 +224,15 @@ def _no_precision(recording: Recording) -> str | None:
     return f"the script's parameters are {', '.join(sorted(others))}, not float32" if others else None
 
 
+def _no_implementation(recording: Recording, name: str) -> str | None:
+    """Why the implementation ``name`` of an update is not tried: none of the script's optimizers has it."""
+    optimizers = recording.optimizers
+    if not optimizers or any(name in optimizer.settings for optimizer in optimizers):
+        return None
+    classes = dict.fromkeys(optimizer.class_name for optimizer in optimizers)
+    return f"{' and '.join(classes)} {'has' if len(classes) == 1 else 'have'} no {name} implementation"
+
+
 def why_not_run(forced: Forced, script: Script) -> str | None:
     """Why ``forced`` is not run, judging by the run of the unchanged script; ``None`` where it is run."""
     if script.device is Device.CPU:
@@ -233,6 +248,10 @@ def why_not_run(forced: Forced, script: Script) -> str | None:
         return script.no_precision
     if forced.loss_chunks and script.no_loss is not None:
         return script.no_loss
+    if forced.fused and script.no_fused is not None:
+        return script.no_fused
+    if forced.foreach is False and script.no_foreach is not None:
+        return script.no_foreach
     if forced.batch_size == 0:
         return "no DataLoader was seen making the script's batches"
     if forced.batch_size is not None and script.batch == 1:

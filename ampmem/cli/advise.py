@@ -281,6 +281,7 @@ class _Search:
     """
 
     def __init__(self, script: ScriptOptions, arm: Arm, seed: int, jobs: int, kept: _Kept, folder: Path) -> None:
+        self._context = click.get_current_context()
         self._script = script
         self._arm = arm
         self._seed = seed
@@ -430,7 +431,9 @@ class _Search:
             kept = {name: getattr(found.trial, name) for name in ("memory", "failure", "step_ns", "rank")}
             found = replace(found, trial=like(Trial, last, **kept))
         if found.trial.failure is not None and forced == NOTHING_FORCED and not children.ended:
-            progress.stay(f"{name}: failed: {found.trial.failure}{misplaced(script, ended)}", tail=ended.tail)
+            with self._context.scope(cleanup=False):  # of the main thread, for the names of the command's options
+                hint = misplaced(script, ended)
+            progress.stay(f"{name}: failed: {found.trial.failure}{hint}", tail=ended.tail)
             raise AmpmemError("the unchanged script failed, and not because memory ran out: fix this error first")
         return found
 

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from ampmem.recorder.steering.stopping import Stopper
     from ampmem.simulator.start import Simulation
 
+_NO_TRITON = (
+    "the script needs Triton, which is not installed: pip install triton. On a simulated GPU its kernels do nothing: "
+    "no GPU is needed"
+)
+
 
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @precision_option(
@@ -475,6 +480,8 @@ class _RecordedScript:
         explained = refused or self.session.outcome.unfinished is not None
         for doubt in simulation.device.doubts(failed=isinstance(failure, Exception) and not explained):
             self.audience.say(doubt)
+        if isinstance(failure, ModuleNotFoundError) and (failure.name or "").partition(".")[0] == "triton":
+            self.audience.say(_NO_TRITON)
 
     def _show(self) -> None:
         plan, recording = self.plan, self.session.options.path

@@ -51,9 +51,13 @@ from ampmem.recorder.torch_private.general import in_backward
 from ampmem.recorder.writing import Describer, Joiner, Notes, StepWriter, run_record
 from ampmem.recording import MOST_STEPS, RecordingWriter
 from ampmem.signals import SIGNALS, let_in
-from ampmem.vocabulary import Arm, StepOn
+from ampmem.vocabulary import Arm, SourceKind, StepOn
 
 _ENDED_ELSEWHERE = "another thread ended the recording, which continued until the recorded thread next ran something"
+_NEVER_RAN = (
+    "{idle} of {trained} trained modules never ran, such as {name}: their activations and gradients are in no number. "
+    "If the script chooses modules by data, which a simulated device does not have, give the choice with --assume"
+)
 _RAN_ELSEWHERE = (
     "the forward of {model} ran on a thread that is not recorded: its activations and cast copies cannot be attributed"
 )
@@ -634,6 +638,8 @@ class Session:
             step = self._unfinished_step()
         self.models.note()  # as at the start of every forward
         if failure is None:
+            if self.source.kind is SourceKind.SIMULATED:
+                self.log.misses.guarded(self._warn_of_modules)()
             states = self._hooks.optimizers.note_idle(self.optimizers)
             inputs = self.writer.inputs_left(raw) if self.writer is not None else set()
             self._holders.note_rest(self.models, states, self.source.blocks(), inputs)
@@ -641,6 +647,12 @@ class Session:
             self._write(raw, taken, step)
         except RecordingError as error:  # as in _give_up: the script goes on
             self.outcome.stopped_by = str(error)
+
+    def _warn_of_modules(self) -> None:
+        """Warn of trained modules that never ran: on a device without data the script may have passed them over."""
+        idle, trained = self.models.never_ran(self.optimizers)
+        if idle:
+            self._notes.add(warning(_NEVER_RAN.format(idle=len(idle), trained=trained, name=idle[0])))
 
     def _unfinished_step(self) -> StepRecord:
         """The step in which memory ran out, or the script's setup; notes what else is known by then."""

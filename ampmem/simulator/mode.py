@@ -31,6 +31,7 @@ from ampmem.own_code import is_running, script_line
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.extras import Extras
+from ampmem.simulator.likely import Likely
 from ampmem.simulator.ops import DISTINCT, KERNELS, REMEDIES, WITHOUT, Found, no_layout
 from ampmem.simulator.private.general import (
     ENGINE_CALLER,
@@ -51,8 +52,9 @@ from ampmem.simulator.private.general import (
     unwraps_itself,
     without_autocast,
 )
+from ampmem.simulator.reads import LARGE, ValueReads
 from ampmem.simulator.scratch.scratch import made_by, whole_result
-from ampmem.simulator.values import LARGE, Guesses, Known, MadeUpTensors, ValueReads, written
+from ampmem.simulator.values import Guesses, Known, MadeUpTensors, written
 from ampmem.simulator.where import NotSimulated, stop
 from ampmem.simulator.world import check_index
 
@@ -270,8 +272,7 @@ class SimulatedMode(SharedFakeTensorMode):
         self.saves = saves
         """Whether files can be written, as the user's are protected."""
         self.known = Known()
-        self.likely = Known()
-        """Values that are not known, but likely."""
+        self.likely = Likely(self.known)
         self.guesses = Guesses(device, assumed)
         self.made_up = MadeUpTensors()
         self.accumulation = Accumulation()
@@ -354,9 +355,14 @@ class SimulatedMode(SharedFakeTensorMode):
         answer = self.answers.get(func)
         if answer is not None:
             return answer(func, args, kwargs)
-        if func not in _SCALER:
-            self._forget_written(func, args, kwargs)
-        return self.unanswered(func, types, args, kwargs)
+        if func in _SCALER:
+            return self.unanswered(func, types, args, kwargs)
+        left = self.likely.written_by(func, args, kwargs)
+        self._forget_written(func, args, kwargs)
+        result = self.unanswered(func, types, args, kwargs)
+        if left is not None:
+            self.likely.write(left)
+        return result
 
     def forget(self, storage: torch.UntypedStorage) -> None:
         """Note a write to ``storage``: its values are unknown now."""
@@ -428,14 +434,22 @@ class SimulatedMode(SharedFakeTensorMode):
             self._give_memory(func, args, kwargs, result)
             self.work.add(func, args, kwargs, result)
             self.additions.after(func, result)
-            self.known.after(func, *given, result)
+            self._note_values(func, *given, result)
         return result
 
+    def _note_values(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        self.known.after(func, args, kwargs, result)
+        self.likely.after(func, args, kwargs, result)
+
     def _of_known_size(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an op whose size depends on values that are known; otherwise ``None``."""
+        """The result of an op whose size depends on values that are known or likely; otherwise ``None``."""
         if not has_size_of_data(func):
             return None
         result = self.known.made(func, args, kwargs)
+        if result is None and not (func in DISTINCT and _DISTINCT in self.assumed.fractions):
+            result = self.likely.made(func, args, kwargs)
+            if result is not None:
+                self.guesses.note_even()
         if result is not None:
             self.device_model.synchronize_current()  # the host reads the size, as on a GPU
         return result
@@ -527,7 +541,7 @@ class SimulatedMode(SharedFakeTensorMode):
         if result is NotImplemented:
             return self.run(func, args, kwargs)
         self.extras.after(func, args, kwargs, result)
-        self.known.after(func, args, kwargs, result)
+        self._note_values(func, args, kwargs, result)
         return result
 
     def _found(self, op: str, tensor: torch.Tensor, elements: int) -> int:
@@ -537,6 +551,14 @@ class SimulatedMode(SharedFakeTensorMode):
             self.device_model.synchronize_current()
             return int(known.count_nonzero())
         fraction = self.assumed.fractions.get(op)
+        likely = self.likely.of(tensor) if fraction is None and op == "nonzero" else None
+        if likely is not None:
+            self.device_model.synchronize_current()
+            if self.likely.are_even(tensor):
+                self.guesses.note_even()
+            else:
+                self.guesses.note("a mask by a check was taken as that of a healthy run, whose numbers are finite,")
+            return int(likely.count_nonzero())
         if fraction is None:
             raise stop(
                 f"the number of elements that aten.{op} finds depends on the data, which a simulated device does not "
@@ -574,6 +596,8 @@ class SimulatedMode(SharedFakeTensorMode):
 
 _SCALER = (aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default)
 """Ops that write to numbers which stay known."""
+_DISTINCT = "unique"
+"""The name by which a user assumes the size of the result of the ops in :data:`DISTINCT`."""
 _GONE = (
     "a tensor of a simulated device was used after the block in which the device was simulated; the tensor has no "
     "values: create tensors for later use outside of the block"

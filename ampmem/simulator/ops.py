@@ -434,8 +434,46 @@ def _encoder_layer(
     return result if norm_first else norm(result, second_weight, second_bias)
 
 
+def _dirichlet(found: Any, alpha: Tensor, generator: Any = None) -> Tensor:
+    """``_s_dirichlet_cuda`` (``cuda/Distributions.cpp``), which draws from gamma distributions first."""
+    result = alpha.new_empty(alpha.shape)
+    alpha.new_empty(alpha.shape)
+    return result
+
+
+def _dirichlet_grad(found: Any, sample: Tensor, alpha: Tensor, total: Tensor) -> Tensor:
+    """``_dirichlet_grad_cuda``, in the same file."""
+    return sample.new_empty(sample.shape)
+
+
+def _grouped_mm(
+    found: Any,
+    first: Tensor,
+    second: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """``_grouped_mm_cuda`` (``cuda/GroupedBlas.cpp``) in FP32 and FP16: a product for each group, into the result.
+
+    Torch's meta kernel takes bfloat16 only. Rows of the result begin at multiples of 16 bytes.
+    """
+    if first.dtype not in (torch.float32, torch.float16):
+        return NotImplemented
+    shape = [first.shape[-2], second.shape[-1]]
+    if first.dim() == second.dim():  # the offsets divide what is summed over, or nothing
+        shape.insert(0, first.shape[0] if offs is None else offs.shape[0])
+    step = 16 // first.element_size()
+    columns = -(-shape[-1] // step) * step
+    strides = [shape[-2] * columns, columns, 1][-len(shape) :]
+    return first.new_empty_strided(shape, strides, dtype=out_dtype or first.dtype)
+
+
 COMPOSITES: dict[Any, Any] = {
+    **({aten._grouped_mm.default: _grouped_mm} if hasattr(aten, "_grouped_mm") else {}),
     aten.bernoulli.default: _bernoulli,
+    aten._sample_dirichlet.default: _dirichlet,
+    aten._dirichlet_grad.default: _dirichlet_grad,
     aten.affine_grid_generator.default: affine_grid,
     aten.affine_grid_generator_backward.default: _affine_grid_backward,
     aten._trilinear.default: _trilinear,

@@ -18,7 +18,7 @@ from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import GIB, settings_of_environment
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.events import PredictionRecord
-from ampmem.patching import InPlace, added, in_place
+from ampmem.patching import added
 from ampmem.signals import SIGNALS
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import DeviceEvent, SimulatedDevice
@@ -28,14 +28,13 @@ from ampmem.simulator.private.general import holders, kernels_of_cuda, running_n
 from ampmem.simulator.refusal import our_fault, refusal
 from ampmem.simulator.scratch import convolutions
 from ampmem.simulator.torch_cuda import attention, cuda, files, recurrent
-from ampmem.simulator.where import stop, take_stops
+from ampmem.simulator.where import MODE, is_simulating, stop, take_stops
 from ampmem.simulator.world import World, enter
 
 _HELD = (
-    "a parameter cannot be moved to a simulated device while a view of it or a scripted module holds it; move the "
-    "module to the device first, then make the view or call torch.jit.script"
+    "a parameter cannot be moved to a simulated device while a scripted module has it; move the module to the device "
+    "first, then call torch.jit.script"
 )
-_MODE = InPlace("dispatch modes", "SimulatedMode")
 
 
 class Simulation:
@@ -97,7 +96,7 @@ class Simulation:
 
 
 def _check_process() -> None:
-    if _MODE in in_place():
+    if is_simulating():
         raise UsageError("a device is already simulated: leave that block first")
     if torch.cuda.is_initialized():
         raise UsageError(
@@ -117,6 +116,7 @@ def _answer_for_cuda() -> Callable[[], None]:
 def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -> SimulatedMode:
     """Install everything that belongs to ``mode`` and its device."""
     device = mode.device_model
+    undo.callback(general.keep_rules_of_dynamo())
     undo.callback(general.accept_foreach())
     undo.callback(attention.install(mode))
     if device.label == "cuda":
@@ -134,7 +134,7 @@ def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -
     undo.callback(general.swap_on_conversion(functools.partial(stop, _HELD)))
     undo.callback(general.keep_names_in_torchscript())
     mode.__enter__()
-    undo.callback(added(*_MODE, functools.partial(_leave, mode)))
+    undo.callback(added(*MODE, functools.partial(_leave, mode)))
     return mode
 
 

@@ -1,7 +1,6 @@
 """Numbers on the device with known values although nothing is computed there, and guesses for the others.
 
-A GradScaler needs two of them: its scale, and whether it found an infinity. :class:`ValueReads` has the ops with which
-the script reads values from the device: known ones, or a guess with a note.
+A GradScaler needs two of them: its scale, and whether it found an infinity.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -53,7 +52,7 @@ class Known:
         held = self._held.get(storage)
         if held is None or held.nbytes() != storage.nbytes() or tensor.is_neg() or tensor.is_conj():
             return None
-        return _seen_as(tensor, held)
+        return seen_as(tensor, held)
 
     def number(self, tensor: torch.Tensor) -> Number | None:
         """The single number in ``tensor``, ``None`` if unknown."""
@@ -69,7 +68,7 @@ class Known:
         if whole and self._small(tensor) and real.shape == tensor.shape and real.dtype == tensor.dtype:
             with below_modes():
                 held = torch.UntypedStorage(storage.nbytes())
-                _seen_as(tensor, held).copy_(real.detach())
+                seen_as(tensor, held).copy_(real.detach())
             self._held[storage] = held
 
     def fill(self, tensor: torch.Tensor, number: Number) -> None:
@@ -88,7 +87,7 @@ class Known:
             return
         if not is_computed(func):
             return
-        given = {storage_key(one.untyped_storage()) for one in _fakes((*args, *kwargs.values()))}
+        given = {storage_key(one.untyped_storage()) for one in fakes_in((*args, *kwargs.values()))}
         if any(storage_key(one.untyped_storage()) in given for one in results):
             return  # views: their values are kept already, or unknown
         real = self.computed(func, args, kwargs) or self._decided(func, args, results[0])
@@ -115,7 +114,7 @@ class Known:
 
         ``None`` if a value is unknown.
         """
-        first = next(_fakes(args), None)
+        first = next(fakes_in(args), None)
         real = None if first is None else self.computed(func, args, kwargs)
         if first is None or not real or not all(map(self._small, real)):
             return None
@@ -131,7 +130,7 @@ class Known:
         try:
             given = self._real(args, func), self._real(kwargs, func)
             with below_modes():
-                real = func(*given[0], **given[1])
+                real = _HERE.get(func, func)(*given[0], **given[1])
         except Exception:  # unknown, or the CPU has no kernel for it
             return ()
         return tuple(real) if isinstance(real, (tuple, list)) else (real,)
@@ -163,6 +162,15 @@ _SHAPED_LIKE = (
 )
 """Ops whose results do not depend on the values of their tensor argument."""
 
+
+def _histogram(tensor: torch.Tensor, *how: Any, **named: Any) -> torch.Tensor:
+    """``histc``, which counts integers on a GPU only."""
+    return torch.histc(tensor.double(), *how, **named).to(tensor.dtype)
+
+
+_HERE = {aten.histc.default: _histogram}
+"""What computes an op on the CPU, if the CPU's own kernel does less."""
+
 _SETTLES = {
     aten.bitwise_or.Tensor: True,
     aten.bitwise_or.Scalar: True,
@@ -178,7 +186,7 @@ Only for integers: infinity times 0 is not 0, and 2 or True is 3.
 """
 
 
-def _seen_as(tensor: torch.Tensor, held: torch.UntypedStorage) -> torch.Tensor:
+def seen_as(tensor: torch.Tensor, held: torch.UntypedStorage) -> torch.Tensor:
     """The values in ``held`` in the shape and strides of ``tensor``."""
     with below_modes():
         view = torch.empty(0, dtype=tensor.dtype, device=_CPU)
@@ -189,19 +197,19 @@ class _Unknown(Exception):
     """A value is unknown."""
 
 
-def _fakes(value: Any) -> Iterator[FakeTensor]:
+def fakes_in(value: Any) -> Iterator[FakeTensor]:
     if isinstance(value, FakeTensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _fakes(item)
+            yield from fakes_in(item)
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.UntypedStorage]:
     """The device storages that ``func`` writes to when called with these arguments."""
     for place, name in arguments_written(func):
         given = args[place] if place < len(args) else kwargs.get(name)
-        yield from (tensor.untyped_storage() for tensor in _fakes(given))
+        yield from (tensor.untyped_storage() for tensor in fakes_in(given))
 
 
 def guess(dtype: torch.dtype) -> Number:
@@ -278,12 +286,17 @@ class Guesses:
         self._device.assume(f"assumed: {number} is read at {line}, as {self._assumed.named} says")
         return _of(dtype, number)
 
-    def read(self, tensor: FakeTensor, likely: Number | None) -> Number:
-        """The guess for a number read from ``tensor``, whose value is unknown; ``likely`` if there is one."""
+    def read(self, tensor: FakeTensor, likely: Number | None, *, even: bool = False) -> Number:
+        """The guess for a number read from ``tensor``, whose value is unknown; ``likely`` if there is one.
+
+        ``even`` if it depends on even routing.
+        """
         number = guess(tensor.dtype) if likely is None else likely
         if tensor.dtype == torch.bool:
             where = "the device" if tensor.fake_device.type == "cuda" else "a large tensor without values"
-            self.note(f"a yes-or-no question to {where} was answered {'yes' if number else 'no'}")
+            self.note(f"a yes-or-no question to {where} was answered {'yes' if number else 'no'}", waits=not even)
+        elif even:
+            self.note_even()
         elif isinstance(number, int):
             self.note_integer(f"an integer that the script read from the device was taken as {number}")
         else:
@@ -291,8 +304,14 @@ class Guesses:
         self._keep(number)
         return number
 
-    def copied(self, dtype: torch.dtype, likely: Number | None = None) -> Number:
-        """The guess for all elements of a tensor that the script copies to the CPU; ``likely`` if there is one."""
+    def copied(self, dtype: torch.dtype, likely: Number | None = None, *, even: bool = False) -> Number:
+        """The guess for all elements of a tensor that the script copies to the CPU; ``likely`` if there is one.
+
+        If ``even``, they depend on even routing, and each may have its own.
+        """
+        if even:
+            self.note_even()
+            return 0
         number = guess(dtype) if likely is None else likely
         note = self.note_integer if type(number) is int else self.note
         note(f"the values that the script copied to the CPU were taken as {number}")
@@ -334,8 +353,12 @@ class Guesses:
         self._more.add(line)
         self._device.warn(_and_more(len(self._more)))
 
-    def note(self, what: str) -> None:
-        """Note the assumption ``what`` for the running line."""
+    def note_even(self) -> None:
+        """Note that a number or a size on the running line follows from even routing."""
+        self.note(_EVEN, waits=False)
+
+    def note(self, what: str, *, waits: bool = True) -> None:
+        """Note the assumption ``what`` for the running line; if it ``waits``, a loop may wait there for a change."""
         line = script_line()
         lines = self._lines.setdefault(what, Counter())
         known = line in lines
@@ -344,7 +367,8 @@ class Guesses:
         lines[line] += 1
         if not known:
             self._device.assume(_listed(what, lines))
-        self._see_whether_it_waits(line, lines[line], what)
+        if waits:
+            self._see_whether_it_waits(line, lines[line], what)
 
     def _see_whether_it_waits(self, line: str, times: int, what: str) -> None:
         if times == self.MANY:
@@ -352,6 +376,9 @@ class Guesses:
                 f"{line} has asked {self.MANY} times so far: {what}. If the script waits there for a change, it waits "
                 "forever: end it with Ctrl-C"
             )
+
+
+_EVEN = "routing is assumed even: the columns that topk, argmax, max, sort and multinomial choose take turns"
 
 
 def _changed_nothing(option: str, line: str) -> str:
@@ -371,142 +398,3 @@ def _listed(what: str, lines: Mapping[str, int]) -> str:
     more = len(lines) - len(shown)
     beyond = f" and at {more} more line{'' if more == 1 else 's'}" if more else ""
     return f"{what} at {', '.join(shown)}{beyond}"
-
-
-LARGE = 1 << 18
-"""Number of elements from which on a copy on the CPU is fake: the script hardly reads each."""
-_ALLS = (aten.all.default, aten.all.dim, aten.all.dims)
-
-
-class Runs(Protocol):
-    """The part of the dispatch mode that :class:`ValueReads` uses."""
-
-    device_model: SimulatedDevice
-    known: Known
-    likely: Known
-    guesses: Guesses
-    made_up: MadeUpTensors
-
-    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an op on fake tensors."""
-
-    def faked(self, value: Any) -> Any:
-        """``value`` with a fake tensor for each real one in it."""
-
-
-class ValueReads:
-    """Runs the ops of ``mode`` that read values."""
-
-    def __init__(self, mode: Runs) -> None:
-        self._mode = mode
-        self.answers: dict[Any, Callable[..., Any]] = {
-            aten._local_scalar_dense.default: self._item,
-            aten._to_copy.default: self._to_copy,
-            aten.copy_.default: self._copy,
-            aten._foreach_copy_.default: self._copy_each,
-            aten.equal.default: self._equal,
-            aten.allclose.default: self._equal,
-            **dict.fromkeys(_ALLS, self._all),
-        }
-
-    def _item(self, func: Any, args: Any, kwargs: Any) -> Number:
-        mode = self._mode
-        tensor = mode.faked(args[0])  # with a simulated CPU, writes to a real tensor would be lost
-        mode.device_model.synchronize_current()
-        known = mode.guesses.assumed(tensor.dtype)
-        if known is None:
-            known = mode.known.number(tensor)
-        if known is not None:
-            return known
-        return mode.guesses.read(tensor, mode.likely.number(tensor))
-
-    def _all(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """``all``: scripts use it to check that everything is as expected, such as finite."""
-        result = self._mode.run(func, args, kwargs)
-        self._mode.likely.fill(result, True)
-        return result
-
-    def _equal(self, func: Any, args: Any, kwargs: Any) -> bool:
-        mode = self._mode
-        if func is aten.equal.default and args[0].shape != args[1].shape:
-            return False
-        torch.broadcast_shapes(args[0].shape, args[1].shape)  # raises for incompatible shapes, as on a GPU
-        mode.device_model.synchronize_current()
-        known = mode.known.computed(func, args, kwargs)
-        if known:
-            return bool(known[0])
-        mode.guesses.note("two tensors on the device were taken as equal")
-        return True
-
-    def _to_copy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """``_to_copy``: small copies on the CPU are real, because the script will look at them."""
-        mode = self._mode
-        source = mode.faked(args[0])
-        target = kwargs.get("device")
-        to_cpu = target is not None and torch.device(target).type == "cpu"
-        if to_cpu and source is args[0] and source.fake_device.type == "cuda":
-            self._wait(source, kwargs.get("non_blocking"))
-            if source.numel() < LARGE:
-                return self._read(source, kwargs.get("dtype") or source.dtype)
-        result = mode.run(func, (source,), kwargs)
-        if source is not args[0] and (real := mode.known.of(args[0])) is not None:
-            mode.known.note(result, real.to(result.dtype))
-        return result
-
-    def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """``copy_``: values are written into a real tensor on the CPU."""
-        target, source, *how = args
-        if not _arrives(target, source):
-            return self._given(target, source, self._mode.run(func, args, kwargs))
-        self._wait(source, how[0] if how else kwargs.get("non_blocking"))
-        self._note_made_up(source, target)
-        return func(target, self._values(source))
-
-    def _given(self, target: torch.Tensor, source: torch.Tensor, result: Any) -> Any:
-        """Set the values of ``target`` to those of ``source`` if they are known."""
-        real = self._mode.known.of(source) if isinstance(target, FakeTensor) else None
-        if real is not None:
-            self._mode.known.note(target, real.to(target.dtype).expand(target.shape))
-        return result
-
-    def _copy_each(self, func: Any, args: Any, kwargs: Any) -> None:
-        targets, sources, *how = args
-        if not any(map(_arrives, targets, sources)):
-            self._mode.run(func, args, kwargs)
-            return
-        for target, source in zip(targets, sources, strict=True):
-            self._copy(aten.copy_.default, (target, source, *how), kwargs)
-
-    def _wait(self, source: FakeTensor, non_blocking: object) -> None:
-        if source.fake_device.type == "cuda" and not non_blocking:
-            self._mode.device_model.synchronize_current()
-
-    def _read(self, source: FakeTensor, dtype: torch.dtype) -> torch.Tensor:
-        """The values of ``source`` as the script reads them."""
-        values = self._values(source)
-        if values.shape == source.shape:
-            read = values.to(dtype, copy=True)
-        else:
-            read = torch.full(source.shape, values.item(), dtype=dtype, device="cpu", requires_grad=False)
-        self._note_made_up(source, read)
-        return read
-
-    def _note_made_up(self, source: torch.Tensor, read: torch.Tensor) -> None:
-        if self._mode.known.of(source) is None:
-            self._mode.made_up.add(read)
-
-    def _values(self, source: FakeTensor) -> torch.Tensor:
-        """The values of ``source``; a single number if all elements are guessed alike."""
-        mode = self._mode
-        number = mode.guesses.assumed(source.dtype)
-        if number is None and (real := mode.known.of(source)) is not None:
-            return real
-        if number is None:
-            likely = mode.likely.of(source)
-            number = mode.guesses.copied(source.dtype, None if likely is None else bool(likely.all()))
-        return torch.full((), number, dtype=source.dtype, device="cpu")
-
-
-def _arrives(target: torch.Tensor, source: torch.Tensor) -> bool:
-    """Whether a copy writes data from the device, or from a tensor without values, into a real tensor."""
-    return isinstance(source, FakeTensor) and not isinstance(target, FakeTensor)

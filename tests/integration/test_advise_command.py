@@ -497,6 +497,13 @@ def test_what_cannot_be_advised_is_one_line(tmp_path: Path, options: tuple[str, 
     assert "Traceback" not in done.stderr.replace("    Traceback", "")
 
 
+def test_an_option_of_ampmem_after_the_script_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    done = ampmem(tmp_path, "advise", "train.py", "--gpu", "t4")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "exit code 2; --gpu is an option of ampmem: write it before train.py" in done.stderr
+
+
 PROVEN = """
 import os, sys
 import torch

@@ -36,7 +36,7 @@ class MadeUp(Exception):
 def gpu() -> Iterator[SimulatedDevice]:
     """A simulated GPU on which nothing is made up: reading what is not known raises."""
 
-    def refuse(*_: Any) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
         raise MadeUp
 
     simulation = Simulation(find_gpu("h100"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import operator
 import os
 import warnings
 import weakref
@@ -216,20 +217,59 @@ def test_a_parameter_moves_to_the_device_with_its_weak_references_and_hooks() ->
     assert prof.summary().peak.categories["parameters"] > 0
 
 
-@pytest.mark.parametrize("held", [lambda module: module.weight[0], torch.jit.script], ids=["view", "scripted"])
-def test_a_parameter_that_is_held_elsewhere_cannot_move_and_says_what_to_do(
+def graph_of(module: nn.Module) -> object:
+    return sum(parameter.square().sum() for parameter in module.parameters())
+
+
+HELD: list[Callable[[nn.Module], object]] = [
+    lambda module: module.weight[0],
+    lambda module: torch.cat([each.flatten() for each in module.parameters()]),
+    lambda module: module(torch.zeros(1, 8)),
+    graph_of,
+    nn.utils.weight_norm,
+    nn.utils.parametrizations.weight_norm,
+]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize("held", HELD, ids=["view", "flat", "dry run", "norm", "weight_norm", "parametrized"])
+def test_a_parameter_that_a_graph_or_a_view_holds_moves_and_leaves_no_reference(
     held: Callable[[nn.Module], object],
 ) -> None:
+    with ampmem.profile(device="sim") as prof:
+        module = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(module.parameters())
+        references = [weakref.ref(each) for each in module.parameters()]
+        kept = held(module)
+        parameters = list(module.parameters())
+        module.cuda()
+        assert all(map(operator.is_, module.parameters(), parameters))
+        assert {each.device.type for each in parameters} == {"cuda"}
+        module(torch.ones(2, 8, device="cuda")).sum().backward()
+        assert all(each.grad is not None and each.grad.is_cuda for each in parameters)
+        optimizer.step()
+        optimizer.zero_grad()
+        module.cpu()
+        module.cuda()
+        before = torch.cuda.memory_allocated()
+        del kept, module, optimizer, parameters
+        gc.collect()
+        assert not any(reference() is not None for reference in references)
+        assert torch.cuda.memory_allocated() < before
+    assert prof.summary().peak.categories["parameters"] > 0
+
+
+def test_a_parameter_of_a_scripted_module_cannot_move_and_says_what_to_do() -> None:
     with pytest.warns(RuntimeWarning, match="no model was seen"), ampmem.profile(device="sim"):
         module = nn.Linear(8, 8)
-        kept = held(module)
+        kept = torch.jit.script(module)
         with pytest.raises(RuntimeError, match="Couldn't swap") as moved:
             module.cuda()
         assert kept is not None
     assert isinstance(moved.value.__cause__, NotSimulated)
     assert str(moved.value.__cause__).endswith(
-        ": a parameter cannot be moved to a simulated device while a view of it or a scripted module holds it; move "
-        "the module to the device first, then make the view or call torch.jit.script"
+        ": a parameter cannot be moved to a simulated device while a scripted module has it; move the module to the "
+        "device first, then call torch.jit.script"
     )
 
 
@@ -497,3 +537,52 @@ def test_a_caught_out_of_memory_keeps_nothing_of_the_scripts() -> None:
         before = torch.cuda.memory_allocated()
         inputs = attempt(1 << 24)
         assert (inputs(), torch.cuda.memory_allocated()) == (None, before)
+
+
+class Cache:
+    """Keeps what a step gives it."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+
+def test_who_holds_tensors_of_the_device_is_named() -> None:
+    cache = Cache()
+    with ampmem.profile(device="sim", gpu="h100", steps=4) as prof:
+        module = model().cuda()
+        module.mask = [torch.zeros(2**18, device="cuda")]  # type: ignore[assignment]
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        for _ in range(4):
+            train(module, optimizer, steps=1)
+            cache.kept.append(torch.zeros(2**18, device="cuda"))
+    summary = prof.summary()
+    (growth,) = [each.message for each in summary.findings if each.code == "steady-growth"]
+    assert "the last one 1.0 MiB, held by Cache.kept[*]" in growth
+    names = {each.name: each.bytes for each in summary.top}
+    assert names["mask[0]"] == 2**20, names
+
+
+class Chooses(nn.Module):
+    """Runs one of its experts, an attention whose own modules never run, and weights that are used without a call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.table = nn.Embedding(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.experts[1](x) @ self.table.weight
+        return self.attention(x, x, x)[0]  # type: ignore[no-any-return]
+
+
+def test_trained_modules_that_never_ran_are_a_warning() -> None:
+    with ampmem.profile(device="sim", gpu="h100") as prof:
+        module = Chooses().cuda()
+        optimizer = torch.optim.AdamW(module.parameters())
+        for _ in range(2):
+            module(torch.randn(4, 8, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (said,) = prof.summary().warnings
+    assert "2 of 6 trained modules never ran, such as experts.0: " in said

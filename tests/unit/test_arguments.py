@@ -36,7 +36,7 @@ OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         ({"device": None}, "device must be one of auto, cpu, cuda, sim, not NoneType"),
         ({"device": "sim", "gpu": 24}, "gpu must be a string such as 'h100' or '24GiB', not 24"),
         ({"gpu": "h1000"}, "unknown GPU 'h1000'; did you mean h100, a100-80 or a100-40?"),
-        ({"device": "sim", "gpu": ""}, "gpu= is empty; give one of b200, "),
+        ({"device": "sim", "gpu": ""}, "gpu= is empty; give one of b300, b200, "),
         (
             {"device": "cpu", "gpu": "h100"},
             "gpu= simulates a GPU, and device='cpu' records a real device: leave one of them out",

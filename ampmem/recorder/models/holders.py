@@ -31,7 +31,7 @@ from ampmem.own_code import OWN_FOLDERS, RECORDING_CODE, RUNNER, is_only_thread,
 from ampmem.recorder.facts.addresses import PLAIN, AliveBlocks, parts_of
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_nn_parameter, is_tensor, states_of
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.models.live import collection_paused, live_modules, live_tensors
+from ampmem.recorder.models.live import collection_paused, is_of_device, live_modules, live_tensors
 from ampmem.recorder.models.models import ROOT, Models
 from ampmem.recorder.torch_private.general import BUFFERS, CHILDREN, PARAMETERS
 
@@ -217,7 +217,7 @@ def _inside(value: Any, name: str, depth: int) -> Iterator[tuple[str, Tensor]]:
     """
     kind = type(value)
     if is_tensor(value):
-        if type(value) in PLAIN:
+        if kind in PLAIN or is_of_device(kind):
             yield name, value
     elif depth and (name == "" or not issubclass(kind, (nn.Module, Optimizer, ModuleType, type))):
         attributes = attributes_of(value)

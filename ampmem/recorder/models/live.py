@@ -15,6 +15,7 @@ from torch.nn import Module as Module
 from torch.optim import Optimizer as Optimizer
 
 from ampmem.recorder.torch_private.general import never_made
+from ampmem.simulator.where import is_simulating
 
 _NO_MEMORY = frozenset(
     {
@@ -25,6 +26,8 @@ _NO_MEMORY = frozenset(
     }
 )
 """Classes of torch's whose tensors have no memory, or not their own."""
+_FAKE = "torch._subclasses.fake_tensor.FakeTensor"
+"""The class of a simulated device's tensors; without a simulation, they are a compiler's, and have no memory."""
 _NAME: Callable[[type], str] = type.__dict__["__name__"].__get__
 """The name of a class, even if its metaclass overrides ``__name__``."""
 _LEVELS = 6
@@ -167,10 +170,16 @@ def _is_idle(kind: type) -> bool:
 
 def _wraps_others(kind: type) -> bool:
     """Whether ``kind`` is a wrapper class of torch's: its tensors wrap the one that has the memory."""
-    if not _qualified(kind).startswith(("torch.", "ampmem.")):  # ampmem's fake tensors are like torch's
+    name = _qualified(kind)
+    if not name.startswith(("torch.", "ampmem.")) or is_of_device(kind):  # ampmem's fake tensors are like torch's
         return False
     above = kind.__mro__
     return any("__torch_dispatch__" in vars(base) for base in above[: above.index(Tensor)])
+
+
+def is_of_device(kind: type) -> bool:
+    """Whether tensors of this class are those of a simulated device, which has their memory."""
+    return _qualified(kind) == _FAKE and is_simulating()
 
 
 def _is_of_torch(kind: type) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.addresses import PLAIN, bytes_of, dtype_of, elements_of, parts_of
@@ -458,6 +459,21 @@ class Models:
     def _in_graph(self, slot: Slot) -> bool | None:
         """Whether the module of ``slot`` ever ran with gradients on; ``None`` if it never ran."""
         return slot.path_id in self._log.in_graph if slot.path_id in self._log.entered else None
+
+    def never_ran(self, optimizers: Iterable[Optimizer]) -> tuple[list[str], int]:
+        """The trained modules that never ran and whose parameters never had a gradient, and the number of trained ones.
+
+        An optimizer has state for the parameters that had a gradient; one without any state tells nothing.
+        """
+        tell = [optimizer for optimizer in optimizers if optimizer.state]
+        trained = {id(each) for optimizer in tell for group in optimizer.param_groups for each in group["params"]}
+        modules: dict[str, bool] = {}
+        for slot, parameter in self.parameters():
+            if id(parameter) in trained and parameter.requires_grad:
+                used = slot.path_id in self._log.entered or any(parameter in optimizer.state for optimizer in tell)
+                name = slot.name.rpartition(".")[0]
+                modules[name] = modules.get(name, False) or used
+        return [name for name, used in modules.items() if not used], len(modules)
 
     def _is_part(self, module: nn.Module) -> bool:
         return id(module) in self._parts and self.known_path_id(module) != 0

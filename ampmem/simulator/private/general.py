@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -65,8 +66,33 @@ The two that are searched for are the first and the third in 2.13.
 """
 
 
+class _Stack:
+    """A list that each thread has for itself, as an attribute of an object; torch assigns an empty one at the start."""
+
+    def __set_name__(self, kind: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, kind: type) -> list[Any]:
+        if self._name not in vars(owner):
+            raise AttributeError(self._name)  # torch asks for it
+        found: list[Any] = vars(vars(owner)[self._name]).setdefault("list", [])
+        return found
+
+    def __set__(self, owner: Any, empty: Any) -> None:
+        vars(owner)[self._name] = threading.local()
+
+
 class SharedFakeTensorMode(FakeTensorMode):
-    """A fake mode for several threads: a fake tensor is on ``meta`` only for the thread that runs its kernel."""
+    """A fake mode for several threads: a fake tensor is on ``meta`` only for the thread that runs its kernel.
+
+    On entering, the mode remembers settings of the thread (such as ``_only_lift_cpu_tensors``), and restores them on
+    leaving. In one list for all threads, a thread would restore another's: so each has its own.
+    """
+
+    enter_stack = _Stack()  # since 2.0
+    old_dispatch_mode_flags = _Stack()  # type: ignore[assignment]  # since 2.3
+    old_non_infra_dispatch_mode_flags = _Stack()  # type: ignore[assignment]  # since 2.5
+    old_without_ignore_compile_internals_dispatch_mode_flags = _Stack()  # type: ignore[assignment]  # since 2.8
 
     @property
     def in_kernel_invocation(self) -> bool:
@@ -281,22 +307,32 @@ def swap_on_conversion(cannot: Callable[[], Exception]) -> Callable[[], None]:
     """Make parameters keep their identity when a module moves, as between real devices; returns the undo.
 
     On a GPU torch moves a parameter by ``parameter.data = ...``. A fake tensor needs the setting that swaps the two
-    tensors instead, which is experimental, and exists since 2.3. A swap loses what ``.data`` keeps, so two things are
-    added: parameters with weak references are swapped, too, since those are to the Python object, which stays; and
-    hooks on a parameter are moved with it. ``cannot`` makes the error for a parameter that C++ holds, such as a view of
-    it or a scripted module.
+    tensors instead, which is experimental, and exists since 2.3. A swap loses what ``.data`` keeps, so three things are
+    added: parameters with weak references are swapped, too, since those are to the Python object, which stays; hooks on
+    a parameter are moved with it; and a parameter that C++ holds moves, too: a view of it, or a graph that used it,
+    keeps the former tensor. ``cannot`` makes the error for a parameter of a scripted module, which would stay behind.
     """
+    scripted: list[weakref.ref[nn.Module]] = []
+
+    def note_scripted(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def init(module: Any, *args: Any) -> None:
+            original(module, *args)
+            scripted.append(weakref.ref(module))
+
+        return init
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def swap_tensors(t1: Any, t2: Any) -> None:
             fake = isinstance(t1, FakeTensor) or isinstance(t2, FakeTensor)
-            try:
+            if not fake or t1._use_count() == t2._use_count() == 1:
                 original(t1, t2)
-            except RuntimeError as error:
-                if not fake or "use_count" not in str(error):
-                    raise
-                raise cannot() from error
+            elif _is_in(t1, scripted) or not _counts_are_known():
+                raise cannot()
+            else:
+                with _only_python_holds(t1, t2), _only_python_holds(t2, t1):
+                    original(t1, t2)
             for name in _HOOKS if fake else ():
                 for tensor in (t1, t2):
                     if (hooks := getattr(tensor, name)) is not None:
@@ -311,7 +347,52 @@ def swap_on_conversion(cannot: Callable[[], Exception]) -> Callable[[], None]:
         undo.callback(added("torch.__future__", "set_swap_module_params_on_conversion", restore))
         undo.callback(replace_all((torch.utils,), {"weakref": SimpleNamespace(getweakrefs=lambda tensor: [])}))
         undo.callback(patch(torch.utils, "swap_tensors", wrap))
+        undo.callback(patch(torch.jit._script.RecursiveScriptModule, "__init__", note_scripted))
         return undo.pop_all().close
+
+
+def _is_in(tensor: torch.Tensor, modules: Sequence[weakref.ref[nn.Module]]) -> bool:
+    """Whether ``tensor`` is a parameter or buffer of one of ``modules``."""
+    alive = [module for reference in modules if (module := reference()) is not None]
+    return any(tensor is each for module in alive for each in (*module.parameters(), *module.buffers()))
+
+
+@contextmanager
+def _only_python_holds(tensor: torch.Tensor, successor: torch.Tensor) -> Iterator[None]:
+    """Let ``tensor`` be swapped with ``successor`` although C++ holds it: inside, its count of references is 1.
+
+    The references stay with the C++ tensor, which ``successor`` has afterwards. While there are several of them, the
+    C++ tensor holds its Python object, too (since 2.10 or before), so that reference goes to ``successor``.
+    :func:`_counts_are_known` has tested all of this.
+    """
+    count = _count_of(tensor)
+    others = count.value - 1
+    count.value = 1
+    try:
+        yield
+    finally:
+        count.value += others
+    if others:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(successor))
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(tensor))
+
+
+def _count_of(tensor: torch.Tensor) -> ctypes.c_uint32:
+    """The number of references to the C++ object of ``tensor``: it follows the pointer to the virtual functions."""
+    return ctypes.c_uint32.from_address(tensor._cdata + ctypes.sizeof(ctypes.c_void_p))
+
+
+@functools.cache
+def _counts_are_known() -> bool:
+    """Whether a tensor's references are counted as :func:`_only_python_holds` expects, in this torch."""
+    tried = torch.ones(1, device="cpu", requires_grad=True)
+    seen = []
+    for held in (False, True):
+        graph = tried * tried if held else None
+        seen.append((tried._use_count(), _count_of(tried).value, sys.getrefcount(tried)))  # type: ignore[attr-defined]
+        del graph
+    (uses, count, references), (more_uses, more, more_references) = seen
+    return uses == count == 1 < more_uses == more and more_references == references + 1
 
 
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -328,6 +409,26 @@ def keep_names_in_torchscript() -> Callable[[], None]:
     names = {id(new): table[id(former)] for former, new in replaced() if id(former) in table and id(new) not in table}
     table.update(names)
     return added("torch.jit", "builtins", lambda: [table.pop(name) for name in names])
+
+
+def keep_rules_of_dynamo() -> Callable[[], None]:
+    """Make dynamo keep its table of torch's own functions, as it is before they are replaced; returns the undo.
+
+    Dynamo makes the table by name (since 2.1), again whenever a library adds a function to it, as DTensor and einops do
+    when imported, and refuses a table in which one replacement stands for two names.
+    """
+    from torch._dynamo import trace_rules
+
+    rules = trace_rules.get_torch_obj_rule_map()
+
+    def wrap(original: Any) -> Any:
+        def get_torch_obj_rule_map() -> dict[Any, Any]:
+            return rules
+
+        get_torch_obj_rule_map.cache_clear = original.cache_clear  # type: ignore[attr-defined]
+        return get_torch_obj_rule_map
+
+    return patch(trace_rules, "get_torch_obj_rule_map", wrap)
 
 
 def read_in_lists(read: Callable[[torch.Tensor], Any]) -> Callable[[], None]:
@@ -570,6 +671,12 @@ def is_computed(func: Any) -> bool:
         and torch.Tag.nondeterministic_seeded not in func.tags
         and not name.removeprefix("new_").startswith(("empty", "resize"))
     )
+
+
+@functools.cache
+def is_pointwise(func: Any) -> bool:
+    """Whether each element of the result of torch's op ``func`` depends on one of each argument. Tags since 2.0."""
+    return torch.Tag.pointwise in func.tags
 
 
 @functools.cache

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from time import perf_counter
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -34,7 +33,8 @@ from ampmem.simulator.private.general import (
     SNAPSHOT,
     THREAD_STARTS,
 )
-from ampmem.simulator.torch_cuda import derivatives, tensors, unsupported
+from ampmem.simulator.torch_cuda import derivatives, tensors, triton, types, unsupported
+from ampmem.simulator.torch_cuda.properties import properties
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import check_index, here
 
@@ -62,37 +62,12 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
         undo.callback(_install_streams(device))
         undo.callback(replace_all((torch.backends.cudnn,), _CUDNN))
         undo.callback(tensors.install(mode))
+        undo.callback(types.install())
+        undo.callback(triton.install(mode))
         undo.callback(derivatives.install(mode))
         undo.callback(_share_with_threads(mode))
         undo.callback(unsupported.install(device, mode.assumed, alone=alone))
         return undo.pop_all().close
-
-
-def properties(device: SimulatedDevice) -> SimpleNamespace:
-    """The result of ``torch.cuda.get_device_properties``; an A100's numbers where the GPU's are unknown.
-
-    The L2 cache, on which no allocation depends, is always an A100's.
-    """
-    major, minor = device.gpu.compute_capability or (8, 0)
-    return SimpleNamespace(
-        name=device.gpu.name,
-        major=major,
-        minor=minor,
-        total_memory=device.gpu.total_memory,
-        multi_processor_count=device.gpu.sm_count or 108,
-        is_integrated=False,
-        is_multi_gpu_board=False,
-        max_threads_per_multi_processor=device.gpu.threads_per_sm,
-        max_threads_per_block=1024,
-        warp_size=32,
-        regs_per_multiprocessor=65536,
-        shared_memory_per_block=49152,
-        shared_memory_per_block_optin=device.gpu.shared_memory_per_block,
-        shared_memory_per_multiprocessor=device.gpu.shared_memory_per_sm,
-        L2_cache_size=41943040,
-        gcnArchName="",
-        uuid="00000000-0000-0000-0000-000000000000",
-    )
 
 
 def _queries(device: SimulatedDevice) -> dict[str, Any]:

@@ -128,6 +128,15 @@ def test_where_the_gpu_is_not_known_any_context_may_be_there() -> None:
         ("RTX PRO 6000", "rtxpro6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtxpro6000"),
         ("Tesla T4", "t4"),
+        ("RTX 3080 Ti", "rtx3080ti"),
+        ("3080", "rtx3080"),
+        ("4070ti", "rtx4070ti"),
+        ("NVIDIA GeForce RTX 2080 Ti", "rtx2080ti"),
+        ("GH200", "gh200"),
+        ("NVIDIA B300 SXM6 AC", "b300"),
+        ("rtx4080", "rtx4080"),
+        ("A30", "a30"),
+        ("a40", "a40"),
     ],
 )
 def test_a_gpu_by_another_spelling_of_its_name(text: str, name: str) -> None:
@@ -141,14 +150,14 @@ def test_a_gpu_by_another_spelling_of_its_name(text: str, name: str) -> None:
         ("6000", "rtxpro6000, rtx6000ada or rtxa6000"),
         ("24G", "24GiB"),
         ("24", "24GiB"),
-        ("rtx 3090 ti", "rtx3090"),
+        ("rtx 3090 ti", "rtx3080ti, rtx3090 or rtx4070ti"),
         ("h100 pcie", "h100"),
     ],
 )
 def test_what_may_be_meant_by_an_unknown_gpu_is_named(text: str, meant: str) -> None:
     with pytest.raises(UsageError) as refused:
         find_gpu(text)
-    assert str(refused.value) == f"unknown GPU {text!r}; did you mean {meant}?"
+    assert str(refused.value) == f"unknown GPU {text!r}; did you mean {meant}? Or give a size, such as 24GiB"
 
 
 def test_where_nothing_resembles_an_unknown_gpu_all_are_named() -> None:

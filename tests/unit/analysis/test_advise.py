@@ -17,6 +17,7 @@ from ampmem.analysis.advise import (
     advice,
     advise_schema,
     blocks_of_ranks,
+    changeable_script,
     code_of,
     cost_of,
     different_ranks,
@@ -38,7 +39,7 @@ from ampmem.analysis.advise import (
 from ampmem.analysis.blocks import Blocks
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.suggested import Suggestion
-from ampmem.events import LayersRecord
+from ampmem.events import LayersRecord, OptimizerRecord
 from ampmem.reporters.text.advise import headline, proof_in_words, ranks_line, refused_lines, render_advice
 from ampmem.reporters.text.layout import Layout
 from ampmem.results import Deviation
@@ -333,6 +334,21 @@ def test_a_loss_that_allocates_less_and_reserves_more_is_tried_with_the_setting_
     trials[CHUNKS] = needs(90, 97)
     del trials[both]
     assert next_forced(trials, SCRIPT, allowed, 10) == replace(whole, allocator=SETTING.allocator)
+
+
+@pytest.mark.parametrize(("classes", "name"), [(["Muon"], "Muon has"), (["Muon", "LBFGS"], "Muon and LBFGS have")])
+def test_an_implementation_that_no_optimizer_has_is_not_tried(classes: list[str], name: str) -> None:
+    plain = [OptimizerRecord(class_name=each, implementation="for-loop", settings={"lr": 0.1}) for each in classes]
+    adam = OptimizerRecord(class_name="AdamW", implementation="foreach", settings={"foreach": None, "fused": None})
+
+    def script(optimizers: list[OptimizerRecord]) -> Script:
+        recording = replace(small_run().recording(), optimizers=tuple(optimizers))
+        return replace(changeable_script(recording), device=Device.CUDA)
+
+    assert why_not_run(FUSED, script(plain)) == f"{name} no fused implementation"
+    assert why_not_run(Forced(foreach=False), script(plain)) == f"{name} no foreach implementation"
+    assert why_not_run(FUSED, script([*plain, adam])) is why_not_run(Forced(foreach=False), script([adam])) is None
+    assert why_not_run(FUSED, script([])) is None
 
 
 def test_a_script_without_a_cross_entropy_has_no_chunks() -> None:
