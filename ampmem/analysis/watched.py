@@ -179,9 +179,7 @@ def full_recording(run: WatchedRun, number: int, into: Path) -> Full:
 
 
 def _part(run: WatchedRun, full: Full) -> FullPart:
-    known = FullPart(
-        number=full.number, why=full.why, first=full.first, last=full.last, peak=None, categories={}, lines={}
-    )
+    known = like(FullPart, full, peak=None, categories={}, lines={})
     try:
         analysis = _analysis_of(run, full)
         summary = summary_of(analysis)
@@ -283,16 +281,8 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
     inside = full[-1].ended_by if full and ending.asked is None else None
     if inside is not None:
         full, ending = full[:-1], _as_ending(ending, inside)
-    held = tuple(
-        HeldBefore(
-            what=each.what,
-            then=each.bytes,
-            before=_before(each, full[-1] if full else None),
-            count=each.count,
-            line=each.line,
-        )
-        for each in ending.held
-    )
+    last = full[-1] if full else None
+    held = tuple(like(HeldBefore, each, then=each.bytes, before=_before(each, last)) for each in ending.held)
     usual_peak = peaks[len(peaks) // 2] if peaks else None
     return like(Shortage, ending, usual_batch=usual, usual_peak=usual_peak, held=held)
 
