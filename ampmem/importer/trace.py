@@ -255,8 +255,9 @@ def script_course(replay: TracedBlocks, readings: Sequence[StackReading], spans:
     ends = [step.end_ns for step in steps]
     return Course(
         phase=tuple(phases),
-        step=tuple(_step_at(ends, event.time_ns) for event in replay.events),
-        stretches=tuple(Stretch(start_ns=at, phase=phase, step=_step_at(ends, at)) for at, phase in stretches),
+        # After the last step there is no step with that index.
+        step=tuple(bisect_right(ends, event.time_ns) for event in replay.events),
+        stretches=tuple(Stretch(start_ns=at, phase=phase, step=bisect_right(ends, at)) for at, phase in stretches),
         steps=steps,
         optimizer_names=tuple(dict.fromkeys(_class_of(span) for span in updates)),
     )
@@ -351,11 +352,6 @@ def _step_spans(stretches: Sequence[tuple[int, Phase]], start: int, end: int) ->
     if not steps or any(at >= bounds[-1] and phase in working for at, phase in stretches):
         steps.append(StepSpan(index=len(steps), start_ns=bounds[-1], end_ns=max(end, bounds[-1] + 1), update=False))
     return tuple(steps)
-
-
-def _step_at(ends: Sequence[int], instant_ns: int) -> int:
-    """The step at ``instant_ns``; after the last step it is one that does not exist."""
-    return bisect_right(ends, instant_ns)
 
 
 _WORK: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
