@@ -123,7 +123,7 @@ def read_stack(stack: tuple[Frame, ...]) -> StackReading:
         text="\n".join(reversed([_line(frame) for frame in python[:_MAX_LINES]])),
         zeroing=any(frame.name == "zero_grad" for frame in python),
         optimizing=bool(python) and "optim" in python[0].filename.lower(),
-        leaving_autocast=bool(python) and _leaves_autocast(python[0]),
+        leaving_autocast=bool(python) and python[0].name == "__exit__" and python[0].filename.endswith(_AUTOCAST),
         autocast=any(frame.filename.endswith(_AUTOCAST) for frame in python),
         scaling=any(frame.filename.endswith(_SCALER) for frame in python),
         multiplies=next((_TYPES[match[1]] for match in map(_PRODUCT.search, names) if match), ""),
@@ -179,10 +179,6 @@ def _steps(frame: Frame) -> bool:
     if frame.filename.endswith("torch/optim/optimizer.py"):
         return frame.name in ("wrapper", "profile_hook_step", "_use_grad")
     return frame.name == "step" and "optim" in frame.filename.lower() and "lr_scheduler" not in frame.filename
-
-
-def _leaves_autocast(frame: Frame) -> bool:
-    return frame.name == "__exit__" and frame.filename.endswith(_AUTOCAST)
 
 
 def _goes_back(frame: Frame) -> bool:
