@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -205,16 +206,22 @@ def map_block(state: State, block: Block, size: int) -> Block | None:
 
 def _merge_into_pool(pool: BlockPool, block: Block) -> Block:
     """Merge a block that is in no pool with its free neighbours and insert it."""
+    merged = _merge(block, FREE, pool.erase)
+    pool.insert(merged)
+    return merged
+
+
+def _merge(block: Block, state: int, erase: Callable[[Block], None]) -> Block:
+    """Merge a block that is in no pool with its neighbours in ``state``, which ``erase`` takes out of their pool."""
     before = block.prev
-    if before is not None and before.state == FREE:
-        pool.erase(before)
+    if before is not None and before.state == state:
+        erase(before)
         before.absorb_next()
         before.exchange_places(block)
         block = before
-    if block.next is not None and block.next.state == FREE:
-        pool.erase(block.next)
+    if block.next is not None and block.next.state == state:
+        erase(block.next)
         block.absorb_next()
-    pool.insert(block)
     return block
 
 
@@ -235,24 +242,11 @@ def unmap_block(state: State, block: Block) -> None:
         block = rest
     if end < block.address + block.size:
         pool.insert(block.splice_after(end - begin))
-    _merge_unmapped(pool, block)
+    pool.insert_unmapped(_merge(block, UNMAPPED, pool.erase_unmapped))
     state.counters.remove_reserved(end - begin)
     state.driver.give_back(Call.SEGMENT_UNMAP, begin, end - begin, segment.stream)
     if not segment.has_memory():
         _release_expandable_segment(state, segment)
-
-
-def _merge_unmapped(pool: BlockPool, block: Block) -> None:
-    before = block.prev
-    if before is not None and before.state == UNMAPPED:
-        pool.erase_unmapped(before)
-        before.absorb_next()
-        before.exchange_places(block)
-        block = before
-    if block.next is not None and block.next.state == UNMAPPED:
-        pool.erase_unmapped(block.next)
-        block.absorb_next()
-    pool.insert_unmapped(block)
 
 
 def _release_expandable_segment(state: State, segment: Segment) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ _MASKED = ("dropout", "mask", "where")
 _LIBRARIES = ("mkldnn_rnn", "cudnn_rnn", "miopen_rnn", "batch_norm")
 """Words in the names of ops that save a library's buffer, which has a layout of its own."""
 
+_Key = TypeVar("_Key")
 _Sums = defaultdict[tuple[str, str | None], defaultdict[tuple[str, str, str], tuple[int, int]]]
 """For each kind and type, for each (op that saved, op that made, module): the number of tensors and their bytes."""
 
@@ -127,12 +129,7 @@ def _group(kind: str, dtype: str | None, sums: dict[tuple[str, str, str], tuple[
 
 def plain_groups(groups: Iterable[ActivationGroup]) -> tuple[PlainGroup, ...]:
     """``groups`` summed up by plain kind, largest first; a ``softmax`` of the loss counts as the loss."""
-    sums: dict[tuple[str, str | None], tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for group in groups:
-        for part in group.parts:
-            key = (kind_in_words(group, part), group.dtype)
-            tensors, size = sums[key]
-            sums[key] = (tensors + part.tensors, size + part.bytes)
+    sums = _summed(groups, lambda group, part: (kind_in_words(group, part), group.dtype))
     found = [
         PlainGroup(kind=kind, dtype=dtype, tensors=tensors, bytes=size)
         for (kind, dtype), (tensors, size) in sums.items()
@@ -142,17 +139,24 @@ def plain_groups(groups: Iterable[ActivationGroup]) -> tuple[PlainGroup, ...]:
 
 def savings(groups: Iterable[ActivationGroup]) -> tuple[Saving, ...]:
     """``groups`` summed up by the op that saved, the op that made and the type, largest first."""
-    sums: dict[tuple[str | None, str | None, str | None], tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for group in groups:
-        for part in group.parts:
-            key = (_plain(part.saved_for), _plain(part.made_by), group.dtype)
-            tensors, size = sums[key]
-            sums[key] = (tensors + part.tensors, size + part.bytes)
+    sums = _summed(groups, lambda group, part: (_plain(part.saved_for), _plain(part.made_by), group.dtype))
     found = [
         Saving(saved_for=saved_for, made_by=made_by, dtype=dtype, tensors=tensors, bytes=size)
         for (saved_for, made_by, dtype), (tensors, size) in sums.items()
     ]
     return tuple(sorted(found, key=lambda saving: -saving.bytes))
+
+
+def _summed(
+    groups: Iterable[ActivationGroup], key: Callable[[ActivationGroup, ActivationPart], _Key]
+) -> dict[_Key, tuple[int, int]]:
+    """The number of tensors and their bytes by ``key``, in order of first appearance."""
+    sums: dict[_Key, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for group in groups:
+        for part in group.parts:
+            tensors, size = sums[mine := key(group, part)]
+            sums[mine] = (tensors + part.tensors, size + part.bytes)
+    return sums
 
 
 def _plain(op: str | None) -> str | None:

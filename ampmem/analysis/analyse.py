@@ -15,9 +15,9 @@ from ampmem.analysis.out_of_memory import FailedRequest, failed_request
 from ampmem.analysis.static_model.verdict import StaticVerdict, judge
 from ampmem.analysis.timeline.classify import classify, untrained, view_of
 from ampmem.analysis.timeline.lifetimes import Tensors, in_order, join_facts, pair, tensors_of
-from ampmem.analysis.timeline.marks import marks_of
+from ampmem.analysis.timeline.marks import marks_of, phase_at
 from ampmem.analysis.timeline.timeline import CommunicationParts, MemoryHistory, communication_of, timeline
-from ampmem.events import OTHER_THREADS, UNKNOWN, Column, Recording, StepRecord
+from ampmem.events import OTHER_THREADS, UNKNOWN, Column, Phase, Recording, StepRecord
 from ampmem.names import is_warning, said_in
 from ampmem.units import format_bytes, format_count
 
@@ -142,6 +142,15 @@ class Analysis(MemoryHistory):
     def peak(self) -> int:
         """The position of the run's peak, that of the step :attr:`top`; 0 without a step."""
         return self.peaks[self.top] if self.peaks else 0
+
+    def made_by(self, position: int, step: StepRecord) -> tuple[Phase, str, str]:
+        """The phase at ``position`` of ``step``, and the op and module of the alloc that led to it.
+
+        Both are empty at the start of the step, which none of its events made.
+        """
+        if position == self.timeline.position(step.start_ns):
+            return phase_at(self.recording.phases, step.start_ns), "", ""
+        return Phase(int(self.recording.events.phase[position - 1])), *self.born_at(position)
 
     @cached_property
     def ledger(self) -> CastLedger:

@@ -237,7 +237,7 @@ def effect_of(before: int, after: int) -> Effect:
 
 
 def _composition(summary: Summary, peak: Peak, step: int, *, label: str, failed: bool) -> Composition:
-    short, live, at = summary.ended_by, peak.categories, _peak_of(label, peak)
+    short, live, at = summary.ended_by, peak.categories, like(PeakOf, peak, label=label)
     if short is not None:  # the composition at the failure need not be that of the peak
         live, step = short.alive, step if short.step is None else short.step
         at = replace(at, phase=short.phase, op=short.op, module=short.module)
@@ -309,18 +309,14 @@ def index_of(comparison: Comparison, arms: Sequence[Arm]) -> int | None:
 
 def _peak(column: Compared) -> PeakOf | None:
     """The peak of the compared step; ``None`` if that step did not end."""
-    return None if column.ended_step is None else _peak_of(column.entry.label, column.ended_step.peak)
-
-
-def _peak_of(label: str, peak: Peak) -> PeakOf:
-    return like(PeakOf, peak, label=label)
+    return None if column.ended_step is None else like(PeakOf, column.ended_step.peak, label=column.entry.label)
 
 
 def _changes(full: Compared, low: Compared, mark: Mark) -> tuple[Change, ...]:
     before, after = full.live(mark), low.live(mark)
     if before is None or after is None:
         return ()
-    return tuple(_change(category, before, after) for category in CATEGORIES)
+    return tuple(Change(category=each, before=before[each], after=after[each]) for each in CATEGORIES)
 
 
 def _differing(changes: Sequence[Change]) -> tuple[Change, ...]:
@@ -329,10 +325,6 @@ def _differing(changes: Sequence[Change]) -> tuple[Change, ...]:
 
 def _alike(changes: Sequence[Change]) -> tuple[Change, ...]:
     return tuple(item for item in changes if item.before and not item.difference)
-
-
-def _change(category: Category, before: Breakdown, after: Breakdown) -> Change:
-    return Change(category=category, before=before[category], after=after[category])
 
 
 def _same_as(comparison: Comparison) -> tuple[int | None, ...]:

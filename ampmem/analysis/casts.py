@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ampmem.analysis.jsonable import Positive
+from ampmem.analysis.jsonable import Positive, like
 from ampmem.analysis.parameters import own_elements
 from ampmem.analysis.timeline.categories import Category
 from ampmem.analysis.timeline.lifetimes import ALIVE, FOREVER, JoinedFacts, Mask, tensor_sizes
@@ -303,10 +303,8 @@ def _phases(ledger: CastLedger, mine: Column) -> dict[str, PhaseCasts]:
     for phase in Phase:
         made = mine[ledger.phase[mine] == phase]
         if len(made):
-            count = ledger.count(made)
-            phases[phase.name.lower()] = PhaseCasts(
-                copies=count.copies, bytes=count.bytes, cache_hits=int(ledger.hits[made].sum())
-            )
+            hits = int(ledger.hits[made].sum())
+            phases[phase.name.lower()] = like(PhaseCasts, ledger.count(made), cache_hits=hits)
     return phases
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ampmem.analysis.jsonable import Name, Signed
+from ampmem.analysis.jsonable import Name, Signed, like
 from ampmem.events import PredictionRecord, Recording, TermsRecord
 from ampmem.names import CUDNN_TRIALS
 
@@ -178,16 +178,14 @@ def prediction_of(record: PredictionRecord, *, stopped: str = "") -> Prediction:
     highest = None
     outside = max(record.outside, record.outside_at_most)
     if record.bounds or record.libraries_at_most or outside > record.outside:
-        highest = HighestPeaks(
+        highest = like(
+            HighestPeaks,
+            record,
             allocated=record.highest_allocated,
             reserved=record.highest_reserved,
             total=record.highest_reserved + outside + sum(record.libraries_at_most.values()),
             bounds={**record.bounds, **record.libraries_at_most},
-            least_reserved=record.least_reserved,
-            likely_reserved=record.likely_reserved,
             outside=outside,
-            unfilled_allocated=record.unfilled_allocated,
-            unfilled_reserved=record.unfilled_reserved,
         )
     reserved, allocated = _terms(record.reserved, record), _terms(record.allocated, record)
     fits = highest is None or highest.total <= record.total
@@ -216,13 +214,10 @@ def _terms(record: TermsRecord, of: PredictionRecord) -> Terms:
     asked = record.tensors + sum(record.workspaces.values()) + sum(record.scratch.values())
     allocated = asked + record.rounding
     reserved = allocated + record.cached
-    return Terms(
-        tensors=record.tensors,
-        workspaces=record.workspaces,
-        scratch=record.scratch,
-        rounding=record.rounding,
+    return like(
+        Terms,
+        record,
         allocated=allocated,
-        cached=record.cached,
         reserved=reserved,
         outside=of.outside,
         libraries=of.libraries,

@@ -411,7 +411,7 @@ def wanted(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) 
     First the largest fitting values are searched, then the break-even points; then the curve is filled up to ``curve``
     values. ``total`` is the GPU's memory in bytes.
     """
-    return _to_fit(points, vary, total) or _to_break_even(points, vary.low) or _to_draw(points, vary.low, curve)
+    return _to_fit(points, vary, total) or _to_break_even(points) or _to_draw(points, vary.low, curve)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,7 +431,7 @@ class Remaining:
 def remaining(points: Mapping[Arm, Points], vary: Vary, *, total: int, curve: int) -> Remaining:
     """The work that is left, in the order of :func:`wanted`."""
     searched = {arm: bracket(points[arm]) for arm, _ in _to_fit(points, vary, total)}
-    crossings = not searched and bool(_to_break_even(points, vary.low))
+    crossings = not searched and bool(_to_break_even(points))
     runs = 0 if searched or crossings else len(_to_draw(points, vary.low, curve))
     return Remaining(searched=searched, crossings=crossings, runs=runs)
 
@@ -472,7 +472,7 @@ def _to_fit(points: Mapping[Arm, Points], vary: Vary, total: int) -> list[tuple[
     return [(arm, value) for arm, value in found if value is not None]
 
 
-def _to_break_even(points: Mapping[Arm, Points], low: int) -> list[tuple[Arm, int]]:
+def _to_break_even(points: Mapping[Arm, Points]) -> list[tuple[Arm, int]]:
     largest = {arm: bracket(mine)[0] for arm, mine in points.items()}
     base = largest.get(BASELINE)
     needed: dict[tuple[Arm, int], None] = {}

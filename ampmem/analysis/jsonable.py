@@ -75,7 +75,7 @@ def json_fields(of: object) -> Iterator[tuple[str, Field[Any]]]:
             yield key, item
 
 
-def like(kind: Callable[..., _Of], source: object, **others: Any) -> _Of:
+def like(kind: Callable[..., _Of], source: object, /, **others: Any) -> _Of:
     """A ``kind``, a dataclass, from ``others`` and from the fields that it shares with ``source``.
 
     Raises ``TypeError`` if a field without a default is in neither.

@@ -12,7 +12,6 @@ import numpy as np
 
 from ampmem.allocator.segments import Extent, HeldExtents
 from ampmem.analysis.timeline.lifetimes import ALIVE
-from ampmem.analysis.timeline.marks import Instants
 from ampmem.analysis.timeline.timeline import MemoryHistory
 from ampmem.errors import RecordingError
 from ampmem.events import Column, LayersRecord, Recording, SegmentAction, SegmentColumns
@@ -137,14 +136,9 @@ def _marked(history: MemoryHistory) -> Iterator[tuple[LayersRecord, int]]:
     instants = {step.index: marks for step, marks in zip(history.recording.steps, history.marks, strict=True)}
     for layers in history.recording.layers:
         if layers.mark != Mark.PEAK and layers.step in instants:
-            instant = _instant(instants[layers.step], layers.mark)
+            instant: int | None = getattr(instants[layers.step], layers.mark)
             if instant is not None:
                 yield layers, instant
-
-
-def _instant(marks: Instants, name: str) -> int | None:
-    instant: int | None = getattr(marks, name)
-    return instant
 
 
 # The allocator's address space: which segment has which blocks.

@@ -14,7 +14,7 @@ from ampmem.allocator.blocks import SnapshotSegment
 from ampmem.allocator.gpus import GPUS
 from ampmem.allocator.oom import Candidates, Reason, candidates, explanation, largest_size, unpack_segments
 from ampmem.allocator.settings import GIB, MIB
-from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Positive
+from ampmem.analysis.jsonable import NOT_IN_JSON, AtLeast, Positive, like
 from ampmem.analysis.largest import LargeAllocation
 from ampmem.analysis.largest import largest as largest_allocations
 from ampmem.analysis.parameters import own_bytes, own_elements
@@ -217,15 +217,14 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         *_against(reason, expandable=expandable),
         *_against_the_largest(recording, alive, phase, updating=updating),
     )
-    found = FailedRequest(
+    found = like(
+        FailedRequest,
+        oom,
         step=_step(recording, oom),
         phase=phase.name.lower(),
         ended_the_run=_ended(recording, oom),
         failures=len(recording.ooms),
-        asked=oom.asked,
-        segment=oom.segment,
         lacking=max(oom.segment - (oom.free if left is None else min(oom.free, left)), 0),
-        device=oom.device,
         recorded=recorded,
         device_total=total,
         device_free=oom.free,
@@ -394,21 +393,20 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
     if total is None or script is None:
         return ()
     arm, shared = _shared_options(recording)
-    lines = []
+    mine, lines = gpu_called(run.device_name, run.source, total), []
     varied = batch_varied(run.arguments)
     if varied is not None and phase not in _WITHOUT_BATCH and not found.later:
         arms = ["--arms", str(recording.arm.name if recording.arm.forced else Arm.AS_IS)]
-        lines.append(shlex.join(["ampmem", "fit", "--gpu", _gpu(run, total), *arms, *shared, *script, *varied]))
+        lines.append(shlex.join(["ampmem", "fit", "--gpu", mine, *arms, *shared, *script, *varied]))
     if phase is not Phase.SETUP and not found.later:
         least_steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS_OF_ADVISE else []
-        lines.append(advise_command(recording, _gpu(run, total), *least_steps) or "")
+        lines.append(advise_command(recording, mine, *least_steps) or "")
     steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS else []
     steps += ["--run-to-end"] if found.later else []
     least = _least_needed(recording, found, total)
-    if found.by_the_limit:  # a larger GPU does not help: the script must raise the process's limit
-        gpu = _gpu(run, total) if least <= total else _larger(least)
-    else:
-        gpu = _larger(max(2 * total, least))
+    # A larger GPU does not help where the process's limit was reached: the script must raise it.
+    at_the_limit = mine if least <= total else _larger(least)
+    gpu = at_the_limit if found.by_the_limit else _larger(max(2 * total, least))
     larger = ["ampmem", "profile", "--device", str(Device.SIMULATED), "--gpu", gpu]
     lines.append(shlex.join([*larger, *arm, *shared, *steps, *script, *run.arguments]))
     return tuple(lines)
@@ -448,10 +446,6 @@ def _precision(recording: Recording, option: str) -> list[str]:
     """The option for autocast's type, if the command had it."""
     dtype = {"bfloat16": AutocastDtype.BF16, "float16": AutocastDtype.FP16}.get(recording.arm.dtype or "")
     return [option, str(dtype)] if recording.arm.forced and dtype is not None else []
-
-
-def _gpu(run: RunRecord, total: int) -> str:
-    return gpu_called(run.device_name, run.source, total)
 
 
 def gpu_called(name: str, source: str, total: int) -> str:

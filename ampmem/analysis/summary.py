@@ -37,7 +37,7 @@ from ampmem.analysis.out_of_memory import FailedRequest
 from ampmem.analysis.parameters import Parameters, parameters_of
 from ampmem.analysis.static_model.verdict import StaticComponent, StaticRecipe, unknown_of
 from ampmem.analysis.timeline.categories import Breakdown
-from ampmem.analysis.timeline.marks import Instants, failure_ns, phase_at, trains
+from ampmem.analysis.timeline.marks import Instants, failure_ns, trains
 from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName, most_of
 from ampmem.errors import NothingRecorded
 from ampmem.events import AllocatorRecord, MeshAxis, Phase, Recording, StepRecord
@@ -331,15 +331,11 @@ def summary_of(analysis: Analysis) -> Summary:
     top, position = analysis.top, analysis.peak
     peak, outside = like(RunPeak, steps[top].peak, step=steps[top].index), _outside_steps(analysis)
     prediction = prediction_in(recording)
-    return Summary(
+    return like(
+        Summary,
+        run,
         schema=SCHEMA,
-        ampmem=run.ampmem,
-        torch=run.torch,
-        source=run.source,
         device=DeviceSummary(type=run.device_type, name=run.device_name),
-        rank=run.rank,
-        world_size=run.world_size,
-        local_rank=run.local_rank,
         mesh=recording.mesh,
         stages=recording.stages,
         arm=like(ArmSummary, recording.arm),
@@ -413,7 +409,7 @@ def _step(analysis: Analysis, step: StepRecord, marks: Instants, position: int) 
             after_backward=_breakdown(analysis, marks.after_backward),
             after_optimizer=_breakdown(analysis, marks.after_optimizer),
         ),
-        peak=replace(_peak(analysis, step, position), allocated=allocated),
+        peak=replace(_peak_at(analysis, position, *analysis.made_by(position, step)), allocated=allocated),
         peak_reserved=None if layers is None else layers.peak_between(*between),
     )
 
@@ -439,15 +435,7 @@ def _breakdown(analysis: Analysis, instant_ns: int | None) -> Breakdown | None:
     return analysis.timeline.breakdown(analysis.timeline.position(instant_ns))
 
 
-def _peak(analysis: Analysis, step: StepRecord, position: int) -> Peak:
-    recording = analysis.recording
-    # If the peak is at the start of the step, none of its events made it.
-    if position == analysis.timeline.position(step.start_ns):
-        return _peak_at(analysis, position, phase_at(recording.phases, step.start_ns))
-    return _peak_at(analysis, position, Phase(int(recording.events.phase[position - 1])), *analysis.born_at(position))
-
-
-def _peak_at(analysis: Analysis, position: int, phase: Phase, op: str = "", module: str = "") -> Peak:
+def _peak_at(analysis: Analysis, position: int, phase: Phase, op: str, module: str) -> Peak:
     timeline = analysis.timeline
     return Peak(
         bytes=int(timeline.total[position]),

@@ -73,39 +73,36 @@ def notes_of(
         *found.notes,
         *_types(found, arm, dtype),
         *_autocast(lives, readings, arm),
-        *_clock(snapshot),
+        *([] if snapshot.timed else [NO_TIMES]),
         *_left_out(snapshot),
     )
 
 
-def _beginning(lives: TracedBlocks) -> list[str]:
+def _beginning(lives: TracedBlocks) -> Iterator[str]:
     before = sum(allocation.born == BEFORE for allocation in lives.allocations)
-    if not before:
-        return []
-    return [
-        f"{format_count(before)} blocks of {format_bytes(lives.baseline_bytes)} were alive before the trace starts: "
-        "earlier events were not recorded, or the trace's ring buffer has lost them"
-    ]
+    if before:
+        yield (
+            f"{format_count(before)} blocks of {format_bytes(lives.baseline_bytes)} were alive before the trace "
+            "starts: earlier events were not recorded, or the trace's ring buffer has lost them"
+        )
 
 
-def _checked(snapshot: DeviceSnapshot, lives: TracedBlocks) -> list[str]:
+def _checked(snapshot: DeviceSnapshot, lives: TracedBlocks) -> Iterator[str]:
     if lives.checked:
-        return []
+        return
     if snapshot.has_strangers:
-        return [
-            "the trace and the segments disagree, perhaps because events were left out; the totals cannot be checked"
-        ]
-    if lives.strangers:
-        return [
+        yield "the trace and the segments disagree, perhaps because events were left out; the totals cannot be checked"
+    elif lives.strangers:
+        yield (
             f"the trace does not end where the segments are, in {format_count(lives.strangers)} blocks: recording was "
             "stopped before the snapshot was taken; the totals cannot be checked"
-        ]
-    return ["the trace and the segments disagree about sizes; the totals cannot be checked"]
+        )
+    else:
+        yield "the trace and the segments disagree about sizes; the totals cannot be checked"
 
 
-def _failed(snapshot: DeviceSnapshot) -> list[str]:
+def _failed(snapshot: DeviceSnapshot) -> Iterator[str]:
     """Notes on out-of-memory errors: on the imported device, and on others, whose failure ends the script as well."""
-    said = []
     for failed in sorted(snapshot.failed, key=lambda each: each.device != snapshot.device):
         here = failed.device == snapshot.device
         which = "" if here else f" on device {failed.device}, which is not the one shown"
@@ -122,8 +119,7 @@ def _failed(snapshot: DeviceSnapshot) -> list[str]:
             )
         if not here and failed.traced:
             text += f"; --device {failed.device} imports that device"
-        said.append(text)
-    return said
+        yield text
 
 
 def _asked_by(stack: tuple[Frame, ...]) -> str:
@@ -134,74 +130,60 @@ def _asked_by(stack: tuple[Frame, ...]) -> str:
     return (f", in {reading.op}" if reading.op else "") + (f", at {own}" if own else "")
 
 
-def _stacks(lives: TracedBlocks, readings: Sequence[StackReading]) -> list[str]:
+def _stacks(lives: TracedBlocks, readings: Sequence[StackReading]) -> Iterator[str]:
     asked = [readings[event.stack] for event in lives.events if event.action == ALLOC]
     if any(reading.native for reading in asked):
-        return []
+        return
     if any(reading.known for reading in asked):
-        return [
+        yield (
             "the snapshot has no C++ frames, which distinguish casts, workspaces and gradients; record with "
             'stacks="all" to get them'
-        ]
-    return ['the snapshot has no stacks, so phases are not known; record with stacks="all"']
+        )
+    else:
+        yield 'the snapshot has no stacks, so phases are not known; record with stacks="all"'
 
 
-def _course(course: Course, lives: TracedBlocks, readings: Sequence[StackReading]) -> list[str]:
+def _course(course: Course, lives: TracedBlocks, readings: Sequence[StackReading]) -> Iterator[str]:
     known = any(readings[event.stack].known for event in lives.events)
     if known and not any(stretch.phase != Phase.BETWEEN for stretch in course.stretches):
-        return [
+        yield (
             "no stack in the trace contains a module, a backward or an optimizer, so phases are not known: the trace "
             "is shown as one step, and blocks cannot be attributed"
-        ]
-    if not any(step.update for step in course.steps):
-        return ["the trace has no optimizer update: it is shown as one step"]
-    if not course.steps[-1].update:
-        return [f"the trace ends before the update of step {course.steps[-1].index}"]
-    return []
+        )
+    elif not _updates(course):
+        yield "the trace has no optimizer update: it is shown as one step"
+    elif not course.steps[-1].update:
+        yield f"the trace ends before the update of step {course.steps[-1].index}"
 
 
-def _types(found: Conclusions, arm: ArmRecord, dtype: str) -> list[str]:
+def _types(found: Conclusions, arm: ArmRecord, dtype: str) -> Iterator[str]:
     if not found.parameters:
-        return []
-    numbered = (
+        return
+    yield (
         "a snapshot has no names: parameters of the same size are numbered, and it is unknown which gradient belongs "
         "to which parameter"
     )
     if found.half or arm.name is Arm.FP32:
-        return [numbered]
-    if dtype != "float32":
-        return [
-            numbered,
-            f"C++ frames show products of {dtype} matrices and no cast: parameters were counted as {dtype}",
-        ]
-    return [numbered, "a snapshot has no types either: parameters were counted as float32"]
+        return
+    if dtype == "float32":
+        yield "a snapshot has no types either: parameters were counted as float32"
+    else:
+        yield f"C++ frames show products of {dtype} matrices and no cast: parameters were counted as {dtype}"
 
 
-def _autocast(lives: TracedBlocks, readings: Sequence[StackReading], arm: ArmRecord) -> list[str]:
-    if arm.name is Arm.AMP or not any(readings[event.stack].autocast for event in lives.events):
-        return []
-    return ["stacks go through torch.autocast, but no cast was recognized: it is unknown whether autocast was on"]
+def _autocast(lives: TracedBlocks, readings: Sequence[StackReading], arm: ArmRecord) -> Iterator[str]:
+    if arm.name is not Arm.AMP and any(readings[event.stack].autocast for event in lives.events):
+        yield "stacks go through torch.autocast, but no cast was recognized: it is unknown whether autocast was on"
 
 
-def _clock(snapshot: DeviceSnapshot) -> list[str]:
-    notes = []
-    if not snapshot.timed:
-        notes.append(NO_TIMES)
-    return notes
-
-
-def _left_out(snapshot: DeviceSnapshot) -> list[str]:
-    notes = []
+def _left_out(snapshot: DeviceSnapshot) -> Iterator[str]:
     if snapshot.left_out:
         kinds = [f"{action} ({format_count(count)})" for action, count in snapshot.left_out]
         named = ", ".join(kinds[:_KINDS])
         more = f" and {format_count(len(kinds) - _KINDS)} other kinds" if len(kinds) > _KINDS else ""
-        notes.append(f"events of these kinds were left out, because ampmem does not read them: {named}{more}")
+        yield f"events of these kinds were left out, because ampmem does not read them: {named}{more}"
     if snapshot.host_events:
-        notes.append(
-            f"the snapshot also has {format_count(snapshot.host_events)} events of pinned host memory, not shown"
-        )
-    return notes
+        yield f"the snapshot also has {format_count(snapshot.host_events)} events of pinned host memory, not shown"
 
 
 _UNKNOWN: Final = "the trace and the segments do not fit together, so the reserved memory is unknown"

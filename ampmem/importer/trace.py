@@ -123,7 +123,7 @@ def read_stack(stack: tuple[Frame, ...]) -> StackReading:
         text="\n".join(reversed([_line(frame) for frame in python[:_MAX_LINES]])),
         zeroing=any(frame.name == "zero_grad" for frame in python),
         optimizing=bool(python) and "optim" in python[0].filename.lower(),
-        leaving_autocast=bool(python) and _leaves_autocast(python[0]),
+        leaving_autocast=bool(python) and python[0].name == "__exit__" and python[0].filename.endswith(_AUTOCAST),
         autocast=any(frame.filename.endswith(_AUTOCAST) for frame in python),
         scaling=any(frame.filename.endswith(_SCALER) for frame in python),
         multiplies=next((_TYPES[match[1]] for match in map(_PRODUCT.search, names) if match), ""),
@@ -179,10 +179,6 @@ def _steps(frame: Frame) -> bool:
     if frame.filename.endswith("torch/optim/optimizer.py"):
         return frame.name in ("wrapper", "profile_hook_step", "_use_grad")
     return frame.name == "step" and "optim" in frame.filename.lower() and "lr_scheduler" not in frame.filename
-
-
-def _leaves_autocast(frame: Frame) -> bool:
-    return frame.name == "__exit__" and frame.filename.endswith(_AUTOCAST)
 
 
 def _goes_back(frame: Frame) -> bool:
@@ -255,8 +251,9 @@ def script_course(replay: TracedBlocks, readings: Sequence[StackReading], spans:
     ends = [step.end_ns for step in steps]
     return Course(
         phase=tuple(phases),
-        step=tuple(_step_at(ends, event.time_ns) for event in replay.events),
-        stretches=tuple(Stretch(start_ns=at, phase=phase, step=_step_at(ends, at)) for at, phase in stretches),
+        # After the last step there is no step with that index.
+        step=tuple(bisect_right(ends, event.time_ns) for event in replay.events),
+        stretches=tuple(Stretch(start_ns=at, phase=phase, step=bisect_right(ends, at)) for at, phase in stretches),
         steps=steps,
         optimizer_names=tuple(dict.fromkeys(_class_of(span) for span in updates)),
     )
@@ -351,11 +348,6 @@ def _step_spans(stretches: Sequence[tuple[int, Phase]], start: int, end: int) ->
     if not steps or any(at >= bounds[-1] and phase in working for at, phase in stretches):
         steps.append(StepSpan(index=len(steps), start_ns=bounds[-1], end_ns=max(end, bounds[-1] + 1), update=False))
     return tuple(steps)
-
-
-def _step_at(ends: Sequence[int], instant_ns: int) -> int:
-    """The step at ``instant_ns``; after the last step it is one that does not exist."""
-    return bisect_right(ends, instant_ns)
 
 
 _WORK: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)

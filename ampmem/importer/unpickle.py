@@ -229,35 +229,8 @@ class _Machine:
         else:
             self._pop_to_mark()
 
-    def binput(self) -> None:
-        self._memoize(self._number(1))
-
-    def long_binput(self) -> None:
-        self._memoize(self._number(4))
-
-    def none(self) -> None:
-        self._push(None, 0)
-
-    def true(self) -> None:
-        self._push(True, 0)
-
-    def false(self) -> None:
-        self._push(False, 0)
-
-    def binint2(self) -> None:
-        self._push(self._number(2), _SCALAR)
-
     def binfloat(self) -> None:
         self._push(float(struct.unpack(">d", self._take(8))[0]), _SCALAR)
-
-    def short_binunicode(self) -> None:
-        self._text(self._number(1))
-
-    def binunicode(self) -> None:
-        self._text(self._number(4))
-
-    def binunicode8(self) -> None:
-        self._text(self._number(8))
 
     def _text(self, width: int) -> None:
         try:
@@ -267,18 +240,6 @@ class _Machine:
         # A text takes up to four bytes per character.
         self._push(text, _SCALAR + len(text) * (1 if text.isascii() else 4))
 
-    def empty_tuple(self) -> None:
-        self._push((), 0)
-
-    def tuple1(self) -> None:
-        self._make_tuple(1)
-
-    def tuple2(self) -> None:
-        self._make_tuple(2)
-
-    def tuple3(self) -> None:
-        self._make_tuple(3)
-
     def _make_tuple(self, count: int) -> None:
         items = [self._stack.pop() for _ in range(count)]
         self._push(tuple(reversed(items)), _CONTAINER + _SLOT * count)
@@ -286,15 +247,6 @@ class _Machine:
     def tuple(self) -> None:
         items = self._pop_to_mark()
         self._push(tuple(items), _CONTAINER + _SLOT * len(items))
-
-    def empty_list(self) -> None:
-        self._push([], _CONTAINER)
-
-    def append(self) -> None:
-        self._extend([self._stack.pop()])
-
-    def appends(self) -> None:
-        self._extend(self._pop_to_mark())
 
     def _extend(self, items: list[Plain]) -> None:
         target = self._stack[-1]
@@ -339,23 +291,23 @@ _INDEX: Final = struct.Struct("<I")
 _STEPS: Final[dict[int, Callable[[_Machine], None]]] = {
     0x95: _Machine.frame,
     ord("0"): _Machine.pop,
-    ord("q"): _Machine.binput,
-    ord("r"): _Machine.long_binput,
-    ord("N"): _Machine.none,
-    0x88: _Machine.true,
-    0x89: _Machine.false,
-    ord("M"): _Machine.binint2,
+    ord("q"): lambda machine: machine._memoize(machine._number(1)),  # BINPUT
+    ord("r"): lambda machine: machine._memoize(machine._number(4)),  # LONG_BINPUT
+    ord("N"): lambda machine: machine._push(None, 0),  # NONE
+    0x88: lambda machine: machine._push(True, 0),  # NEWTRUE
+    0x89: lambda machine: machine._push(False, 0),  # NEWFALSE
+    ord("M"): lambda machine: machine._push(machine._number(2), _SCALAR),  # BININT2
     ord("G"): _Machine.binfloat,
-    0x8C: _Machine.short_binunicode,
-    ord("X"): _Machine.binunicode,
-    0x8D: _Machine.binunicode8,
-    ord(")"): _Machine.empty_tuple,
-    0x85: _Machine.tuple1,
-    0x86: _Machine.tuple2,
-    0x87: _Machine.tuple3,
+    0x8C: lambda machine: machine._text(machine._number(1)),  # SHORT_BINUNICODE
+    ord("X"): lambda machine: machine._text(machine._number(4)),  # BINUNICODE
+    0x8D: lambda machine: machine._text(machine._number(8)),  # BINUNICODE8
+    ord(")"): lambda machine: machine._push((), 0),  # EMPTY_TUPLE
+    0x85: lambda machine: machine._make_tuple(1),  # TUPLE1
+    0x86: lambda machine: machine._make_tuple(2),  # TUPLE2
+    0x87: lambda machine: machine._make_tuple(3),  # TUPLE3
     ord("t"): _Machine.tuple,
-    ord("]"): _Machine.empty_list,
-    ord("a"): _Machine.append,
-    ord("e"): _Machine.appends,
+    ord("]"): lambda machine: machine._push([], _CONTAINER),  # EMPTY_LIST
+    ord("a"): lambda machine: machine._extend([machine._stack.pop()]),  # APPEND
+    ord("e"): lambda machine: machine._extend(machine._pop_to_mark()),  # APPENDS
     ord("s"): _Machine.setitem,
 }

@@ -142,8 +142,8 @@ def logger_of(writer: Any) -> Logger:
     if _has(writer, "log"):
         return _Values(writer)
     raise UsageError(
-        f"{_name(writer)} is not a logger: it has none of add_scalar, log_metrics, log_metric and log. Give a "
-        "SummaryWriter, a run of wandb, mlflow, or an object with one of these"
+        f"an object of type {type(writer).__name__} is not a logger: it has none of add_scalar, log_metrics, "
+        "log_metric and log. Give a SummaryWriter, a run of wandb, mlflow, or an object with one of these"
     )
 
 
@@ -256,7 +256,3 @@ def _parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]
         return dict(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # a method written in C has no signature
         return {}
-
-
-def _name(writer: Any) -> str:
-    return f"an object of type {type(writer).__name__}"

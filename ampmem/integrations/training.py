@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import time_ns
 from typing import Any
@@ -52,16 +53,6 @@ class Wanted:
         if not whole or self.skip < 0 or self.steps < 1:
             raise UsageError(f"skip={self.skip!r}, steps={self.steps!r}: skip at least 0 steps and record at least 1")
         device_named(self.device)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """The recording of a training. ``page`` is ``None`` if none was written."""
-
-    file: Path
-    page: Path | None
-    summary: Summary
-    rows: tuple[LoggedRow, ...]
 
 
 class WholeRun:
@@ -149,12 +140,13 @@ class FewSteps:
     """A few recorded steps of one training.
 
     The host reports where each of its steps begins and ends, and how many updates it has made; one of its steps may be
-    several updates. ``publish`` gets the recording, on the rank that logs.
+    several updates. On the rank that logs, ``log`` gets the rows of the steps, and ``keep`` the page.
     """
 
-    def __init__(self, wanted: Wanted, publish: Callable[[Recorded], None]) -> None:
-        self._wanted = wanted
-        self._publish = publish
+    def __init__(
+        self, wanted: Wanted, log: Callable[[Sequence[LoggedRow]], None], keep: Callable[[Path], None]
+    ) -> None:
+        self._wanted, self._log, self._keep = wanted, log, keep
         self._folder: Path | None = None
         self._updates = self._made = 0
         self._profile: Profile | None = None
@@ -179,7 +171,8 @@ class FewSteps:
         folder, self._folder = self._folder, None  # whether or not it works, each training is tried once
         self._updates = updates
         with going_on():
-            self._begin(folder, number)
+            self._ended = []
+            self._profile = begin(self._wanted, folder, number)
 
     def step_ends(self, updates: int, number: int) -> None:
         """A possible end of the host's step ``number``: the step has ended if there are more updates."""
@@ -198,13 +191,10 @@ class FewSteps:
         folder, self._folder = self._folder, None
         with going_on():
             if recorder is not None:
-                finish(recorder, error, self._wanted, lambda recording: _numbers(recording, ended), self._publish)
+                numbers = partial(_numbers, ended=ended)
+                finish(recorder, error, self._wanted, numbers, self._log, self._keep)
             elif folder is not None:
                 say(_too_short(self._made, self._wanted.skip))
-
-    def _begin(self, folder: Path, number: int) -> None:
-        self._ended = []
-        self._profile = begin(self._wanted, folder, number)
 
 
 def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = False) -> Profile | None:
@@ -245,9 +235,13 @@ def finish(
     error: BaseException | None,
     wanted: Wanted,
     numbers: Callable[[Recording], Mapping[int, int]],
-    publish: Callable[[Recorded], None],
+    log: Callable[[Sequence[LoggedRow]], None],
+    keep: Callable[[Path], None],
 ) -> None:
-    """End the recording and report it; ``numbers`` gives the training's step for each recorded step."""
+    """End the recording and report it; ``numbers`` gives the training's step for each recorded step.
+
+    On the rank that logs, ``log`` gets the rows, and ``keep`` the page if one was written.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one line below says that nothing was recorded
         recorder.__exit__(None if error is None else type(error), error, None if error is None else error.__traceback__)
@@ -261,12 +255,13 @@ def finish(
         say(str(nothing))
         return
     known = numbers(recording)
-    found = rows(summary, known)
     if summary.conservation.breach is not None:
         say(f"nothing is logged, because the sums are wrong: {summary.conservation.breach}; see {recorder.path}")
     page = _page(recorder.path) if wanted.page else None
     say(_told(recorder.path, page, summary, wanted.steps) + _renumbered(known))
-    publish(Recorded(file=recorder.path, page=page, summary=summary, rows=found))
+    log(rows(summary, known))
+    if page is not None:
+        keep(page)
 
 
 def job_place() -> PlaceRecord:
@@ -389,18 +384,9 @@ class FewStepsCallback:
 
     def _start_over(self) -> None:
         self._others = WorkingLoggers(self.other_loggers)
-        self.few_steps: FewSteps | WholeRun
-        if self.wanted.watch:
-            self.few_steps = WholeRun(self.wanted, self._log, self._keep)
-        else:
-            self.few_steps = FewSteps(self.wanted, self._publish)
+        kind = WholeRun if self.wanted.watch else FewSteps
+        self.few_steps: FewSteps | WholeRun = kind(self.wanted, self._log, self._keep)
         self.trainer: Any = None
-
-    def _publish(self, recorded: Recorded) -> None:
-        """Give the loggers the values of the steps."""
-        self._log(recorded.rows)
-        if recorded.page is not None:
-            self._keep(recorded.page)
 
     def _log(self, rows: Sequence[LoggedRow]) -> None:
         """Give all loggers ``rows``."""
@@ -496,26 +482,14 @@ def _watched_loop(wanted: Wanted, folder: Path, first_step: int, loggers: Sequen
     run.training_ends()
 
 
-def _end(
-    recorder: Profile | None,
-    error: BaseException | None,
-    wanted: Wanted,
-    loggers: Sequence[Logger],
-) -> None:
+def _end(recorder: Profile | None, error: BaseException | None, wanted: Wanted, loggers: Sequence[Logger]) -> None:
     def numbers(recording: Recording) -> dict[int, int]:
         return {step.index: step.index for step in recording.steps}
 
+    working = WorkingLoggers(loggers)
     with going_on():
         if recorder is not None:
-            finish(recorder, error, wanted, numbers, lambda recorded: tell(loggers, recorded))
-
-
-def tell(loggers: Sequence[Logger], recorded: Recorded) -> None:
-    """Give ``loggers`` the rows and the page."""
-    working = WorkingLoggers(loggers)
-    working.log(recorded.rows)
-    if recorded.page is not None:
-        working.keep(recorded.page)
+            finish(recorder, error, wanted, numbers, working.log, working.keep)
 
 
 class WorkingLoggers:

@@ -405,7 +405,7 @@ def check_run(
         problems=problems,
         baseline=None if baseline is None else _baseline(run, baseline, allow),
         judged=tuple(judged),
-        broken=tuple(sorted(broken, key=_order)),
+        broken=tuple(sorted(broken, key=lambda each: (each.key != PEAK, each.limit - each.after))),
         notes=(*run.notes, *_trials(run, budgets), *_place(run, judged)),
     )
 
@@ -474,10 +474,6 @@ def _compared(run: JudgedRun, baseline: Side | None, allow: Allowance) -> Iterat
         before, after = of_summary(baseline.summary, key), of_summary(run.summary, key)
         limit = allow.limit(before, baseline.summary.whole.bytes)
         yield Judged(key=key, limit_of=Limit.BASELINE, limit=limit, before=before, after=after, kept=after <= limit)
-
-
-def _order(broken: Broken) -> tuple[bool, int]:
-    return broken.key != PEAK, broken.limit - broken.after
 
 
 def _broken(judged: Judged, found: GrownGroups) -> Broken:

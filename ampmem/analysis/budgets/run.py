@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.budgets.budget import ALLOCATED, COPIES, DEVICE, GROWTH, PEAK, RESERVED, Budget, nearest
+from ampmem.analysis.difference.changes import bytes_of
 from ampmem.analysis.difference.difference import conditions_of, difference
 from ampmem.analysis.difference.sides import (
     Group,
@@ -43,7 +44,7 @@ class StepGrowth:
     @property
     def bytes(self) -> int:
         """Bytes alive at the end of the last step less those at the first; negative if fewer."""
-        return _total(self.after) - _total(self.before)
+        return bytes_of(self.after) - bytes_of(self.before)
 
     @property
     def per_step(self) -> int:
@@ -154,10 +155,6 @@ def _ending(recording: Recording, summary: Summary) -> Iterator[str]:
     said = summary.ended_by is not None or not all(step.finished for step in recording.steps)
     if recording.run.failure is not None and not said:
         yield f"{recording.run.failure.note}; how much it would have needed is not known"
-
-
-def _total(groups: tuple[Group, ...]) -> int:
-    return sum(group.bytes for group in groups)
 
 
 # The bytes of what a budget limits.

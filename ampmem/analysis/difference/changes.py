@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from ampmem.analysis.difference.matching import Match, match
 from ampmem.analysis.difference.sides import Group
+from ampmem.analysis.jsonable import like
 from ampmem.analysis.ops import user_frame
 from ampmem.analysis.timeline.categories import Category
 from ampmem.names import of_all_layers
@@ -91,7 +92,7 @@ def changes_between(before: Sequence[Group], after: Sequence[Group]) -> tuple[Gr
 
 def changes_of(matches: Iterable[Match]) -> tuple[GroupChange, ...]:
     """The groups that grew or shrank, the largest change first."""
-    found = (_change(each) for each in matches if _bytes(each.before) != _bytes(each.after))
+    found = (_change(each) for each in matches if bytes_of(each.before) != bytes_of(each.after))
     return largest_first(found)
 
 
@@ -119,16 +120,14 @@ def of_category(category: Category, before: int, after: int) -> GroupChange:
 def _change(pair: Match) -> GroupChange:
     shown, run = _what_differs(pair)
     named = (pair.after or pair.before)[0]
-    return GroupChange(
+    return like(
+        GroupChange,
+        shown,
         category=named.category,
-        module=shown.module,
-        name=shown.name,
-        op=shown.op,
         source_line=user_frame(shown.stack),
-        stack=shown.stack,
         lines_of=run,
-        before=_bytes(pair.before),
-        after=_bytes(pair.after),
+        before=bytes_of(pair.before),
+        after=bytes_of(pair.after),
         count_before=sum(group.count for group in pair.before),
         count_after=sum(group.count for group in pair.after),
         tensor_before=_tensor(pair.before),
@@ -136,7 +135,8 @@ def _change(pair: Match) -> GroupChange:
     )
 
 
-def _bytes(groups: Iterable[Group]) -> int:
+def bytes_of(groups: Iterable[Group]) -> int:
+    """The bytes of all ``groups``."""
     return sum(group.bytes for group in groups)
 
 

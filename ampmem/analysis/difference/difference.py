@@ -14,7 +14,7 @@ from ampmem.analysis.difference.changes import GroupChange, WhichRun, changes_of
 from ampmem.analysis.difference.changes import changes_between as changes_between
 from ampmem.analysis.difference.matching import Kin, Renamed, RenamedNames, match, renames
 from ampmem.analysis.difference.sides import Group, Moment, Side, makers_of
-from ampmem.analysis.jsonable import Json, OneOf, Signed, schema_of, text_of
+from ampmem.analysis.jsonable import Json, OneOf, Signed, like, schema_of, text_of
 from ampmem.analysis.summary import PLACES, PeakPlace, Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.lifetimes import ALIVE
@@ -286,7 +286,8 @@ class Histories:
     def mosts(self, change: GroupChange) -> Mosts:
         """The most of each run for ``change``, matched by the surest likeness that both have; 0 before for new code."""
         found = Mosts(before=_NOTHING, after=Most(held=change.after, made=change.after))
-        for old, new in self._kin.of(_maker(change), gone=change.lines_of is WhichRun.BEFORE):
+        maker = like(Group, change, dtype=None, shape=None, bytes=0, count=0)
+        for old, new in self._kin.of(maker, gone=change.lines_of is WhichRun.BEFORE):
             if new:
                 found = Mosts(before=self._old.most(old), after=self._new.most(new))
             if found.before.held:
@@ -329,17 +330,3 @@ def _largest(at: Column, held: Column, first: int, last: int) -> int:
     """The largest of ``held`` from ``first`` to ``last``; each value holds from its position in ``at`` on."""
     begin, end = np.searchsorted(at, [first, last], side="right")
     return max(int(held[begin - 1]) if begin else 0, int(held[begin:end].max(initial=0)))
-
-
-def _maker(change: GroupChange) -> Group:
-    return Group(
-        category=change.category,
-        module=change.module,
-        name=change.name,
-        op=change.op,
-        stack=change.stack,
-        dtype=None,
-        shape=None,
-        bytes=0,
-        count=0,
-    )

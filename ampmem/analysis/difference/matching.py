@@ -306,13 +306,10 @@ def _files(groups: Iterable[Group]) -> set[str]:
 
 
 def _by_key(
-    groups: Iterable[Group], key: Callable[[_Run, Group], Hashable], run: _Run, *, named: bool
+    groups: Sequence[Group], key: Callable[[_Run, Group], Hashable], run: _Run, *, named: bool
 ) -> dict[Hashable, list[Group]]:
-    found: dict[Hashable, list[Group]] = defaultdict(list)
-    for group in groups:
-        if (run.name(group) is not None) == named:
-            found[key(run, group)].append(group)
-    return found
+    found = _places(groups, key, run, named=named)
+    return {each: [groups[place] for place in places] for each, places in found.items()}
 
 
 def _without(groups: Sequence[Group], taken: Iterable[Sequence[Group]]) -> list[Group]:

@@ -18,10 +18,9 @@ from ampmem.analysis.ranks.merge import merge_all
 from ampmem.analysis.summary import SCHEMA, Summary, require_training, summary_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 from ampmem.analysis.timeline.lifetimes import Mask
-from ampmem.analysis.timeline.marks import phase_at
 from ampmem.analysis.timeline.timeline import PhaseName, largest_positions
 from ampmem.errors import NothingRecorded, RecordingError, UsageError
-from ampmem.events import Column, Phase, Recording
+from ampmem.events import Column, Recording
 from ampmem.names import shape_of
 from ampmem.recording import SUFFIX, rank_of, read
 
@@ -81,14 +80,9 @@ def groups_of(analysis: Analysis) -> Groups:
 
 
 def _moment(analysis: Analysis, position: int) -> Moment:
-    recording, timeline = analysis.recording, analysis.timeline
-    step = [step for step in recording.steps if timeline.position(step.start_ns) <= position][-1]
-    op = module = ""
-    if position == timeline.position(step.start_ns):
-        phase = phase_at(recording.phases, step.start_ns)
-    else:
-        phase = Phase(int(recording.events.phase[position - 1]))
-        op, module = analysis.born_at(position)
+    steps = analysis.recording.steps
+    step = [step for step in steps if analysis.timeline.position(step.start_ns) <= position][-1]
+    phase, op, module = analysis.made_by(position, step)
     return Moment(step=step.index, phase=phase.name.lower(), op=op or None, module=module or None)
 
 

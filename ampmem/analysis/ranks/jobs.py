@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampmem.analysis.comparison import Entry, entry_of
+from ampmem.analysis.jsonable import like
 from ampmem.analysis.ranks.ranks import MOST_NAMED
 from ampmem.analysis.summary import Summary
 from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
@@ -95,20 +96,13 @@ def rank_run(path: Path) -> RankRun:
 
 def rank_run_of(recording: Recording, path: Path) -> RankRun:
     """``recording``, in the file ``path``, summed up; the path is empty if it is not in a file."""
-    read = RankRun(
-        path=path,
-        rank=recording.run.rank,
-        world_size=recording.run.world_size,
-        run=recording.run,
-        arm=recording.arm,
-        notes=recording.notes,
-        ended=recording.ended,
-    )
+    run = recording.run
+    read = like(RankRun, recording, path=path, rank=run.rank, world_size=run.world_size)
     try:
         entry = entry_of(recording)
     except (NothingRecorded, RecordingError) as error:
         return replace(read, problem=type(error)(f"{path}: {error}"))
-    return replace(read, entry=replace(entry, script=script_of(recording.run)))
+    return replace(read, entry=replace(entry, script=script_of(run)))
 
 
 # Which recordings are the ranks of one job, or of one job in each precision.

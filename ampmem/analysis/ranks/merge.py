@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ampmem.analysis.comparison import Comparison, Entry, compare, distinct, of_full_batches
@@ -235,18 +236,16 @@ def merge(runs: Sequence[RankRun], *, beside: Mapping[int, Path] | None = None, 
 
 def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Rank:
     oom = summary.out_of_memory
-    return Rank(
+    return like(
+        Rank,
+        summary,
         rank=run.rank,
-        local_rank=summary.local_rank,
-        mesh=summary.mesh,
         stage=stage_of(summary.mesh, summary.stages),
         file=str(run.path),
         peak=None if step is None else like(RankPeak, step.peak),
         reserved=None if step is None else step.peak_reserved,
         largest=like(LargestPeak, summary.peak),
-        whole=summary.whole,
         parameters=like(RankParameters, summary.parameters),
-        optimizer=summary.optimizer,
         batch_size=None if step is None else step.batch_size,
         backwards=None if step is None else step.backwards,
         finished_steps=sum(each.finished for each in summary.steps),
@@ -260,25 +259,22 @@ def _rank(run: RankRun, entry: Entry, summary: Summary, step: Step | None) -> Ra
 
 def _missing(runs: Sequence[RankRun], ranks: Sequence[Rank], beside: Mapping[int, Path]) -> Iterator[MissingRank]:
     """The ranks of the job that are not compared, and why."""
+    absent = partial(MissingRank, file=None, step=None, detail=None)
     given, read = {run.rank: run for run in runs}, {rank.rank: rank for rank in ranks}
     for number in range(min(max(run.world_size for run in runs), MOST_NAMED)):
         rank = read.get(number)
         if rank is not None:
             if rank.peak is None:
-                yield _absent(number, Absence.ENDED_EARLY, file=rank.file, step=rank.last_step, detail=rank.failure)
+                yield absent(
+                    rank=number, why=Absence.ENDED_EARLY, file=rank.file, step=rank.last_step, detail=rank.failure
+                )
         elif number in given:
             run = given[number]
-            yield _absent(number, Absence.NOTHING_RECORDED, file=str(run.path), detail=str(run.problem))
+            yield absent(rank=number, why=Absence.NOTHING_RECORDED, file=str(run.path), detail=str(run.problem))
         elif number in beside:
-            yield _absent(number, Absence.LIES_BESIDE, file=str(beside[number]))
+            yield absent(rank=number, why=Absence.LIES_BESIDE, file=str(beside[number]))
         else:
-            yield _absent(number, Absence.NO_FILE)
-
-
-def _absent(
-    rank: int, why: Absence, *, file: str | None = None, step: int | None = None, detail: str | None = None
-) -> MissingRank:
-    return MissingRank(rank=rank, why=why, file=file, step=step, detail=detail)
+            yield absent(rank=number, why=Absence.NO_FILE)
 
 
 def _launches(runs: Sequence[RankRun]) -> tuple[tuple[int, ...], ...]:

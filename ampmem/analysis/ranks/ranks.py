@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, TypeVar
 
-from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, schema_of, text_of
+from ampmem.analysis.jsonable import AtLeast, Json, OneOf, Positive, Signed, like, schema_of, text_of
 from ampmem.analysis.summary import ArmSummary, DeviceSummary, Optimizer, WholePeak
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.analysis.timeline.timeline import ByPart, ByPhase, PhaseName
@@ -144,6 +144,11 @@ class Rank(Shown):
     failure: str | None
     """Why the script failed, in one line."""
     notes: tuple[str, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak in the compared step, as it is called; 0 if the rank did not end that step."""
+        return 0 if self.peak is None else self.peak.said
 
     def _in_short(self) -> str:
         return f"rank {self.rank}, largest peak {format_peak(self.largest.said)} in step {self.largest.step}"
@@ -370,11 +375,7 @@ def category_spreads(ranks: Sequence[tuple[Rank, RankPeak]]) -> tuple[CategorySp
     for category in CATEGORIES if ranks else ():
         one = spread_of({rank.rank: peak.categories[category] for rank, peak in ranks})
         if one.max:
-            found.append(
-                CategorySpread(
-                    category=category, min=one.min, median=one.median, max=one.max, spread=one.spread, worst=one.worst
-                )
-            )
+            found.append(like(CategorySpread, one, category=category))
     return tuple(found)
 
 

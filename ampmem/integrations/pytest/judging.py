@@ -28,7 +28,7 @@ from ampmem.integrations.pytest.limits import NO_LIMITS, Limits
 from ampmem.output import open_output
 from ampmem.reporters.text.check import render_check
 from ampmem.reporters.text.layout import NARROWEST, WIDEST, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, signed
+from ampmem.reporters.text.plain_text import ABSENT, or_absent, signed
 from ampmem.units import format_peak
 
 if TYPE_CHECKING:
@@ -395,11 +395,8 @@ def _lines_of(row: BlockRow, *, compared: bool) -> Iterator[list[str]]:
         took, before = size["took"], size["before"]
         change = [ABSENT if took is None or before is None else signed(took - before)] if compared else []
         first = (name, row["largest"] or ABSENT) if i == 0 else ("", "")
-        yield [first[0], size["key"], _bytes(took), _bytes(size["limit"]), *change, first[1]]
-
-
-def _bytes(size: int | None) -> str:
-    return ABSENT if size is None else format_peak(size)
+        sizes = [or_absent(each, format_peak) for each in (took, size["limit"])]
+        yield [first[0], size["key"], *sizes, *change, first[1]]
 
 
 def _of_baselines(rows: Sequence[BlockRow], baselines: Baselines) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampmem.analysis.advise import AdviceDocument, AdvisedRun
+from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import Category
 from ampmem.output import check_output, open_output
 from ampmem.reporters.html.page import PLOTLY_CONFIG, self_contained
@@ -206,12 +207,12 @@ def _point(run: AdvisedRun, device: Device) -> AdvicePoint | None:
     in_use = () if device is Device.CPU else (f"{format_bytes(most)} in use at most",)
     words = (run.cost,) if run.cost else ()
     beaten_by_none = (_UNBEATEN,) if run.unbeaten else ()
-    return AdvicePoint(
+    return like(
+        AdvicePoint,
+        run,
         cost=cost,
         most=most,
         allocated=run.allocated_bytes,
-        meets=run.meets,
-        unbeaten=run.unbeaten,
         text=(run.change, *in_use, f"{format_bytes(run.allocated_bytes)} allocated", *words, *beaten_by_none),
     )
 

@@ -12,14 +12,15 @@ from ampmem.analysis.answer import verdict_of
 from ampmem.analysis.comparison import Compared, Comparison, StepTime, step_in_words
 from ampmem.analysis.difference.changes import Fold, GroupChange, folded
 from ampmem.analysis.difference.difference import Difference
+from ampmem.analysis.jsonable import like
 from ampmem.analysis.summary import Step
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown
 from ampmem.reporters.html.run import Headline
 from ampmem.reporters.html.safety import MAX_PROSE, visible
 from ampmem.reporters.html.verdict import Bar, End, VerdictView, Waterfall, falls, legend_of, stacked, unchanged
 from ampmem.reporters.text.difference import foot, headline, remarks, tensor_in_words, what
-from ampmem.reporters.text.plain_text import ABSENT, percent, short, signed, times
-from ampmem.units import format_apart, format_bytes, format_duration
+from ampmem.reporters.text.plain_text import ABSENT, or_absent, percent, short, signed, times
+from ampmem.units import format_apart, format_duration
 from ampmem.vocabulary import Mark
 
 _WATERFALLS = (Mark.AFTER_FORWARD, Mark.PEAK)
@@ -79,7 +80,7 @@ def _figures(columns: Sequence[Compared], baseline: str | None) -> Iterator[tupl
         "Fastest to slowest",
         *timed(lambda time: f"{format_duration(time.fastest_ns)} - {format_duration(time.slowest_ns)}"),
     )
-    yield "Peak reserved", *(ABSENT if size is None else format_bytes(size) for size in reserved)
+    yield "Peak reserved", *map(or_absent, reserved)
     if baseline is not None:
         yield f"Step time vs {baseline}", *timed(lambda time: times(time.ratio))
         yield f"Peak vs {baseline}", *(signed(column.peak_difference) for column in columns)
@@ -160,16 +161,15 @@ def changes_view(found: Difference) -> ChangesView:
 
 
 def _change_row(fold: Fold) -> ChangeView:
-    return ChangeView(
-        largest=fold.largest,
+    return like(
+        ChangeView,
+        fold,
         kind=fold.largest.kind,
         what=what(fold),
         module=fold.module or "",
         name=fold.name or "",
         tensors=tensor_in_words(fold.largest),
         changes=len(fold.changes),
-        before=fold.before,
-        after=fold.after,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampmem.analysis.answer import verdict_of, verdict_of_one
@@ -11,7 +11,7 @@ from ampmem.analysis.budgets.check import CheckResult, Judged
 from ampmem.analysis.comparison import Comparison, entry_of
 from ampmem.analysis.difference.changes import Fold, WhichRun, folded
 from ampmem.analysis.difference.difference import Difference
-from ampmem.analysis.ranks.ranks import Rank, Ranks
+from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.summary import Summary
 from ampmem.analysis.timeline.categories import CATEGORIES, Breakdown, Category
 from ampmem.errors import AmpmemError
@@ -27,7 +27,7 @@ from ampmem.reporters.text.difference import CHANGES, headline, render_differenc
 from ampmem.reporters.text.difference import remarks as remarks_on
 from ampmem.reporters.text.layout import PLAIN
 from ampmem.reporters.text.memory import breakdown_rows
-from ampmem.reporters.text.plain_text import ABSENT, AT_MARK, IN_SHORT, per_parameter, signed
+from ampmem.reporters.text.plain_text import ABSENT, AT_MARK, IN_SHORT, or_absent, per_parameter, signed
 from ampmem.reporters.text.ranks import absences, doubts, ranks_wording, render_ranks
 from ampmem.reporters.text.run import (
     arm_in_words,
@@ -87,10 +87,7 @@ def html_of(card: Card) -> str:
         alarms=[visible(text, MAX_PROSE) for text in card.alarms],
         caption=visible(card.caption),
         columns=[visible(column) for column in card.columns],
-        rows=[
-            CardRow(label=visible(row.label), cells=tuple(map(visible, row.cells)), colour=row.colour, sum=row.sum)
-            for row in card.rows
-        ],
+        rows=[replace(row, label=visible(row.label), cells=tuple(map(visible, row.cells))) for row in card.rows],
         remarks=[Remark(text=visible(remark.text, MAX_PROSE), lead=remark.lead) for remark in card.remarks],
     )
     return filled_template("card.html", card=shown)
@@ -131,9 +128,9 @@ def comparison_card(comparison: Comparison) -> Card:
     columns, entries = comparison.columns, comparison.entries
     live = [column.live(Mark.PEAK) for column in columns]
     requested, said = ([column.total(Mark.PEAK) for column in columns], [column.peak for column in columns])
-    totals = [CardRow(label=_TOTAL, cells=tuple(map(_peak_size, requested)), sum=True)]
+    totals = [CardRow(label=_TOTAL, cells=tuple(or_absent(size, format_peak) for size in requested), sum=True)]
     if said != requested:
-        totals.append(CardRow(label=_ALLOCATED, cells=tuple(map(_peak_size, said)), sum=True))
+        totals.append(CardRow(label=_ALLOCATED, cells=tuple(or_absent(size, format_peak) for size in said), sum=True))
     beside = [] if comparison.baseline is None else [_differences(comparison)]
     return Card(
         headline=wording(verdict_of(comparison)).text,
@@ -167,7 +164,7 @@ def _differences(comparison: Comparison) -> CardRow:
 def ranks_card(ranks: Ranks) -> Card:
     """The verdict, the missing ranks, and the categories of each rank at its own peak, the largest first."""
     job = ranks.job
-    largest = sorted(ranks.compared, key=lambda rank: -_peak(rank))
+    largest = sorted(ranks.compared, key=lambda rank: -rank.peak_bytes)
     shown = largest[:MOST_RANKS]
     live = [None if rank.peak is None else rank.peak.categories for rank in shown]
     left_out = len(largest) - len(shown)
@@ -179,7 +176,7 @@ def ranks_card(ranks: Ranks) -> Card:
         )
     ]
     if any(rank.peak is not None and rank.peak.allocated is not None for rank in shown):
-        totals.append(CardRow(label=_ALLOCATED, cells=tuple(format_peak(_peak(rank)) for rank in shown), sum=True))
+        totals.append(CardRow(label=_ALLOCATED, cells=tuple(format_peak(rank.peak_bytes) for rank in shown), sum=True))
     return Card(
         headline=ranks_wording(ranks).text,
         alarms=[*doubts(ranks), *absences(ranks)],
@@ -197,23 +194,11 @@ def ranks_card(ranks: Ranks) -> Card:
     )
 
 
-def _peak(rank: Rank) -> int:
-    return 0 if rank.peak is None else rank.peak.said
-
-
 def _by_category(live: Sequence[Breakdown | None]) -> Iterator[CardRow]:
     """A row for each category that any entry has."""
     for category in CATEGORIES:
         if any(one is not None and one[category] for one in live):
-            yield _row(category, [_size(None if one is None else one[category]) for one in live])
-
-
-def _size(size: int | None) -> str:
-    return ABSENT if size is None else format_bytes(size)
-
-
-def _peak_size(size: int | None) -> str:
-    return ABSENT if size is None else format_peak(size)
+            yield _row(category, [or_absent(None if one is None else one[category]) for one in live])
 
 
 def _row(key: str, cells: Sequence[str]) -> CardRow:
@@ -271,8 +256,7 @@ def check_card(result: CheckResult) -> Card:
 
 
 def _limit(judged: Judged) -> CardRow:
-    sizes = [format_bytes(judged.limit)]
-    sizes += [ABSENT if size is None else format_bytes(size) for size in (judged.after, judged.before)]
+    sizes = map(or_absent, (judged.limit, judged.after, judged.before))
     said = judged.unknown or ("broken" if judged.over else "kept" if judged.kept else "not judged")
     return CardRow(label=judged.key, cells=(*sizes, judged.limit_of, said))
 

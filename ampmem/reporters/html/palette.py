@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import cycle
 
+from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
 
 
@@ -65,23 +66,14 @@ LAYERS = {
 
 def layer_views() -> tuple[CategoryView, ...]:
     """The allocator's layers above the categories, in stacking order."""
-    return tuple(
-        CategoryView(key=key, label=key.capitalize(), light=fill.light, dark=fill.dark, pattern=fill.pattern)
-        for key, fill in LAYERS.items()
-    )
+    return tuple(like(CategoryView, fill, key=key, label=key.capitalize()) for key, fill in LAYERS.items())
 
 
 def category_views() -> tuple[CategoryView, ...]:
     """All categories in stacking order."""
-    return tuple(_view(category, FILLS[category]) for category in CATEGORIES)
+    return tuple(like(CategoryView, FILLS[each], key=each.value, label=label(each)) for each in CATEGORIES)
 
 
 def label(category: Category) -> str:
     """``Optimizer state`` for ``optimizer_state``."""
     return category.value.replace("_", " ").capitalize()
-
-
-def _view(category: Category, fill: Fill) -> CategoryView:
-    return CategoryView(
-        key=category.value, label=label(category), light=fill.light, dark=fill.dark, pattern=fill.pattern
-    )

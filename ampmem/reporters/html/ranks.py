@@ -179,14 +179,14 @@ class _Table:
     def _each(self) -> Iterable[RankRow]:
         """A row for each class of equal ranks, with the values of the one with the largest peak."""
         rows = [(self._largest(alike), alike) for alike in self._ranks.alike]
-        kept = sorted(rows, key=lambda row: -_bytes(row[0]))[:MAX_ROWS]
+        kept = sorted(rows, key=lambda row: -row[0].peak_bytes)[:MAX_ROWS]
         for rank, alike in rows:
             if (rank, alike) in kept:
                 yield self._row(rank, visible(numbers(alike.ranks)), alike.ranks, visible(self._details(alike)))
         others = [row for row in rows if row not in kept]
         if others:
             count = sum(len(alike.ranks) for _, alike in others)
-            sizes = [_bytes(rank) for rank, _ in others]
+            sizes = [rank.peak_bytes for rank, _ in others]
             between = f"their peaks are between {format_peak(min(sizes))} and {format_peak(max(sizes))}"
             yield RankRow(label=f"{format_count(count)} more", note=between)
 
@@ -244,7 +244,7 @@ class _Table:
         )
 
     def _largest(self, alike: Alike) -> Rank:
-        return max((self._ranks.rank(number) for number in alike.ranks), key=lambda rank: (_bytes(rank), -rank.rank))
+        return max((self._ranks.rank(number) for number in alike.ranks), key=lambda rank: (rank.peak_bytes, -rank.rank))
 
 
 def address_of(run: str) -> str:
@@ -254,10 +254,6 @@ def address_of(run: str) -> str:
 
 def _plain(size: int) -> Cell:
     return Cell(text=format_peak(size) if size else "0", title=f"{format_count(size)} bytes")
-
-
-def _bytes(rank: Rank) -> int:
-    return 0 if rank.peak is None else rank.peak.said
 
 
 def _alike_in_words(alike: Alike) -> str:

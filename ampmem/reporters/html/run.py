@@ -6,7 +6,7 @@ Bars show what the activations are for, where they were made and in which type.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.casts import ParameterCasts
 from ampmem.analysis.comparison import Entry, entry_of
 from ampmem.analysis.findings.base import Finding, Remedy, Section, remedies, told_elsewhere
-from ampmem.analysis.jsonable import plain
+from ampmem.analysis.jsonable import like, plain
 from ampmem.analysis.modules import ROOT
 from ampmem.analysis.ops import plain_kind, plain_op, user_frames
 from ampmem.analysis.out_of_memory import FailedRequest
@@ -52,6 +52,7 @@ from ampmem.reporters.text.run import (
     describe_optimizers,
     describe_update,
     parameters_in_short,
+    steps_in_words,
     warnings,
 )
 from ampmem.reporters.text.static_model import judgement, per_rank, recipe_in_words
@@ -128,7 +129,7 @@ def activations_view(summary: Summary) -> ActivationsView | None:
         by="saved for" if seen else "made by",
         words=_words(parts, "still " if summary.arm.dtype else ""),
         whole=_bar("all", "", parts),
-        kinds=_largest_first(_by_kind(parts) if seen else _by_maker(parts)),
+        kinds=_largest_first(_by_kind(parts, seen=seen)),
         modules=modules[:MAX_MODULES],
         modules_rest=_together(modules[MAX_MODULES:]),
         savings=pairs[:MAX_SAVINGS],
@@ -146,25 +147,19 @@ def _words(parts: Iterable[_Part], still: str) -> PrecisionWords:
     )
 
 
-def _by_kind(parts: Iterable[_Part]) -> Iterator[PrecisionBar]:
+def _by_kind(parts: Iterable[_Part], *, seen: bool) -> Iterator[PrecisionBar]:
+    """A bar for each kind of the ops that saved the activations; if no save was ``seen``, of those that made them."""
     kinds: dict[str, list[_Part]] = {}
     for group, part in parts:
-        kinds.setdefault(kind_in_words(group, part), []).append((group, part))
+        kind = kind_in_words(group, part) if seen else plain_kind(part.made_by or "") or "an unknown op"
+        kinds.setdefault(kind, []).append((group, part))
     for kind, mine in kinds.items():
-        ops = _largest_ops((part.saved_for, part.bytes) for _, part in mine)
         made = _largest_ops((part.made_by, part.bytes) for _, part in mine)
+        ops = _largest_ops((part.saved_for, part.bytes) for _, part in mine) if seen else made
         held = f"a variable or a checkpoint holds them; made by {_named(made, '')}"
-        detail = held if ops == [None] else _named(ops, kind)
-        yield _bar(kind, detail, mine, ops=((part.saved_for, group.dtype) for group, part in mine))
-
-
-def _by_maker(parts: Iterable[_Part]) -> Iterator[PrecisionBar]:
-    kinds: dict[str, list[_Part]] = {}
-    for group, part in parts:
-        kinds.setdefault(plain_kind(part.made_by or "") or "an unknown op", []).append((group, part))
-    for kind, mine in kinds.items():
-        ops = _largest_ops((part.made_by, part.bytes) for _, part in mine)
-        yield _bar(kind, _named(ops, kind), mine, ops=((part.made_by, group.dtype) for group, part in mine))
+        detail = held if seen and ops == [None] else _named(ops, kind)
+        pairs = ((part.saved_for if seen else part.made_by, group.dtype) for group, part in mine)
+        yield _bar(kind, detail, mine, ops=pairs)
 
 
 def _largest_ops(sizes: Iterable[tuple[str | None, int]]) -> list[str | None]:
@@ -548,8 +543,7 @@ def _facts(summary: Summary) -> Iterator[str]:
     if summary.world_size > 1:
         yield f"rank {summary.rank} of {summary.world_size}"
     yield f"precision: {describe_arm(summary)}"
-    count = sum(step.finished for step in summary.steps)
-    yield f"{count} step{'' if count == 1 else 's'}{'' if summary.steps[-1].finished else ' that ended'}"
+    yield steps_in_words(summary)
     yield f"{format_count(summary.conservation.events)} allocator events"
     yield f"torch {summary.torch}, ampmem {summary.ampmem}"
 
@@ -563,22 +557,19 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
     when = f"step {peak.step}, in {peak.phase}{requested}"
     whole = summary.whole
     name = "Peak" if whole.where is PeakPlace.STEP else "Peak of the steps"
-    yield Headline(label=name, value=format_peak(peak.said), detail=when, bytes=peak.said)
+    yield _size(name, peak.said, when, format_peak)
     if whole.where is PeakPlace.NOT_RECORDED:
-        detail = f"of the whole run, {place_of(whole)}"
-        yield Headline(label="Peak", value=format_peak(whole.bytes), detail=detail, bytes=whole.bytes)
+        yield _size("Peak", whole.bytes, f"of the whole run, {place_of(whole)}", format_peak)
     if (outside := summary.outside_steps) is not None:
         where = f"{'after the last' if outside.after else 'before the first'}, in {outside.phase}"
-        value = format_peak(outside.said)
-        yield Headline(label="Outside of the steps", value=value, detail=where, bytes=outside.said)
+        yield _size("Outside of the steps", outside.said, where, format_peak)
     if summary.prediction is not None:
         value, detail = fit_in_short(summary.prediction)
         if RAN_ON_PREDICTED in summary.notes:
             detail += ", in the whole run"
         yield Headline(label="On the GPU", value=value, detail=detail, bytes=summary.prediction.margin)
     if allocator.reserved is not None:
-        said = format_peak(allocator.reserved)
-        yield Headline(label="Reserved", value=said, detail="by the allocator, at the peak", bytes=allocator.reserved)
+        yield _size("Reserved", allocator.reserved, "by the allocator, at the peak", format_peak)
     if allocator.cached is not None:
         yield _size("Cached", allocator.cached, "reserved but not in use, at the peak")
     if count:
@@ -590,13 +581,9 @@ def _headlines(summary: Summary, to_baseline: Headline | None) -> Iterator[Headl
     yield _size("Activations", peak.categories[Category.ACTIVATIONS], "at the peak")
     if precision_copies or summary.source != SourceKind.SNAPSHOT or summary.arm.name in AUTOCAST_ARMS:
         yield _size("Precision copies", precision_copies, "at the peak")
+    events = f"categories compared with the allocator, {format_count(summary.conservation.events)} events"
     residual = summary.conservation.residual_bytes
-    yield Headline(
-        label="Residual",
-        value=format_bytes(residual),
-        detail=f"categories compared with the allocator, {format_count(summary.conservation.events)} events",
-        bytes=residual,
-    )
+    yield Headline(label="Residual", value=format_bytes(residual), detail=events, bytes=residual)
 
 
 def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
@@ -608,30 +595,20 @@ def _of_failure(oom: FailedRequest) -> Iterator[Headline]:
     if oom.by_the_limit and oom.allowed is not None:
         yield _size("Left below the limit", oom.left, f"of {format_bytes(oom.allowed)}")
     else:
-        yield _size(
-            "Free on the device",
-            oom.device_free,
-            "" if oom.outside is None or oom.device_total is None else f"of {format_bytes(oom.device_total)}",
-        )
+        total = "" if oom.outside is None or oom.device_total is None else f"of {format_bytes(oom.device_total)}"
+        yield _size("Free on the device", oom.device_free, total)
     coming = oom.to_come
     if coming is not None and (coming.gradients or coming.optimizer_state):
         yield _size("Still to come", coming.gradients + (coming.optimizer_state or 0), to_come(oom))
 
 
-def _size(label: str, size: int, detail: str) -> Headline:
-    return Headline(label=label, value=format_bytes(size), detail=detail, bytes=size)
+def _size(label: str, size: int, detail: str, shown: Callable[[int], str] = format_bytes) -> Headline:
+    return Headline(label=label, value=shown(size), detail=detail, bytes=size)
 
 
 def _finding(finding: Finding) -> FindingView:
-    return FindingView(
-        code=finding.code,
-        severity=finding.severity,
-        message=capital(finding.message),
-        change=finding.change,
-        evidence=(*finding.evidence, *([f"run this to prove it: {finding.proof}"] if finding.proof else [])),
-        saves=finding.saves,
-        jump=_section(finding),
-    )
+    evidence = (*finding.evidence, *([f"run this to prove it: {finding.proof}"] if finding.proof else []))
+    return like(FindingView, finding, message=capital(finding.message), evidence=evidence, jump=_section(finding))
 
 
 def _section(finding: Finding) -> str:
@@ -685,7 +662,7 @@ def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
     lines = next_lines(oom)
     return ShortageWords(
         headline=headline(oom),
-        available=_available(oom),
+        available=None if not oom.recorded else oom.allowed if oom.by_the_limit else oom.device_total,
         used=oom.reserved if oom.by_the_limit or oom.device_total is None else oom.device_total - oom.device_free,
         block=f"{asked(oom)}" + (f": {format_bytes(oom.lacking)} missing" if oom.lacking else ""),
         largest=tuple(
@@ -700,18 +677,12 @@ def _shortage(oom: FailedRequest, summary: Summary) -> ShortageWords:
     )
 
 
-def _available(oom: FailedRequest) -> int | None:
-    if not oom.recorded:
-        return None
-    return oom.allowed if oom.by_the_limit else oom.device_total
-
-
 def _remedy(remedy: Remedy) -> RemedyView:
     finding = remedy.finding
-    return RemedyView(
-        change=remedy.change,
+    return like(
+        RemedyView,
+        remedy,
         why=capital(remedy.why),
-        bytes=remedy.bytes,
         evidence=() if finding is None else finding.evidence,
         code="" if finding is None else finding.code,
         jump="" if finding is None else _section(finding),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ampmem.analysis.analyse import Analysis
-from ampmem.analysis.jsonable import Json
+from ampmem.analysis.jsonable import Json, like
 from ampmem.analysis.layers import AllocatorLayers, address_map
 from ampmem.analysis.ops import result_of
 from ampmem.analysis.timeline.categories import CATEGORIES, Category
@@ -141,15 +141,12 @@ class Tables:
 def kinds_of(analysis: Analysis) -> tuple[Kinds, Column]:
     """The kinds of a run in order of first birth, and the kind of each allocation."""
     lifetimes, classes, tensors = analysis.lifetimes, analysis.classes, analysis.tensors
-    every = Kinds(
+    every = like(
+        Kinds,
+        lifetimes,
         category=classes.category,
-        bytes=lifetimes.bytes,
-        block_bytes=lifetimes.block_bytes,
         name=classes.name,
         module=np.where(lifetimes.module != 0, lifetimes.module, classes.module),
-        op=lifetimes.op,
-        stack=lifetimes.stack,
-        phase=lifetimes.phase,
         dtype=tensors.dtype,
         shape=tensors.shape,
     )
@@ -279,13 +276,18 @@ def segments_header(analysis: Analysis) -> dict[str, Json]:
 
 def places_of(analysis: Analysis) -> tuple[list[Json], Column]:
     """The addresses at which blocks begin, each as the distance from the one before, and each event's address."""
-    lives = analysis.lifetimes
-    addresses, place = np.unique(lives.address, return_inverse=True)
-    places = np.zeros(len(analysis.recording.events), dtype=np.int64)
-    places[lives.born] = place
-    freed = np.flatnonzero(lives.died != ALIVE)
-    places[lives.died[freed]] = place[freed]
-    return np.diff(addresses, prepend=0).tolist(), places
+    addresses, place = np.unique(analysis.lifetimes.address, return_inverse=True)
+    return np.diff(addresses, prepend=0).tolist(), _of_events(analysis, place, place)
+
+
+def _of_events(analysis: Analysis, born: Column, died: Column) -> Column:
+    """For each event the value of its allocation: that in ``born`` for an alloc, that in ``died`` for a free."""
+    lifetimes = analysis.lifetimes
+    values = np.zeros(len(analysis.recording.events), dtype=np.int64)
+    values[lifetimes.born] = born
+    freed = np.flatnonzero(lifetimes.died != ALIVE)
+    values[lifetimes.died[freed]] = died[freed]
+    return values
 
 
 def address_map_view(analysis: Analysis, position: int) -> tuple[SegmentView, ...]:
@@ -474,7 +476,8 @@ def exact_stream(
     analysis: Analysis, kinds: Kinds, kind: Column, limit: int, *, addresses: bool = False
 ) -> bytes | None:
     """All events; ``None`` if they take more than ``limit`` bytes. ``kind`` is the kind of each allocation."""
-    codes = planes(_codes(analysis, kind))
+    # Twice the kind of each event's allocation, plus one for a free.
+    codes = planes(_of_events(analysis, 2 * kind, 2 * kind + 1))
     unit = 1 if len(analysis.recording.events) <= SHORT else 1000
     times = planes(_deltas(analysis.timeline.time_ns, unit))
     header = kinds_header(kinds, analysis.recording.texts)
@@ -487,16 +490,6 @@ def exact_stream(
         where = planes(places)
         header |= {"addresses": steps, "place_bytes": len(where)}
     return compressed_within([framed(header), *codes, *times, *where], limit)
-
-
-def _codes(analysis: Analysis, kind: Column) -> Column:
-    """Twice the kind of each event's allocation, plus one for a free."""
-    lifetimes = analysis.lifetimes
-    codes = np.zeros(len(analysis.recording.events), dtype=np.int64)
-    codes[lifetimes.born] = 2 * kind
-    freed = np.flatnonzero(lifetimes.died != ALIVE)
-    codes[lifetimes.died[freed]] = 2 * kind[freed] + 1
-    return codes
 
 
 def _deltas(time_ns: Column, unit: int) -> Column:

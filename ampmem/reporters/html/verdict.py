@@ -109,7 +109,8 @@ def falls(before: End, after: End, differences: Mapping[Category, int]) -> tuple
     They are in stacking order, so that a bar's colour is where the eye looks for it; the ends are whole bars.
     """
     changes = [(category, differences[category]) for category in CATEGORIES if differences.get(category)]
-    whole = _highest(before.bytes, [size for _, size in changes])
+    # The highest value on the way from one end to the other.
+    whole = max(1, *accumulate([size for _, size in changes], initial=before.bytes))
     texts = format_apart(before.bytes, after.bytes)
     rows, now = [_whole(before, texts[0], whole)], before.bytes
     for category, size in changes:
@@ -127,11 +128,6 @@ def _whole(end: End, text: str, whole: int) -> Bar:
         pieces=(BarPiece(left=0, width=100 * end.bytes / whole, name="whole"),),
         whole=True,
     )
-
-
-def _highest(start: int, changes: Iterable[int]) -> int:
-    """The highest value on the way from one end to the other."""
-    return max(1, *accumulate(changes, initial=start))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from ampmem.analysis.fit import FitResult
 from ampmem.analysis.ranks.jobs import RankRun, are_ranks, read_runs
 from ampmem.analysis.ranks.merge import Jobs, merge_all
 from ampmem.analysis.ranks.ranks import SCHEMA as RANKS
-from ampmem.analysis.ranks.ranks import Rank, Ranks
+from ampmem.analysis.ranks.ranks import Ranks
 from ampmem.analysis.summary import Summary
 from ampmem.errors import UsageError
 from ampmem.output import check_output, open_output
@@ -68,7 +68,7 @@ def job_page(
     pages = [_labels(ranks, numbers, jobs) for ranks, numbers in zip(jobs, chosen, strict=True)]
     room = limit(sum(map(len, chosen)))
     shown = [
-        _run(ranks.rank(number), each[number], room, progress, advised)
+        replace(column(Path(ranks.rank(number).file), room, progress, advised)[1], label=each[number])
         for ranks, each in zip(jobs, pages, strict=True)
         for number in each
     ]
@@ -101,11 +101,6 @@ def _labels(ranks: Ranks, numbers: Sequence[int], jobs: Sequence[Ranks]) -> dict
     return {number: f"{arm if arms.count(arm) == 1 else heading(ranks)} rank {number}" for number in sorted(numbers)}
 
 
-def _run(rank: Rank, label: str, room: int, progress: PageProgress, advised: Advised | None) -> RunView:
-    _, view = column(Path(rank.file), room, progress, advised)
-    return replace(view, label=label)
-
-
 def _of_worst(jobs: Jobs, comparison: Comparison) -> VerdictView:
     """The verdict on the worst rank of each precision, side by side."""
     view = verdict_view(verdict_of(comparison), jobs_wording(jobs, comparison))
@@ -124,16 +119,12 @@ def ranks_shown(ranks: Ranks, most: int) -> tuple[int, ...]:
         return tuple(dict.fromkeys([*first, *every]))
     failed = [rank.rank for rank in ranks.ranks if rank.failure is not None or rank.out_of_memory is not None]
     told = [] if worst is None else [worst.rank, worst.over_median.rank, worst.over_least.rank]
-    largest = sorted((alike.ranks[0] for alike in ranks.alike), key=lambda number: -_size(ranks.rank(number)))
+    largest = sorted((alike.ranks[0] for alike in ranks.alike), key=lambda number: -ranks.rank(number).peak_bytes)
     class_of = {number: alike.ranks[0] for alike in ranks.alike for number in alike.ranks}
     by_class: dict[int, int] = {}
     for number in (*told, *largest):
         by_class.setdefault(class_of[number], number)
     return tuple(dict.fromkeys([*first, *failed, *by_class.values()]))[:most] or tuple(every[:1])
-
-
-def _size(rank: Rank) -> int:
-    return 0 if rank.peak is None else rank.peak.said
 
 
 STREAM_LIMIT = 8_000_000

@@ -20,6 +20,7 @@ from ampmem.reporters.text.out_of_memory import request_in_short
 from ampmem.reporters.text.plain_text import (
     ABSENT,
     AT_MARK,
+    or_absent,
     per_parameter,
     percent,
     share,
@@ -37,6 +38,7 @@ from ampmem.reporters.text.run import (
     render_labelled,
     render_next,
     render_warnings,
+    steps_in_words,
     versions_and_model,
 )
 from ampmem.reporters.text.static_model import judgement, not_explained, recipe_in_words, tensors_in_words
@@ -121,20 +123,20 @@ def render_figures(comparison: Comparison, layout: Layout) -> str:
     predictions = [None if entry.summary is None else entry.summary.prediction for entry in comparison.entries]
     said, requested = [column.peak for column in columns], [column.total(Mark.PEAK) for column in columns]
     name = "peak" if whole == said else f"peak of {comparison.which_step}"
-    rows: list[tuple[str, list[str]]] = [(name, list(map(_size, said)))]
+    rows: list[tuple[str, list[str]]] = [(name, [or_absent(size, format_peak) for size in said])]
 
     def add(name: str, cells: Sequence[str]) -> None:
         if any(cell != ABSENT for cell in cells):
             rows.append((name, list(cells)))
 
     if said != requested:
-        add("of which requested", list(map(_size, requested)))
+        add("of which requested", [or_absent(size, format_peak) for size in requested])
     add(f"peak vs {BASELINE}", [signed(column.peak_difference) for column in columns])
-    add("peak reserved", [_size(column.peak_reserved) for column in columns])
+    add("peak reserved", [or_absent(column.peak_reserved, format_peak) for column in columns])
     for name, predicted in _PREDICTED:
         add(name, [ABSENT if prediction is None else predicted(prediction) for prediction in predictions])
     if whole != said:
-        add("peak of the whole run", list(map(_size, whole)))
+        add("peak of the whole run", [or_absent(size, format_peak) for size in whole])
     add(f"activations vs {BASELINE}", [times(column.activation_ratio) for column in columns])
     low = [column.low_precision for column in columns]
     if any(low):
@@ -182,10 +184,6 @@ _PREDICTED: tuple[tuple[str, Callable[[Prediction], str]], ...] = (
     ("so the run", lambda prediction: fit_in_short(prediction)[0]),
 )
 """The rows of simulated runs; memory outside of the allocator is in the first."""
-
-
-def _size(size: int | None) -> str:
-    return ABSENT if size is None else format_peak(size)
 
 
 def _break_even(batch_size: float | None) -> str:
@@ -331,7 +329,7 @@ def _troubles(comparison: Comparison, layout: Layout) -> str:
     lines: list[str] = []
     for entry in comparison.entries:
         if entry.failure is not None:
-            kept = "" if entry.summary is None else f"; it recorded {_steps(entry.summary)}"
+            kept = "" if entry.summary is None else f"; it recorded {steps_in_words(entry.summary)}"
             lines += wrapped(f"{_label(entry)} failed: {entry.failure}{kept}", layout.width)
         elif entry.summary is None:
             lines += wrapped(f"{_label(entry)}: nothing was recorded", layout.width)
@@ -341,11 +339,6 @@ def _troubles(comparison: Comparison, layout: Layout) -> str:
     for remark in comparison.remarks:
         lines += wrapped(f"note: {remark}", layout.width)
     return "\n".join(map(layout.alarm, lines))
-
-
-def _steps(summary: Summary) -> str:
-    count = sum(step.finished for step in summary.steps)
-    return f"{count} step{'' if count == 1 else 's'}" + ("" if summary.steps[-1].finished else " that ended")
 
 
 def _measured(comparison: Comparison, details: frozenset[Detail], layout: Layout) -> Iterator[str]:

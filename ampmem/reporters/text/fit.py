@@ -27,7 +27,9 @@ def render_fit_result(fit: FitResult, layout: Layout = PLAIN) -> str:
     """The runs as a table, then the conclusions."""
     sections = [
         "\n".join(layout.strong(line) for line in wrapped(headline(fit), layout.width, indent="")),
-        _head(fit, layout),
+        "\n".join(
+            line for name, text in facts(fit) for line in wrapped(f"{name:<8}{text}", layout.width, indent=" " * 8)
+        ),
         _points(fit, layout),
         _listed("what fits: the most memory in use on the device, of its total", fitting_lines(fit), layout),
         _listed(f"peak allocated against {BASELINE}", break_even_lines(fit), layout),
@@ -121,12 +123,6 @@ def _bounds(fits: int | None, too_large: int | None) -> str:
     if fits is None:
         return "not run yet"
     return f"above {fits}" if too_large is None else f"between {fits} and {too_large}"
-
-
-def _head(fit: FitResult, layout: Layout) -> str:
-    return "\n".join(
-        line for name, text in facts(fit) for line in wrapped(f"{name:<8}{text}", layout.width, indent=" " * 8)
-    )
 
 
 def _points(fit: FitResult, layout: Layout) -> str:

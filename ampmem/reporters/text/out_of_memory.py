@@ -68,7 +68,7 @@ def largest_rows(found: Sequence[LargeAllocation], limit: int) -> list[tuple[int
 
     Equal layers are one row.
     """
-    groups = layers(found, what=_what, sizes=_size)
+    groups = layers(found, what=_what, sizes=lambda item: (item.bytes,))
     last = found[-1] if len(found) >= MOST else None  # there may be more like the last one
     sizes = [max(item.bytes for item in group) for group in groups]
     order = sorted(range(len(groups)), key=lambda i: -sizes[i])[:limit]
@@ -92,10 +92,6 @@ def _what(item: LargeAllocation) -> tuple[str | None, ...]:
 def _kind(item: LargeAllocation) -> str:
     """Type and shape, as far as known."""
     return " ".join(filter(None, (item.dtype, None if item.shape is None else shape_text(item.shape))))
-
-
-def _size(item: LargeAllocation) -> tuple[int]:
-    return (item.bytes,)
 
 
 def _called(group: Sequence[LargeAllocation]) -> str:
@@ -148,17 +144,14 @@ def next_lines(oom: FailedRequest) -> tuple[str, ...]:
     if commands and oom.by_the_limit:  # the last command runs the whole script; the others make it fit the limit
         commands = (*commands[:-1], _RAISE_THE_LIMIT, commands[-1])
     batch = oom.phase not in _WITHOUT_BATCH and not oom.later
-    return (*commands, _HOW_TO_FIT) if commands and batch and not any(map(_is_fit, commands)) else commands
+    fitted = any(line.startswith("ampmem fit ") for line in commands)
+    return (*commands, _HOW_TO_FIT) if commands and batch and not fitted else commands
 
 
 def parameters_then(parameters: Parameters, oom: FailedRequest) -> int:
     """The number of parameters on the device, to divide bytes by; 0 if unknown."""
     there = oom.parameters_there
     return parameters.known_count if there is None else min(there, parameters.known_count)
-
-
-def _is_fit(line: str) -> bool:
-    return line.startswith("ampmem fit ")
 
 
 def being_moved(parameters: Parameters, oom: FailedRequest) -> str:

@@ -180,6 +180,11 @@ IN_SHORT = {
 """The words for each mark at the head of a column."""
 
 
+def or_absent(size: int | None, shown: Callable[[int], str] = format_bytes) -> str:
+    """``size`` as ``shown`` writes it, or the cell of an unknown value."""
+    return ABSENT if size is None else shown(size)
+
+
 def signed(size: int | None) -> str:
     """A difference in bytes, with its sign."""
     if size is None:

@@ -22,7 +22,6 @@ from ampmem.analysis.ranks.ranks import (
     GroupKind,
     Job,
     MissingRank,
-    Part,
     Rank,
     RankGroup,
     RankPeak,
@@ -198,17 +197,13 @@ def _parts(excess: Excess) -> str:
     others = [part for part in excess.parts if part not in shown]
     if len(others) == 1 and abs(others[0].bytes) >= least:
         shown, others = [*shown, *others], []
-    words = [_more_of(part) for part in excess.parts if part in shown]
+    words = [f"{_amount(part.bytes)} in {name(part.category)}" for part in excess.parts if part in shown]
     rest = sum(part.bytes for part in others)
     words += [f"{_amount(rest)} in all else"] if rest else []
     rounding = excess.bytes - sum(part.bytes for part in excess.parts)
     if rounding and (not words or abs(rounding) >= least):
         words.append(f"{_amount(rounding)} in rounding")
     return listed(words)
-
-
-def _more_of(part: Part) -> str:
-    return f"{_amount(part.bytes)} in {name(part.category)}"
 
 
 def _amount(size: int) -> str:
@@ -281,7 +276,15 @@ def render_places(ranks: Ranks, layout: Layout, *, every: bool = False) -> str:
     alike: dict[tuple[str, ...], list[Rank]] = {}
     for rank in ranks.compared:
         assert rank.peak is not None
-        phase, module, *others = _cells(rank, rank.peak)
+        phase, module, *others = (
+            rank.peak.phase,
+            rank.peak.module or ABSENT,
+            plain_op(rank.peak.op) if rank.peak.op else ABSENT,
+            _parameters(rank),
+            ABSENT if rank.reserved is None else format_peak(rank.reserved),
+            ABSENT if rank.batch_size is None else str(rank.batch_size),
+            str(rank.finished_steps),
+        )
         alike.setdefault((phase, of_all_layers(module), *others), []).append(rank)
     rows = [(_together(cells, those), [rank.rank for rank in those]) for cells, those in alike.items()]
     shown = rows if every else rows[:_MOST_ROWS]
@@ -312,18 +315,6 @@ def _together(cells: tuple[str, ...], ranks: Sequence[Rank]) -> tuple[str, ...]:
     modules = list(dict.fromkeys(rank.peak.module for rank in ranks if rank.peak is not None and rank.peak.module))
     phase, _, *others = cells
     return phase, layers_named(modules) if modules else ABSENT, *others
-
-
-def _cells(rank: Rank, peak: RankPeak) -> tuple[str, ...]:
-    return (
-        peak.phase,
-        peak.module or ABSENT,
-        plain_op(peak.op) if peak.op else ABSENT,
-        _parameters(rank),
-        ABSENT if rank.reserved is None else format_peak(rank.reserved),
-        ABSENT if rank.batch_size is None else str(rank.batch_size),
-        str(rank.finished_steps),
-    )
 
 
 def _parameters(rank: Rank) -> str:
@@ -439,7 +430,7 @@ def _table(
     places = len({_place(ranks, each) for each in shown}) > 1
     columns = [words("rank", least=_NAME, wraps=True)]
     columns += [words("mesh", least=_NAME, rank=1)] * places
-    columns += [number("peak"), *(number(_head(each.category)) for each in own), *([number(_REST)] * rest)]
+    columns += [number("peak"), *(number(each.category.replace("_", "\n")) for each in own), *([number(_REST)] * rest)]
     rounded = any(_peak(ranks, each).allocated is not None for each in ranks.alike)
     columns += [number(_ROUNDING)] * rounded
     rows = [_row(ranks, each, own, unit, places=places, rest=rest) for each in shown]
@@ -493,10 +484,6 @@ def _cell(size: int, unit: int, of: Spread | None = None, *, decimals: int = 1) 
     text = f"{size:,}" if unit == 1 or not size else f"{size / unit:,.{decimals}f}"
     text = "<0.1" if size and text == "0.0" else text
     return f"{_MOST if of is not None and of.marks(size) else ''}{text}"
-
-
-def _head(category: Category) -> str:
-    return category.replace("_", "\n")
 
 
 _FIGURE = re.compile(r"\d[\d.,]*( [KMGTP]?i?B\b)?")

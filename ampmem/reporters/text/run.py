@@ -13,7 +13,7 @@ from ampmem.events import AllocatorRecord
 from ampmem.names import NOT_KNOWN, casts_compiled, has_times
 from ampmem.output import printable
 from ampmem.reporters.text.layout import PLAIN, Column, Layout, number, table, words
-from ampmem.reporters.text.plain_text import ABSENT, command_lines, shorten, wrapped
+from ampmem.reporters.text.plain_text import ABSENT, command_lines, or_absent, short, shorten, wrapped
 from ampmem.reporters.text.static_model import judgement
 from ampmem.units import format_bytes, format_count, format_duration, format_peak
 from ampmem.vocabulary import Arm, SourceKind
@@ -73,6 +73,12 @@ def describe_devices(allocator: AllocatorRecord) -> str:
 def counted(count: int, what: str) -> str:
     """``1 stream``, ``2 streams``."""
     return f"{format_count(count)} {what}{'' if count == 1 else 's'}"
+
+
+def steps_in_words(summary: Summary) -> str:
+    """The number of steps that ended: ``3 steps``, ``2 steps that ended`` if memory ran out in another."""
+    count = sum(step.finished for step in summary.steps)
+    return f"{count} step{'' if count == 1 else 's'}{'' if summary.steps[-1].finished else ' that ended'}"
 
 
 def describe_optimizers(summary: Summary) -> str:
@@ -300,24 +306,24 @@ def render_steps(summary: Summary, notes: Sequence[str], layout: Layout) -> str:
     figures = [
         _Figure(number("step"), lambda step: str(step.index)),
         _Figure(number("loss", rank=2), describe_loss, any(step.loss is not None for step in steps)),
-        _Figure(number("loss\nscale", rank=3), _scale, any(step.loss_scale is not None for step in steps)),
+        _Figure(
+            number("loss\nscale", rank=3),
+            lambda step: short(step.loss_scale),
+            any(step.loss_scale is not None for step in steps),
+        ),
         _Figure(words("update"), describe_update, updated),
         _Figure(number("peak"), lambda step: format_peak(step.peak.said)),
         _Figure(words("in"), lambda step: step.peak.phase),
-        _Figure(number("peak\nreserved", rank=1), _reserved, any(step.peak_reserved is not None for step in steps)),
+        _Figure(
+            number("peak\nreserved", rank=1),
+            lambda step: or_absent(step.peak_reserved, format_peak),
+            any(step.peak_reserved is not None for step in steps),
+        ),
         _Figure(number("took", rank=4), lambda step: format_duration(step.duration_ns), timed),
     ]
     shown = [figure for figure in figures if figure.said]
     rows = [[figure.cell(step) for figure in shown] for step in steps]
     return f"{layout.strong('steps')}\n\n{table([figure.column for figure in shown], rows, layout)}"
-
-
-def _scale(step: Step) -> str:
-    return ABSENT if step.loss_scale is None else f"{step.loss_scale:.6g}"
-
-
-def _reserved(step: Step) -> str:
-    return ABSENT if step.peak_reserved is None else format_peak(step.peak_reserved)
 
 
 _LABEL = 20

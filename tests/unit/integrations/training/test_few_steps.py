@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -12,10 +13,13 @@ from torch import nn
 
 import ampmem
 from ampmem import patching
+from ampmem.analysis.summary import summarize
 from ampmem.errors import UsageError
 from ampmem.integrations import training as few_steps
-from ampmem.integrations.loggers import PEAK
-from ampmem.integrations.training import FewSteps, Recorded, Wanted
+from ampmem.integrations.loggers import PEAK, LoggedRow
+from ampmem.integrations.training import FewSteps, Wanted
+
+Rows = Sequence[LoggedRow]
 
 WANTED = Wanted(skip=2, steps=2, page=False)
 
@@ -54,30 +58,30 @@ class Host:
 
 
 def test_steps_after_the_warm_up_are_recorded_under_the_hosts_numbers(tmp_path: Path) -> None:
-    before, found = patching.in_place(), list[Recorded]()
-    host = Host(FewSteps(WANTED, found.append), updates=10)
+    before, found = patching.in_place(), list[Rows]()
+    host = Host(FewSteps(WANTED, found.append, pytest.fail), updates=10)
     host.few.training_begins(tmp_path, 10)
     for _ in range(4):
         host.step()
     assert patching.in_place() == before  # nothing is left although the training goes on
     host.step()
     host.few.training_ends()
-    (recorded,) = found
+    (rows,) = found
+    summary = summarize(ampmem.load(tmp_path / "memory-step13.ampmem"))
     assert host.recorded_in == [13, 14]
-    assert recorded.file == tmp_path / "memory-step13.ampmem"
-    assert [row.step for row in recorded.rows] == [13, 14]
-    assert [step.index for step in recorded.summary.steps] == [13, 14]
-    assert [step.backwards for step in recorded.summary.steps] == [2, 2]
+    assert [row.step for row in rows] == [13, 14]
+    assert [step.index for step in summary.steps] == [13, 14]
+    assert [step.backwards for step in summary.steps] == [2, 2]
     elements = sum(each.numel() for each in host.model.parameters())
     state = [tensor for each in host.optimizer.state.values() for tensor in each.values()]
-    for row in recorded.rows:
+    for row in rows:
         assert row.values["ampmem/peak/parameters"] == 4 * elements
         assert row.values["ampmem/peak/optimizer_state"] == sum(each.nbytes for each in state)
         assert row.values[PEAK] == sum(value for name, value in row.values.items() if "/peak/" in name and name != PEAK)
 
 
 def test_a_step_of_several_updates_is_one_that_passes_too(tmp_path: Path) -> None:
-    few = FewSteps(WANTED, lambda _: None)
+    few = FewSteps(WANTED, lambda _: None, pytest.fail)
     few.training_begins(tmp_path, 10)
     recording = []
     for updates in (10, 12, 14, 16):
@@ -91,7 +95,7 @@ def test_a_step_of_several_updates_is_one_that_passes_too(tmp_path: Path) -> Non
 def test_where_the_host_counts_otherwise_the_line_says_which_step_is_which(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    host = Host(FewSteps(Wanted(skip=0, steps=2, page=False), lambda _: None))
+    host = Host(FewSteps(Wanted(skip=0, steps=2, page=False), lambda _: None, pytest.fail))
     host.few.training_begins(tmp_path, 0)
     for number in (4, 6):
         host.few.step_begins(host.updates, number)
@@ -101,33 +105,34 @@ def test_where_the_host_counts_otherwise_the_line_says_which_step_is_which(
 
 
 def test_each_training_is_recorded(tmp_path: Path) -> None:
-    found: list[Recorded] = []
-    host = Host(FewSteps(WANTED, found.append))
+    found: list[Rows] = []
+    host = Host(FewSteps(WANTED, found.append, pytest.fail))
     host.train(tmp_path, 4)
     host.train(tmp_path, 5)
-    assert [recorded.file.name for recorded in found] == ["memory-step3.ampmem", "memory-step7.ampmem"]
+    assert [[row.step for row in rows] for rows in found] == [[3, 4], [7, 8]]
+    assert {file.name for file in tmp_path.iterdir()} == {"memory-step3.ampmem", "memory-step7.ampmem"}
 
 
 @pytest.mark.parametrize(("steps", "made"), [(1, "1 step"), (2, "2 steps")])
 def test_a_training_shorter_than_the_warm_up_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], steps: int, made: str
 ) -> None:
-    Host(FewSteps(WANTED, pytest.fail)).train(tmp_path, steps)
+    Host(FewSteps(WANTED, pytest.fail, pytest.fail)).train(tmp_path, steps)
     said = f"ampmem: nothing was recorded: the training ended after {made}, and skip=2 skips the first 2\n"
     assert capfd.readouterr().err == said
     assert list(tmp_path.iterdir()) == []
 
 
 def test_fewer_steps_than_asked_for_are_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found: list[Recorded] = []
-    Host(FewSteps(WANTED, found.append)).train(tmp_path, 3)
+    found: list[Rows] = []
+    Host(FewSteps(WANTED, found.append, pytest.fail)).train(tmp_path, 3)
     assert "ampmem: recorded 1 step of 2, " in capfd.readouterr().err
-    assert [row.step for row in found[0].rows] == [3]
+    assert [row.step for row in found[0]] == [3]
 
 
 def test_what_ended_is_kept_when_the_training_fails(tmp_path: Path) -> None:
-    before, found = patching.in_place(), list[Recorded]()
-    host = Host(FewSteps(Wanted(skip=1, steps=5, page=False), found.append))
+    before, found = patching.in_place(), list[Rows]()
+    host = Host(FewSteps(Wanted(skip=1, steps=5, page=False), found.append, pytest.fail))
     host.few.training_begins(tmp_path, 0)
     for _ in range(3):
         host.step()
@@ -135,14 +140,14 @@ def test_what_ended_is_kept_when_the_training_fails(tmp_path: Path) -> None:
         host.step(fails=True)
     host.few.training_ends(caught.value)
     host.few.training_ends()
-    assert [row.step for row in found[0].rows] == [2, 3]
+    assert [row.step for row in found[0]] == [2, 3]
     assert patching.in_place() == before
 
 
 def test_a_training_that_is_recorded_already_is_not_recorded_twice(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    host = Host(FewSteps(WANTED, pytest.fail))
+    host = Host(FewSteps(WANTED, pytest.fail, pytest.fail))
     with ampmem.profile(output=tmp_path / "outer.ampmem") as outer:
         host.train(tmp_path, 5)
     said = "ampmem: this process is already being recorded, so these steps are not recorded again\n"
@@ -160,7 +165,7 @@ def test_what_fails_of_ours_is_one_line(
     before = patching.in_place()
     monkeypatch.setattr(few_steps, "rank_file", fails)
     monkeypatch.setattr(few_steps, "summarize", fails)
-    host = Host(FewSteps(WANTED, pytest.fail))
+    host = Host(FewSteps(WANTED, pytest.fail, pytest.fail))
     host.train(tmp_path, 6)
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("ampmem: ")
@@ -171,7 +176,7 @@ def test_what_fails_of_ours_is_one_line(
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
-    host = Host(FewSteps(WANTED, pytest.fail))
+    host = Host(FewSteps(WANTED, pytest.fail, pytest.fail))
     host.train(tmp_path / "file" / "folder", 4)
     assert capfd.readouterr().err.startswith(
         "ampmem: this failed, and the training continues without it: NotADirectory"
@@ -184,9 +189,10 @@ def test_a_rank_writes_its_own_file_and_only_the_first_speaks(
     for rank, told in ((1, 0), (0, 1)):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", "2")
-        found: list[Recorded] = []
-        Host(FewSteps(Wanted(skip=2, steps=1), found.append)).train(tmp_path, 4)
-        assert len(found) == told
+        found: list[Rows] = []
+        pages: list[Path] = []
+        Host(FewSteps(Wanted(skip=2, steps=1), found.append, pages.append)).train(tmp_path, 4)
+        assert len(found) == len(pages) == told
         assert ("recorded" in capfd.readouterr().err) == bool(told)
     files = sorted(tmp_path.glob("memory-step3.rank*"))
     assert [file.name for file in files] == ["memory-step3.rank0-of-2.ampmem", "memory-step3.rank1-of-2.ampmem"]

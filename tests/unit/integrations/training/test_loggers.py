@@ -7,12 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from build import small_run
 
-from ampmem.analysis.summary import summarize
 from ampmem.errors import UsageError
 from ampmem.integrations.loggers import PEAK, LoggedRow, logger_of, loggers_of
-from ampmem.integrations.training import Recorded, tell
+from ampmem.integrations.training import WorkingLoggers
 
 ROWS = (LoggedRow(step=3, values={PEAK: 10, "x": 1}), LoggedRow(step=4, values={PEAK: 20, "x": 2}))
 
@@ -48,13 +46,18 @@ def test_mlflow_begins_no_run_of_ours(tmp_path: Path, capfd: pytest.CaptureFixtu
     calls, run = Calls(), list[str]()
     mlflow = SimpleNamespace(log_metrics=calls.note, log_artifact=calls.note, active_run=lambda: run or None)
     page = tmp_path / "page.html"
-    recorded = Recorded(file=page, page=page, summary=summarize(small_run().recording()), rows=ROWS)
-    tell([logger_of(mlflow)], recorded)
+
+    def hand_on() -> None:
+        working = WorkingLoggers([logger_of(mlflow)])
+        working.log(ROWS)
+        working.keep(page)
+
+    hand_on()
     assert calls == []
     said = "ampmem: nothing is logged to mlflow, because no run is open: start one with mlflow.start_run()\n"
     assert capfd.readouterr().err == said
     run.append("open")
-    tell([logger_of(mlflow)], recorded)
+    hand_on()
     assert [call[1] for call in calls[:2]] == [("step", 3), ("step", 4)]
 
 
