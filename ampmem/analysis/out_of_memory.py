@@ -397,7 +397,7 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
     lines = []
     varied = batch_varied(run.arguments)
     if varied is not None and phase not in _WITHOUT_BATCH and not found.later:
-        arms = ["--arms", str(recording.arm.name if recording.arm.forced else Arm.AS_IS)]
+        arms = ["--precision", str(recording.arm.name if recording.arm.forced else Arm.AS_IS)]
         lines.append(shlex.join(["ampmem", "fit", "--gpu", _gpu(run, total), *arms, *shared, *script, *varied]))
     if phase is not Phase.SETUP and not found.later:
         least_steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS_OF_ADVISE else []
@@ -441,7 +441,7 @@ def _shared_options(recording: Recording) -> tuple[list[str], list[str]]:
         shared += ["--world-size", str(run.world_size), "--rank", str(run.rank)]
     if run.step_on:
         shared += ["--step-on", run.step_on]
-    return ["--arm", str(recording.arm.name)] if recording.arm.forced else [], shared
+    return ["--precision", str(recording.arm.name)] if recording.arm.forced else [], shared
 
 
 def _precision(recording: Recording, option: str) -> list[str]:
