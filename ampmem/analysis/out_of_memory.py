@@ -195,7 +195,7 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         alive = _with_other(history, still, requested)
     else:
         alive = history.timeline.breakdown(position) if recorded else _all_other(requested)
-    limit, total = _limit(oom, reserved)
+    limit, total = oom.limit, oom.total
     left = None if limit is None else max(limit - reserved, 0)
     reason = free.reason(oom.asked, oom.segment, oom.free, left)
     phase = phase_at(recording.phases, oom.time_ns)
@@ -255,16 +255,6 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
 def failure_position(history: MemoryHistory) -> int:
     """The position at which the last request failed, in a recording with a failed request."""
     return history.timeline.position(history.recording.ooms[-1].time_ns)
-
-
-def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int | None]:
-    """The process's limit and the device's memory, in bytes.
-
-    Older recordings have the limit as the total: then free and reserved memory exceed the total.
-    """
-    if oom.limit is None and oom.total is not None and oom.free + reserved > oom.total:
-        return oom.total, oom.free + reserved
-    return oom.limit, oom.total
 
 
 def _still_alive(history: MemoryHistory, position: int, addresses: Sequence[int]) -> Mask:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sqlite3
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import closing
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import StrEnum
@@ -32,7 +32,6 @@ from ampmem.events import (
     SegmentColumns,
     StepRecord,
 )
-from ampmem.failure import FailureRecord, failure_in
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.output import being_written
 from ampmem.recording.bounds import DIMENSIONS, INT64, ITEMS, MOST, NAME, STATE, TEXT, check_bounds, integers_of
@@ -128,7 +127,7 @@ _LENGTHS = {"segments": STATE, **dict.fromkeys(("message", "stack", "script", "s
 
 
 def record_of(kind: type[_RecordT], row: Mapping[str, object]) -> _RecordT:
-    """``row`` as a record: one cell per field; fields with a default may be missing, as in older files.
+    """``row`` as a record: one cell per field; fields with a default may be missing.
 
     A list or a mapping may be JSON text, and so may ``NaN``. Raises ``ValueError`` for a row that is not such a record.
     """
@@ -285,13 +284,6 @@ class _Place:
     stage_count: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ending:
-    """Whether the recording was ended, as in the header."""
-
-    ended: bool
-
-
 def read(path: Path) -> Recording:
     """Read a whole recording. Raises :class:`RecordingError` if ``path`` is not one.
 
@@ -319,17 +311,16 @@ def job_of(path: Path) -> str:
         if is_watched(path):
             return read_watched(path).header.job
         with opened(path) as database:
-            place = _optional(_Place, _header(database).get(MESH))
+            return record_of(_Place, _header(database).get(MESH, {})).job
     except (RecordingError, OSError, sqlite3.Error, KeyError, TypeError, ValueError, OverflowError):
         return ""
-    return "" if place is None else place.job
 
 
 def world_size_of(path: Path) -> int:
     """Number of processes of the job of the recording at ``path``; 1 if unknown."""
     try:
         with opened(path) as database:
-            return record_of(RunRecord, {**_header(database)["run"], "failure": None}).world_size
+            return record_of(RunRecord, _header(database)["run"]).world_size
     except (sqlite3.Error, KeyError, TypeError, ValueError, OverflowError):
         return 1
 
@@ -347,26 +338,23 @@ def _said(error: Exception) -> str:
 
 
 def _recording(database: Database) -> Recording:
+    """The recording. Raises ``ValueError`` for a table with other rows than those of the last transaction, if known."""
     header = _header(database)
     recording = _recording_of(database, header)
-    if ROWS in header:  # the first files of this format lack it
-        _check_whole(database.rows_read, header[ROWS])
-    return recording
-
-
-def _check_whole(read: Mapping[str, int], written: Mapping[str, object]) -> None:
-    """Raise ``ValueError`` unless each table has the number of rows that the last transaction has written."""
-    if any(count != written.get(table, 0) for table, count in read.items() if table not in UNCOUNTED):
+    written, tables = header.get(ROWS), database.rows_read.keys() - set(UNCOUNTED)
+    if written is not None and any(database.rows_read[table] != written.get(table, 0) for table in tables):
         raise ValueError(_TORN)
+    return recording
 
 
 def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]) -> Recording:
     notes = tuple(text(message) for (message,) in database.rows("note", "message"))
-    place = _optional(_Place, header.get(MESH)) or _Place()
+    place = record_of(_Place, header.get(MESH, {}))
+    run = record_of(RunRecord, {**header["run"], "failure": header.get("failure")})
     ended = _ended(header)
     optimizers = [record_of(OptimizerRecord, row) for row in database.records("optimizer")]
     return Recording(
-        run=replace(_run(header["run"], header.get("failure"), notes), local_rank=place.local_rank, job=place.job),
+        run=replace(run, local_rank=place.local_rank, job=place.job),
         arm=_arm(header.get("arm")),
         texts=_texts(database),
         events=database.columns("event", EventColumns),
@@ -405,8 +393,7 @@ def _ended_meanwhile(path: Path) -> bool:
 
 def _ended(header: Mapping[str, Mapping[str, object]]) -> bool | None:
     """Whether the recording was ended; ``None`` if the header does not say."""
-    ending = _optional(_Ending, header.get(ENDED))
-    return None if ending is None else ending.ended
+    return _flag(header[ENDED]["ended"]) if ENDED in header else None
 
 
 def _still_growing(recording: Recording) -> Recording:
@@ -434,12 +421,6 @@ def _texts(database: Database) -> tuple[str, ...]:
             raise ValueError(f"text {number} is missing")
         texts.append(text(value))
     return tuple(texts)
-
-
-def _run(row: Mapping[str, object], failure: Mapping[str, object] | None, notes: Sequence[str]) -> RunRecord:
-    """The run; why the script failed has its own row, and is a note in the first files of this format."""
-    failed = failure_in(notes) if failure is None else record_of(FailureRecord, failure)
-    return replace(record_of(RunRecord, {**row, "failure": None}), failure=failed)
 
 
 def _arm(row: Mapping[str, object] | None) -> ArmRecord:

@@ -411,7 +411,7 @@ def _places(count: int, rows: int = 1) -> str:
 def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, object]:
     """The header's rows for ``run``, at ``place`` if given.
 
-    Fields newer than the format have rows of their own, which older readers skip.
+    Why the script failed and the run's place in its job have rows of their own, if known.
     """
     if place is not None:
         run = replace(run, **{name: getattr(place, name) for name in ("rank", "world_size", "local_rank", "job")})

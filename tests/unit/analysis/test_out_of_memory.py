@@ -43,8 +43,6 @@ def waiting(recording: Recording, *optimizers: OptimizerRecord) -> Recording:
         ({}, 7700, Reason.EXHAUSTED, "the device had 300 B free"),
         ({"free": 9000, "limit": 4200}, 5000, Reason.LIMITED, "2.9 KiB were left of the 4.1 KiB that this process may"),
         ({"free": 300, "limit": 18_000}, 7700, Reason.EXHAUSTED, "the device had 300 B free"),
-        # As older recordings have it: the total is what the process may use.
-        ({"free": 9000, "total": 4200}, 5000, Reason.LIMITED, "2.9 KiB were left of the 4.1 KiB that this process may"),
         ({"free": 9000}, 0, Reason.FRAGMENTED, ""),
     ],
 )
