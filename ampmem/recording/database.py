@@ -110,13 +110,10 @@ def schema() -> str:
     for table, columns in COLUMN_TABLES:
         tables.append(f"CREATE TABLE {table} ({', '.join(f'{name} INTEGER NOT NULL' for name in columns.names())});")
     for table, record in RECORD_TABLES:
-        tables.append(f"CREATE TABLE {table} ({', '.join(f'{_quoted(field.name)}' for field in fields(record))});")
+        columns_of_record = ", ".join(f'"{field.name}"' for field in fields(record))
+        tables.append(f"CREATE TABLE {table} ({columns_of_record});")
     views = _VIEWS.format(phase=_words("phase", Phase), action=_words("action", Action), fact=_words("fact", Fact))
     return "\n".join(tables) + views
-
-
-def _quoted(name: str) -> str:
-    return f'"{name}"'
 
 
 # Opens a ``.ampmem`` file from anybody: plain tables only, and work in proportion to the file's size.

@@ -273,6 +273,10 @@ _TORN = (
 )
 
 
+_UNKNOWN_ARM = ArmRecord(name=Arm.AS_IS, dtype=None, cache=None, scaler=False)
+"""The precision until the first step has ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """The place of the process in its job, as in the header besides the run."""
@@ -355,7 +359,7 @@ def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]
     optimizers = [record_of(OptimizerRecord, row) for row in database.records("optimizer")]
     return Recording(
         run=replace(run, local_rank=place.local_rank, job=place.job),
-        arm=_arm(header.get("arm")),
+        arm=_optional(ArmRecord, header.get("arm")) or _UNKNOWN_ARM,
         texts=_texts(database),
         events=database.columns("event", EventColumns),
         facts=database.columns("fact", FactColumns),
@@ -421,13 +425,6 @@ def _texts(database: Database) -> tuple[str, ...]:
             raise ValueError(f"text {number} is missing")
         texts.append(text(value))
     return tuple(texts)
-
-
-def _arm(row: Mapping[str, object] | None) -> ArmRecord:
-    """The precision; unknown until the first step has ended."""
-    if row is None:
-        return ArmRecord(name=Arm.AS_IS, dtype=None, cache=None, scaler=False)
-    return record_of(ArmRecord, row)
 
 
 def _optional(kind: type[_RecordT], row: Mapping[str, object] | None) -> _RecordT | None:

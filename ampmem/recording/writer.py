@@ -529,11 +529,9 @@ def add_ending(
             cells = _cells_of(ooms)
             if cells:
                 database.executemany(f"INSERT INTO oom {_places(len(cells[0]))}", cells)
-            rows = database.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()
-            if rows is not None:
-                counted = loads(rows[0])
-                more = {"note": len(new), "oom": len(cells)}
-                header[ROWS] = counted | {table: counted.get(table, 0) + count for table, count in more.items()}
+            counted = loads(database.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()[0])
+            more = {"note": len(new), "oom": len(cells)}
+            header[ROWS] = counted | {table: counted.get(table, 0) + count for table, count in more.items()}
             entries = [(key, dumps(value)) for key, value in header.items()]
             database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", entries)
     except sqlite3.Error as error:
