@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from functools import cache
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,9 +124,6 @@ class Fact(IntEnum):
 class Columns(Shown):
     """Base of the column groups: equal-length ``int64`` arrays, one per field."""
 
-    LATER: ClassVar[frozenset[str]] = frozenset()
-    """The columns that the first files of this format lack; they are 0 there."""
-
     def __len__(self) -> int:
         return len(getattr(self, self.names()[0]))
 
@@ -170,8 +167,6 @@ class FactColumns(Columns):
     ``fact`` is a :class:`Fact`, ``dtype`` and ``shape`` (see :func:`~ampmem.names.shape_text`) are those of its tensor,
     if the hook knew them; the tensor may be a view of a part of the storage.
     """
-
-    LATER: ClassVar[frozenset[str]] = frozenset({"shape"})
 
     time_ns: Column
     address: Column
@@ -246,8 +241,7 @@ class ParameterRecord:
     parameter, and ``padding`` the bytes of the shard's memory that belong to no element.
 
     ``model`` is the path of its outermost module. ``held`` says that an optimizer has it, with or without an update so
-    far. ``in_graph`` says whether its module ever ran forward with gradients on; ``None`` if it never ran. Older
-    recordings have none of the three.
+    far. ``in_graph`` says whether its module ever ran forward with gradients on; ``None`` if it never ran.
     """
 
     name: str
@@ -376,7 +370,7 @@ class OomRecord:
 
     ``asked`` is the needed block, the request rounded up; ``segment`` the request to the device. ``total`` is the
     device's memory, ``None`` in a snapshot, ``free`` the rest of it that the driver had, and ``limit`` the process's
-    limit (``set_per_process_memory_fraction``), ``None`` without one: older recordings have the limit as ``total``.
+    limit (``set_per_process_memory_fraction``), ``None`` without one.
     ``op``, ``module`` and ``stack`` say who asked; empty where not known. ``segments`` has the allocator's segments at
     that moment, as :func:`ampmem.allocator.oom.pack_segments` writes them. ``later`` is ``None`` unless the request
     came after the recorded steps: then it has the addresses of what was alive when the recording ended, and still was.

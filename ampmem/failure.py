@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -19,8 +19,6 @@ class FailureKind(StrEnum):
     """An exit with another code than success."""
     REFUSED = "refused"
     """ampmem itself: the command cannot be carried out."""
-    UNKNOWN = "unknown"
-    """An older recording, which has only words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +48,7 @@ class FailureRecord:
     @property
     def note(self) -> str:
         """The recording's note about the failure, for people."""
-        return f"{_NOTE}{self.line}"
-
-
-_NOTE = "the script failed: "
+        return f"the script failed: {self.line}"
 
 
 def failure_of(error: BaseException) -> FailureRecord:
@@ -80,12 +75,6 @@ def _first_line(text_of: Callable[[], object]) -> str:
         return "<exception str() failed>"
     clean = start.encode("utf-8", "replace").decode("utf-8")
     return next(iter(clean.strip().splitlines()), "")
-
-
-def failure_in(notes: Sequence[str]) -> FailureRecord | None:
-    """The failure in the notes of an older recording, which has it nowhere else; ``None`` if there is none."""
-    said = next((note for note in notes if note.startswith(_NOTE)), None)
-    return None if said is None else FailureRecord(kind=FailureKind.UNKNOWN, message=said.removeprefix(_NOTE))
 
 
 def _joined(error: str, message: str) -> str:

@@ -125,10 +125,10 @@ def fresh() -> list[Command]:
     for kind, device in DEVICES.items():
         for script in WORKLOADS:
             for arm in ARMS:
-                commands.append(workload(f"{script}.{kind}.{arm}", *device, "--arm", arm, script=script))
+                commands.append(workload(f"{script}.{kind}.{arm}", *device, "--precision", arm, script=script))
         commands += [
             workload(f"as-is.{kind}", *device, arguments=("--precision", "amp", "--tied")),
-            workload(f"float16.{kind}", *device, "--arm", "amp", "--dtype", "fp16"),
+            workload(f"float16.{kind}", *device, "--precision", "amp", "--dtype", "fp16"),
             workload(f"skip.{kind}", *device, "--skip", "1", "--steps", "2", "--no-stacks", script="gan"),
             workload(f"to_end.{kind}", *device, "--run-to-end", "--quiet", script="accumulate"),
             profile(f"fails.{kind}", *device, "fails.py"),
@@ -143,7 +143,7 @@ def fresh() -> list[Command]:
         workload("too_small.sim", "--device", "sim", "--gpu", "100MiB"),
         workload("usage", "--device", "cpu", "--gpu", "h100"),
         Command(name="with_api", arguments=("with_api.py",), recordings=("with_api.ampmem",)),
-        ampmem("compare_fails", "compare", "--no-times", "--arms", "fp32,amp", *CPU, "fails.py"),
+        ampmem("compare_fails", "compare", "--no-times", "--precision", "fp32,amp", *CPU, "fails.py"),
         fit("fit", "1:64"),
         fit("fit_json", "1:4", "--json"),
     ]
@@ -162,7 +162,7 @@ def compare_arms(name: str, *device: str) -> Command:
 
 def fit(name: str, values: str, *options: str) -> Command:
     """``ampmem fit`` of the batch size of a small GPT, in two arms."""
-    how = ("--jobs", "1", "--points", "2", "--arms", "fp32,amp", "--gpu", "570MiB")
+    how = ("--jobs", "1", "--points", "2", "--precision", "fp32,amp", "--gpu", "570MiB")
     script = ("-m", "ampmem.workloads.gpt", "--preset", "tiny", "--vary", f"--batch-size={values}")
     return ampmem(name, "fit", *how, *options, *script)
 

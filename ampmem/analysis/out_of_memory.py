@@ -195,7 +195,7 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
         alive = _with_other(history, still, requested)
     else:
         alive = history.timeline.breakdown(position) if recorded else _all_other(requested)
-    limit, total = _limit(oom, reserved)
+    limit, total = oom.limit, oom.total
     left = None if limit is None else max(limit - reserved, 0)
     reason = free.reason(oom.asked, oom.segment, oom.free, left)
     phase = phase_at(recording.phases, oom.time_ns)
@@ -254,16 +254,6 @@ def failed_request(history: MemoryHistory, tensors: Tensors) -> FailedRequest | 
 def failure_position(history: MemoryHistory) -> int:
     """The position at which the last request failed, in a recording with a failed request."""
     return history.timeline.position(history.recording.ooms[-1].time_ns)
-
-
-def _limit(oom: OomRecord, reserved: int) -> tuple[int | None, int | None]:
-    """The process's limit and the device's memory, in bytes.
-
-    Older recordings have the limit as the total: then free and reserved memory exceed the total.
-    """
-    if oom.limit is None and oom.total is not None and oom.free + reserved > oom.total:
-        return oom.total, oom.free + reserved
-    return oom.limit, oom.total
 
 
 def _still_alive(history: MemoryHistory, position: int, addresses: Sequence[int]) -> Mask:
@@ -396,7 +386,7 @@ def _commands(recording: Recording, found: FailedRequest, oom: OomRecord, phase:
     mine, lines = gpu_called(run.device_name, run.source, total), []
     varied = batch_varied(run.arguments)
     if varied is not None and phase not in _WITHOUT_BATCH and not found.later:
-        arms = ["--arms", str(recording.arm.name if recording.arm.forced else Arm.AS_IS)]
+        arms = ["--precision", str(recording.arm.name if recording.arm.forced else Arm.AS_IS)]
         lines.append(shlex.join(["ampmem", "fit", "--gpu", mine, *arms, *shared, *script, *varied]))
     if phase is not Phase.SETUP and not found.later:
         least_steps = ["--steps", str(oom.step + 1)] if oom.step >= _STEPS_OF_ADVISE else []
@@ -439,7 +429,7 @@ def _shared_options(recording: Recording) -> tuple[list[str], list[str]]:
         shared += ["--world-size", str(run.world_size), "--rank", str(run.rank)]
     if run.step_on:
         shared += ["--step-on", run.step_on]
-    return ["--arm", str(recording.arm.name)] if recording.arm.forced else [], shared
+    return ["--precision", str(recording.arm.name)] if recording.arm.forced else [], shared
 
 
 def _precision(recording: Recording, option: str) -> list[str]:

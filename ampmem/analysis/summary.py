@@ -233,8 +233,8 @@ class Summary(Shown):
     """The largest peak of the recorded steps."""
     outside_steps: OutsidePeak | None = None
     """The peak outside of the recorded steps, if it is above the peak of all steps; else ``None``."""
-    whole_peak: WholePeak | None = None
-    """:attr:`whole` for readers of the JSON; ``None`` in the JSON of earlier versions."""
+    whole: WholePeak = field(metadata=named("whole_peak"))
+    """The peak of the whole run: the number that is meant by "the peak"."""
     most: Breakdown
     """The most bytes of each category at any event of the recorded steps, each at an instant of its own."""
     allocator: Allocator
@@ -281,11 +281,6 @@ class Summary(Shown):
         """The failed request that ended the run; then everything is about that instant, not about the peak."""
         oom = self.out_of_memory
         return oom if oom is not None and oom.ended_the_run else None
-
-    @property
-    def whole(self) -> WholePeak:
-        """The peak of the whole run: the number that is meant by "the peak"."""
-        return whole_peak_of(self.peak, self.outside_steps, self.prediction)
 
     @property
     def last_step(self) -> Step:
@@ -346,7 +341,7 @@ def summary_of(analysis: Analysis) -> Summary:
         plain_step_ns=recording.plain_step_ns,
         peak=peak,
         outside_steps=outside,
-        whole_peak=whole_peak_of(peak, outside, prediction),
+        whole=whole_peak_of(peak, outside, prediction),
         most=most_of(analysis.timeline, recording.steps),
         allocator=_allocator(analysis, position, steps[top].index),
         prediction=prediction,

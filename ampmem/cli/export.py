@@ -48,7 +48,8 @@ def export(files: tuple[Path, ...], name: str, output: Path, force: bool) -> Non
     if others:
         raise UsageError(
             f"export takes one recording, and {1 + len(others)} are given: export each to its own file, such as "
-            f"ampmem export {shlex.quote(str(file))} --format {name} -o {shlex.quote(_beside(file, name))}"
+            f"ampmem export {shlex.quote(str(file))} --format {name} -o "
+            f"{shlex.quote(str(file.with_suffix(_ENDINGS[name])))}"
         )
     check_recording(file)
     check_output(output, force=force, source=file)
@@ -58,11 +59,6 @@ def export(files: tuple[Path, ...], name: str, output: Path, force: bool) -> Non
     except RecordingError as error:
         raise RecordingError(f"{file}: {error}") from error
     say_written(output)
-
-
-def _beside(file: Path, name: str) -> str:
-    """The default name for the export of ``file``: its name with the ending of that format."""
-    return str(file.with_suffix(_ENDINGS[name]))
 
 
 _ENDINGS = {"snapshot": ".pickle", "perfetto": ".pftrace", "csv": ".csv", "plotly": ".json"}

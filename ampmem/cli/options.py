@@ -78,7 +78,6 @@ def precision_option(text: str) -> Decorator:
     """``--precision`` for a command that forces one precision, with the help ``text``."""
     return click.option(
         "--precision",
-        "--arm",
         "arm",
         type=click.Choice(choices(Arm)),
         default=Arm.AS_IS.value,
@@ -91,8 +90,6 @@ def precisions_option(default: Iterable[Arm], text: str) -> Decorator:
     """``--precision`` for a command that runs the script in several precisions, with the help ``text``."""
     return click.option(
         "--precision",
-        "--arm",
-        "--arms",
         "arms",
         default=",".join(default),
         show_default=True,

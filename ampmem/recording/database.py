@@ -7,8 +7,8 @@ Two views are a promise to people who query a recording with SQL:
 * ``allocator_event(id, time_ns, step, phase, action, address, bytes, block_bytes, stream, op, stack)`` *
 ``storage_fact(time_ns, address, fact, name, module, dtype, shape)``
 
-A view may get more columns, after the existing ones; older files lack them: the last two of ``storage_fact``. The
-tables behind them may change with ``format_version``. A file of another version is refused.
+A view may get more columns, after the existing ones. The tables behind them may change with ``format_version``. A file
+of another version is refused.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ MESH = "mesh"
 ENDED = "ended"
 """The key in ``meta`` for whether the recording was ended.
 
-It is false until the writer is closed, so it stays false if the run was killed. The first files of this format have no
-such key.
+It is false until the writer is closed, so it stays false if the run was killed. A file that was not made by recording
+may have no such key.
 """
 WATCHED_RUN, WATCHED_END = "watched", "end"
 """The keys in ``meta`` for what is watched, and for how the run ended."""
@@ -245,7 +245,9 @@ class Database:
 
     def columns(self, table: str, kind: type[_ColumnsT]) -> _ColumnsT:
         """The rows of ``table``. Raises ``ValueError`` or ``TypeError`` for a value that is not an integer."""
-        names = self._there(table, kind)
+        names = kind.names()
+        if missing := set(names).difference(self.names(table)):  # SQLite would read missing names as strings
+            raise ValueError(f"the table {table} has no {', '.join(sorted(missing))}")
         cursor, left = self._select(table, names), self._most(table, names)
         cells = array("q")  # unlike a numpy array, it rejects floats
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
@@ -255,15 +257,7 @@ class Database:
             cells.fromlist(list(chain.from_iterable(rows)))
         self.rows_read[table] = len(cells) // len(names)
         by_column = np.ascontiguousarray(np.frombuffer(cells, dtype=np.int64).reshape(-1, len(names)).T)
-        nothing = np.zeros(by_column.shape[1], dtype=np.int64)
-        return kind(**(dict.fromkeys(kind.LATER, nothing) | dict(zip(names, by_column, strict=True))))
-
-    def _there(self, table: str, kind: type[Columns]) -> tuple[str, ...]:
-        """The columns of ``kind`` that the file has: it may be older, and SQLite reads missing names as strings."""
-        there = set(self.names(table))
-        if missing := set(kind.names()) - kind.LATER - there:
-            raise ValueError(f"the table {table} has no {', '.join(sorted(missing))}")
-        return tuple(name for name in kind.names() if name in there)
+        return kind(**dict(zip(names, by_column, strict=True)))
 
     def names(self, table: str) -> tuple[str, ...]:
         """The columns of ``table`` in the file."""

@@ -32,7 +32,6 @@ from ampmem.events import (
     SegmentColumns,
     StepRecord,
 )
-from ampmem.failure import FailureRecord, failure_in
 from ampmem.names import NOT_ENDED, STILL_WRITTEN
 from ampmem.output import being_written, printable
 from ampmem.recording.bounds import DIMENSIONS, INT64, ITEMS, MOST, NAME, STATE, TEXT, check_bounds, integers_of
@@ -135,7 +134,7 @@ _LENGTHS = {"segments": STATE, **dict.fromkeys(("message", "stack", "script", "s
 
 
 def record_of(kind: type[_RecordT], row: Mapping[str, object]) -> _RecordT:
-    """``row`` as a record: one cell per field; fields with a default may be missing, as in older files.
+    """``row`` as a record: one cell per field; fields with a default may be missing.
 
     A list or a mapping may be JSON text, and so may ``NaN``. Raises ``ValueError`` for a row that is not such a record.
     """
@@ -309,6 +308,10 @@ _TORN = (
 )
 
 
+_UNKNOWN_ARM = ArmRecord(name=Arm.AS_IS, dtype=None, cache=None, scaler=False)
+"""The precision until the first step has ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
     """The place of the process in its job, as in the header besides the run."""
@@ -318,13 +321,6 @@ class _Place:
     axes: tuple[MeshAxis, ...] = ()
     stages: tuple[int, ...] = ()
     stage_count: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ending:
-    """Whether the recording was ended, as in the header."""
-
-    ended: bool
 
 
 def read(path: Path) -> Recording:
@@ -363,17 +359,16 @@ def job_of(path: Path) -> str:
     """The job of the recording at ``path``; empty if it has none, or is not a recording (yet)."""
     try:
         with opened(path, WATCHED if is_watched(path) else RECORDING) as database:
-            place = _optional(_Place, header_of(database).get(MESH))
+            return record_of(_Place, header_of(database).get(MESH, {})).job
     except (RecordingError, OSError, *_DAMAGED):
         return ""
-    return "" if place is None else place.job
 
 
 def world_size_of(path: Path) -> int:
     """Number of processes of the job of the recording at ``path``; 1 if unknown."""
     try:
         with opened(path) as database:
-            return record_of(RunRecord, {**header_of(database)["run"], "failure": None}).world_size
+            return record_of(RunRecord, header_of(database)["run"]).world_size
     except _DAMAGED:
         return 1
 
@@ -398,22 +393,21 @@ def _recording(database: Database) -> Recording:
 
 
 def check_whole(database: Database, header: Mapping[str, Mapping[str, object]]) -> None:
-    """Raise ``ValueError`` unless each table had the number of rows that the last transaction has written."""
-    written = header.get(ROWS)
-    if written is None:  # the first files of this format lack it
-        return
-    if any(count != written.get(table, 0) for table, count in database.rows_read.items() if table not in UNCOUNTED):
+    """Raise ``ValueError`` for a table with other rows than those of the last transaction, if their number is known."""
+    written, tables = header.get(ROWS), database.rows_read.keys() - set(UNCOUNTED)
+    if written is not None and any(database.rows_read[table] != written.get(table, 0) for table in tables):
         raise ValueError(_TORN)
 
 
 def _recording_of(database: Database, header: Mapping[str, Mapping[str, object]]) -> Recording:
     notes = notes_of(database)
-    place = _optional(_Place, header.get(MESH)) or _Place()
+    place = record_of(_Place, header.get(MESH, {}))
+    run = record_of(RunRecord, {**header["run"], "failure": header.get("failure")})
     ended = _ended(header)
     optimizers = records_of(OptimizerRecord, database, "optimizer")
     return Recording(
-        run=replace(_run(header["run"], header.get("failure"), notes), local_rank=place.local_rank, job=place.job),
-        arm=_arm(header.get("arm")),
+        run=replace(run, local_rank=place.local_rank, job=place.job),
+        arm=_optional(ArmRecord, header.get("arm")) or _UNKNOWN_ARM,
         texts=_texts(database),
         events=database.columns("event", EventColumns),
         facts=database.columns("fact", FactColumns),
@@ -451,8 +445,7 @@ def _ended_meanwhile(path: Path) -> bool:
 
 def _ended(header: Mapping[str, Mapping[str, object]]) -> bool | None:
     """Whether the recording was ended; ``None`` if the header does not say."""
-    ending = _optional(_Ending, header.get(ENDED))
-    return None if ending is None else ending.ended
+    return _flag(header[ENDED]["ended"]) if ENDED in header else None
 
 
 def _still_growing(recording: Recording) -> Recording:
@@ -486,19 +479,6 @@ def _texts(database: Database) -> tuple[str, ...]:
             raise ValueError(f"text {number} is missing")
         texts.append(text(value))
     return tuple(texts)
-
-
-def _run(row: Mapping[str, object], failure: Mapping[str, object] | None, notes: Sequence[str]) -> RunRecord:
-    """The run; why the script failed has its own row, and is a note in the first files of this format."""
-    failed = failure_in(notes) if failure is None else record_of(FailureRecord, failure)
-    return replace(record_of(RunRecord, {**row, "failure": None}), failure=failed)
-
-
-def _arm(row: Mapping[str, object] | None) -> ArmRecord:
-    """The precision; unknown until the first step has ended."""
-    if row is None:
-        return ArmRecord(name=Arm.AS_IS, dtype=None, cache=None, scaler=False)
-    return record_of(ArmRecord, row)
 
 
 def _optional(kind: type[_RecordT], row: Mapping[str, object] | None) -> _RecordT | None:

@@ -212,7 +212,7 @@ def _ending(*, ended: bool) -> dict[str, bool]:
 def _run_rows(run: RunRecord, place: PlaceRecord | None = None) -> dict[str, object]:
     """The header's rows for ``run``, at ``place`` if given.
 
-    Fields newer than the format have rows of their own, which older readers skip.
+    Why the script failed and the run's place in its job have rows of their own, if known.
     """
     if place is not None:
         run = replace(run, **{name: getattr(place, name) for name in ("rank", "world_size", "local_rank", "job")})
@@ -325,11 +325,9 @@ def add_ending(
             cells = cells_of(ooms)
             if cells:
                 database.executemany(f"INSERT INTO oom {places(len(cells[0]))}", cells)
-            rows = database.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()
-            if rows is not None:
-                counted = loads(rows[0])
-                more = {"note": len(new), "oom": len(cells)}
-                header[ROWS] = counted | {table: counted.get(table, 0) + count for table, count in more.items()}
+            counted = loads(database.execute("SELECT value FROM meta WHERE key = ?", (ROWS,)).fetchone()[0])
+            more = {"note": len(new), "oom": len(cells)}
+            header[ROWS] = counted | {table: counted.get(table, 0) + count for table, count in more.items()}
             entries = [(key, dumps(value)) for key, value in header.items()]
             database.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", entries)
     except sqlite3.Error as error:

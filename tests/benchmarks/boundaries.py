@@ -1,6 +1,6 @@
 """What `ampmem fit` says is the largest value that fits, beside runs of their own around it: does each agree?
 
-    python tests/benchmarks/boundaries.py GPU [--arms ARM,...] SCRIPT... --vary ARGUMENT=LOW:HIGH
+    python tests/benchmarks/boundaries.py GPU [--precision ARM,...] SCRIPT... --vary ARGUMENT=LOW:HIGH
 
 For each arm, runs with the largest value that fits, one above it, the largest with which memory does not run out, one
 above that, and twice as much. The verdicts have to be "fits", "may not fit" or "does not fit" in that order, each with
@@ -66,7 +66,7 @@ class Script:
         if value not in self.runs:
             with TemporaryDirectory() as folder:
                 path = Path(folder, "alone.ampmem")
-                options = ("--device", "sim", "--gpu", self.gpu, "--arm", self.arm, "--seed", "0", "--quiet")
+                options = ("--device", "sim", "--gpu", self.gpu, "--precision", self.arm, "--seed", "0", "--quiet")
                 where = f"{self.argument}={value}"
                 done = ampmem("profile", *options, "-o", str(path), *self.command, where)
                 recording = read(path)
@@ -106,11 +106,11 @@ def ampmem(*arguments: str) -> subprocess.CompletedProcess[str]:
 def main(gpu: str, *arguments: str) -> int:
     """Print the table; 1 where something disagrees."""
     given = list(arguments)
-    arms = given[1] if given[0] == "--arms" else "fp32,amp,amp-nocache"
-    command = given[2:] if given[0] == "--arms" else given
+    arms = given[1] if given[0] == "--precision" else "fp32,amp,amp-nocache"
+    command = given[2:] if given[0] == "--precision" else given
     at = command.index("--vary")
     command, vary = command[:at], command[at + 1]
-    fit = ("fit", "--gpu", gpu, "--arms", arms, "--points", "0", "--jobs", "1", "--json")
+    fit = ("fit", "--gpu", gpu, "--precision", arms, "--points", "0", "--jobs", "1", "--json")
     done = ampmem(*fit, *command, "--vary", vary)
     if done.returncode:
         raise SystemExit(done.stderr)

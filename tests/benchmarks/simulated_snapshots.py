@@ -199,7 +199,7 @@ def simulated_again(recording: Recording) -> Run | str:
         command = [sys.executable, "-m", "ampmem", "profile", "--device", "sim", "--gpu", gpu, "--quiet"]
         command += ["--no-stacks", "--steps", str(len(recording.steps)), "--skip", str(recording.steps[0].index)]
         if recording.arm.forced:
-            command += ["--arm", recording.arm.name]
+            command += ["--precision", recording.arm.name]
             if recording.arm.name != "fp32" and recording.arm.dtype is not None:
                 command += ["--dtype", {"bfloat16": "bf16", "float16": "fp16"}[recording.arm.dtype]]
         command += ["-o", str(output), *run.script.split(" ", 1), *run.arguments]

@@ -108,7 +108,7 @@ def arms_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
 def profiled_page(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """A real training run."""
     folder = tmp_path_factory.mktemp("profiled")
-    profile = ["profile", "--arm", "amp", "-o", "run.ampmem", "-m", "ampmem.workloads.gpt", "--preset", "tiny"]
+    profile = ["profile", "--precision", "amp", "-o", "run.ampmem", "-m", "ampmem.workloads.gpt", "--preset", "tiny"]
     subprocess.run([ready_python(), "-m", "ampmem", *profile], cwd=folder, check=True, capture_output=True)
     write([folder / "run.ampmem"], folder / "page.html", force=True)
     return Written(path=folder / "page.html", analyses=(analyse(read(folder / "run.ampmem")),))

@@ -33,7 +33,7 @@ RANK_OF_8 = f"{SIM} --world-size 8"
 
 CHANGED = "sed -i 's/width=64/width=96/; s/torch.relu/nn.functional.gelu/; s/default=64/default=96/' train.py"
 """A change of the script after which it takes other memory."""
-ON_A_CPU = "ampmem profile --arm amp train.py --batch-size 8"
+ON_A_CPU = "ampmem profile --precision amp train.py --batch-size 8"
 """Under autocast, so that there are copies to ask for."""
 EARLIER: Mapping[str, str] = {
     "train.ampmem": ON_A_CPU,
@@ -53,10 +53,10 @@ EARLIER: Mapping[str, str] = {
     "fit.json": "ampmem fit --json --gpu h100 --precision as-is --points 0 --vary --batch-size=4:8 train.py > fit.json",
     "ranks.json": "ampmem profile --nproc-per-node 2 train.py && "
     "ampmem show --ranks --json train.rank*.ampmem > ranks.json",
-    "train.fp32.ampmem": "ampmem compare --no-times --arms fp32,amp train.py",
-    "train.amp.ampmem": "ampmem compare --no-times --arms fp32,amp train.py",
+    "train.fp32.ampmem": "ampmem compare --no-times --precision fp32,amp train.py",
+    "train.amp.ampmem": "ampmem compare --no-times --precision fp32,amp train.py",
     "train.rank*": "ampmem profile --nproc-per-node 2 train.py",
-    "train.*.rank*": "ampmem compare --no-times --arms fp32,amp --nproc-per-node 2 train.py",
+    "train.*.rank*": "ampmem compare --no-times --precision fp32,amp --nproc-per-node 2 train.py",
     "train.rank*-of-8.ampmem": f"ampmem profile {RANK_OF_8} train.py && ampmem profile {RANK_OF_8} --rank 1 train.py",
     "memory-step3.rank*": "ampmem profile --nproc-per-node 2 -o memory-step3.ampmem train.py",
     "train-watch.ampmem": "ampmem watch train.py",

@@ -29,11 +29,11 @@ RECORDED: Mapping[str, tuple[str, str]] = {
 """The files that ``profile`` leaves in each way, and the command that made them."""
 
 RUNS: Mapping[str, str] = {
-    "compare": "ampmem compare --arms fp32,amp --no-times {options} train.py",
+    "compare": "ampmem compare --precision fp32,amp --no-times {options} train.py",
     "check": "ampmem check --budget peak=1GiB {options} train.py",
     "advise": "ampmem advise {options} train.py",
     "watch": "ampmem watch {options} train.py",
-    "fit": "ampmem fit --arms as-is --points 0 --vary --batch-size=4:8 {options} train.py",
+    "fit": "ampmem fit --precision as-is --points 0 --vary --batch-size=4:8 {options} train.py",
 }
 """The subcommands that run a script, beside ``profile``."""
 READS: Mapping[str, str] = {

@@ -127,7 +127,7 @@ def arguments(program: Program, precision: str, file: Path, device: str) -> list
     """What ``ampmem profile`` is told, the script and its arguments last."""
     arm = "as-is" if precision == OWN else precision
     own = program.own if precision == OWN else None
-    options = [*DEVICES[device], "--arm", arm, "--steps", str(STEPS), "-o", str(file)]
+    options = [*DEVICES[device], "--precision", arm, "--steps", str(STEPS), "-o", str(file)]
     options += program.options.split() if device == SIMULATED else []
     script = [str(PROGRAMS / program.file), *program.arguments.split(), *(own or "").split()]
     return [*options, *script, *(("--device", "cpu") if device == CPU else ())]

@@ -133,7 +133,7 @@ def test_the_json_of_every_arm_is_as_the_schema_says(name: str, arm: str) -> Non
 def test_the_command_forces_the_arm_on_the_reuse_workload(arm: str, copies: int, tmp_path: Path) -> None:
     """16 bytes per parameter after backward in every arm; 8 and 14 MiB of copies at the end of forward."""
     path = tmp_path / "run.ampmem"
-    options = ("--arm", arm, "--steps", "2", "-o", str(path))
+    options = ("--precision", arm, "--steps", "2", "-o", str(path))
     done = ampmem(tmp_path, "profile", *options, "-m", "ampmem.workloads.reuse", "--steps", "2")
     assert done.returncode == 0, done.stderr
     summary = summarize(read(path))

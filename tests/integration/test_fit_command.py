@@ -71,7 +71,7 @@ SCRIPTS = {
 def test_two_runs_of_their_own_confirm_the_boundary(tmp_path: Path, name: str) -> None:
     script, argument, first, last = SCRIPTS[name]
     (tmp_path / "train.py").write_text(SMALL)
-    options = ("--gpu", GPU, "--arms", "fp32", "--points", "0", "--json", "--html", "page.html")
+    options = ("--gpu", GPU, "--precision", "fp32", "--points", "0", "--json", "--html", "page.html")
     done = ampmem(tmp_path, "fit", *options, *script, "--vary", f"{argument} {first}:{last}")
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "train.py"]
@@ -101,7 +101,20 @@ def test_two_runs_of_their_own_confirm_the_boundary(tmp_path: Path, name: str) -
 
 
 def run_alone(folder: Path, *script: str) -> tuple[CompletedProcess[str], Recording]:
-    profile = ("profile", "--device", "sim", "--gpu", GPU, "--arm", "fp32", "--seed", "0", "--steps", "2", "--quiet")
+    profile = (
+        "profile",
+        "--device",
+        "sim",
+        "--gpu",
+        GPU,
+        "--precision",
+        "fp32",
+        "--seed",
+        "0",
+        "--steps",
+        "2",
+        "--quiet",
+    )
     done = ampmem(folder, *profile, "--force", "-o", "alone.ampmem", *script)
     return done, read(folder / "alone.ampmem")
 
@@ -119,7 +132,7 @@ def test_a_script_that_fails_for_another_reason_ends_the_search(
     tmp_path: Path, in_step: str, failure: str, shown: str
 ) -> None:
     (tmp_path / "train.py").write_text(TRAINING.format(in_step=in_step))
-    done = ampmem(tmp_path, "fit", "--arms", "as-is", "train.py", "--vary", "--size 2:9")
+    done = ampmem(tmp_path, "fit", "--precision", "as-is", "train.py", "--vary", "--size 2:9")
     assert done.returncode == 1
     assert done.stdout == ""
     said = done.stderr.splitlines()
@@ -133,7 +146,7 @@ def test_a_script_that_fails_for_another_reason_ends_the_search(
 def test_a_script_that_survives_running_out_of_memory_does_not_fit(tmp_path: Path) -> None:
     in_step = "try: size > 2 and torch.empty(1 << 40, device='cuda')\n    except torch.OutOfMemoryError: sys.exit(7)"
     (tmp_path / "train.py").write_text(TRAINING.format(in_step=in_step))
-    done = ampmem(tmp_path, "fit", "--arms", "as-is", "--points", "0", "train.py", "--vary", "--size 2:3")
+    done = ampmem(tmp_path, "fit", "--precision", "as-is", "--points", "0", "train.py", "--vary", "--size 2:3")
     assert done.returncode == 0, done.stderr
     assert "as-is: --size 2 fits" in done.stdout and ", 3 does not" in done.stdout
 
@@ -155,7 +168,7 @@ def interrupted(tmp_path: Path, when: str) -> tuple[str, str]:
             "fit",
             "--jobs",
             "1",
-            "--arms",
+            "--precision",
             "as-is,fp32",
             "train.py",
             "--vary",

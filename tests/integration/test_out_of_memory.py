@@ -311,7 +311,7 @@ def test_a_script_that_catches_it_and_ends_keeps_its_exit_code(tmp_path: Path) -
 
 def test_an_arm_that_runs_out_is_a_column(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-    options = ("--device", "sim", "--gpu", "592MiB", "--arms", "fp32")
+    options = ("--device", "sim", "--gpu", "592MiB", "--precision", "fp32")
     done = ampmem(tmp_path, "compare", *options, "train.py", "setup")
     assert done.returncode == 1
     assert "0 steps, peak 4.0 MiB, in train.fp32.ampmem" in done.stderr

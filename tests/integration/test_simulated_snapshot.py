@@ -105,7 +105,7 @@ def profile(output: Path, *arguments: str) -> None:
 def test_a_recording_is_simulated_again_by_its_own_command(tmp_path: Path) -> None:
     """Recordings of GPUs are to go there; a simulated one stands in, and agrees with itself."""
     sim = ("--device", "sim", "--gpu", "h100")
-    profile(tmp_path / "gpt.ampmem", *sim, "--arm", "amp", "--dtype", "fp16", "-m", "ampmem.workloads.gpt")
+    profile(tmp_path / "gpt.ampmem", *sim, "--precision", "amp", "--dtype", "fp16", "-m", "ampmem.workloads.gpt")
     profile(tmp_path / "unknown.ampmem", "--device", "sim", "--gpu", "24GiB", "-m", "ampmem.workloads.gpt")
     profile(tmp_path / "cpu.ampmem", "--device", "cpu", "-m", "ampmem.workloads.gpt")
     found = run(str(tmp_path), "--json")

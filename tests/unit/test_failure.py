@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampmem.failure import FailureKind, FailureRecord, failure_in, failure_of
+from ampmem.failure import FailureKind, failure_of
 
 
 class Outer:
@@ -31,10 +31,3 @@ def test_what_a_script_raised(error: BaseException, line: str, traceback_line: s
 def test_what_a_script_exited_with(code: object, line: str) -> None:
     failure = failure_of(SystemExit(code))
     assert (failure.kind, failure.line) == (FailureKind.EXITED, line)
-
-
-def test_an_older_recording_has_the_words_only() -> None:
-    failure = failure_in(("a note", "the script failed: RuntimeError: boom"))
-    assert failure == FailureRecord(kind=FailureKind.UNKNOWN, message="RuntimeError: boom")
-    assert failure.note == "the script failed: RuntimeError: boom"
-    assert failure_in(("a note",)) is None

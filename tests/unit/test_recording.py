@@ -42,7 +42,7 @@ from ampmem.events import (
     SegmentColumns,
     StepRecord,
 )
-from ampmem.failure import FailureKind, FailureRecord, failure_of
+from ampmem.failure import FailureKind, FailureRecord
 from ampmem.names import NOT_ENDED, STILL_WRITTEN, shape_text
 from ampmem.recording import Description, RecordingWriter, is_recording, read
 from ampmem.recording.bounds import IMPLEMENTATIONS, integers_of
@@ -172,30 +172,7 @@ def test_what_is_written_is_read(recording: Recording) -> None:
         assert_same(read(write(Path(folder) / "run.ampmem", recording)), recording)
 
 
-def _as_first_written(path: Path) -> Path:
-    """``path`` as the first ampmem with this format wrote it: facts have no shapes."""
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("DROP VIEW storage_fact")
-        rows = database.execute(
-            "SELECT time_ns, address, fact, name, module, dtype FROM fact ORDER BY rowid"
-        ).fetchall()
-        database.execute("DROP TABLE fact")
-        columns = ", ".join(f"{name} INTEGER NOT NULL" for name in FactColumns.names() if name != "shape")
-        database.execute(f"CREATE TABLE fact ({columns})")
-        database.executemany("INSERT INTO fact VALUES (?, ?, ?, ?, ?, ?)", rows)
-    return path
-
-
-@settings(max_examples=20)
-@given(recordings())
-def test_a_file_from_before_there_were_shapes_is_read_without_them(recording: Recording) -> None:
-    unknown = replace(recording.facts, shape=np.zeros(len(recording.facts), dtype=np.int64))
-    with tempfile.TemporaryDirectory() as folder:
-        path = _as_first_written(write(Path(folder) / "run.ampmem", recording))
-        assert_same(read(path), replace(recording, facts=unknown))
-
-
-def test_only_what_came_later_may_be_missing(tmp_path: Path) -> None:
+def test_a_missing_column_is_told(tmp_path: Path) -> None:
     path = write(tmp_path / "run.ampmem", small_run().recording())
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("DROP VIEW storage_fact")
@@ -379,19 +356,6 @@ def test_a_missing_file_and_a_directory_are_usage_errors(tmp_path: Path) -> None
         read(tmp_path)
 
 
-def test_a_script_that_failed_is_known_from_an_older_recordings_note(tmp_path: Path) -> None:
-    failure = failure_of(ValueError("mine"))
-    whole = small_run().recording(notes=("before", failure.note, "after"))
-    path = write(tmp_path / "run.ampmem", replace(whole, run=replace(RUN, failure=failure)))
-    assert read(path).run.failure == failure
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute("DELETE FROM meta WHERE key = 'failure'")
-    old = read(path)
-    assert old.run.failure is not None
-    assert (old.run.failure.line, old.remarks) == (failure.line, ("before", "after"))
-    assert old.notes == whole.notes
-
-
 def test_an_existing_file_is_replaced_only_when_forced(tmp_path: Path) -> None:
     path = write(tmp_path / "run.ampmem", small_run().recording())
     before = path.read_bytes()
@@ -568,7 +532,7 @@ def test_a_recording_says_whether_it_was_ended(tmp_path: Path) -> None:
     path = write(tmp_path / "run.ampmem", small_run().recording())
     assert read(path).ended is True and NOT_ENDED not in read(path).notes
     with closing(sqlite3.connect(path)) as database, database:
-        database.execute("DELETE FROM meta WHERE key = 'ended'")  # as the first files of the format
+        database.execute("DELETE FROM meta WHERE key = 'ended'")
     assert read(path).ended is None and NOT_ENDED not in read(path).notes
 
 

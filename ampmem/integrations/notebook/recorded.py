@@ -130,7 +130,6 @@ def _parser() -> argparse.ArgumentParser:
     precisions = [arm.value for arm in Arm]
     add(
         "--precision",
-        "--arm",
         dest="arm",
         choices=precisions,
         default=Arm.AS_IS.value,

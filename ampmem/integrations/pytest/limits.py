@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from ampmem.analysis.budgets.budget import DEVICE, GROWTH, KEYS, MODULES, PEAK, Budget, budget_of, budgets_of, nearest
+from ampmem.analysis.budgets.budget import GROWTH, KEYS, MODULES, Budget, budgets_of, nearest
 from ampmem.errors import UsageError
 from ampmem.vocabulary import Device
 
@@ -52,20 +52,18 @@ def limits_of(marks: Sequence[pytest.Mark]) -> Limits:
     steps, said = 0, How()
     for mark in marks:
         try:
-            read = _READ[mark.name](*mark.args, **mark.kwargs)
-        except TypeError as error:
-            raise UsageError(str(error).lstrip("_")) from None
+            read = _read(*mark.args, **mark.kwargs)
         except UsageError as error:
-            raise UsageError(f"{mark.name}: {error}") from None
+            raise UsageError(f"ampmem: {error}") from None
         if any(budget.key == GROWTH and budget.key not in budgets for budget in read.budgets):
             steps = read.steps
         for budget in read.budgets:
             budgets.setdefault(budget.key, budget)
-        said = _together(said, read.how, mark.name)
-    return Limits(budgets=tuple(budgets.values()), steps=steps, how=_checked(said, marks[0].name))
+        said = _together(said, read.how)
+    return Limits(budgets=tuple(budgets.values()), steps=steps, how=_checked(said))
 
 
-def _ampmem(
+def _read(
     *positional: object,
     budgets: Mapping[str, str | int] | None = None,
     steps: int | None = None,
@@ -93,82 +91,32 @@ def _ampmem(
         steps = LEAST_STEPS
     elif not isinstance(steps, int) or steps < LEAST_STEPS:
         raise UsageError(f"steps={steps!r}: growth needs at least {LEAST_STEPS} steps")
-    return Limits(budgets=found, steps=steps or 0, how=_how(device, gpu, assume, step_on))
+    texts = (assume,) if isinstance(assume, str) else tuple(assume)
+    how = How(device=device, gpu=gpu, assume=texts, step_on=step_on)
+    return Limits(budgets=found, steps=steps or 0, how=how)
 
 
 _OPTIONS = ("budgets", "steps", "device", "gpu", "step_on", "assume")
-"""The arguments of :func:`_ampmem` besides limits."""
+"""The arguments of the mark besides limits."""
 
 
-# The two marks that preceded `ampmem`. pytest-memray has a mark `limit_memory` too.
-
-
-def _limit_memory(
-    limit: str | int,
-    *,
-    device: str | None = None,
-    gpu: str | None = None,
-    category: str | None = None,
-    step_on: str | None = None,
-    assume: Sequence[str] = (),
-) -> Limits:
-    budget = budget_of(PEAK if category is None else str(category), limit)
-    if budget.key == GROWTH:
-        raise UsageError("limit_memory cannot limit growth: use growth= of the mark ampmem")
-    return Limits(budgets=(budget,), how=_how(device, gpu, assume, step_on))
-
-
-def _limit_growth(
-    limit: str | int,
-    *,
-    steps: int = LEAST_STEPS,
-    device: str | None = None,
-    gpu: str | None = None,
-    step_on: str | None = None,
-    assume: Sequence[str] = (),
-) -> Limits:
-    return _ampmem(growth=limit, steps=steps, device=device, gpu=gpu, step_on=step_on, assume=assume)
-
-
-_READ: dict[str, Callable[..., Limits]] = {
-    "ampmem": _ampmem,
-    "limit_memory": _limit_memory,
-    "limit_growth": _limit_growth,
-}
-
-
-def new_spelling(mark: pytest.Mark) -> str:
-    """The spelling with the mark ``ampmem`` for ``mark``, one of the two older marks."""
-    said = dict(mark.kwargs)
-    limit = mark.args[0] if mark.args else said.pop("limit", "2 GiB")
-    key = GROWTH if mark.name == "limit_growth" else str(said.pop("category", None) or PEAK)
-    limited = {key: limit} if key.isidentifier() and key != DEVICE else {"budgets": {key: limit}}
-    arguments = ", ".join(f"{name}={value!r}" for name, value in {**limited, **said}.items())
-    return f"@pytest.mark.ampmem({arguments})"
-
-
-def _how(device: str | None, gpu: str | None, assume: Sequence[str], step_on: str | None) -> How:
-    texts = (assume,) if isinstance(assume, str) else tuple(assume)
-    return How(device=device, gpu=gpu, assume=texts, step_on=step_on)
-
-
-def _together(nearer: How, farther: How, name: str) -> How:
+def _together(nearer: How, farther: How) -> How:
     """Both marks' options together. Raises :class:`UsageError` if they differ, as a test is recorded once."""
     said = nearer.given()
     for key, value in farther.given().items():
         if said.setdefault(key, value) != value:
             raise UsageError(
-                f"{name}: {key}={value!r}, but another mark has {key}={said[key]!r}; a test is recorded only once"
+                f"ampmem: {key}={value!r}, but another mark has {key}={said[key]!r}; a test is recorded only once"
             )
     return How(**said)
 
 
-def _checked(how: How, name: str) -> How:
+def _checked(how: How) -> How:
     """``how`` if it is valid: a test that waits long for its turn must not fail only then."""
     from ampmem.block import check_words
 
     try:
         check_words(how.device or Device.AUTO, how.gpu, how.assume, how.step_on)
     except UsageError as error:
-        raise UsageError(f"{name}: {error}") from None
+        raise UsageError(f"ampmem: {error}") from None
     return how

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,13 +24,6 @@ MARK_LINE = (
     "assume=()): limits for the memory of the test's training: at the peak, for the growth per step, for a category, "
     "or for any budget of ampmem check; and how the test is recorded"
 )
-OF_BEFORE = {
-    "limit_memory": "limit_memory(limit, *, category=None, ...): deprecated, write ampmem(peak=limit)",
-    "limit_growth": "limit_growth(limit, *, steps=2, ...): deprecated, write ampmem(growth=limit)",
-}
-"""The marks that preceded :data:`MARK`."""
-_OF_MEMRAY = "limit_memory"
-"""The older mark that pytest-memray has too."""
 _ON_REPORT = "ampmem"
 """The attribute of a report with the result of each block, as values that xdist can send."""
 
@@ -67,8 +59,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marks, and check the options."""
     config.addinivalue_line("markers", MARK_LINE)
-    for name in _marks_of_before():
-        config.addinivalue_line("markers", OF_BEFORE[name])
     reports = config.stash[_reports] = _Reports()
     config.pluginmanager.register(reports, "ampmem-reports")
     folder, update = config.getoption("--ampmem-baseline"), config.getoption("--ampmem-update")
@@ -92,24 +82,12 @@ def _open(folder: Path, allow: str, *, update: bool) -> Baselines:
         raise pytest.UsageError(str(error).replace("--allow:", "--ampmem-allow:")) from None
 
 
-def memray_is_installed() -> bool:
-    """Whether pytest-memray is installed, and so ``limit_memory`` is its mark, used in this run or not."""
-    return find_spec("pytest_memray") is not None
-
-
-def _marks_of_before() -> list[str]:
-    """The older marks that are ampmem's in this environment."""
-    return [name for name in OF_BEFORE if name != _OF_MEMRAY or not memray_is_installed()]
-
-
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Read the marks of the collected tests."""
-    names = {MARK, *_marks_of_before()}
     for item in session.items:
         if isinstance(item, pytest.Function):
-            marks = [mark for mark in item.iter_markers() if mark.name in names]
+            marks = [*item.iter_markers(MARK)]
             try:
-                _refuse_mixed_up(item, names)
                 if marks:
                     _read_marks(item, marks)
             except pytest.UsageError as error:
@@ -120,34 +98,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _read_marks(item: pytest.Function, marks: list[pytest.Mark]) -> None:
     from ampmem.errors import UsageError
-    from ampmem.integrations.pytest.limits import limits_of, new_spelling
+    from ampmem.integrations.pytest.limits import limits_of
 
     try:
         item.stash[_limits] = limits_of(marks)
     except UsageError as error:
         raise pytest.UsageError(f"{item.nodeid}: {error}") from None
-    for mark in marks:
-        if mark.name in OF_BEFORE:
-            said = pytest.PytestDeprecationWarning(f"ampmem: {mark.name} is deprecated; write {new_spelling(mark)}")
-            try:
-                item.warn(said)
-            except pytest.PytestDeprecationWarning as error:  # warnings may be errors
-                raise pytest.UsageError(f"{item.nodeid}: {error}") from None
-
-
-def _refuse_mixed_up(item: pytest.Function, names: set[str]) -> None:
-    """Refuse the mark ``limit_memory`` if it is pytest-memray's but means ampmem's, as the run would break."""
-    if _OF_MEMRAY in names:
-        return
-    ours = {"device", "gpu", "category", "step_on", "assume"}
-    for mark in item.iter_markers(_OF_MEMRAY):
-        if ours.intersection(mark.kwargs):
-            from ampmem.integrations.pytest.limits import new_spelling
-
-            raise pytest.UsageError(
-                f"{item.nodeid}: {_OF_MEMRAY} is a mark of pytest-memray, which is installed; write "
-                f"{new_spelling(mark)}"
-            )
 
 
 @pytest.fixture(name=FIXTURE)

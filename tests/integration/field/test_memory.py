@@ -82,7 +82,7 @@ def test_a_flat_fp32_copy_of_half_weights_is_a_master_copy(tmp_path: Path, argum
 
 @pytest.mark.parametrize("arm", ["fp32", "amp"])
 def test_what_a_graph_of_backward_saves_are_activations(tmp_path: Path, arm: str) -> None:
-    ran = record(tmp_path, "gradient_penalty", "--arm", arm)
+    ran = record(tmp_path, "gradient_penalty", "--precision", arm)
     assert conserved(ran)
     if arm == "fp32":
         counted = plain(tmp_path, "gradient_penalty", "count")["activations"]

@@ -53,14 +53,14 @@ def test_a_model_that_is_not_on_the_gpu_is_an_error(
 
 
 def test_no_arm_of_a_comparison_has_anything_to_show(tmp_path: Path) -> None:
-    done = ampmem(tmp_path, "compare", "--device", "sim", "--arms", "fp32,amp", WITHOUT_GPU)
+    done = ampmem(tmp_path, "compare", "--device", "sim", "--precision", "fp32,amp", WITHOUT_GPU)
     assert done.returncode == 1
     assert done.stdout.count(ELSEWHERE) == 2
     assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_said_of_what_fits(tmp_path: Path) -> None:
-    done = ampmem(tmp_path, "fit", "--gpu", "2GiB", "--arms", "fp32", WITHOUT_GPU, "--vary", "--batch-size=1:8")
+    done = ampmem(tmp_path, "fit", "--gpu", "2GiB", "--precision", "fp32", WITHOUT_GPU, "--vary", "--batch-size=1:8")
     assert (done.returncode, done.stdout) == (1, "")
     assert f"{ELSEWHERE}; does the script need its option --accel?" in done.stderr
     assert "so ampmem cannot say what fits" in done.stderr
@@ -103,7 +103,7 @@ def test_an_assumption_of_a_line_that_reads_nothing_is_told_of(tmp_path: Path) -
 def test_what_fits_is_said_with_the_warning(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(f"import sys\nsys.argv.pop()\n{CLASSES.read_text()}", encoding="utf-8")
-    options = ("--gpu", "2GiB", "--arms", "fp32", "--points", "0")
+    options = ("--gpu", "2GiB", "--precision", "fp32", "--points", "0")
     done = ampmem(tmp_path, "fit", *options, "train.py", "--vary", "--n=1:2")
     assert done.returncode == 0, done.stderr
     head = done.stdout.partition("peak of each run")[0]

@@ -80,7 +80,7 @@ def test_to_the_end_nothing_is_stopped(tmp_path: Path, how: str) -> None:
 
 @pytest.mark.slow
 def test_what_fits_is_found_of_a_script_that_fails_for_the_stop(tmp_path: Path) -> None:
-    options = ("--gpu", "2GiB", "--arms", "fp32", "--points", "0")
+    options = ("--gpu", "2GiB", "--precision", "fp32", "--points", "0")
     done = ampmem(tmp_path, "fit", *options, str(PROGRAM), "then_fails", "cuda", "--vary", "--size=1:2")
     assert done.returncode == 0, done.stderr
     assert "fp32: --size=2 fits" in done.stdout

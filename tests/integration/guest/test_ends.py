@@ -76,7 +76,7 @@ def test_training_by_hand_is_a_failure_of_what_was_asked_for(tmp_path: Path) -> 
     done = ampmem(tmp_path, "profile", "-o", RECORDING, script)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (1, f"ampmem: {NO_MODEL}")
     assert list(tmp_path.iterdir()) == []
-    done = ampmem(tmp_path, "compare", "--arms", "fp32,amp", "--no-times", script)
+    done = ampmem(tmp_path, "compare", "--precision", "fp32,amp", "--no-times", script)
     assert done.returncode == 1
     assert f"fp32: failed: {NO_MODEL}" in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -105,7 +105,7 @@ def test_no_line_of_ampmems_own_has_what_a_terminal_acts_on(tmp_path: Path) -> N
     done = ampmem(tmp_path, "profile", "--steps", "2", script.name)
     assert done.returncode == 0
     assert done.stderr.splitlines()[1].startswith("ampmem: recorded 2 steps in train?[2J??.ampmem")
-    shown = done.stderr + ampmem(tmp_path, "compare", "--arms", "fp32", script.name, f"said{ESCAPES}").stderr
+    shown = done.stderr + ampmem(tmp_path, "compare", "--precision", "fp32", script.name, f"said{ESCAPES}").stderr
     assert "said?[2J?" in shown
     shown += ampmem_here(tmp_path, "show", f"missing{ESCAPES}")[2]
     shown += ampmem_here(tmp_path, "profile", f"missing{ESCAPES}.py")[2]

@@ -122,7 +122,7 @@ for _ in range(2):
 
 
 def test_compare_gives_each_process_the_script_of_standard_input(tmp_path: Path) -> None:
-    done = ampmem(tmp_path, "compare", "--arms", "fp32,amp", "--steps", "1", "--no-times", "-", given=TRAINS)
+    done = ampmem(tmp_path, "compare", "--precision", "fp32,amp", "--steps", "1", "--no-times", "-", given=TRAINS)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.glob("*.ampmem")} == {"stdin.fp32.ampmem", "stdin.amp.ampmem"}
 

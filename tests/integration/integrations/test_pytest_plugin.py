@@ -439,8 +439,6 @@ class TestNearer:
         ('ampmem(peak="1 GiB", step_on="x")', "ampmem: step_on=x: give backward"),
         ('ampmem(growth="0 B", steps=1)', "ampmem: steps=1: growth needs at least 2 steps"),
         ('ampmem(peak="1 GiB", steps=3)', "ampmem: steps= is the number of steps over which growth is measured"),
-        ("limit_growth", "limit_growth() missing 1 required positional argument: 'limit'"),
-        ('limit_growth("0 B", every=1)', "limit_growth() got an unexpected keyword argument 'every'"),
     ],
 )
 def test_a_mark_that_cannot_be_meant_is_a_usage_error(pytester: pytest.Pytester, mark: str, message: str) -> None:
@@ -510,66 +508,8 @@ def test_broken(): train()
     assert said == {"peak": True, "parameters": False, "modules.(model).parameters": True, "device": True}
 
 
-OF_BEFORE = f"""
-@pytest.mark.limit_memory({PARAMETERS - 1}, category="parameters", device="sim", gpu="h100")
-def test_broken(): train()
-
-@pytest.mark.limit_memory("1 GiB", category="modules.(model).parameters", device="sim")
-@pytest.mark.limit_growth(limit="0 B", steps=3, device="sim")
-def test_kept(): train()
-
-@pytest.mark.limit_memory("1 KiB", device="sim")
-@pytest.mark.ampmem(peak="1 GiB")
-def test_nearer(): train()
-"""
-
-
-def test_the_marks_of_before_hold_and_say_what_to_write(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plugin, "memray_is_installed", lambda: False)
-    done = run(pytester, OF_BEFORE)
-    assert done.outcomes() == {"test_broken": "FAILED", "test_kept": "PASSED", "test_nearer": "PASSED"}
-    assert [line.partition(": ")[2] for line in done.lines if "deprecated; write" in line] == [
-        "PytestDeprecationWarning: ampmem: limit_memory is deprecated; write "
-        f"@pytest.mark.ampmem(parameters={PARAMETERS - 1}, device='sim', gpu='h100')",
-        "PytestDeprecationWarning: ampmem: limit_growth is deprecated; write "
-        "@pytest.mark.ampmem(growth='0 B', steps=3, device='sim')",
-        "PytestDeprecationWarning: ampmem: limit_memory is deprecated; write "
-        "@pytest.mark.ampmem(budgets={'modules.(model).parameters': '1 GiB'}, device='sim')",
-        "PytestDeprecationWarning: ampmem: limit_memory is deprecated; write "
-        "@pytest.mark.ampmem(peak='1 KiB', device='sim')",
-    ]
-    done = run(pytester, OF_BEFORE, "-W", "error::pytest.PytestDeprecationWarning")
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    errors = [line for line in done.lines if line.startswith("ERROR: ")]
-    assert len(errors) == 1
-    assert errors[0].startswith("ERROR: test_it.py::test_broken: ampmem: limit_memory is deprecated; write @pytest")
-
-
-def test_limit_memory_is_memrays_where_that_is_installed(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plugin, "memray_is_installed", lambda: True)
-    pytester.makeini("[pytest]\nmarkers =\n    limit_memory: of memray\n")
-    done = run(
-        pytester,
-        '\n@pytest.mark.limit_memory("1 KB")\ndef test_plain(): bytes(10_000)\n',
-        "-W",
-        "error::pytest.PytestDeprecationWarning",
-    )
-    assert (done.code, done.outcomes()) == (0, {"test_plain": "PASSED"})
-    done = run(pytester, OF_BEFORE)
-    assert done.code == pytest.ExitCode.USAGE_ERROR
-    assert (
-        "ERROR: test_it.py::test_broken: limit_memory is a mark of pytest-memray, which is installed; write "
-        f"@pytest.mark.ampmem(parameters={PARAMETERS - 1}, device='sim', gpu='h100')"
-    ) in done.lines
-
-
 def test_beside_memray_each_plugin_has_its_own_mark(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not plugin.memray_is_installed():
-        pytest.skip("pytest-memray is not installed")
+    pytest.importorskip("pytest_memray")
     monkeypatch.setattr(sys, "executable", ready_python())
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.setenv("COLUMNS", "160")

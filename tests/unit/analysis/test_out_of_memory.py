@@ -43,8 +43,6 @@ def waiting(recording: Recording, *optimizers: OptimizerRecord) -> Recording:
         ({}, 7700, Reason.EXHAUSTED, "the device had 300 B free"),
         ({"free": 9000, "limit": 4200}, 5000, Reason.LIMITED, "2.9 KiB were left of the 4.1 KiB that this process may"),
         ({"free": 300, "limit": 18_000}, 7700, Reason.EXHAUSTED, "the device had 300 B free"),
-        # As older recordings have it: the total is what the process may use.
-        ({"free": 9000, "total": 4200}, 5000, Reason.LIMITED, "2.9 KiB were left of the 4.1 KiB that this process may"),
         ({"free": 9000}, 0, Reason.FRAGMENTED, ""),
     ],
 )
@@ -291,11 +289,11 @@ def test_the_commands_run_the_same_script_with_the_same_options(
     commands = [shlex.split(line) for line in told(replace(recording, run=run, arm=forced, ooms=(oom,))).next_commands]
     shared = ["--assume", "nonzero=0.5", "--dtype", "bf16", "--step-on", "backward"]
     assert commands[-1] == [
-        *("ampmem", "profile", "--device", "sim", "--gpu", "b200", "--arm", "amp"),
+        *("ampmem", "profile", "--device", "sim", "--gpu", "b200", "--precision", "amp"),
         *(*shared, "my train.py", *arguments),
     ]
-    fit = ["ampmem", "fit", "--gpu", "h100", "--arms", "amp", *shared, "my train.py", *varied]
-    advise = ["ampmem", "advise", "--gpu", "h100", "--arm", "amp", *shared, "my train.py", *arguments]
+    fit = ["ampmem", "fit", "--gpu", "h100", "--precision", "amp", *shared, "my train.py", *varied]
+    advise = ["ampmem", "advise", "--gpu", "h100", "--precision", "amp", *shared, "my train.py", *arguments]
     assert commands[:-1] == ([fit, advise] if varied else [advise])
     narrow = render(summarize(replace(recording, run=run, arm=forced, ooms=(oom,))), (), layout=Layout(width=40))
     printed = narrow.partition("to run next\n\n")[2].partition("\n\n")[0].replace("\\\n", " ")

@@ -50,10 +50,10 @@ def names(folder: Path) -> set[str]:
 
 def test_one_number_for_all_recordings_of_a_comparison(here: Path) -> None:
     first = {"train.as-is.ampmem", "train.fp32.ampmem"}
-    assert compare(here, "--arms", "as-is,fp32")[0] == 0
+    assert compare(here, "--precision", "as-is,fp32")[0] == 0
     assert names(here) == first
     (here / "train.2.amp-nocache.ampmem").write_text("of another day")
-    code, said = compare(here, "--arms", "fp32,amp-nocache")
+    code, said = compare(here, "--precision", "fp32,amp-nocache")
     second = {"train.3.fp32.ampmem", "train.3.amp-nocache.ampmem"}
     assert names(here) == first | second | {"train.2.amp-nocache.ampmem"}
     assert code == 0
@@ -66,7 +66,7 @@ def test_one_number_for_all_recordings_of_a_comparison(here: Path) -> None:
 
 
 def test_a_run_that_fails_leaves_no_empty_recording(here: Path) -> None:
-    code, said = compare(here, "--arms", "amp,fp32")
+    code, said = compare(here, "--precision", "amp,fp32")
     assert code == 1
     assert said[:2] == ["1 of 2: amp: failed: exit code 3", "    its last line"]
     assert names(here) == {"train.fp32.ampmem"}
@@ -78,7 +78,7 @@ def test_an_interrupted_comparison_leaves_no_empty_recording(here: Path, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr("ampmem.cli.compare.run_child", interrupted)
-    code, said = compare(here, "--arms", "fp32,amp")
+    code, said = compare(here, "--precision", "fp32,amp")
     assert (code, said) == (130, ["ampmem: recordings that exist: none", "ampmem: interrupted"])
     assert names(here) == set()
 
@@ -87,15 +87,15 @@ def test_an_interrupted_comparison_leaves_no_empty_recording(here: Path, monkeyp
     ("command", "code", "last", "hint"),
     [
         (
-            "compare --no-times train.py --arms fp32",
+            "compare --no-times train.py --precision fp32",
             2,
-            "train.py: error: unrecognized arguments: --arms fp32",
-            "--arms",
+            "train.py: error: unrecognized arguments: --precision fp32",
+            "--precision",
         ),
         ("fit train.py --vary -b=1:8 --points=0", 2, "Error: No such option: --points=0", "--points"),
         ("compare --no-times train.py --seed x", 2, "train.py: error: argument --seed: invalid int value: 'x'", None),
-        ("compare --no-times train.py --arms 1 --x", 2, "train.py: error: unrecognized arguments: --x", None),
-        ("compare --no-times train.py --arms fp32", 1, "ValueError: --arms it is", None),
+        ("compare --no-times train.py --precision 1 --x", 2, "train.py: error: unrecognized arguments: --x", None),
+        ("compare --no-times train.py --precision fp32", 1, "ValueError: --precision it is", None),
     ],
 )
 def test_an_option_of_ampmems_among_the_scripts_is_told(
@@ -113,19 +113,24 @@ def test_an_option_of_ampmems_among_the_scripts_is_told(
 def test_force_takes_the_first_names(here: Path) -> None:
     for name in ("train.fp32.ampmem", "train.amp.ampmem", "train.2.fp32.ampmem"):
         (here / name).write_text("of another day")
-    assert compare(here, "--arms", "fp32,amp", "--force")[0] == 1
+    assert compare(here, "--precision", "fp32,amp", "--force")[0] == 1
     assert names(here) == {"train.fp32.ampmem", "train.2.fp32.ampmem"}
     assert (here / "train.fp32.ampmem").read_bytes().startswith(b"SQLite")
     assert (here / "train.2.fp32.ampmem").read_text() == "of another day"
 
 
 def test_the_json_is_that_of_the_recordings_and_has_their_page(here: Path) -> None:
-    code, text, _ = ampmem_here(here, "compare", "--no-times", "--json", "--arms", "fp32,amp-nocache", "train.py")
+    code, text, _ = ampmem_here(here, "compare", "--no-times", "--json", "--precision", "fp32,amp-nocache", "train.py")
     files = ["train.fp32.ampmem", "train.amp-nocache.ampmem"]
     assert (code, text) == (0, ampmem_here(here, "show", "--json", *files)[1])
     (here / "comparison.json").write_text(text)
     assert ampmem_here(here, "report", "comparison.json")[0] == 0
     # Of the precision that leaves no recording there is nothing.
-    code, text, _ = ampmem_here(here, "compare", "--no-times", "--json", "--arms", "fp32,amp", "--force", "train.py")
+    code, text, _ = ampmem_here(
+        here, "compare", "--no-times", "--json", "--precision", "fp32,amp", "--force", "train.py"
+    )
     assert (code, text) == (1, ampmem_here(here, "show", "--json", files[0])[1])
-    assert ampmem_here(here, "compare", "--no-times", "--json", "--arms", "amp", "--force", "train.py")[:2] == (1, "")
+    assert ampmem_here(here, "compare", "--no-times", "--json", "--precision", "amp", "--force", "train.py")[:2] == (
+        1,
+        "",
+    )

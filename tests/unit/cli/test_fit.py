@@ -459,9 +459,9 @@ def test_the_argument_is_passed_on_as_it_is_written(
         (["train.py", "--vary", "-b=1:8", "--vary", "-c=1:8"], "more than once"),
         (["--device", "cuda", "train.py", "--vary", "-b=1:8"], "on a simulated GPU only"),
         (["--gpu", "gtx", "train.py", "--vary", "-b=1:8"], "unknown GPU 'gtx'"),
-        (["--arms", "fp32,tf32", "train.py", "--vary", "-b=1:8"], "unknown precision 'tf32'"),
+        (["--precision", "fp32,tf32", "train.py", "--vary", "-b=1:8"], "unknown precision 'tf32'"),
         (
-            ["--arms", "fp32", "--dtype", "bf16", "train.py", "--vary", "-b=1:8"],
+            ["--precision", "fp32", "--dtype", "bf16", "train.py", "--vary", "-b=1:8"],
             "--dtype is the type that autocast casts to",
         ),
         (["--steps", "1", "train.py", "--vary", "-b=1:8"], "at least 2"),

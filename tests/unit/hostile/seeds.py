@@ -153,7 +153,7 @@ def on_gpu() -> Recording:
 def write_whole(path: Path, recording: Recording) -> Path:
     """``recording`` as a file, as a run writes it, but without the numbers of rows.
 
-    Older recordings lack them, and with them a row more or less would be all that is ever found wrong.
+    With them a row more or less would be all that is ever found wrong.
     """
     with closing(RecordingWriter(path, recording.run)) as writer:
         for number, batch in enumerate(as_batches(recording, max(1, len(recording.steps)))):

@@ -447,6 +447,6 @@ def test_the_command_line_refuses_a_gpu_that_is_not_there(
         with pytest.raises(UsageError, match="record on the CPU with --device cpu"):
             run(arguments)
     else:
-        assert run([command, "--arms", "fp32", *arguments[1:]]) == 1
+        assert run([command, "--precision", "fp32", *arguments[1:]]) == 1
         assert "record on the CPU with --device cpu" in capsys.readouterr().err
     assert list(tmp_path.glob("*.ampmem")) == []

@@ -87,7 +87,7 @@ for number, (owner, name, device, arm, sharded) in enumerate(json.loads(sys.argv
             os.dup2(said.fileno(), 2)
         code = None
         try:
-            sys.argv[1:] = ["profile", "--quiet", "--device", device, "--arm", arm]
+            sys.argv[1:] = ["profile", "--quiet", "--device", device, "--precision", arm]
             sys.argv += ["-o", f"{number}.ampmem", "distributed.py" if sharded else "train.py"]
             main()
         except SystemExit as error:
@@ -280,7 +280,7 @@ sys.meta_path.insert(0, Refused())
 """
 ON_THE_CPU = """
 from ampmem.cli.main import main
-sys.argv[1:] = ["profile", "--device", "cpu", "--arm", "amp", "train.py"]
+sys.argv[1:] = ["profile", "--device", "cpu", "--precision", "amp", "train.py"]
 main()
 """
 ON_A_GPU = """

@@ -247,7 +247,7 @@ def test_a_cell_that_trains_on_another_thread_says_where(notebook: Notebook) -> 
 
 
 def test_a_precision_can_be_forced_and_is_said(notebook: Notebook) -> None:
-    ran = notebook.run("%%ampmem --arm amp", train())
+    ran = notebook.run("%%ampmem --precision amp", train())
     assert "ampmem forced the precision amp on the cell." in ran.text
     assert notebook["_ampmem"].summary().arm.name == "amp"
     assert notebook.run("torch.is_autocast_enabled('cpu')").value is False

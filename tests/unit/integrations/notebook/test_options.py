@@ -31,7 +31,7 @@ def test_without_options_a_cell_is_recorded_as_it_is() -> None:
 
 
 def test_what_is_written_is_taken() -> None:
-    options = parse("--device sim --gpu h100 --steps 2 --skip 1 --arm amp -o 'a b.ampmem' --html p.html --force")
+    options = parse("--device sim --gpu h100 --steps 2 --skip 1 --precision amp -o 'a b.ampmem' --html p.html --force")
     assert (options.device, options.gpu, options.steps, options.skip, options.arm) == ("sim", "h100", 2, 1, "amp")
     assert (options.output, options.html, options.force) == (Path("a b.ampmem"), Path("p.html"), True)
     assert parse("--compare --skip 2 --step-on __main__.step").step_on == "__main__.step"
@@ -47,7 +47,7 @@ def test_what_is_written_is_taken() -> None:
         "--skip x",
         "--device tpu",
         "--gpu h100 --device cpu",
-        "--compare --arm amp",
+        "--compare --precision amp",
         "--compare --last",
         "--cells 1",
         "--compare --cells a",
@@ -70,7 +70,7 @@ def test_the_help_has_every_option() -> None:
         "--steps",
         "--skip",
         "--step-on",
-        "--arm",
+        "--precision",
         "--compare",
         "--cells",
         "--html",

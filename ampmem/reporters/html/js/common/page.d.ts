@@ -24,7 +24,7 @@ export interface Summary {
   plain_step_ns: Array<number>;
   peak: RunPeak;
   outside_steps: OutsidePeak | null;
-  whole_peak: WholePeak | null;
+  whole_peak: WholePeak;
   most: Record<"parameters" | "untrained" | "gradients" | "optimizer_state" | "master_copies" | "cast_copies" | "activations" | "buffers" | "inputs" | "temporaries" | "workspace" | "communication" | "other", number>;
   allocator: Allocator;
   caching_allocator: AllocatorRecord | null;
