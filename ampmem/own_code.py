@@ -24,6 +24,10 @@ RUNNER, RUNNER_LINE = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)
 _TORCH, *_OTHERS = (str(Path("site-packages", name)) + os.sep for name in ("torch", "numpy", "safetensors"))
 
 
+OP_CALLER = str(Path("torch", "_ops.py"))
+"""The file with torch's frame for an op that a dispatch mode calls."""
+
+
 def is_torch(file: str) -> bool:
     """Whether ``file`` is one of torch's."""
     return _TORCH in file

@@ -18,9 +18,8 @@ from types import CodeType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from ampmem.errors import UsageError
-from ampmem.own_code import OWN_FOLDERS, RUNNER, RUNNER_LINE, is_torch
+from ampmem.own_code import OP_CALLER, OWN_FOLDERS, RUNNER, RUNNER_LINE, is_torch
 
-_OP_CALLER = str(Path("torch", "_ops.py"))
 STDIN = "-"
 """The argument for standard input, as of Python itself."""
 _STDIN_FILE = "<stdin>"
@@ -271,7 +270,7 @@ def _without_ours(entries: list[TracebackType]) -> list[TracebackType]:
     for entry in entries:
         file = entry.tb_frame.f_code.co_filename
         ours = file.startswith(OWN_FOLDERS)
-        if not ours and not (after_ours and file.endswith(_OP_CALLER)):
+        if not ours and not (after_ours and file.endswith(OP_CALLER)):
             kept.append(entry)
         after_ours = ours
     return kept

@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ampmem.simulator.private.general import FakeTensor, arguments_written, below_modes, is_computed, is_pointwise
+from ampmem.simulator.private.general import (
+    FakeTensor,
+    arguments_written,
+    below_modes,
+    is_computed,
+    is_pointwise,
+    storage_key,
+)
 from ampmem.simulator.values import Known, Number, fakes_in, seen_as
 
 aten = torch.ops.aten
@@ -123,7 +130,7 @@ class Likely(Known):
     def write(self, written: Written) -> None:
         """Note a write."""
         self.forget(written.storage)
-        self._held[written.storage] = written.values
+        self.held[written.storage] = written.values
         self._even.add(written.storage)
 
     def note_even(self, tensor: torch.Tensor, real: torch.Tensor) -> None:
@@ -137,7 +144,7 @@ class Likely(Known):
         if not isinstance(tensor, FakeTensor):
             return False
         storage = tensor.untyped_storage()
-        return storage in self._held or storage in self._numbers
+        return storage in self.held or storage in self._numbers
 
     def _real(self, value: Any, func: Any) -> Any:
         blank = _all_alike(value, self._blank) if isinstance(value, FakeTensor) and self.of(value) is None else None
@@ -146,7 +153,7 @@ class Likely(Known):
     def _copied(self, tensor: FakeTensor, *, anything: bool) -> torch.UntypedStorage:
         """A copy of the values in the memory of ``tensor``; ``anything`` if all of ``tensor`` is overwritten."""
         storage = tensor.untyped_storage()
-        held = self._held.get(storage)
+        held = self.held.get(storage)
         if held is not None:
             copy: torch.UntypedStorage = held.clone()
             return copy
@@ -258,8 +265,8 @@ def _same_tensor(args: Any, answer: bool) -> bool | None:
     first, second = args[:2]
     if not (isinstance(first, FakeTensor) and isinstance(second, FakeTensor)):
         return None
-    alike = (first.shape, first.stride(), first.storage_offset(), first.untyped_storage()._cdata)
-    same = alike == (second.shape, second.stride(), second.storage_offset(), second.untyped_storage()._cdata)
+    alike = (first.shape, first.stride(), first.storage_offset(), storage_key(first.untyped_storage()))
+    same = alike == (second.shape, second.stride(), second.storage_offset(), storage_key(second.untyped_storage()))
     return answer if same else None
 
 

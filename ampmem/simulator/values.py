@@ -37,7 +37,8 @@ class Known:
     """Maximum number of elements; values of larger tensors are not kept."""
 
     def __init__(self) -> None:
-        self._held: weakref.WeakKeyDictionary[torch.UntypedStorage, torch.UntypedStorage] = weakref.WeakKeyDictionary()
+        self.held: weakref.WeakKeyDictionary[torch.UntypedStorage, torch.UntypedStorage] = weakref.WeakKeyDictionary()
+        """The values, as bytes on the CPU, by the storage on the device."""
 
     def of(self, tensor: Any) -> torch.Tensor | None:
         """The values of ``tensor`` as a CPU tensor, ``None`` if unknown.
@@ -49,7 +50,7 @@ class Known:
         if not isinstance(tensor, FakeTensor):
             return tensor.detach() if tensor.device.type == "cpu" else None
         storage = tensor.untyped_storage()
-        held = self._held.get(storage)
+        held = self.held.get(storage)
         if held is None or held.nbytes() != storage.nbytes() or tensor.is_neg() or tensor.is_conj():
             return None
         return seen_as(tensor, held)
@@ -69,7 +70,7 @@ class Known:
             with below_modes():
                 held = torch.UntypedStorage(storage.nbytes())
                 seen_as(tensor, held).copy_(real.detach())
-            self._held[storage] = held
+            self.held[storage] = held
 
     def fill(self, tensor: torch.Tensor, number: Number) -> None:
         """Note that all of ``tensor`` is now ``number``."""
@@ -78,7 +79,7 @@ class Known:
 
     def forget(self, storage: torch.UntypedStorage) -> None:
         """Forget the values of ``storage``, which was written to."""
-        self._held.pop(storage, None)
+        self.held.pop(storage, None)
 
     def after(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute the values of ``result``, which ``func`` returned for these arguments, if they are known."""

@@ -269,7 +269,8 @@ PARTS: dict[str, str] = {
     "casts": "recorder.hooks.casts:CastHooks.made recorder.hooks.casts:CastHooks.used",
     "hooks of modules": """recorder.hooks.modules:ModuleHooks._before recorder.hooks.modules:ModuleHooks._ended
         recorder.hooks.modules:ModuleHooks._starts_inside recorder.hooks.modules:ModuleHooks._ends_inside""",
-    "hooks of backward": """recorder.hooks.backward:BackwardHooks._started recorder.hooks.backward:BackwardHooks._ended
+    "hooks of backward": """recorder.hooks.backward:BackwardHooks._note_start
+        recorder.hooks.backward:BackwardHooks._note_end
         recorder.hooks.backward:GradientHooks._note recorder.hooks.backward:GradientHooks.watch""",
     "hooks of the update": """recorder.hooks.optimizers:OptimizerHooks._before
         recorder.hooks.optimizers:OptimizerHooks._after recorder.hooks.optimizers:OptimizerHooks.note_gradients

@@ -102,7 +102,7 @@ def test_what_is_not_protected_is_said_first() -> None:
 
 
 def test_what_the_script_wrote_is_said_to_be_gone() -> None:
-    assert changed("overlay")[3].splitlines()[-1].startswith("ampmem: the script wrote 3")
+    assert "ampmem: the script wrote 3" in changed("overlay")[3]
     assert "which are gone now: your own files are as before" in changed("overlay")[3]
 
 
@@ -265,7 +265,7 @@ def test_what_the_script_wrote_can_be_kept(trained: Path) -> None:
     with unchanged(trained):
         done = ampmem(trained, "profile", "--quiet", *SIMULATED, "--keep-files", "../kept", "train.py")
     kept = Path(f"{trained}/../kept{trained}").resolve()
-    assert done.stderr.splitlines()[-1] == "ampmem: kept 3 files that the script wrote in ../kept"
+    assert "ampmem: kept 3 files that the script wrote in ../kept" in done.stderr.splitlines()
     assert sorted(path.name for path in kept.iterdir()) == ["last.pt", "log.txt", "previous.pt"]
     assert (kept / "log.txt").read_text() == "days\n0\n1\n"
     assert set(torch.load(kept / "last.pt")) == {"0.weight", "0.bias", "2.weight", "2.bias"}

@@ -13,7 +13,17 @@ torch = pytest.importorskip("torch")
 ROOT = Path(__file__).resolve().parents[2] / "ampmem"
 ROOMS = ("recorder/torch_private/", "simulator/private/")
 NOT_TORCHS = frozenset(
-    {"_exit", "_getframe", "_run_exitfuncs", "_shutdown", "_replace", "_asdict", "_fields", "_repr_mimebundle_"}
+    {
+        "_current_frames",
+        "_exit",
+        "_getframe",
+        "_run_exitfuncs",
+        "_shutdown",
+        "_replace",
+        "_asdict",
+        "_fields",
+        "_repr_mimebundle_",
+    }
 )
 """Of os, sys, atexit, threading, named tuples and IPython."""
 
@@ -38,7 +48,8 @@ def private_names(path: str, source: str) -> Iterator[str]:
         elif isinstance(node, ast.Attribute):
             of_future = node.attr == "__future__" and is_name(node.value, "torch")
             of_op = ops and is_name(node.value, "aten")
-            if of_future or (private(node.attr) and node.attr not in own and not of_op):
+            inherited = is_name(node.value, "self") and not imports_torch(tree)  # from a class of ampmem's, then
+            if of_future or (private(node.attr) and node.attr not in own and not of_op and not inherited):
                 yield ast.unparse(node)
     if imports_torch(tree):
         for text in strings(tree):

@@ -257,8 +257,8 @@ def _rename_folders() -> None:
 
         return rename
 
-    for name in ("rename", "replace"):
-        patch(os, name, wrap)
+    for place in ((os, "rename"), (os, "replace")):
+        patch(*place, wrap)
 
 
 def _landlocked(folders: Sequence[Path], scratch: Path | None) -> Protected:

@@ -17,6 +17,7 @@ import torch
 
 from ampmem.additions import ADD, InPlaceAdditions
 from ampmem.events import Fact
+from ampmem.own_code import OP_CALLER
 from ampmem.patching import Undo, added, patch, unseen
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
@@ -237,6 +238,11 @@ class ForwardMode(TorchDispatchMode):
         log.running_op = name
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
+        except BaseException as error:
+            trace = error.__traceback__  # it begins with torch's frame for the op, which is there by our mode only
+            if trace is not None and trace.tb_frame.f_code.co_filename.endswith(OP_CALLER):
+                error.__traceback__ = trace.tb_next
+            raise
         finally:
             log.running_op = 0
         log.op(start, name, self.stacks.capture())

@@ -388,7 +388,8 @@ def _counts_are_known() -> bool:
     tried = torch.ones(1, device="cpu", requires_grad=True)
     seen = []
     for held in (False, True):
-        graph = tried * tried if held else None
+        with torch.inference_mode(False), torch.enable_grad():  # without gradients there is no graph
+            graph = tried * tried if held else None
         seen.append((tried._use_count(), _count_of(tried).value, sys.getrefcount(tried)))  # type: ignore[attr-defined]
         del graph
     (uses, count, references), (more_uses, more, more_references) = seen
@@ -460,6 +461,37 @@ def without_autocast() -> Any:
 def without_modes() -> Any:
     """A region without any dispatch mode, in which torch reads files as without a simulation. Since 2.0."""
     return _disable_current_modes()
+
+
+OLD_FORMAT = "_use_new_zipfile_serialization"
+"""The argument by which ``torch.save`` writes the format from before 1.6, which cannot leave values out."""
+SAFETENSORS_ARRAY = "_to_ndarray"
+"""The function of ``safetensors.torch`` that each of its writers calls for a tensor, since 0.6."""
+
+
+def names_of_safetensors(module: Any) -> dict[torch.dtype, str]:
+    """What safetensors' files call each dtype."""
+    return {dtype: name for name, dtype in module._TYPES.items()}
+
+
+DEFAULT_TYPE = (torch, "set_default_tensor_type")
+"""A function that torch deprecates."""
+
+
+def launches_of_triton() -> list[tuple[Any, str]]:
+    """Triton's methods that launch kernels: the class and the method's name. Empty without Triton.
+
+    ``torch._dynamo``, which is loaded by now, imports Triton if it is there. Triton has had these classes since 2.0.
+    """
+    jit, tuner = (sys.modules.get(f"triton.runtime.{name}") for name in ("jit", "autotuner"))
+    kinds = ((jit, "JITFunction"), (tuner, "Autotuner"), (tuner, "Heuristics"))
+    return [(getattr(owner, kind), "run") for owner, kind in kinds if owner is not None]
+
+
+def driver_of_triton() -> tuple[Any, Any]:
+    """Triton's holder of its active driver, and that driver if one was made; ``None`` twice without Triton."""
+    driver = getattr(sys.modules.get("triton.runtime"), "driver", None)
+    return (driver, vars(driver).get("_active")) if hasattr(driver, "set_active") else (None, None)
 
 
 @contextmanager

@@ -61,7 +61,7 @@ class _Saving:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
             if not any(isinstance(leaf, FakeTensor) for leaf in _leaves(obj)):
                 return original(obj, f, *args, **kwargs)
-            kwargs.pop("_use_new_zipfile_serialization", None)
+            kwargs.pop(general.OLD_FORMAT, None)
             with general.saving_without_values():
                 return original(obj, f, *args[:2], **kwargs)
 
@@ -69,7 +69,7 @@ class _Saving:
 
     def safetensors(self, module: Any) -> dict[str, Any]:
         """safetensors' function that writes a file."""
-        original, names = module.save_file, {kind: name for name, kind in module._TYPES.items()}
+        original, names = module.save_file, general.names_of_safetensors(module)
 
         @functools.wraps(original)
         def save_file(tensors: Mapping[str, torch.Tensor], filename: Any, metadata: Any = None) -> Any:
@@ -134,14 +134,14 @@ class _Refusing:
 
     def safetensors(self, module: Any) -> dict[str, Any]:
         """safetensors' function that each of its writers calls for a tensor."""
-        original = module._to_ndarray
+        original = getattr(module, general.SAFETENSORS_ARRAY)
 
         @functools.wraps(original)
         def to_array(tensor: torch.Tensor) -> Any:
             self._check("safetensors", [tensor])
             return original(tensor)
 
-        return {"_to_ndarray": to_array}
+        return {general.SAFETENSORS_ARRAY: to_array}
 
     def _check(self, what: str, leaves: Iterable[Any]) -> None:
         if any(map(self._made_up, leaves)):

@@ -7,7 +7,6 @@ tensors that it was given are unknown afterwards.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -17,25 +16,19 @@ import torch
 
 from ampmem.patching import added, patch
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.general import tree_leaves
+from ampmem.simulator.private.general import driver_of_triton, launches_of_triton, tree_leaves
 from ampmem.simulator.torch_cuda.properties import properties
 
 _NOTHING = "Triton kernels did nothing, because a simulated device computes nothing; their FLOPs are not counted"
 
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
-    """Make launches of kernels do nothing; returns the undo. Without Triton there is nothing to do.
-
-    ``torch._dynamo``, which is loaded by now, imports Triton if it is there.
-    """
-    jit, tuner = (sys.modules.get(f"triton.runtime.{name}") for name in ("jit", "autotuner"))
-    driver = getattr(sys.modules.get("triton.runtime"), "driver", None)
+    """Make launches of kernels do nothing; returns the undo. Without Triton there is nothing to do."""
+    driver, former = driver_of_triton()
     with ExitStack() as undo:
-        for owner, kinds in ((jit, ("JITFunction",)), (tuner, ("Autotuner", "Heuristics"))):
-            for kind in kinds if owner is not None else ():
-                undo.callback(patch(getattr(owner, kind), "run", functools.partial(_doing_nothing, mode)))
-        if driver is not None and hasattr(driver, "set_active"):
-            former = vars(driver).get("_active")
+        for place in launches_of_triton():
+            undo.callback(patch(*place, functools.partial(_doing_nothing, mode)))
+        if driver is not None:
             driver.set_active(_driver(mode))
             undo.callback(added("triton.runtime", "driver", lambda: driver.set_active(former)))
         return undo.pop_all().close

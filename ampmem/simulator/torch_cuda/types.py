@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ampmem.patching import added, patch, replace_all
-from ampmem.simulator.private.general import FakeTensor
+from ampmem.simulator.private.general import DEFAULT_TYPE, FakeTensor
 
 _PREFIX = "torch.cuda."
 _TYPES = {
@@ -49,7 +49,7 @@ def install() -> Callable[[], None]:
     with ExitStack() as undo:
         undo.callback(replace_all((torch.cuda,), types))
         chosen = undo.enter_context(ExitStack())
-        undo.callback(patch(torch, "set_default_tensor_type", functools.partial(_set_default, chosen)))
+        undo.callback(patch(*DEFAULT_TYPE, functools.partial(_set_default, chosen)))
         undo.callback(replace_all((torch.Tensor,), {"type": _type_of(torch.Tensor.type)}))
         return undo.pop_all().close
 

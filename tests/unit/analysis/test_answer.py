@@ -313,7 +313,9 @@ def test_the_peak_of_an_allocator_is_what_it_has_handed_out() -> None:
         assert entry.summary is not None
         of_all = replace(entry.summary.peak, allocated=allocated)
         steps = tuple(replace(step, peak=replace(step.peak, allocated=allocated)) for step in entry.summary.steps)
-        entries.append(replace(entry, summary=replace(entry.summary, peak=of_all, steps=steps)))
+        whole = replace(entry.summary.whole, bytes=allocated, at_most=allocated)
+        summary = replace(entry.summary, peak=of_all, steps=steps, whole=whole)
+        entries.append(replace(entry, summary=summary))
     told = wording(verdict_of_one(entries[1].summary)).text
     assert told.startswith("The peak is 1.500 GiB allocated, 1.2 MiB of it requested, in backward of step 0, at Addmm")
     comparison = compare(entries)

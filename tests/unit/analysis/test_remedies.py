@@ -131,7 +131,7 @@ def test_what_is_no_waste_stays_a_finding_of_its_own() -> None:
 def test_each_reason_names_the_memory_that_did_not_serve() -> None:
     recording = in_forward()
     limited = replace(
-        recording, ooms=(replace(oom_at(recording.ooms[0].time_ns, (400, 700)), total=1000, free=20_000),)
+        recording, ooms=(replace(oom_at(recording.ooms[0].time_ns, (400, 700)), limit=1000, free=20_000),)
     )
     oom = summarize(limited).out_of_memory
     assert oom is not None

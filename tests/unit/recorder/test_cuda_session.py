@@ -311,7 +311,7 @@ def test_the_finding_says_who_asked_what_lived_and_why_the_cache_did_not_serve()
         ({"stream": 5, "asked": 12 * MIB, "segment": 12 * MIB}, "belongs to another stream"),
         ({"pool": "0,1", "asked": 12 * MIB, "segment": 12 * MIB}, "belongs to another pool"),
         ({"asked": 12 * MIB, "segment": 12 * MIB}, "max_split_size_mb keeps it"),
-        ({"total": 62 * MIB, "free": 40 * MIB}, "the process may not take that much of it"),
+        ({"limit": 62 * MIB, "free": 40 * MIB}, "the process may not take that much of it"),
     ],
 )
 def test_each_reason_is_told(changes: dict[str, object], words: str) -> None:

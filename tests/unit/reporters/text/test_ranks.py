@@ -85,7 +85,10 @@ def test_the_peak_of_a_rank_is_what_its_allocator_has_handed_out() -> None:
             replace(step, peak=replace(step.peak, allocated=step.peak.bytes + rounding)) for step in summary.steps
         )
         top = replace(summary.peak, allocated=summary.peak.bytes + rounding)
-        runs.append(replace(run, entry=replace(run.entry, summary=replace(summary, steps=steps, peak=top))))
+        whole = replace(summary.whole, bytes=top.said, at_most=top.said)
+        runs.append(
+            replace(run, entry=replace(run.entry, summary=replace(summary, steps=steps, peak=top, whole=whole)))
+        )
     merged = merge(runs)
     least, most = (rank.peak for rank in merged.ranks)
     assert least is not None and most is not None and merged.worst is not None
