@@ -79,7 +79,7 @@ def rows(text: str, label: str) -> list[str]:
 
 def test_three_arms_of_one_script(tmp_path: Path) -> None:
     write_training(tmp_path)
-    done = ampmem(tmp_path, "compare", "--steps", "2", "--html", "page.html", "train.py", "seen")
+    done = ampmem(tmp_path, "compare", "--files", "write", "--steps", "2", "--html", "page.html", "train.py", "seen")
     assert done.returncode == 0, done.stderr
     recordings = [read(tmp_path / f"train.{arm}.ampmem") for arm in ARMS]
     assert [(recording.arm.name, recording.arm.forced) for recording in recordings] == [(arm, True) for arm in ARMS]
@@ -107,7 +107,9 @@ def test_three_arms_of_one_script(tmp_path: Path) -> None:
 
 def test_every_arm_hashes_and_draws_alike(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WITHOUT_OPTIMIZER.format(in_step="pass"))
-    done = ampmem(tmp_path, "compare", "--no-times", "--precision", "fp32,amp", "train.py", "seen", fresh=True)
+    done = ampmem(
+        tmp_path, "compare", "--files", "write", "--no-times", "--precision", "fp32,amp", "train.py", "seen", fresh=True
+    )
     assert done.returncode == 0, done.stderr
     seen = [line.split(maxsplit=2) for line in (tmp_path / "seen").read_text().splitlines()]
     assert [amp for _, amp, _ in seen] == ["False"] * 3 + ["True"] * 3  # a step ends with the next forward
@@ -117,7 +119,7 @@ def test_every_arm_hashes_and_draws_alike(tmp_path: Path) -> None:
 
 def test_the_table_has_the_bytes_of_the_recordings(tmp_path: Path) -> None:
     workload = ("-m", "ampmem.workloads.reuse", "--preset", "tiny", "--width", "64")
-    done = ampmem(tmp_path, "compare", "-o", "run", "--no-times", *workload)
+    done = ampmem(tmp_path, "compare", "--files", "write", "-o", "run", "--no-times", *workload)
     assert done.returncode == 0, done.stderr
     files = [f"run.{arm}.ampmem" for arm in ARMS]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(files)
@@ -154,7 +156,7 @@ def test_the_table_has_the_bytes_of_the_recordings(tmp_path: Path) -> None:
 )
 def test_an_arm_that_fails_is_a_column(tmp_path: Path, in_step: str, failure: str, steps: int, shown: str) -> None:
     write_training(tmp_path, in_step)
-    done = ampmem(tmp_path, "compare", "--no-times", "--precision", "amp,fp32", "train.py", "seen")
+    done = ampmem(tmp_path, "compare", "--files", "write", "--no-times", "--precision", "amp,fp32", "train.py", "seen")
     assert done.returncode == 1
     said = done.stderr.splitlines()
     assert said[0].startswith(f"1 of 2: amp: failed: {failure}")
@@ -171,7 +173,7 @@ def test_an_arm_that_fails_is_a_column(tmp_path: Path, in_step: str, failure: st
 
 def test_every_arm_may_fail(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import no_such_module\n")
-    done = ampmem(tmp_path, "compare", "--precision", "fp32,amp", "--html", "page.html", "train.py")
+    done = ampmem(tmp_path, "compare", "--files", "write", "--precision", "fp32,amp", "--html", "page.html", "train.py")
     assert done.returncode == 1
     assert done.stdout.count("failed: ModuleNotFoundError: No module named 'no_such_module'") == 2
     assert "page.html was not written" in done.stderr
@@ -180,7 +182,7 @@ def test_every_arm_may_fail(tmp_path: Path) -> None:
 
 def test_times_that_cannot_be_had_are_a_failure(tmp_path: Path) -> None:
     write_training(tmp_path, "if step == 0 and os.path.exists(sys.argv[1]): raise RuntimeError('was here before')")
-    done = ampmem(tmp_path, "compare", "--precision", "amp", "--steps", "2", "train.py", "seen")
+    done = ampmem(tmp_path, "compare", "--files", "write", "--precision", "amp", "--steps", "2", "train.py", "seen")
     assert done.returncode == 1
     assert done.stderr.splitlines()[0].startswith("1 of 1: amp: 2 steps, peak ")
     assert "1 of 1: amp: the timing run failed: RuntimeError: was here before" in done.stderr.splitlines()
@@ -190,7 +192,7 @@ def test_times_that_cannot_be_had_are_a_failure(tmp_path: Path) -> None:
 def test_an_earlier_recording_is_not_taken_for_one_that_failed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import no_such_module\n")
     (tmp_path / "train.amp.ampmem").write_text("of another day")
-    done = ampmem(tmp_path, "compare", "--force", "--precision", "amp", "train.py")
+    done = ampmem(tmp_path, "compare", "--files", "write", "--force", "--precision", "amp", "train.py")
     assert done.returncode == 1
     assert not (tmp_path / "train.amp.ampmem").exists()
 
@@ -211,7 +213,7 @@ def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:
         ("-m", "no.such.module"): "cannot find module no.such.module",
     }
     for arguments, message in cases.items():
-        said = refused(tmp_path, "compare", *arguments)
+        said = refused(tmp_path, "compare", "--files", "write", *arguments)
         assert message in said and len(said.splitlines()) == 1, said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page.html", "train.amp.ampmem", "train.py"]
     assert (tmp_path / "train.amp.ampmem").read_text() == (tmp_path / "page.html").read_text() == "precious"
@@ -220,13 +222,15 @@ def test_wrong_use_is_one_line_before_anything_runs(tmp_path: Path) -> None:
 def test_the_dtype_and_the_seed_reach_the_arms(tmp_path: Path) -> None:
     write_training(tmp_path)
     arguments = ("--no-times", "--steps", "1", "--skip", "1", "--precision", "as-is,amp", "--dtype", "fp16")
-    done = ampmem(tmp_path, "compare", *arguments, "--seed", "7", "train.py", "seen")
+    done = ampmem(tmp_path, "compare", "--files", "write", *arguments, "--seed", "7", "train.py", "seen")
     assert done.returncode == 0, done.stderr
     as_is, amp = (read(tmp_path / f"train.{arm}.ampmem").arm for arm in ("as-is", "amp"))
     assert (as_is.name, as_is.forced, as_is.dtype) == ("fp32", False, None)
     assert (amp.name, amp.forced, amp.dtype) == ("amp", True, "float16")
     seven = (tmp_path / "seen").read_text().splitlines()
-    done = ampmem(tmp_path, "compare", *arguments, "--force", "--precision", "amp", "train.py", "seen")
+    done = ampmem(
+        tmp_path, "compare", "--files", "write", *arguments, "--force", "--precision", "amp", "train.py", "seen"
+    )
     zero = (tmp_path / "seen").read_text().splitlines()[2:]
     assert [line.split()[0] for line in seven + zero] == ["0"] * 3
     digests = [{line.split()[2] for line in lines} for lines in (seven, zero)]
@@ -236,7 +240,20 @@ def test_the_dtype_and_the_seed_reach_the_arms(tmp_path: Path) -> None:
 def test_progress_changes_in_place_on_a_terminal(tmp_path: Path) -> None:
     write_training(tmp_path)
     reader, terminal = pty.openpty()
-    command = [ready_python(), "-m", "ampmem", "compare", "--precision", "amp", "--steps", "2", "train.py", "seen"]
+    command = [
+        ready_python(),
+        "-m",
+        "ampmem",
+        "compare",
+        "--files",
+        "write",
+        "--precision",
+        "amp",
+        "--steps",
+        "2",
+        "train.py",
+        "seen",
+    ]
     subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=terminal, timeout=120, check=True)
     os.close(terminal)
     shown = os.read(reader, 1 << 20).decode()
@@ -253,7 +270,7 @@ def test_ctrl_c_waits_for_the_arm_and_names_what_is_there(tmp_path: Path) -> Non
     reached = os.open(tmp_path / "reached", os.O_RDONLY | os.O_NONBLOCK)
     in_step = "if amp and step == 1: print(file=open('reached', 'w'), flush=True); signal.pause()"
     (tmp_path / "train.py").write_text(WITHOUT_OPTIMIZER.format(in_step=in_step))
-    command = [sys.executable, "-m", "ampmem", "compare", "--no-times", "train.py", "seen"]
+    command = [sys.executable, "-m", "ampmem", "compare", "--files", "write", "--no-times", "train.py", "seen"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -278,7 +295,7 @@ def test_much_output_and_what_a_script_leaves_behind_block_nothing(tmp_path: Pat
         "    [print('x' * 1000, file=stream) for stream in (sys.stdout, sys.stderr) for _ in range(2000)]"
     )
     write_training(tmp_path, flood)
-    done = ampmem(tmp_path, "compare", "--no-times", "--precision", "fp32", "train.py", "seen")
+    done = ampmem(tmp_path, "compare", "--files", "write", "--no-times", "--precision", "fp32", "train.py", "seen")
     assert done.returncode == 0, done.stderr
     assert "x" * 100 not in done.stdout + done.stderr
     os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)  # not waited for, and still there
@@ -309,7 +326,17 @@ def test_files_named_like_other_modules_disturb_nothing(tmp_path: Path, safe: bo
     command = tmp_path / "ampmem"  # what pip installs
     command.write_text("import sys\nfrom ampmem.cli.main import main\nsys.exit(main())\n")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1" * safe}
-    arguments = [sys.executable, command, "compare", "--no-times", "--precision", "fp32", "../elsewhere/train.py"]
+    arguments = [
+        sys.executable,
+        command,
+        "compare",
+        "--files",
+        "write",
+        "--no-times",
+        "--precision",
+        "fp32",
+        "../elsewhere/train.py",
+    ]
     done = subprocess.run(
         arguments, cwd=home, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
