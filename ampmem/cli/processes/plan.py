@@ -21,7 +21,7 @@ from ampmem.cli.options import ScriptOptions, assumed_data, simulated_gpu
 from ampmem.cli.processes.protection import UNPROTECTED, Protected, new_folder, protect
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
-from ampmem.output import check_output, claim, lock_file, remove_empty
+from ampmem.output import check_output, claim, lock_file, reach_by, remove_empty
 from ampmem.recorder.ranks.environment import Launched
 from ampmem.recorder.script import Target
 from ampmem.recording import (
@@ -235,6 +235,7 @@ class Plan:
         folders += [] if keep is None else [keep.absolute()]
         claimed = [path.absolute()] if self.numbered else []
         found = protect(tuple(dict.fromkeys(folders)), script.most_written, claimed, keep)
+        reach_by(found.real)
         return replace(self, protected=found, script=replace(script, keep_files=keep))
 
     def _named(self, path: Path) -> Path:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ampmem import output
 from ampmem.errors import UsageError
 
 _OF_CELLS = frozenset({"time", "capture", "prun", "timeit"})
@@ -395,6 +396,10 @@ def script_of_cell(code: str, name: str, before: Mapping[int, str], reached: Pat
     )
 
 
+REACHED = ".reached"
+"""The end of the name of a file for the number of steps; before it comes the name of the script's folder."""
+
+
 def run_cells(cells: Mapping[str, str], failed: Collection[str], reached: str) -> None:
     """Run ``cells`` (code by name) in ``__main__``; tracebacks name their lines as in the notebook."""
     from ampmem.recorder.script import execute
@@ -405,10 +410,10 @@ def run_cells(cells: Mapping[str, str], failed: Collection[str], reached: str) -
     for name, code in cells.items():
         # Tracebacks find the lines through linecache; Python itself would look for a file on sys.path, where the script
         # is.
-        (Path(reached).parent / name).write_text(code, encoding="utf-8")
+        (Path(reached.removesuffix(REACHED)) / name).write_text(code, encoding="utf-8")
         linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
         if name == last:
-            Path(reached).write_text(str(_steps()), encoding="ascii")
+            output.reached(Path(reached)).write_text(str(_steps()), encoding="ascii")
         try:
             execute(compile(code, name, "exec", dont_inherit=True), main)
         except Exception:

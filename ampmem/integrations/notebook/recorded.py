@@ -12,12 +12,13 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ampmem.errors import AmpmemError, UsageError
-from ampmem.integrations.notebook.cells import cells_needed, script_of_cell, untold
+from ampmem.integrations.notebook.cells import REACHED, cells_needed, script_of_cell, untold
 from ampmem.integrations.notebook.shell import display
 from ampmem.output import Bundle, check_output, printable, sized
 from ampmem.recorder.marker import FORMS
@@ -290,8 +291,9 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
 
     if options.html is not None:
         check_output(options.html, force=options.force, option="--html")
-    with tempfile.TemporaryDirectory(prefix="ampmem-") as folder:
-        reached = Path(folder) / "reached"
+    with tempfile.TemporaryDirectory(prefix="ampmem-") as folder, ExitStack() as undo:
+        reached = Path(f"{folder}{REACHED}")  # in a folder that a child reaches whose files are protected
+        undo.callback(reached.unlink, missing_ok=True)
         try:
             chosen = _chosen(options, code, notebook)
             script = script_of_cell(

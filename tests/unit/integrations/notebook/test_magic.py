@@ -16,6 +16,7 @@ from checked import run as trained_recording
 
 import ampmem
 from ampmem.integrations.notebook import recorded
+from ampmem.integrations.notebook.cells import REACHED
 from ampmem.integrations.notebook.recorded import CellOptions
 from ampmem.vocabulary import FORCED_ARMS
 
@@ -193,7 +194,7 @@ def test_after_a_comparison_that_is_the_last(notebook: Notebook, monkeypatch: py
         for arm in FORCED_ARMS:
             recorded = trained_recording()
             write(Path(f"{prefix}.{arm}.ampmem"), replace(recorded, arm=replace(recorded.arm, name=arm)))
-        (folder / "reached").write_text("0")
+        Path(f"{folder}{REACHED}").write_text("0")
         return ""
 
     monkeypatch.setattr(recorded, "_run", run)

@@ -26,18 +26,18 @@ def test_cells_run_in_order_and_errors_name_the_cells_own_line(tmp_path: Path) -
         2: "x = 1\nget_ipython().run_line_magic('env', 'A')\ndef f():\n    return 1 / (x - 2)",
         3: "x = 2\n1 / 0\nx = 3",
     }
-    ended = ran(tmp_path, script_of_cell("display(x)\nf()", "In [7]", before, tmp_path / "reached", failed={3}))
+    ended = ran(tmp_path, script_of_cell("display(x)\nf()", "In [7]", before, Path(f"{tmp_path}.reached"), failed={3}))
     assert ended.stdout == "2\n"
     assert 'File "In [7]", line 3, in <module>\n    f()\n' in ended.stderr
     assert 'File "In [2]", line 4, in f\n    return 1 / (x - 2)\n' in ended.stderr
-    assert (tmp_path / "reached").read_text(encoding="ascii") == "0"
+    assert Path(f"{tmp_path}.reached").read_text(encoding="ascii") == "0"
 
 
 def test_a_cell_that_did_not_fail_must_not_fail_here(tmp_path: Path) -> None:
-    ended = ran(tmp_path, script_of_cell("print(1)", "In [7]", {3: "1 / 0"}, tmp_path / "reached"))
+    ended = ran(tmp_path, script_of_cell("print(1)", "In [7]", {3: "1 / 0"}, Path(f"{tmp_path}.reached")))
     assert ended.returncode == 1
     assert ended.stdout == ""
-    assert not (tmp_path / "reached").exists()
+    assert not Path(f"{tmp_path}.reached").exists()
 
 
 def test_what_no_script_can_run_is_refused(tmp_path: Path) -> None:
