@@ -105,6 +105,8 @@ class Cold:
 
         With ``ready`` what it calls ``ampmem`` has torch imported already, and so have the processes that it starts.
         """
+        # Ranks of a run whose files are protected have to be this process's own, and not started by a server outside.
+        ready = ready and not ("--nproc-per-node" in command and "ampmem profile" not in command)
         bins = [self.with_extras(extras) / "bin"] if extras else [self._ready(command)] if ready else []
         home = self.shared / "home"
         home.mkdir(exist_ok=True)
