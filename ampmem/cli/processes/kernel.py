@@ -154,9 +154,12 @@ def _enter_namespace(*, as_root: bool) -> None:
 
 
 def _stage(needed: Sequence[str]) -> str:
-    """A folder of :data:`_STAGES` with none of the ``needed`` paths at or below it."""
+    """A folder of :data:`_STAGES` without a ``needed`` path at or below it; empty, as no mount takes it, if none is.
+
+    So a machine without one gets the next best protection, and no error of ampmem's own.
+    """
     free = (each for each in _STAGES if not any(_is_below(f"{path}/", each) for path in needed))
-    return next(each for each in free if Path(each).is_dir())
+    return next((each for each in free if Path(each).is_dir()), "")
 
 
 def _is_below(path: str, folder: str) -> bool:
