@@ -26,6 +26,10 @@ class InPlace(NamedTuple):
     name: str
 
 
+SIMULATED_MODE = InPlace("dispatch modes", "SimulatedMode")
+"""The entry of the simulated device, while there is one."""
+
+
 class Handle(Protocol):
     """A hook's handle, as torch returns it."""
 
@@ -54,6 +58,11 @@ _numbers = count()
 def in_place() -> list[InPlace]:
     """All current replacements, the oldest first."""
     return [entry.what for entry in _entries.values()]
+
+
+def is_simulating() -> bool:
+    """Whether this process simulates a device now."""
+    return SIMULATED_MODE in in_place()
 
 
 def replaced() -> list[tuple[Any, Any]]:

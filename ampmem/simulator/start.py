@@ -18,7 +18,7 @@ from ampmem.allocator.gpus import GpuSpec
 from ampmem.allocator.settings import GIB, settings_of_environment
 from ampmem.errors import AmpmemError, UsageError
 from ampmem.events import PredictionRecord
-from ampmem.patching import added
+from ampmem.patching import SIMULATED_MODE, added, is_simulating
 from ampmem.signals import SIGNALS
 from ampmem.simulator.assumed import NOTHING, Assumed
 from ampmem.simulator.device import DeviceEvent, SimulatedDevice
@@ -28,7 +28,7 @@ from ampmem.simulator.private.general import holders, kernels_of_cuda, running_n
 from ampmem.simulator.refusal import our_fault, refusal
 from ampmem.simulator.scratch import convolutions
 from ampmem.simulator.torch_cuda import attention, cuda, files, recurrent
-from ampmem.simulator.where import MODE, is_simulating, stop, take_stops
+from ampmem.simulator.where import stop, take_stops
 from ampmem.simulator.world import World, enter
 
 _HELD = (
@@ -134,7 +134,7 @@ def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -
     undo.callback(general.swap_on_conversion(functools.partial(stop, _HELD)))
     undo.callback(general.keep_names_in_torchscript())
     mode.__enter__()
-    undo.callback(added(*MODE, functools.partial(_leave, mode)))
+    undo.callback(added(*SIMULATED_MODE, functools.partial(_leave, mode)))
     return mode
 
 

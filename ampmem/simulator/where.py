@@ -3,15 +3,6 @@
 from __future__ import annotations
 
 from ampmem.own_code import script_line
-from ampmem.patching import InPlace, in_place
-
-MODE = InPlace("dispatch modes", "SimulatedMode")
-"""The entry of the simulated device among the patches, while there is one."""
-
-
-def is_simulating() -> bool:
-    """Whether this process simulates a device now."""
-    return MODE in in_place()
 
 
 class NotSimulated(RuntimeError):

@@ -170,6 +170,8 @@ def interrupted(tmp_path: Path, when: str) -> tuple[str, str]:
             "1",
             "--precision",
             "as-is,fp32",
+            "--files",
+            "write",  # the pipe of a protected run would be its own
             "train.py",
             "--vary",
             "--size 2:9",

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import Module as Module
 from torch.optim import Optimizer as Optimizer
 
+from ampmem.patching import is_simulating
 from ampmem.recorder.torch_private.general import never_made
-from ampmem.simulator.where import is_simulating
 
 _NO_MEMORY = frozenset(
     {

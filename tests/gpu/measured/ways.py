@@ -97,7 +97,7 @@ class Ways:
         return self.folder / f"{case}.{precision}.{way}.ampmem"
 
     def _profile(self, device: str, path: Path) -> tuple[str, ...]:
-        gpu = ("--gpu", self.gpu) if device == "sim" else ()
+        gpu = ("--gpu", self.gpu, "--files", "write") if device == "sim" else ()  # plain.py's figures are a file
         options = ("--device", device, *gpu, "--run-to-end", "--steps", str(self.steps), "--no-stacks")
         return "-m", "ampmem", "profile", *options, "--quiet", "--force", "-o", str(path)
 
