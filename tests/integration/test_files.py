@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -377,6 +378,16 @@ def test_a_sharded_checkpoint_can_be_loaded_in_the_run(tmp_path: Path) -> None:
     with unchanged(tmp_path):
         done = ampmem(tmp_path, "profile", "--quiet", "--gpu", "h100", "--world-size", "8", "train.py")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_server_that_runs_already_is_reached(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "train.py").write_text("import socket; socket.socket(socket.AF_UNIX).connect('at'); print('reached')")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "at"))
+        server.listen()
+        done = run(kind, tmp_path, "profile", "--gpu", "h100", "--quiet", "train.py", fresh=True)
+    assert done.stdout == "reached\n", done.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can write into /")

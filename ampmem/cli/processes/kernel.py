@@ -11,8 +11,8 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -124,7 +124,11 @@ def overlay_everything(folders: Sequence[Path], limit: int, *, as_root: bool) ->
         Path(f"{stage}/out{i}").mkdir()
         _mount(str(folder), f"{stage}/out{i}", None, _MS_BIND)
     layers = _Layers(stage, f"{stage}/root" if as_root else "")
-    layers.cover_all(mounts, directory)
+    with _sockets() as sockets:
+        layers.cover_all(mounts, directory)
+        for path, opened in sockets.items():
+            with suppress(OSError):  # its folder cannot be reached any more
+                _mount(f"/proc/self/fd/{opened}", f"{layers.base}{path}", None, _MS_BIND)
     place = _place(layers.base)
     for name in [f"out{i}" for i in range(len(folders))] + ["files"]:
         Path(f"{layers.base}{place}/{name}").mkdir()
@@ -151,6 +155,22 @@ def _enter_namespace(*, as_root: bool) -> None:
         ):
             Path("/proc/self", name).write_text(text)
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+
+
+@contextmanager
+def _sockets() -> Iterator[dict[str, int]]:
+    """A descriptor of each socket that a server listens at: below an overlay a server would not be found (unix(7))."""
+    lines = Path("/proc/net/unix").read_text("utf-8", "surrogateescape").splitlines()
+    paths = {path for path in (line.split(None, 7)[-1] for line in lines) if path.startswith("/")}
+    with ExitStack() as opened:
+        found = {}
+        for path in paths:
+            with suppress(OSError):  # it is gone, or out of this user's reach
+                descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+                opened.callback(os.close, descriptor)
+                if stat.S_ISSOCK(os.fstat(descriptor).st_mode):  # and not another file of this name by now
+                    found[path] = descriptor
+        yield found
 
 
 def _stage(needed: Sequence[str]) -> str:
