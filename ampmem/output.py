@@ -7,6 +7,7 @@ has only its line.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -306,13 +307,17 @@ def copy_with_holes(source: Path, target: Path) -> None:
     with source.open("rb") as given, target.open("wb") as taken:
         at, size = 0, os.fstat(given.fileno()).st_size
         taken.truncate(size)
-        with suppress(OSError):  # ENXIO: only a hole is left
-            while at < size:
+        while at < size:
+            try:
                 at = os.lseek(given.fileno(), at, os.SEEK_DATA)
-                end = os.lseek(given.fileno(), at, os.SEEK_HOLE)
-                os.lseek(taken.fileno(), at, os.SEEK_SET)
-                while at < end:
-                    at += os.sendfile(taken.fileno(), given.fileno(), at, end - at)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                return  # only a hole is left
+            end = os.lseek(given.fileno(), at, os.SEEK_HOLE)
+            os.lseek(taken.fileno(), at, os.SEEK_SET)
+            while at < end:
+                at += os.sendfile(taken.fileno(), given.fileno(), at, end - at)
 
 
 def say_written(path: Path) -> None:

@@ -345,14 +345,6 @@ class ScriptOptions:
         """Whether the script's writes are kept from the user's files: by default on a simulated GPU."""
         return self.files is Files.PROTECT or (self.files is None and self.device is Device.SIMULATED)
 
-    @property
-    def most_written(self) -> int:
-        """How many bytes the script may write then. Raises :class:`UsageError`."""
-        try:
-            return parse_bytes(self.files_limit)
-        except ValueError as error:
-            raise UsageError(f"--files-limit: {error}") from error
-
     def find(self) -> Target:
         """The target to run. Raises :class:`UsageError` if it does not exist."""
         if self.as_module:
@@ -435,10 +427,31 @@ def settled(script: ScriptOptions) -> ScriptOptions:
     simulated_gpu(device, script.gpu)
     assumed_data(device, script.assume)
     settled = replace(script, device=device)
-    if settled.most_written and settled.keep_files is not None and not settled.protects:
-        raise UsageError("--keep-files is for --files protect: without it the script writes its files in their places")
+    check_files(settled)
     check_world(device, script.world_size, script.rank)
     return settled
+
+
+def check_files(script: ScriptOptions) -> None:
+    """Make the folder of ``--keep-files``. Raises :class:`UsageError` if it cannot be made, or not be used."""
+    parse_limit(script.files_limit)
+    keep = script.keep_files
+    if keep is None:
+        return
+    if not script.protects:
+        raise UsageError("--keep-files is for --files protect: without it the script writes its files in their places")
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--keep-files {keep}: the folder cannot be made: {error.strerror}") from error
+
+
+def parse_limit(text: str) -> int:
+    """The bytes of ``--files-limit``. Raises :class:`UsageError`."""
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(f"--files-limit: {error}") from error
 
 
 def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:

@@ -272,6 +272,21 @@ def test_what_the_script_wrote_can_be_kept(trained: Path) -> None:
     assert set(torch.load(kept / "last.pt")) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        ("train.py/kept", "--keep-files train.py/kept: the folder cannot be made: Not a directory"),
+        ("kept", "could not keep all files that the script wrote in kept: Not a directory"),
+    ],
+)
+def test_what_cannot_be_kept_is_said(trained: Path, folder: str, said: str) -> None:
+    (trained / "kept").mkdir()
+    (trained / "kept" / trained.parts[1]).touch()  # where the copies' folder would be
+    done = ampmem(trained, "profile", "--gpu", "h100", "--quiet", "--keep-files", folder, "train.py")
+    assert f"ampmem: {said}\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_each_of_several_runs_keeps_its_files(trained: Path) -> None:
     command, *options = COMMANDS["compare on the CPU"]
     done = ampmem(trained, command, "--no-times", "--keep-files", "kept", *options)

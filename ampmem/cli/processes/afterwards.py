@@ -138,7 +138,7 @@ def say_of_files(plan: Plan, failure: BaseException | None, audience: Audience) 
     """Keep what the script has written, if asked for, and say what became of it; ``failure`` ended the script."""
     if why := plan.protected.why(failure):
         audience.complain(why)
-    for line in plan.keep_written():
+    if line := plan.keep_written():
         audience.say(line)
 
 

@@ -111,7 +111,7 @@ def launch_ranks(plan: Plan) -> NoReturn:
         files = names_in(plan.protected.real(Path(names.name)))
     told = plan.keep_written()
     if plan.report_to is None:
-        for line in (*told, *ranks_left(files, plan.protected)):
+        for line in filter(None, (told, *ranks_left(files, plan.protected))):
             Terminal(sys.stderr).say(line)
     if failure is None and not any(file.exists() for file in files) and plan.times_into is None:
         raise NothingRecorded("no process of the script left a recording")

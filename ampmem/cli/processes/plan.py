@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampmem.cli.options import ScriptOptions, assumed_data, simulated_gpu
+from ampmem.cli.options import ScriptOptions, assumed_data, parse_limit, simulated_gpu
 from ampmem.cli.processes.protection import UNPROTECTED, Protected, new_folder, protect
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
@@ -227,14 +227,13 @@ class Plan:
         if self.protected.active or not script.protects:
             return self
         keep = script.keep_files
-        if keep is not None:
-            keep = new_folder(keep) if self.report_to is not None else keep
-            keep.mkdir(parents=True, exist_ok=True)
+        if keep is not None and self.report_to is not None:
+            keep = new_folder(keep)
         files = (path, self.html, self.snapshot, self.report_to, self.names_into, self.results_into, self.times_into)
         folders = [each.absolute().parent for each in files if each is not None]
         folders += [] if keep is None else [keep.absolute()]
         claimed = [path.absolute()] if self.numbered else []
-        found = protect(tuple(dict.fromkeys(folders)), script.most_written, claimed, keep)
+        found = protect(tuple(dict.fromkeys(folders)), parse_limit(script.files_limit), claimed, keep)
         reach_by(found.real)
         return replace(self, protected=found, script=replace(script, keep_files=keep))
 
@@ -242,15 +241,18 @@ class Plan:
         """The user's name of a file of ampmem's, near the working directory."""
         return _near(self.protected.named(path))
 
-    def keep_written(self) -> list[str]:
+    def keep_written(self) -> str:
         """Keep what the script has written, if asked for; returns what became of it. The launcher does it for ranks."""
         protected, keep = self.protected, self.script.keep_files
         if self.launched is not None:
-            return []
+            return ""
         if keep is None:
-            return list(filter(None, [protected.unkept()]))
-        number = protected.keep(protected.real(keep))
-        return [f"kept {number} file{'' if number == 1 else 's'} that the script wrote in {keep}"] if number else []
+            return protected.unkept()
+        try:
+            number = protected.keep(protected.real(keep))
+        except OSError as error:
+            return f"could not keep all files that the script wrote in {keep}: {error.strerror}"
+        return f"kept {number} file{'' if number == 1 else 's'} that the script wrote in {keep}" if number else ""
 
     def find(self, suffix: str = "") -> tuple[Target, str]:
         """The script, and its title with ``suffix``, which names the recording. Checks all files to write."""
