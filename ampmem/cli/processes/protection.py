@@ -133,7 +133,9 @@ class Protected:
                 "--files-limit, or let the script write them (--files write)"
             )
         if self.active and _is_refusal(failure):
-            where = f"outside of {self.scratch}" if self.scratch else "there"
+            foreign = isinstance(failure, OSError) and failure.errno == errno.EOVERFLOW  # an id without a mapping
+            there = "in folders and files of another owner or group" if foreign else "there"
+            where = f"outside of {self.scratch}" if self.scratch else there
             return (
                 f"to protect your files, the script cannot write {where} in this run: give it another folder, or let "
                 "it write its files (--files write)"
