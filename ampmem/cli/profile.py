@@ -322,7 +322,7 @@ def _record(plan: Plan, target: Target, audience: Audience) -> NoReturn:
     if plan.script.device is Device.AUTO and afterwards.asks_for_cuda(target.code) and not cuda_available():
         greeting += afterwards.on_the_cpu(plan.script)
     if plan.names_into is not None:
-        tell_name(plan.protected.real(plan.names_into), plan.protected.real(path))
+        tell_name(plan.names_into, plan.protected.real(path))
     stopper = Stopper(on_give_up=lambda: audience.say(afterwards.let_go(path)))
     spawner = Spawner(plan, target.title, stopper.stop)
 

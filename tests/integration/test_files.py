@@ -166,8 +166,13 @@ COMMANDS = {
 
 @pytest.mark.parametrize("kind", ["overlay", pytest.param("user", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_command_that_predicts_or_compares_changes_a_file(trained: Path, name: str, kind: str) -> None:
-    with unchanged(trained):
+def test_no_command_that_predicts_or_compares_changes_a_file(
+    trained: Path, name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with unchanged(trained), unchanged(temporary):
         # A launcher starts its processes itself: no server, which would be outside of the namespace, may do it.
         done = run(kind, trained, *COMMANDS[name], fresh="two" in name)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -103,12 +103,12 @@ def launch_ranks(plan: Plan) -> NoReturn:
     else:
         module, given = TORCHRUN, _torchrun(script)
     target = find_module(module, given.options)
-    with NamedTemporaryFile(prefix="ampmem-") as names:
-        plan = replace(plan, names_into=Path(names.name)).protect(plan.output or Path("of the ranks"))
-        plan.protected.pass_on()
+    plan = plan.protect(plan.output or Path("of the ranks"))
+    plan.protected.pass_on()
+    with NamedTemporaryFile(prefix="ampmem-") as names:  # made now: its folder may be covered
         worker = worker_command(given.script, _worker(plan, given, Path(names.name)))
         failure = run_plainly(target, (*given.options, "--no-python", *worker))
-        files = names_in(plan.protected.real(Path(names.name)))
+        files = names_in(Path(names.name))
     told = plan.keep_written()
     if plan.report_to is None:
         for line in filter(None, (told, *ranks_left(files, plan.protected))):

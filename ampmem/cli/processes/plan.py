@@ -229,7 +229,7 @@ class Plan:
         keep = script.keep_files
         if keep is not None and self.report_to is not None:
             keep = new_folder(keep)
-        files = (path, self.html, self.snapshot, self.report_to, self.names_into, self.results_into, self.times_into)
+        files = (path, self.html, self.snapshot, self.report_to, self.results_into, self.times_into)
         folders = [each.absolute().parent for each in files if each is not None]
         folders += [] if keep is None else [keep.absolute()]
         claimed = [path.absolute()] if self.numbered else []
