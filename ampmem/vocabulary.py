@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
 
 
 class Arm(StrEnum):
@@ -42,58 +43,112 @@ LOW_PRECISION = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forced:
-    """Changes that save memory and that ampmem can force on a script; by default none.
+class ForcedOption:
+    """How a change is forced on the command line: ``words`` are its option, and what comes before its value.
 
-    ``checkpoint`` has patterns of module names; ``offload`` moves tensors saved for backward to the CPU; ``foreach`` is
-    the optimizers' implementation, ``None`` for the script's own; ``allocator`` are settings of CUDA's caching
-    allocator; ``batch_size`` is the most samples that a DataLoader may put into a batch; ``loss_chunks`` is the number
-    of chunks in which the loss is computed, each again in backward, 0 for no chunks. ``bfloat16`` is autocast to that
-    type, which is the precision ``amp``. ``bucket_view`` makes DistributedDataParallel's gradients views of its
-    buckets; ``reshard`` makes FSDP free whole parameters after forward, and gather them again for backward; ``policy``
-    makes it gather them in bfloat16, and modules compute with those; ``no_prefetch`` makes it gather nothing ahead in
-    backward. ``free_gradients`` sets gradients to ``None`` right after the update. ``no_cache`` is autocast without its
-    weight cache, which is the precision ``amp-nocache``; ``workspace`` is the setting of cuBLAS's workspaces.
+    An option of its own has a ``help``; the others are a precision. Without ``metavar`` and ``choices`` it is a flag;
+    with ``least`` its value is a number, at least that.
     """
 
-    checkpoint: tuple[str, ...] = ()
-    offload: bool = False
-    foreach: bool | None = None
-    fused: bool = False
-    allocator: str = ""
-    batch_size: int | None = None
-    bfloat16: bool = False
-    bucket_view: bool = False
-    reshard: bool = False
-    policy: bool = False
-    no_prefetch: bool = False
-    loss_chunks: int = 0
-    free_gradients: bool = False
-    no_cache: bool = False
-    workspace: str = ""
+    words: tuple[str, ...]
+    help: str = ""
+    metavar: str = ""
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+
+    def written(self, value: Any) -> list[str]:
+        """The option with ``value``."""
+        if not self.metavar and not self.choices:
+            return [*self.words]
+        text = ",".join(value) if isinstance(value, tuple) else str(value)
+        return [*self.words, text.lower() if self.choices else text]
+
+
+def _forced(default: Any, *words: str, **option: Any) -> Any:
+    return field(default=default, metadata={"option": ForcedOption(words=words, **option)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forced:
+    """Changes that save memory and that ampmem can force on a script; by default none."""
+
+    checkpoint: tuple[str, ...] = _forced(
+        (),
+        "--force-checkpoint",
+        metavar="NAME,...",
+        help="Run the modules with these names under torch.utils.checkpoint; * stands for one part of a name, as in "
+        "'blocks.*'.",
+    )
+    offload: bool = _forced(
+        False, "--force-offload", help="Keep saved tensors in CPU memory, as torch.autograd.graph.save_on_cpu does."
+    )
+    foreach: bool | None = _forced(
+        None,
+        "--force-foreach",
+        choices=("true", "false"),
+        help="Create torch's optimizers with foreach=True or foreach=False.",
+    )
+    fused: bool = _forced(False, "--force-fused", help="Create torch's optimizers with fused=True.")
+    loss_chunks: int = _forced(
+        0,
+        "--force-chunked-loss",
+        metavar="N",
+        least=2,
+        help="Compute F.cross_entropy in N chunks of rows, each under torch.utils.checkpoint.",
+    )
+    free_gradients: bool = _forced(
+        False,
+        "--force-free-gradients",
+        help="Set gradients to None right after the update, if the script zeroes them later.",
+    )
+    allocator: str = _forced(
+        "",
+        "--force-allocator",
+        metavar="SETTINGS",
+        help="Add SETTINGS to PYTORCH_ALLOC_CONF, such as expandable_segments:True.",
+    )
+    workspace: str = _forced(
+        "",
+        "--force-workspace",
+        metavar="CONFIG",
+        help="Set CUBLAS_WORKSPACE_CONFIG, such as :16:8 for 128 KiB.",
+    )
+    no_cache: bool = _forced(False, "--precision", Arm.AMP_NOCACHE.value)
+    batch_size: int | None = _forced(
+        None, "--force-batch-size", metavar="N", least=1, help="Limit the batch size of DataLoaders to N."
+    )
+    bucket_view: bool = _forced(
+        False, "--force-bucket-view", help="Create DistributedDataParallel with gradient_as_bucket_view=True."
+    )
+    reshard: bool = _forced(
+        False,
+        "--force-reshard",
+        help="Call fully_shard with reshard_after_forward=True, and FullyShardedDataParallel with FULL_SHARD.",
+    )
+    policy: bool = _forced(
+        False,
+        "--force-policy",
+        help="Give FSDP a mixed-precision policy: parameters in bfloat16, gradients reduced in float32.",
+    )
+    no_prefetch: bool = _forced(False, "--force-no-prefetch", help="Have FSDP prefetch no parameters in backward.")
+    bfloat16: bool = _forced(False, "--precision", Arm.AMP.value, "--dtype", AutocastDtype.BF16.value)
 
     def kinds(self) -> tuple[str, ...]:
         """The names of the fields that change something."""
         return tuple(item.name for item in fields(self) if getattr(self, item.name) != item.default)
 
     def options(self) -> list[str]:
-        """The options of ``ampmem profile`` that force these changes."""
-        options = ["--force-checkpoint", ",".join(self.checkpoint)] if self.checkpoint else []
-        options += ["--force-offload"] if self.offload else []
-        options += [] if self.foreach is None else ["--force-foreach", str(self.foreach).lower()]
-        options += ["--force-fused"] if self.fused else []
-        options += ["--force-chunked-loss", str(self.loss_chunks)] if self.loss_chunks else []
-        options += ["--force-free-gradients"] if self.free_gradients else []
-        options += ["--force-allocator", self.allocator] if self.allocator else []
-        options += ["--force-workspace", self.workspace] if self.workspace else []
-        options += ["--precision", Arm.AMP_NOCACHE.value] if self.no_cache else []
-        # 0 means no batch size to force
-        options += ["--force-batch-size", str(self.batch_size)] if self.batch_size else []
-        options += ["--force-bucket-view"] if self.bucket_view else []
-        options += ["--force-reshard"] if self.reshard else []
-        options += ["--force-policy"] if self.policy else []
-        options += ["--force-no-prefetch"] if self.no_prefetch else []
-        return options + (["--precision", Arm.AMP.value, "--dtype", AutocastDtype.BF16.value] if self.bfloat16 else [])
+        """The options of ``ampmem profile`` that force these changes; a batch size of 0 has none."""
+        options: dict[str, ForcedOption] = forced_options()
+        values = {name: getattr(self, name) for name in self.kinds()}
+        return [
+            word for name, value in values.items() if value or value is False for word in options[name].written(value)
+        ]
+
+
+def forced_options() -> dict[str, ForcedOption]:
+    """How each change is forced, by its field in :class:`Forced`."""
+    return {item.name: item.metadata["option"] for item in fields(Forced)}
 
 
 NOTHING_FORCED = Forced()

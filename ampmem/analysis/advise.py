@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Annotated
 
 from ampmem.analysis.analyse import analyse
 from ampmem.analysis.blocks import Blocks, blocks_of
+from ampmem.analysis.changes import CHANGES, Combined, Script, Trial, alone, changes_in
 from ampmem.analysis.findings.base import TrainingRun
 from ampmem.analysis.findings.training_loop import gradients_through_forward
 from ampmem.analysis.fit import Memory
@@ -26,95 +26,7 @@ from ampmem.events import Recording
 from ampmem.results import Deviation
 from ampmem.units import format_bytes, format_duration
 from ampmem.version import __version__
-from ampmem.vocabulary import AUTOCAST_ARMS, NOTHING_FORCED, WORKSPACE_CONFIG, Device, Forced, SourceKind
-
-
-class AllowedChange(StrEnum):
-    """A kind of change that can be allowed."""
-
-    CHECKPOINT = "checkpoint"
-    OFFLOAD = "offload"
-    FOREACH = "foreach"
-    FUSED = "fused"
-    LOSS = "loss"
-    GRADIENTS = "gradients"
-    CACHE = "cache"
-    WORKSPACE = "workspace"
-    ALLOCATOR = "allocator"
-    PRECISION = "precision"
-    BATCH = "batch"
-    BUCKET_VIEW = "bucket-view"
-    RESHARD = "reshard"
-    PREFETCH = "prefetch"
-    POLICY = "policy"
-
-
-EXPANDABLE = "expandable_segments:True"
-"""The setting of the caching allocator that is tried."""
-
-WORKSPACE = ":16:8"
-"""The smaller of the two settings (128 KiB) that cuBLAS documents for deterministic results."""
-
-LOSS_CHUNKS = 8
-"""The number of chunks in which the loss is tried."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
-    """What the recording of the unchanged script says about the script, as far as the run came."""
-
-    blocks: Blocks | None
-    optimizers: tuple[str, ...]
-    updated: int
-    """The number of trained parameters."""
-    trained_bytes: int = 0
-    batch: int | None = None
-    """Samples that the DataLoader puts into a batch; ``None`` where no DataLoader was seen to make the last batch."""
-    no_precision: str | None = None
-    """Why autocast in bfloat16 is not tried; ``None`` where it is tried."""
-    no_loss: str | None = None
-    """Why the loss is not tried in chunks; ``None`` where it is tried."""
-    no_fused: str | None = None
-    """Why ``fused=True`` is not tried; ``None`` where it is tried."""
-    no_foreach: str | None = None
-    """Why ``foreach=False`` is not tried; ``None`` where it is tried."""
-    idle_gradients: bool = False
-    """Whether gradients that the update has used already are still alive when forward starts."""
-    cached_casts: bool = False
-    """Whether the copies in autocast's weight cache are a notable part of the peak."""
-    workspaces: bool = False
-    """Whether cuBLAS's workspaces are a notable part of the peak."""
-    suggestions: tuple[Suggestion, ...] = ()
-    device: Device = Device.SIMULATED
-    """The device of the runs."""
-    device_name: str = ""
-    replicated: bool = False
-    """Whether the script trains on several ranks, each with all parameters."""
-    sharded: bool = False
-    """Whether the script trains on several ranks, each with a shard of some parameters."""
-    ranks: tuple[int, ...] = ()
-    """The ranks as which the changes are run; empty where the script runs in one process."""
-    stages: tuple[tuple[str, ...], ...] = ()
-    """The blocks of each rank by name, where ranks have different blocks (pipeline stages)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """A run with changes. ``memory`` is ``None`` where it ran out, or where ``failure`` says why there was no run.
-
-    ``flops`` are those of the last step, ``recomputed_flops`` the part that backward computed again, and
-    ``moved_bytes`` what the step copied between GPU and CPU; 0 where not known. ``step_ns`` is the duration of a step
-    without recording, on a real device. ``rank`` is the rank that has these peaks, where there are several.
-    """
-
-    memory: Memory | None
-    failure: str | None = None
-    rank: int | None = None
-    flops: int = 0
-    recomputed_flops: int = 0
-    moved_bytes: int = 0
-    step_ns: int | None = None
-
+from ampmem.vocabulary import AUTOCAST_ARMS, NOTHING_FORCED, Device, Forced, SourceKind
 
 Trials = Mapping[Forced, Trial]
 """The runs so far, by their changes; the first run is of the unchanged script."""
@@ -235,28 +147,8 @@ def _no_implementation(recording: Recording, name: str) -> str | None:
 
 def why_not_run(forced: Forced, script: Script) -> str | None:
     """Why ``forced`` is not run, judging by the run of the unchanged script; ``None`` where it is run."""
-    if script.device is Device.CPU:
-        for changes, why in (
-            (forced.allocator, "the setting is for CUDA's caching allocator, which the CPU does not have"),
-            (forced.workspace, "the setting is for cuBLAS's workspaces, which the CPU does not have"),
-            (forced.offload, "saved tensors are in the CPU's memory already"),
-            (forced.foreach is False, "on a CPU torch's optimizers use foreach only if the script asks for it"),
-        ):
-            if changes:
-                return why
-    if (forced.bfloat16 or forced.policy) and script.no_precision is not None:
-        return script.no_precision
-    if forced.loss_chunks and script.no_loss is not None:
-        return script.no_loss
-    if forced.fused and script.no_fused is not None:
-        return script.no_fused
-    if forced.foreach is False and script.no_foreach is not None:
-        return script.no_foreach
-    if forced.batch_size == 0:
-        return "no DataLoader was seen making the script's batches"
-    if forced.batch_size is not None and script.batch == 1:
-        return "the batch has only one sample"
-    return None
+    reasons = (change.why_not(value, script) for change, value in changes_in(forced))
+    return next(filter(None, reasons), None)
 
 
 def meets(trial: Trial, budget: int | None) -> bool:
@@ -265,7 +157,7 @@ def meets(trial: Trial, budget: int | None) -> bool:
     return memory is not None and memory.surely and (budget is None or memory.most <= budget)
 
 
-def next_forced(trials: Trials, script: Script, allowed: frozenset[AllowedChange], budget: int | None) -> Forced | None:
+def next_forced(trials: Trials, script: Script, allowed: frozenset[str], budget: int | None) -> Forced | None:
     """The changes to run next; ``None`` when the search is over.
 
     First each change is tried alone, then combinations that lower several parts of the peak, then the fewest blocks
@@ -279,7 +171,7 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[AllowedChange
     if wanted and meets(trials[NOTHING_FORCED], budget):
         return None
     blocks = script.blocks
-    whole = singles.get(AllowedChange.CHECKPOINT)
+    whole = singles.get("checkpoint")
     if blocks is None or whole is None or trials[whole].failure is not None:
         blocks = None
     bases = _bases(trials, singles)
@@ -290,59 +182,46 @@ def next_forced(trials: Trials, script: Script, allowed: frozenset[AllowedChange
         if forced not in trials:
             return forced
         if wanted and meets(trials[forced], budget):
-            return None if blocks is None else _fewest(trials, blocks, base, budget, singles.get(AllowedChange.LOSS))
+            return None if blocks is None else _fewest(trials, blocks, base, budget, singles.get("loss_chunks"))
     half = None if wanted or blocks is None else Forced(checkpoint=blocks.first(len(blocks.names) // 2))
     return None if half in trials else half
 
 
-def due(trials: Trials, script: Script, allowed: frozenset[AllowedChange], budget: int | None) -> list[Forced]:
+def due(trials: Trials, script: Script, allowed: frozenset[str], budget: int | None) -> list[Forced]:
     """The changes to run now, all of which may run at the same time; empty when the search is over."""
     missing = [forced for forced in _singles(script, allowed).values() if forced not in trials]
     following = next_forced(trials, script, allowed, budget)
     return missing or ([] if following is None else [following])
 
 
-def most_left(trials: Trials, script: Script, allowed: frozenset[AllowedChange], budget: int | None) -> int:
+def most_left(trials: Trials, script: Script, allowed: frozenset[str], budget: int | None) -> int:
     """The most runs that can be left: the number if none of them is enough."""
     made = dict(trials)
     while (forced := next_forced(made, script, allowed, budget)) is not None:
         made[forced] = Trial(memory=None, failure=why_not_run(forced, script))
     if len(made) == len(trials):
         return 0
-    blocks = 0 if script.blocks is None or AllowedChange.CHECKPOINT not in allowed else len(script.blocks.names)
+    blocks = 0 if script.blocks is None or "checkpoint" not in allowed else len(script.blocks.names)
     searches = int(not any(meets(trial, budget) for trial in trials.values()))
-    loss = _singles(script, allowed).get(AllowedChange.LOSS)
+    loss = _singles(script, allowed).get("loss_chunks")
     if loss is not None and (loss not in trials or (searches and _helps(trials, loss))):
         searches += 1  # once more with the loss in chunks, if that helps
     return len(made) - len(trials) + searches * max(blocks - 1, 0).bit_length()
 
 
-def _singles(script: Script, allowed: frozenset[AllowedChange]) -> dict[AllowedChange, Forced]:
-    """Each change alone, in the order in which the changes are tried."""
-    found = {AllowedChange.FUSED: Forced(fused=True), AllowedChange.FOREACH: Forced(foreach=False)}
-    if script.blocks is not None:
-        found[AllowedChange.CHECKPOINT] = Forced(checkpoint=script.blocks.names)
-    found[AllowedChange.LOSS] = Forced(loss_chunks=LOSS_CHUNKS)
-    if script.idle_gradients:
-        found[AllowedChange.GRADIENTS] = Forced(free_gradients=True)
-    if script.cached_casts:
-        found[AllowedChange.CACHE] = Forced(no_cache=True)
-    found[AllowedChange.OFFLOAD] = Forced(offload=True)
-    if script.replicated:
-        found[AllowedChange.BUCKET_VIEW] = Forced(bucket_view=True)
-    if script.sharded:
-        found[AllowedChange.RESHARD] = Forced(reshard=True)
-        found[AllowedChange.PREFETCH] = Forced(no_prefetch=True)
-        found[AllowedChange.POLICY] = Forced(policy=True)
-    if script.workspaces:
-        found[AllowedChange.WORKSPACE] = Forced(workspace=WORKSPACE)
-    found[AllowedChange.ALLOCATOR] = Forced(allocator=EXPANDABLE)
-    found[AllowedChange.PRECISION] = Forced(bfloat16=True)
-    found[AllowedChange.BATCH] = Forced(batch_size=0 if script.batch is None else max(script.batch // 2, 1))
-    return {change: forced for change, forced in found.items() if change in allowed}
+def _singles(script: Script, allowed: frozenset[str]) -> dict[str, Forced]:
+    """Each change alone, by its field, in the order in which the changes are tried."""
+    found = {change.field: alone(change, script) for change in CHANGES if change.allow in allowed}
+    return {field: forced for field, forced in found.items() if forced is not None}
 
 
-def _bases(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> Iterator[tuple[Forced, Forced | None]]:
+def _of(singles: Mapping[str, Forced], combined: Combined) -> list[Forced]:
+    """Those of ``singles`` that are combined with others in this way."""
+    fields = [change.field for change in CHANGES if change.combined is combined]
+    return [singles[field] for field in fields if field in singles]
+
+
+def _bases(trials: Trials, singles: Mapping[str, Forced]) -> Iterator[tuple[Forced, Forced | None]]:
     """The changes that block checkpointing is combined with, each with one change more than the one before.
 
     Changes that cost much time come late and those that may change the results last; each combination comes with the
@@ -352,32 +231,16 @@ def _bases(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> Iterator[
     base = NOTHING_FORCED
     for base in _kept(trials, singles):
         yield base, None
-    for change in _OF_RANKS:
-        single = singles.get(change)
-        if single is None or trials[single].failure is not None:
-            continue
+    for single in (*_of(singles, Combined.OF_RANKS), *_of(singles, Combined.SETTING)):
         # Whole parameters that stay after forward are there already: prefetching gathers ahead only with resharding.
-        if _helps(trials, single) or (single.no_prefetch and base.reshard):
+        if trials[single].failure is None and (_helps(trials, single) or (single.no_prefetch and base.reshard)):
             base = _with(base, single)
             yield base, None
-    for change in (AllowedChange.ALLOCATOR, AllowedChange.WORKSPACE):
-        single = singles.get(change)
-        if single is not None and _helps(trials, single):
+    for single in _of(singles, Combined.COSTLY):
+        if trials[single].failure is None and not (single.bfloat16 and base.policy):  # one of the two is enough
             base = _with(base, single)
-            yield base, None
-    offload = singles.get(AllowedChange.OFFLOAD)
-    if offload is not None and trials[offload].failure is None:
-        base = _with(base, offload)
-        yield base, offload
-    policy = singles.get(AllowedChange.POLICY)
-    if policy is not None and trials[policy].failure is None:
-        base = _with(base, policy)
-        yield base, policy
-    precision = singles.get(AllowedChange.PRECISION)
-    if precision is not None and trials[precision].failure is None and not base.policy:
-        base = _with(base, precision)
-        yield base, precision
-    batch = singles.get(AllowedChange.BATCH)
+            yield base, single
+    batch = singles.get("batch_size")
     if batch is not None and trials[batch].failure is None:
         size = batch.batch_size or 0
         while size:
@@ -385,24 +248,19 @@ def _bases(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> Iterator[
             size //= 2
 
 
-_OF_RANKS = (AllowedChange.BUCKET_VIEW, AllowedChange.RESHARD, AllowedChange.PREFETCH)
-"""Changes of distributed training that leave the results as they are, the cheapest first."""
-
-
 def _with(base: Forced, change: Forced) -> Forced:
     """The changes of ``base`` and of ``change`` together."""
     return replace(base, **{name: getattr(change, name) for name in change.kinds()})
 
 
-def _kept(trials: Trials, singles: Mapping[AllowedChange, Forced]) -> list[Forced]:
+def _kept(trials: Trials, singles: Mapping[str, Forced]) -> list[Forced]:
     """The combinations that hardly cost time: the update, gradients freed after it, then the chunked loss."""
     update = _update(trials)
-    for change in (AllowedChange.GRADIENTS, AllowedChange.CACHE):
-        single = singles.get(change)
-        if single is not None and (_helps(trials, single) or _allocates_less(trials, single)):
+    for single in _of(singles, Combined.CHEAP):
+        if _helps(trials, single) or _allocates_less(trials, single):
             update = _with(update, single)
     found = [] if update == NOTHING_FORCED else [update]
-    loss = singles.get(AllowedChange.LOSS)
+    loss = singles.get("loss_chunks")
     if loss is not None and (_helps(trials, loss) or _allocates_less(trials, loss)):
         found.append(_with(update, loss))
     return found
@@ -527,13 +385,9 @@ def why_unproven(trials: Trials, script: Script) -> str | None:
 
 def incomparable(forced: Forced) -> str | None:
     """Why ``forced`` is not compared: other results are expected, or no run is needed; ``None`` if it is."""
-    if forced.batch_size is not None:
-        return "a smaller batch gives other losses"
-    if forced.kinds() == ("allocator",):
-        return "the setting changes where CUDA's allocator places tensors, and a CPU does not have that allocator"
-    if forced.kinds() == ("workspace",):
-        return "a CPU does not have cuBLAS"
-    return None
+    changes = [change for change, _ in changes_in(forced)]
+    reasons = (change.unproven for change in changes if change.computes or len(changes) == 1)
+    return next(filter(None, reasons), None)
 
 
 def to_prove(trials: Trials, budget: int | None) -> list[Forced]:
@@ -548,26 +402,7 @@ def to_prove(trials: Trials, budget: int | None) -> list[Forced]:
 
 def name_of(forced: Forced, script: Script) -> str:
     """The changes in words: ``checkpoint 6 of 12 blocks, fused=True``."""
-    words = []
-    if forced.checkpoint:
-        total = 0 if script.blocks is None else len(script.blocks.names)
-        words.append(f"checkpoint {len(forced.checkpoint)} of {total} blocks")
-    words += ["offload saved tensors"] if forced.offload else []
-    words += [] if forced.foreach is None else [f"foreach={forced.foreach}"]
-    words += ["fused=True"] if forced.fused else []
-    words += [f"loss in {forced.loss_chunks} chunks"] if forced.loss_chunks else []
-    words += ["gradients freed after the update"] if forced.free_gradients else []
-    words += ["autocast without its cache"] if forced.no_cache else []
-    words += ["small cuBLAS workspaces"] if forced.workspace else []
-    words += [EXPANDABLE.partition(":")[0]] if forced.allocator else []
-    words += ["gradient_as_bucket_view=True"] if forced.bucket_view else []
-    words += ["reshard after forward"] if forced.reshard else []
-    words += ["no prefetch in backward"] if forced.no_prefetch else []
-    words += ["bfloat16 policy"] if forced.policy else []
-    words += ["autocast bfloat16"] if forced.bfloat16 else []
-    if forced.batch_size is not None:
-        words.append(f"batch size {forced.batch_size} of {script.batch}" if script.batch else "smaller batches")
-    return ", ".join(words) or "the script as it is"
+    return ", ".join(change.in_words(value, script) for change, value in changes_in(forced)) or "the script as it is"
 
 
 def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None = None) -> str:
@@ -576,34 +411,8 @@ def cost_of(forced: Forced, script: Script, trial: Trial, before: Trial | None =
     if trial.recomputed_flops:
         share = trial.recomputed_flops / max(trial.flops - trial.recomputed_flops, 1)
         words.append(f"recomputes {share:.1%} of the step's FLOPs".replace("%", " %"))
-    elif forced.checkpoint and script.blocks is not None:
-        words.append(
-            f"recomputes the forward of {len(forced.checkpoint)} of {len(script.blocks.names)} blocks in each step"
-        )
-    if forced.offload:
-        moved = f"{format_bytes(trial.moved_bytes)} move" if trial.moved_bytes else "saved tensors move"
-        words.append(f"{moved} between GPU and CPU in each step")
-    if forced.foreach is False:
-        words.append(f"separate kernels for each of {script.updated} parameters")
-    if forced.fused:
-        words.append("fewer kernels")
-    if forced.reshard:
-        words.append("gathers parameters again for backward")
-    if forced.no_prefetch:
-        words.append("backward waits for each all-gather")
-    if forced.policy:
-        words.append("rounds parameters and results to bfloat16")
-    if forced.no_cache:
-        words.append("casts weights at each use")
-    if forced.workspace:
-        words.append("matrix products may take slower kernels")
-    if forced.loss_chunks:
-        words.append("recomputes the loss's log-softmax in each step")
-    if forced.bfloat16:
-        words.append("rounds results to bfloat16")
-    if forced.batch_size and script.batch:
-        words.append(f"{script.batch / forced.batch_size:.3g} steps for the same number of samples")
-    return "; ".join(words)
+    costs = (change.cost_of(value, script, trial) for change, value in changes_in(forced))
+    return "; ".join((*words, *filter(None, costs)))
 
 
 def _time_beside(step_ns: int, before: Trial | None) -> str:
@@ -616,50 +425,7 @@ def _time_beside(step_ns: int, before: Trial | None) -> str:
 
 def code_of(forced: Forced, script: Script) -> tuple[str, ...]:
     """The changes as lines of code, in which ``model`` is the outermost module that the script calls."""
-    lines: list[str] = []
-    if forced.checkpoint and script.blocks is not None:
-        lines.append(
-            f"for block in {script.blocks.in_code(forced.checkpoint)}: "
-            "block.forward = functools.partial(torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False)"
-        )
-    if forced.offload:
-        lines.append("with torch.autograd.graph.save_on_cpu():  # around the call of model, not backward")
-    argument = "fused=True" if forced.fused else None if forced.foreach is None else f"foreach={forced.foreach}"
-    if argument is not None:
-        lines += [f"{name}(..., {argument})" for name in script.optimizers or ("the optimizer",)]
-    if forced.loss_chunks:
-        lines += [
-            f"parts = zip(logits.chunk({forced.loss_chunks}), target.chunk({forced.loss_chunks}))",
-            "loss = torch.stack([torch.utils.checkpoint.checkpoint(F.cross_entropy, *part, reduction='sum', "
-            "use_reentrant=False) for part in parts]).sum() / (target != -100).sum()  # without the division for a sum",
-        ]
-    if forced.free_gradients:
-        lines.append("optimizer.zero_grad()  # right after optimizer.step()")
-    if forced.no_cache:
-        lines.append("torch.autocast(..., cache_enabled=False)")
-    if forced.workspace:
-        lines.append(f"{WORKSPACE_CONFIG}={forced.workspace}  # in the environment, before CUDA is used")
-    if forced.allocator:
-        lines.append(f"PYTORCH_ALLOC_CONF={forced.allocator}  # in the environment, before CUDA is used")
-    if forced.bucket_view:
-        lines.append("DistributedDataParallel(..., gradient_as_bucket_view=True)")
-    if forced.reshard:
-        lines.append("fully_shard(..., reshard_after_forward=True)  # FSDP1: ShardingStrategy.FULL_SHARD")
-    if forced.no_prefetch:
-        lines.append(
-            "each.set_modules_to_backward_prefetch([each])  # of all sharded modules; FSDP1: backward_prefetch=None"
-        )
-    if forced.policy:
-        policy = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
-        lines.append(f"fully_shard(..., mp_policy={policy})  # FSDP1: mixed_precision=MixedPrecision(...)")
-    if forced.bfloat16:
-        kind = Device.CPU if script.device is Device.CPU else Device.CUDA
-        lines.append(f"with torch.autocast('{kind}', dtype=torch.bfloat16):  # around forward and loss, not backward")
-    if forced.batch_size:
-        lines.append(
-            f"DataLoader(..., batch_size={forced.batch_size})  # and accumulate gradients, if losses are means"
-        )
-    return tuple(lines)
+    return tuple(line for change, value in changes_in(forced) for line in change.lines(value, script))
 
 
 SCHEMA = "ampmem.advise/1"

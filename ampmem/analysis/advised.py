@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ampmem.allocator.gpus import gpu_to_simulate
-from ampmem.analysis.advise import EXPANDABLE, LOSS_CHUNKS, Script, Trial, why_not_run
+from ampmem.analysis.advise import name_of, why_not_run
+from ampmem.analysis.changes import CHANGES, Script, Trial, alone
 from ampmem.analysis.findings.base import NOTABLE_BYTES, NOTABLE_SHARE, Finding
 from ampmem.analysis.jsonable import NOT_IN_JSON, Json, NotOfThisKind, from_json, parsed
 from ampmem.analysis.ranks.jobs import RankRun
@@ -51,14 +52,6 @@ def run_in(line: str) -> EndedRun | None:
 # Which findings the runs disprove.
 
 _OF_LOSS = "fp32-activations"
-_CHANGES: Mapping[str, Mapping[str, Forced]] = {
-    "foreach-temporaries": {"fused=True": Forced(fused=True), "foreach=False": Forced(foreach=False)},
-    _OF_LOSS: {f"the loss in {LOSS_CHUNKS} chunks": Forced(loss_chunks=LOSS_CHUNKS)},
-    "gradients-through-forward": {"gradients freed after the update": Forced(free_gradients=True)},
-    "fragmentation": {"expandable_segments": Forced(allocator=EXPANDABLE)},
-}
-"""The findings, by code, whose change ``ampmem advise`` runs, with the changes that are run: each of them is the
-advice."""
 
 _DEVICES = {SourceKind.SIMULATED: Device.SIMULATED, SourceKind.CUDA: Device.CUDA, SourceKind.CPU: Device.CPU}
 
@@ -94,12 +87,16 @@ class Advised:
 
     def disproof(self, finding: Finding) -> str | None:
         """Why ``finding`` is not shown; ``None`` if one of its changes saves memory, or was neither run nor refused."""
-        changes = _CHANGES.get(finding.code, {})
+        changes = [alone(change, self.script) for change in CHANGES if change.finding == finding.code]
         if finding.code == _OF_LOSS and not finding.proof:  # no change is run for other activations
             return None
-        if any(forced not in self.trials and why_not_run(forced, self.script) is None for forced in changes.values()):
+        if any(
+            each is None or (each not in self.trials and why_not_run(each, self.script) is None) for each in changes
+        ):
             return None
-        ran = {name: self._saved(forced) for name, forced in changes.items() if self._ran(forced)}
+        ran = {
+            name_of(each, self.script): self._saved(each) for each in changes if each is not None and self._ran(each)
+        }
         if not ran or any(saved is None or self._notable(saved) for saved in ran.values()):
             return None
         said = ", ".join(f"{name} saved {_size(saved or 0)}" for name, saved in ran.items())

@@ -23,10 +23,7 @@ from ampmem.allocator.settings import text_of_environment
 from ampmem.analysis.advise import (
     PROOF_STEPS,
     AdviceDocument,
-    AllowedChange,
     Proof,
-    Script,
-    Trial,
     advice,
     advise_schema,
     blocks_of_ranks,
@@ -47,6 +44,7 @@ from ampmem.analysis.advise import (
     why_unproven,
 )
 from ampmem.analysis.advised import KIND, EndedRun, identity_in, run_in
+from ampmem.analysis.changes import CHANGES, Script, Trial
 from ampmem.analysis.fit import memory_of
 from ampmem.analysis.jsonable import Json, like, plain
 from ampmem.cli.options import (
@@ -89,6 +87,7 @@ from ampmem.version import __version__
 from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
 
 _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
+_ALLOWED = {change.allow: change.about for change in CHANGES}
 
 
 @click.command(
@@ -103,16 +102,10 @@ _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 @click.option(
     "--allow",
     "changes",
-    default=",".join(AllowedChange),
+    default=",".join(_ALLOWED),
     show_default="all of these",
     metavar="CHANGE,...",
-    help="Which changes to try: checkpoint (activation checkpointing of the model's blocks), offload (saved tensors "
-    "in CPU memory), foreach (optimizers with foreach=False), fused (optimizers with fused=True), loss (cross_entropy "
-    "in chunks), gradients (set to None after the update, if they are alive in forward), cache (autocast without its "
-    "weight cache, if the script uses autocast), workspace (small cuBLAS workspaces), allocator "
-    "(expandable_segments), precision (autocast to bfloat16), batch (half the DataLoader's batch size); with several "
-    "ranks also bucket-view (DistributedDataParallel with gradient_as_bucket_view), reshard (FSDP that reshards after "
-    "forward), prefetch (FSDP without prefetching) and policy (FSDP with bfloat16 mixed precision).",
+    help=f"Which changes to try: {', '.join(f'{name} ({about})' for name, about in _ALLOWED.items())}.",
 )
 @click.option(
     "--prove",
@@ -250,12 +243,12 @@ def _write_page(found: AdviceDocument, search: _Search, budget: int | None, html
         say_written(path)
 
 
-def _allowed(text: str) -> frozenset[AllowedChange]:
+def _allowed(text: str) -> frozenset[str]:
     names = [name.strip() for name in text.split(",")]
-    unknown = next((name for name in names if name not in tuple(AllowedChange)), None)
+    unknown = next((name for name in names if name not in _ALLOWED), None)
     if unknown is not None:
-        raise UsageError(f"--allow: unknown change {unknown!r}; choose from {', '.join(AllowedChange)}")
-    return frozenset(map(AllowedChange, names))
+        raise UsageError(f"--allow: unknown change {unknown!r}; choose from {', '.join(_ALLOWED)}")
+    return frozenset(names)
 
 
 def _bytes(budget: str | None) -> int | None:
@@ -298,7 +291,7 @@ class _Search:
         self.found = Script(blocks=None, optimizers=(), updated=0)
         """The properties of the script from the first run."""
 
-    def run(self, allowed: frozenset[AllowedChange], budget: int | None, *, keep: bool = False) -> None:
+    def run(self, allowed: frozenset[str], budget: int | None, *, keep: bool = False) -> None:
         """Run the unchanged script, then runs with changes until the search is over. No process is left behind.
 
         With ``keep`` the recordings of the unchanged script and of the best run are in :attr:`recordings` afterwards.
@@ -343,7 +336,7 @@ class _Search:
         for forced in [each for each in self.recordings if each not in wanted]:
             self.recordings.pop(forced).unlink(missing_ok=True)
 
-    def _due(self, allowed: frozenset[AllowedChange], budget: int | None, progress: _Progress) -> list[Forced]:
+    def _due(self, allowed: frozenset[str], budget: int | None, progress: _Progress) -> list[Forced]:
         """The changes to run now; changes that need no run are settled first."""
         while True:
             first = [] if NOTHING_FORCED in self.trials else [NOTHING_FORCED]

@@ -24,7 +24,17 @@ from ampmem.recorder.marker import FORMS, step_on_of
 from ampmem.recorder.script import Target
 from ampmem.recording import rank_file, taken_for_script
 from ampmem.units import parse_bytes
-from ampmem.vocabulary import ASSUMABLE, NOTHING_FORCED, Arm, AutocastDtype, Device, Files, Forced
+from ampmem.vocabulary import (
+    ASSUMABLE,
+    NOTHING_FORCED,
+    Arm,
+    AutocastDtype,
+    Device,
+    Files,
+    Forced,
+    ForcedOption,
+    forced_options,
+)
 
 if TYPE_CHECKING:
     from ampmem.simulator.assumed import Assumed
@@ -147,8 +157,7 @@ _GROUPS = (
     ),
     _group(
         "Forced changes",
-        "force_checkpoint force_offload force_foreach force_fused force_chunked_loss force_allocator force_batch_size "
-        "force_free_gradients force_workspace force_bucket_view force_reshard force_no_prefetch force_policy",
+        " ".join(map("force_{}".format, forced_options())),
         "--gpu h100 --force-checkpoint 'blocks.*'",
     ),
     _group("GPU", "device device_option gpu assume", "--gpu h100"),
@@ -409,6 +418,47 @@ def _with(command: Callable[..., Any], decorators: Sequence[Decorator]) -> Calla
     for decorate in reversed(decorators):
         decorated = decorate(decorated)
     return decorated
+
+
+def force_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that force changes; they are ``forced`` of the shared options, whose decorator comes after."""
+    own = {name: option for name, option in forced_options().items() if option.help}
+
+    @wraps(command)
+    def with_forced(**given: Any) -> Any:
+        values = {name: given.pop(f"force_{name}") for name in own}
+        forced = Forced(**{name: _forced_value(own[name], value) for name, value in values.items() if value})
+        return command(forced=forced, **given)
+
+    decorated: Callable[..., Any] = with_forced
+    for name, option in reversed(own.items()):
+        decorated = click.option(
+            option.words[0],
+            f"force_{name}",
+            type=_type_of(option),
+            is_flag=not (option.metavar or option.choices),
+            metavar=option.metavar or None,
+            help=option.help,
+        )(decorated)
+    return decorated
+
+
+def _type_of(option: ForcedOption) -> click.ParamType[Any] | None:
+    if option.choices:
+        return click.Choice(option.choices)
+    return None if option.least is None else click.IntRange(min=option.least)
+
+
+def _forced_value(option: ForcedOption, given: Any) -> Any:
+    """The value of a change's field for what is ``given`` on the command line."""
+    if option.choices:
+        return given == "true"
+    if not option.metavar.endswith(",..."):
+        return given
+    names = tuple(each.strip() for each in given.split(","))
+    if not all(names):
+        raise UsageError(f"{option.words[0]} needs names of modules, separated by commas, such as 'blocks.*'")
+    return names
 
 
 def settled(script: ScriptOptions) -> ScriptOptions:

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ampmem.allocator.settings import with_settings
-from ampmem.cli.options import ScriptCommand, ScriptOptions, precision_option, settled, shared_options
+from ampmem.cli.options import (
+    ScriptCommand,
+    ScriptOptions,
+    force_options,
+    precision_option,
+    settled,
+    shared_options,
+)
 from ampmem.cli.processes import afterwards
 from ampmem.cli.processes.children import misplaced_option
 from ampmem.cli.processes.guest import end_as, failure_in_words, run_script, stop_of_simulation, usage_error
@@ -28,7 +35,7 @@ from ampmem.output import sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read
-from ampmem.vocabulary import WORKSPACE_CONFIG, Arm, Device, Forced
+from ampmem.vocabulary import WORKSPACE_CONFIG, Arm, Device, Forced, forced_options
 
 if TYPE_CHECKING:
     from ampmem.recorder.ranks.together import Together
@@ -49,64 +56,7 @@ _NO_TRITON = (
     "with autocast without its weight cache."
 )
 @click.option("--seed", type=int, metavar="N", help="Seed Python's, numpy's and torch's random numbers first.")
-@click.option(
-    "--force-checkpoint",
-    metavar="NAME,...",
-    help="Run the modules with these names under torch.utils.checkpoint; * stands for one part of a name, as in "
-    "'blocks.*'.",
-)
-@click.option(
-    "--force-offload",
-    is_flag=True,
-    help="Keep saved tensors in CPU memory, as torch.autograd.graph.save_on_cpu does.",
-)
-@click.option(
-    "--force-foreach",
-    type=click.Choice(("true", "false")),
-    help="Create torch's optimizers with foreach=True or foreach=False.",
-)
-@click.option("--force-fused", is_flag=True, help="Create torch's optimizers with fused=True.")
-@click.option(
-    "--force-chunked-loss",
-    type=click.IntRange(min=2),
-    metavar="N",
-    help="Compute F.cross_entropy in N chunks of rows, each under torch.utils.checkpoint.",
-)
-@click.option(
-    "--force-free-gradients",
-    is_flag=True,
-    help="Set gradients to None right after the update, if the script zeroes them later.",
-)
-@click.option(
-    "--force-allocator",
-    metavar="SETTINGS",
-    help="Add SETTINGS to PYTORCH_ALLOC_CONF, such as expandable_segments:True.",
-)
-@click.option(
-    "--force-workspace",
-    metavar="CONFIG",
-    help="Set CUBLAS_WORKSPACE_CONFIG, such as :16:8 for 128 KiB.",
-)
-@click.option(
-    "--force-batch-size",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Limit the batch size of DataLoaders to N.",
-)
-@click.option(
-    "--force-bucket-view", is_flag=True, help="Create DistributedDataParallel with gradient_as_bucket_view=True."
-)
-@click.option(
-    "--force-reshard",
-    is_flag=True,
-    help="Call fully_shard with reshard_after_forward=True, and FullyShardedDataParallel with FULL_SHARD.",
-)
-@click.option(
-    "--force-policy",
-    is_flag=True,
-    help="Give FSDP a mixed-precision policy: parameters in bfloat16, gradients reduced in float32.",
-)
-@click.option("--force-no-prefetch", is_flag=True, help="Have FSDP prefetch no parameters in backward.")
+@force_options
 @click.option(
     "--run-to-end",
     is_flag=True,
@@ -140,19 +90,6 @@ _NO_TRITON = (
 def profile(
     arm: str,
     seed: int | None,
-    force_checkpoint: str | None,
-    force_offload: bool,
-    force_foreach: str | None,
-    force_fused: bool,
-    force_chunked_loss: int | None,
-    force_allocator: str | None,
-    force_workspace: str | None,
-    force_batch_size: int | None,
-    force_free_gradients: bool,
-    force_bucket_view: bool,
-    force_reshard: bool,
-    force_policy: bool,
-    force_no_prefetch: bool,
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
@@ -178,23 +115,8 @@ def profile(
     ampmem profile train.py --epochs 1
     ampmem profile --steps 5 -o run.ampmem -m ampmem.workloads.gpt --preset tiny
     """
-    forced = Forced(
-        checkpoint=_patterns(force_checkpoint),
-        offload=force_offload,
-        foreach=None if force_foreach is None else force_foreach == "true",
-        fused=force_fused,
-        allocator=force_allocator or "",
-        batch_size=force_batch_size,
-        bucket_view=force_bucket_view,
-        reshard=force_reshard,
-        policy=force_policy,
-        no_prefetch=force_no_prefetch,
-        loss_chunks=force_chunked_loss or 0,
-        free_gradients=force_free_gradients,
-        workspace=force_workspace or "",
-    )
     plan = Plan(
-        script=replace(options, forced=forced),
+        script=options,
         arm=Arm(arm),
         seed=seed,
         run_to_end=run_to_end,
@@ -224,23 +146,15 @@ def profile(
         raise click.exceptions.Exit(error.exit_code) if plan.launched is None else exit_of_rank(error) from error
 
 
-def _patterns(text: str | None) -> tuple[str, ...]:
-    """The patterns in ``--force-checkpoint``."""
-    patterns = () if text is None else tuple(each.strip() for each in text.split(","))
-    if not all(patterns):
-        raise UsageError("--force-checkpoint needs names of modules, separated by commas, such as 'blocks.*'")
-    return patterns
-
-
 def _check_forced(script: ScriptOptions) -> None:
     """Raise :class:`UsageError` for changes that contradict each other, or that the device does not support."""
     forced = script.forced
     if forced.fused and forced.foreach is not None:
         raise UsageError("--force-fused and --force-foreach exclude each other: leave one of them out")
-    if forced.allocator and script.device is Device.CPU:
-        raise UsageError("--force-allocator sets the CUDA caching allocator, which the CPU does not use; leave it out")
-    if forced.workspace and script.device is Device.CPU:
-        raise UsageError("--force-workspace sets cuBLAS's workspaces, which the CPU does not use; leave it out")
+    for name, what in (("allocator", "the CUDA caching allocator"), ("workspace", "cuBLAS's workspaces")):
+        if getattr(forced, name) and script.device is Device.CPU:
+            option = forced_options()[name].words[0]
+            raise UsageError(f"{option} sets {what}, which the CPU does not use; leave it out")
 
 
 def _set_environment(forced: Forced) -> None:

@@ -11,8 +11,9 @@ from build import write as write_recording
 from pages import Open, wait_until
 from story import long_run
 
-from ampmem.analysis.advise import AdviceDocument, Proof, Script, Trial, advice
+from ampmem.analysis.advise import AdviceDocument, Proof, advice
 from ampmem.analysis.blocks import Blocks
+from ampmem.analysis.changes import Script, Trial
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.suggested import Suggestion
 from ampmem.reporters.html.advise_page import advice_view, write_advice

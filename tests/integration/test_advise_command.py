@@ -250,8 +250,8 @@ def test_a_finding_that_advise_has_disproved_is_not_shown_again(tmp_path: Path) 
     memory = json.loads(plain)["trial"]["memory"]
     nothing = [json.dumps(run | {"trial": run["trial"] | {"memory": memory}}) for run in map(json.loads, others)]
     (tmp_path / "runs").write_text("\n".join((first, plain, *nothing)))
-    said = "the finding foreach-temporaries is left out: ampmem advise ran its change for this script: fused=True "
-    said += "saved nothing, foreach=False saved nothing"
+    said = "the finding foreach-temporaries is left out: ampmem advise ran its change for this script: "
+    said += "foreach=False saved nothing, fused=True saved nothing"
     codes, notes = shown()
     assert "foreach-temporaries" not in codes and notes == [said]
     table = ampmem(tmp_path, "show", "train.ampmem", "--advised", "runs").stdout
@@ -359,7 +359,7 @@ def test_ctrl_c_prints_the_runs_that_have_ended(
         run(["advise", "--json", "--jobs", "1", "train.py"])
     printed = capsys.readouterr()
     ended = [each for each in json.loads(printed.out)["runs"] if each["failure"] is None]
-    assert {each["change"] for each in ended} == {"the script as it is", "fused=True"}
+    assert {each["change"] for each in ended} == {"the script as it is", "checkpoint 4 of 4 blocks"}
     assert printed.err.count(" allocated, ") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 

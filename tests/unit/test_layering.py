@@ -90,6 +90,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "summary",
         "blocks comparison soundness watched",
         "suggested",
+        "changes",
         "advise",
         "answer",
         "ranks",

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch
-from ampmem.recorder.steering.parallel import ForcedChange, parallel_changes
+from ampmem.recorder.steering.parallel import PARALLEL_HOOKS, ForcedChange, Hook
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import (
     FUSED_INITS,
@@ -40,7 +40,7 @@ from ampmem.recorder.torch_private.general import (
     top_saved_hooks,
     version_of,
 )
-from ampmem.vocabulary import Forced
+from ampmem.vocabulary import Forced, forced_options
 
 _CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped by one of another file
 
@@ -52,22 +52,11 @@ class ForcedChanges:
     """
 
     def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
-        self._parts: list[ForcedChange] = []
-        if forced.checkpoint:
-            self._parts.append(_Checkpoints(forced.checkpoint, note))
-        if forced.offload:
-            self._parts.append(_Offload("--force-offload", note))
-        if forced.foreach is not None:
-            self._parts.append(_Implementation("foreach", forced.foreach, note))
-        if forced.fused:
-            self._parts.append(_Implementation("fused", True, note))
-        if forced.loss_chunks:
-            self._parts.append(_ChunkedLoss(forced.loss_chunks, note))
-        if forced.free_gradients:
-            self._parts.append(_FreedGradients(note))
-        if forced.batch_size is not None:
-            self._parts.append(_BatchSize(forced.batch_size, note))
-        self._parts += parallel_changes(forced, note)
+        options = forced_options()
+        values = {name: getattr(forced, name) for name in forced.kinds() if name in HOOKS}
+        self._parts = [
+            HOOKS[name](" ".join(options[name].written(value)), value, note) for name, value in values.items()
+        ]
 
     def install(self) -> Undo:
         """Install the patches and hooks; returns the undo."""
@@ -160,8 +149,8 @@ class _Forwards(ForcedChange):
 class _Checkpoints(_Forwards):
     """Runs modules whose names match ``patterns`` under ``torch.utils.checkpoint``: backward recomputes them."""
 
-    def __init__(self, patterns: tuple[str, ...], note: Callable[[str], None]) -> None:
-        super().__init__(f"--force-checkpoint {','.join(patterns)}", note)
+    def __init__(self, option: str, patterns: tuple[str, ...], note: Callable[[str], None]) -> None:
+        super().__init__(option, note)
         self._patterns = patterns
         self._matched = False
 
@@ -294,8 +283,8 @@ def _counted(names: list[str]) -> str:
 class _Implementation(ForcedChange):
     """Makes each optimizer update ``foreach`` or ``fused``, where the script leaves the choice to torch."""
 
-    def __init__(self, argument: str, value: bool, note: Callable[[str], None]) -> None:
-        super().__init__(f"--force-foreach {str(value).lower()}" if argument == "foreach" else "--force-fused", note)
+    def __init__(self, argument: str, option: str, value: bool, note: Callable[[str], None]) -> None:
+        super().__init__(option, note)
         self._argument, self._value = argument, value
         self._changed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._making: set[int] = set()
@@ -395,8 +384,8 @@ class _ChunkedLoss(ForcedChange):
     chunked: a sum over rows, or a mean, whose divisor is the number of rows that count.
     """
 
-    def __init__(self, count: int, note: Callable[[str], None]) -> None:
-        super().__init__(f"--force-chunked-loss {count}", note)
+    def __init__(self, option: str, count: int, note: Callable[[str], None]) -> None:
+        super().__init__(option, note)
         self._count = count
         self._installed = False
         self._compiled = False
@@ -491,8 +480,8 @@ class _FreedGradients(ForcedChange):
     Refused in a script that never zeroes gradients: it may accumulate them over several updates.
     """
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        super().__init__("--force-free-gradients", note)
+    def __init__(self, option: str, note: Callable[[str], None]) -> None:
+        super().__init__(option, note)
         self._freed: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._zeroed = False
 
@@ -532,8 +521,8 @@ class _FreedGradients(ForcedChange):
 class _BatchSize(ForcedChange):
     """Makes each DataLoader with larger batches use ``size`` samples."""
 
-    def __init__(self, size: int, note: Callable[[str], None]) -> None:
-        super().__init__(f"--force-batch-size {size}", note)
+    def __init__(self, option: str, size: int, note: Callable[[str], None]) -> None:
+        super().__init__(option, note)
         self._size = size
         self._seen: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -578,3 +567,16 @@ class _BatchSize(ForcedChange):
 
 
 _OF_THE_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+HOOKS: Mapping[str, Hook] = {
+    **PARALLEL_HOOKS,
+    "checkpoint": _Checkpoints,
+    "offload": lambda option, _, note: _Offload(option, note),
+    "foreach": functools.partial(_Implementation, "foreach"),
+    "fused": functools.partial(_Implementation, "fused"),
+    "loss_chunks": _ChunkedLoss,
+    "free_gradients": lambda option, _, note: _FreedGradients(option, note),
+    "batch_size": _BatchSize,
+}
+"""What forces each change, by its field; a precision and settings of the environment need no hook."""

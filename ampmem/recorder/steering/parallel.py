@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ampmem.patching import Undo, patch
 from ampmem.recorder.torch_private.entries import Place
-from ampmem.vocabulary import Forced
 
 
 class _Decided(Exception):
@@ -129,6 +128,10 @@ class ForcedChange:
             self.note(f"not forced: {reason}")
 
 
+Hook: TypeAlias = Callable[[str, Any, Callable[[str], None]], ForcedChange]
+"""Makes a change of its option as written, its value, and the function that takes notes."""
+
+
 class _ArgumentChange(ForcedChange):
     """Replaces an argument in calls of torch's functions."""
 
@@ -186,8 +189,8 @@ class _NoPrefetch(_ArgumentChange):
     already.
     """
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        super().__init__("--force-no-prefetch", _SHARDED, _backward_prefetch, note)
+    def __init__(self, option: str, note: Callable[[str], None]) -> None:
+        super().__init__(option, _SHARDED, _backward_prefetch, note)
         self._ours = False
 
     def install(self) -> Undo:
@@ -232,15 +235,10 @@ _PASSES = ("forward", "backward")
 _SHARDED = "fully_shard or FullyShardedDataParallel"
 
 
-def parallel_changes(forced: Forced, note: Callable[[str], None]) -> list[ForcedChange]:
-    """The changes in ``forced`` that concern training on several ranks."""
-    found: list[ForcedChange] = []
-    if forced.bucket_view:
-        found.append(_ArgumentChange("--force-bucket-view", "DistributedDataParallel", _bucket_view, note))
-    if forced.reshard:
-        found.append(_ArgumentChange("--force-reshard", _SHARDED, _reshard, note))
-    if forced.policy:
-        found.append(_ArgumentChange("--force-policy", _SHARDED, _bfloat_policy, note))
-    if forced.no_prefetch:
-        found.append(_NoPrefetch(note))
-    return found
+PARALLEL_HOOKS: Mapping[str, Hook] = {
+    "bucket_view": lambda option, _, note: _ArgumentChange(option, "DistributedDataParallel", _bucket_view, note),
+    "reshard": lambda option, _, note: _ArgumentChange(option, _SHARDED, _reshard, note),
+    "policy": lambda option, _, note: _ArgumentChange(option, _SHARDED, _bfloat_policy, note),
+    "no_prefetch": lambda option, _, note: _NoPrefetch(option, note),
+}
+"""What forces each change that concerns training on several ranks, by its field."""

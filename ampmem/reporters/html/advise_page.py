@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampmem.analysis.advise import AdviceDocument, AdvisedRun
+from ampmem.analysis.changes import CHANGES
 from ampmem.analysis.jsonable import like
 from ampmem.analysis.timeline.categories import Category
 from ampmem.output import check_output, open_output
@@ -26,10 +27,10 @@ from ampmem.reporters.text.advise import (
 )
 from ampmem.units import format_bytes, format_count
 from ampmem.version import __version__
-from ampmem.vocabulary import Device
+from ampmem.vocabulary import Device, forced_options
 
 _UNBEATEN = "no other run beats it"
-_COMPUTES = frozenset({"--precision", "--force-batch-size", "--force-policy"})
+_COMPUTES = frozenset(forced_options()[change.field].words[0] for change in CHANGES if change.computes)
 """The options of ``ampmem profile`` that change what the script computes."""
 
 

@@ -10,10 +10,7 @@ import pytest
 from build import gpu_run, small_run
 
 from ampmem.analysis.advise import (
-    AllowedChange,
     Proof,
-    Script,
-    Trial,
     advice,
     advise_schema,
     blocks_of_ranks,
@@ -37,6 +34,7 @@ from ampmem.analysis.advise import (
     why_unproven,
 )
 from ampmem.analysis.blocks import Blocks
+from ampmem.analysis.changes import CHANGES, Script, Trial
 from ampmem.analysis.fit import Memory
 from ampmem.analysis.suggested import Suggestion
 from ampmem.events import LayersRecord, OptimizerRecord
@@ -46,7 +44,7 @@ from ampmem.results import Deviation
 from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
 SCRIPT = Script(blocks=Blocks(names=tuple(f"h.{number}" for number in range(12))), optimizers=("AdamW",), updated=148)
-THREE = frozenset({AllowedChange.CHECKPOINT, AllowedChange.FOREACH, AllowedChange.FUSED})
+THREE = frozenset({"checkpoint", "foreach", "fused"})
 FUSED, FOREACH = Forced(fused=True), Forced(foreach=False)
 
 
@@ -74,7 +72,7 @@ def ran(forced: Forced, total: int, per_block: int = 10, loss: int = 0) -> Trial
 def search(
     budget: int | None,
     total: int = 1000,
-    allowed: frozenset[AllowedChange] = THREE,
+    allowed: frozenset[str] = THREE,
     script: Script = SCRIPT,
     per_block: int = 10,
     loss: int = 0,
@@ -127,7 +125,7 @@ def test_without_need_the_one_that_allocates_least_is_first() -> None:
 
 
 def test_what_is_not_allowed_or_is_refused_is_not_run() -> None:
-    assert set(search(100, allowed=frozenset({AllowedChange.FOREACH}))) == {NOTHING_FORCED, FOREACH}
+    assert set(search(100, allowed=frozenset({"foreach"}))) == {NOTHING_FORCED, FOREACH}
     assert set(search(1000)) == {NOTHING_FORCED, FUSED, FOREACH, checkpointed(12)}
     trials = search(10, fused="refused")
     assert [forced for forced in trials if forced.fused] == [FUSED]
@@ -243,7 +241,7 @@ def test_what_was_proven_is_said_and_fits_the_schema() -> None:
     assert "losses and gradients of three steps on the CPU" in render_advice(found)
 
 
-EVERY = frozenset(AllowedChange)
+EVERY = frozenset(change.allow for change in CHANGES)
 LOADED = replace(SCRIPT, batch=8)
 OFFLOAD = Forced(offload=True)
 SETTING, BFLOAT16, HALF = Forced(allocator="expandable_segments:True"), Forced(bfloat16=True), Forced(batch_size=4)
@@ -269,7 +267,7 @@ def test_changes_of_the_results_are_the_last_resort() -> None:
 
 
 FREED = Forced(free_gradients=True)
-WITH_GRADIENTS = frozenset({AllowedChange.CHECKPOINT, AllowedChange.GRADIENTS})
+WITH_GRADIENTS = frozenset({"checkpoint", "gradients"})
 
 
 def test_gradients_that_are_alive_in_forward_are_freed_in_combinations() -> None:
@@ -287,7 +285,7 @@ SMALL, UNCACHED = Forced(workspace=":16:8"), Forced(no_cache=True)
 
 
 def test_workspaces_and_the_cache_are_tried_where_they_are_seen() -> None:
-    allowed = frozenset({AllowedChange.CHECKPOINT, AllowedChange.CACHE, AllowedChange.WORKSPACE})
+    allowed = frozenset({"checkpoint", "cache", "workspace"})
     seen = replace(SCRIPT, workspaces=True, cached_casts=True)
     assert ranked(search(198, allowed=allowed, script=seen), 198)[0] in (SMALL, UNCACHED)
     best = ranked(search(76, allowed=allowed, script=seen), 76)[0]
@@ -304,7 +302,7 @@ def test_workspaces_and_the_cache_are_tried_where_they_are_seen() -> None:
 
 
 CHUNKS = Forced(loss_chunks=8)
-WITH_LOSS = frozenset({AllowedChange.CHECKPOINT, AllowedChange.LOSS})
+WITH_LOSS = frozenset({"checkpoint", "loss"})
 
 
 def test_the_loss_in_chunks_is_added_where_it_makes_blocks_superfluous() -> None:
@@ -326,7 +324,7 @@ def test_a_loss_that_allocates_less_and_reserves_more_is_tried_with_the_setting_
 
     whole = checkpointed(12)
     trials = {NOTHING_FORCED: needs(90, 95), whole: needs(80, 90), CHUNKS: needs(70, 97), SETTING: needs(90, 92)}
-    allowed = WITH_LOSS | {AllowedChange.ALLOCATOR}
+    allowed = WITH_LOSS | {"allocator"}
     both = replace(whole, loss_chunks=8)
     assert next_forced(trials, SCRIPT, allowed, 10) == both
     trials[both] = needs(60, 80)
@@ -417,11 +415,11 @@ def test_many_changes_together_are_broken_into_lines(width: int) -> None:
 
 
 def test_offloading_comes_after_all_that_does_without() -> None:
-    trials = search(190, allowed=frozenset({AllowedChange.CHECKPOINT, AllowedChange.OFFLOAD}))
+    trials = search(190, allowed=frozenset({"checkpoint", "offload"}))
     order = ranked(trials, 190)
     assert order[0] == checkpointed(2) and OFFLOAD in order
     assert meets(trials[OFFLOAD], 190) and order.index(OFFLOAD) > order.index(checkpointed(12))
-    assert ranked(search(190, allowed=frozenset({AllowedChange.OFFLOAD})), 190)[0] == OFFLOAD
+    assert ranked(search(190, allowed=frozenset({"offload"})), 190)[0] == OFFLOAD
     moved = Trial(memory=None, moved_bytes=3 << 30)
     assert cost_of(OFFLOAD, SCRIPT, moved) == "3.0 GiB move between GPU and CPU in each step"
     assert code_of(OFFLOAD, SCRIPT)[0].startswith("with torch.autograd.graph.save_on_cpu():")
@@ -429,10 +427,10 @@ def test_offloading_comes_after_all_that_does_without() -> None:
 
 
 def test_where_one_is_enough_alone_nothing_is_added_to_it() -> None:
-    trials = search(175, allowed=frozenset({AllowedChange.PRECISION, AllowedChange.BATCH}), script=LOADED)
+    trials = search(175, allowed=frozenset({"precision", "batch"}), script=LOADED)
     assert set(trials) == {NOTHING_FORCED, BFLOAT16, HALF}
     assert ranked(trials, 175)[0] == BFLOAT16
-    trials = search(175, allowed=EVERY - {AllowedChange.OFFLOAD}, script=LOADED, per_block=1)
+    trials = search(175, allowed=EVERY - {"offload"}, script=LOADED, per_block=1)
     assert ranked(trials, 175)[0] == BFLOAT16
     assert not any(each.bfloat16 and each.checkpoint for each in trials)
     trials = search(None, allowed=EVERY, script=LOADED)
@@ -449,11 +447,7 @@ def test_refused_settings_are_in_no_combination() -> None:
         "no DataLoader was seen making the script's batches"
     ]
     assert why_not_run(Forced(batch_size=1), replace(SCRIPT, batch=1)) == "the batch has only one sample"
-    idle = [
-        each
-        for each in search(10, allowed=frozenset({AllowedChange.ALLOCATOR, AllowedChange.CHECKPOINT}))
-        if each.allocator
-    ]
+    idle = [each for each in search(10, allowed=frozenset({"allocator", "checkpoint"})) if each.allocator]
     assert idle == [SETTING, Forced(checkpoint=checkpointed(12).checkpoint, allocator=SETTING.allocator)]
 
 
@@ -481,7 +475,7 @@ def test_settings_have_words_costs_and_code() -> None:
 
 
 def test_what_only_reserves_less_is_said_to() -> None:
-    trials = search(190, allowed=frozenset({AllowedChange.ALLOCATOR}))
+    trials = search(190, allowed=frozenset({"allocator"}))
     found = advice(trials, SCRIPT, 190, title="train.py", steps=2, gpu="h100", total=1000)
     run = next(run for run in found.runs if run.options)
     assert (run.saved_bytes, run.saved_reserved_bytes) == (0, 1)
@@ -491,10 +485,10 @@ def test_what_only_reserves_less_is_said_to() -> None:
 def test_changes_alone_are_run_at_the_same_time() -> None:
     trials = {NOTHING_FORCED: ran(NOTHING_FORCED, 1000)}
     alone = due(trials, SCRIPT, THREE, 84)
-    assert alone == [FUSED, FOREACH, checkpointed(12)]
+    assert alone == [checkpointed(12), FOREACH, FUSED]
     trials |= {forced: ran(forced, 1000) for forced in alone[:2]}
-    assert due(trials, SCRIPT, THREE, 84) == [checkpointed(12)]
-    trials[checkpointed(12)] = ran(checkpointed(12), 1000)
+    assert due(trials, SCRIPT, THREE, 84) == [FUSED]
+    trials[FUSED] = ran(FUSED, 1000)
     assert due(trials, SCRIPT, THREE, 84) == [checkpointed(12, fused=True)]
     assert due(search(84), SCRIPT, THREE, 84) == []
 
@@ -502,9 +496,7 @@ def test_changes_alone_are_run_at_the_same_time() -> None:
 @pytest.mark.parametrize("loss", [0, 23])
 @pytest.mark.parametrize("budget", [None, 1000, 150, 84, 10])
 @pytest.mark.parametrize("allowed", [EVERY, WITH_LOSS])
-def test_no_more_runs_are_made_than_are_said_to_be_left(
-    budget: int | None, loss: int, allowed: frozenset[AllowedChange]
-) -> None:
+def test_no_more_runs_are_made_than_are_said_to_be_left(budget: int | None, loss: int, allowed: frozenset[str]) -> None:
     made = search(budget, allowed=allowed, script=LOADED, loss=loss)
     trials: dict[Forced, Trial] = {}
     for number, (forced, trial) in enumerate(made.items(), 1):
@@ -638,7 +630,7 @@ def test_the_table_names_the_worst_rank_and_which_were_run() -> None:
     jsonschema.validate(json.loads(found.to_json()), advise_schema())
 
 
-EVERY = frozenset(AllowedChange)
+EVERY = frozenset(change.allow for change in CHANGES)
 
 
 def test_changes_of_how_ranks_train_are_tried_where_there_are_ranks() -> None:
@@ -651,7 +643,7 @@ def test_changes_of_how_ranks_train_are_tried_where_there_are_ranks() -> None:
 
 def test_resharding_is_combined_with_no_prefetch_which_saves_nothing_alone() -> None:
     script = replace(SCRIPT, sharded=True, blocks=None)
-    allowed = frozenset({AllowedChange.RESHARD, AllowedChange.PREFETCH, AllowedChange.POLICY})
+    allowed = frozenset({"reshard", "prefetch", "policy"})
     assert ranked(search(166, allowed=allowed, script=script), 166)[0] == Forced(reshard=True)
     both = Forced(reshard=True, no_prefetch=True)
     trials = search(154, allowed=allowed, script=script)
@@ -661,7 +653,7 @@ def test_resharding_is_combined_with_no_prefetch_which_saves_nothing_alone() -> 
 
 def test_a_policy_and_autocast_are_not_combined() -> None:
     script = replace(SCRIPT, sharded=True, blocks=None)
-    trials = search(10, allowed=frozenset({AllowedChange.POLICY, AllowedChange.PRECISION}), script=script)
+    trials = search(10, allowed=frozenset({"policy", "precision"}), script=script)
     assert not any(forced.policy and forced.bfloat16 for forced in trials)
     refused = replace(script, no_precision="the script already uses autocast, with bfloat16")
     assert why_not_run(Forced(policy=True), refused) == refused.no_precision

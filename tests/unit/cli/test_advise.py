@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ampmem.analysis.advise import Script, Trial
 from ampmem.analysis.advised import EndedRun
 from ampmem.analysis.blocks import Blocks
+from ampmem.analysis.changes import Script, Trial
 from ampmem.analysis.fit import Memory
 from ampmem.errors import UsageError
 from ampmem.vocabulary import NOTHING_FORCED, Forced
