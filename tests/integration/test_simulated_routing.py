@@ -205,6 +205,7 @@ def test_each_expert_gets_the_same_number_of_rows_without_an_assumption(simulati
     assert all(parameter.grad is not None for parameter in experts.experts.parameters())
     (note,) = [text for text in simulation.device.assumptions if text.startswith(EVEN)]
     assert f" at {__file__}:" in note
+    assert not any(text.startswith("a yes-or-no question") for text in simulation.device.assumptions)
     assert not simulation.device.warnings
 
 
@@ -220,6 +221,29 @@ def test_the_peak_is_that_of_the_fraction_which_a_user_would_give() -> None:
 
     assert peak(Assumed()) == peak(Assumed(fractions={"nonzero": 1 / EXPERTS}))
     assert peak(Assumed()) != peak(Assumed(fractions={"nonzero": 2 / EXPERTS}))
+
+
+ACCURACIES: list[Callable[[Tensor, Tensor], object]] = [
+    lambda logits, labels: (logits.argmax(1) == labels).sum().item(),
+    lambda logits, labels: (logits.argmax(1) == labels).float().mean().item(),
+    lambda logits, labels: logits.max(1)[1].eq(labels).sum().cpu(),
+    lambda logits, labels: logits.topk(5)[1].t().eq(labels[None]).reshape(-1).float().sum(0).tolist(),
+    lambda logits, labels: logits.argmax(1).cpu().numpy(),
+    lambda logits, labels: logits.argmax(1).tolist(),
+    lambda logits, labels: torch.bincount(labels * EXPERTS + logits.argmax(1), minlength=EXPERTS**2).cpu(),
+]
+
+
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+def test_a_classifier_s_accuracy_is_not_routing(
+    simulation: Simulation, accuracy: Callable[[Tensor, Tensor], object]
+) -> None:
+    model = nn.Linear(WIDTH, EXPERTS).cuda()
+    labels = torch.randint(EXPERTS, (TOKENS,)).cuda()
+    accuracy(model(torch.randn(TOKENS, WIDTH, device="cuda")), labels)
+    (note,) = simulation.device.assumptions
+    assert note.startswith("choices that the script read from the device were made up: ")
+    assert not simulation.device.warnings
 
 
 def test_a_choice_of_fewer_rows_than_classes_says_nothing(simulation: Simulation) -> None:
