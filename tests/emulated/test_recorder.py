@@ -223,6 +223,17 @@ for _ in range(6):
 """,
         steps=6,
     ),
+    "a model that moves to another device after a trial": Program(
+        text="""
+model(batch()).sum().backward()
+model.zero_grad()
+model.to("cuda:1")
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    step(batch(device="cuda:1"))
+""",
+        steps=4,
+    ),
     "DataParallel": Program(
         text="""
 model = nn.DataParallel(model)
