@@ -651,6 +651,23 @@ def test_a_failure_of_the_device_is_the_scripts_own(
     assert summarize(recording).conservation.residual_bytes == 0
 
 
+def test_compiled_autograd_may_initialize_cuda_inside_backward(tmp_path: Path) -> None:
+    """A model on the CPU: dynamo looks at CUDA's random numbers, and torch says nothing of what began there."""
+    program = """
+from torch._dynamo import compiled_autograd
+model = net("cpu")
+for _ in range(3):
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        model(batch(device="cpu")).sum().backward()
+print("initialized", torch.cuda.is_initialized())
+"""
+    (tmp_path / "program.py").write_text(HEAD + program, encoding="utf-8")
+    done = ampmem(tmp_path, "profile", "--run-to-end", "program.py", to_the_end=True)
+    assert done.stdout == "initialized True\n"
+    assert "the model is on cpu" in done.stderr
+    assert all(line.startswith("ampmem: ") for line in done.stderr.splitlines())
+
+
 def test_an_out_of_memory_on_another_device_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, recording = recorded(tmp_path, PROGRAMS["out of memory on another device"], monkeypatch)
     failure = summarize(recording).out_of_memory

@@ -402,7 +402,8 @@ class CudaSource(Source):
             self._refused = f"nothing was recorded: memory history could not be switched on: {error}"
             return
         # Only now: in a CUDA build the profiler initializes CUPTI, and earlier the script may still choose its devices.
-        if threading.get_ident() == self._thread:
+        # Nor inside backward, where compiled code may initialize CUDA: the engine would end the profile with it.
+        if threading.get_ident() == self._thread and not in_backward():
             self._follow_nodes()
 
     def _take_settings(self) -> None:
