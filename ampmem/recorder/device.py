@@ -101,7 +101,7 @@ class Placement:
                 self._above[slot.name] = slot.above
 
     def devices(self) -> frozenset[int]:
-        """The indices of the devices of this type that have trained parameters; of all parameters if none is trained."""
+        """The indices of this type's devices that have trained parameters; of all parameters if none is trained."""
         every = [each for _, each in self._models.parameters() if each.device.type == self._device_type]
         return frozenset(each.device.index or 0 for each in [each for each in every if each.requires_grad] or every)
 

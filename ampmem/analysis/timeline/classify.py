@@ -338,8 +338,8 @@ def view_of(
 def _prefetched(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> Mask:
     """The allocations made outside modules that only a later step uses, and all that the same line makes.
 
-    The batch after the last step has no later step, so the line that made it tells what it is; in a single step, that it
-    is as large as the batch before.
+    The batch after the last step has no later step, so the line that made it tells what it is; in a single step, that
+    it is as large as the batch before.
     """
     outside = np.isin(lifetimes.phase, (Phase.FORWARD, Phase.BETWEEN)) & (lifetimes.module == 0) & (lifetimes.step >= 0)
     ends = _step_ends(lifetimes.step, recording.steps)
