@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,18 @@ from ampmem.errors import AmpmemError, NothingRecorded, UsageError
 from ampmem.growth import Growth, growth_of
 from ampmem.recording import read
 from ampmem.recording.bounds import NAME
-from ampmem.recording.watched import Ending, Full, Grown, HeldMemory, Row, WatchedHeader, WatchedRun, Why
+from ampmem.recording.watched import (
+    EVERYTHING_ELSE,
+    IDLE_PARAMETERS,
+    Ending,
+    Full,
+    Grown,
+    HeldMemory,
+    Row,
+    WatchedHeader,
+    WatchedRun,
+    Why,
+)
 from ampmem.recording.watched_file import extract
 
 FORMAT = "ampmem.watch/1"
@@ -265,10 +276,10 @@ def _as_ending(ending: Ending, failed: FailedRequest) -> Ending:
     )
 
 
-def _before(held: HeldMemory, full: FullPart | None, lines: Collection[str]) -> int | None:
+def _before(held: HeldMemory, full: FullPart | None, others: Sequence[HeldMemory]) -> int | None:
     """The bytes of ``held`` at the peak of the last full recording; ``None`` if that does not tell.
 
-    ``lines`` are those that have an entry of their own, so that their bytes are not among everything else.
+    What the lines among ``others`` allocated is not among everything else.
     """
     if full is None or not full.categories:
         return None
@@ -277,11 +288,21 @@ def _before(held: HeldMemory, full: FullPart | None, lines: Collection[str]) -> 
     known = _CATEGORIES.get(held.what)
     if not held.count:  # from a full recording, whose words are the categories
         known = (held.what.replace(" ", "_"),)
-    if known is None:
-        named = set(chain.from_iterable(_CATEGORIES.values()))
-        rest = sum(size for key, size in full.categories.items() if key not in named)
-        return max(rest - sum(full.lines.get(line, 0) for line in lines), 0)
-    return sum(full.categories.get(key, 0) for key in known)
+    if known is not None:
+        return sum(full.categories.get(key, 0) for key in known)
+    if held.what == IDLE_PARAMETERS:
+        return max(full.categories.get("untrained", 0) - _frozen(full, others), 0)
+    if held.what != EVERYTHING_ELSE:  # a holder
+        return None
+    named = set(chain.from_iterable(_CATEGORIES.values()))
+    rest = sum(size for key, size in full.categories.items() if key not in named)
+    return max(rest - sum(full.lines.get(each.what, 0) for each in others if each.line), 0)
+
+
+def _frozen(full: FullPart, held: Sequence[HeldMemory]) -> int:
+    """The bytes of parameters that nothing trains in models that ran."""
+    ran = sum(each.bytes for each in held if each.what == "parameters")
+    return max(ran - full.categories.get("parameters", 0), 0)
 
 
 def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> Shortage:
@@ -292,12 +313,11 @@ def _shortage(rows: Sequence[Row], ending: Ending, full: Sequence[FullPart]) -> 
     inside = full[-1].ended_by if full and ending.asked is None else None
     if inside is not None:
         full, ending = full[:-1], _as_ending(ending, inside)
-    lines = [each.what for each in ending.held if each.line]
     held = tuple(
         HeldBefore(
             what=each.what,
             then=each.bytes,
-            before=_before(each, full[-1] if full else None, lines),
+            before=_before(each, full[-1] if full else None, ending.held),
             count=each.count,
             line=each.line,
         )

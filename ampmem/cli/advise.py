@@ -584,7 +584,14 @@ def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dic
         "assumption": list(script.assume),
         "rank": _ranks_in_words(script),
         "environment": text_of_environment(os.environ)[1],
+        "environment of libraries": {
+            name: value for name, value in sorted(os.environ.items()) if name.startswith(_OF_LIBRARIES)
+        },
     }
+
+
+_OF_LIBRARIES = ("CUBLAS", "CUDNN_", "NCCL_", "TORCH_CUBLAS", "TORCH_CUDNN")
+"""The beginnings of the variables that change workspaces and the choice of kernels, such as CUBLAS_WORKSPACE_CONFIG."""
 
 
 def _ranks_in_words(script: ScriptOptions) -> str:

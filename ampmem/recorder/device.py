@@ -29,6 +29,7 @@ class DeviceWatch:
         self._stacks = stacks
         self._thread = threading.get_ident()
         source.attach(self._locate, log)
+        source.models_at = placement.devices
 
     def begin(self) -> None:
         """Start to tag allocations with the phase."""
@@ -98,6 +99,11 @@ class Placement:
                 if self._models.sharded.offloaded(parameter):
                     self._offloaded.add(slot.name)
                 self._above[slot.name] = slot.above
+
+    def devices(self) -> frozenset[int]:
+        """The indices of this type's devices that have trained parameters; of all parameters if none is trained."""
+        every = [each for _, each in self._models.parameters() if each.device.type == self._device_type]
+        return frozenset(each.device.index or 0 for each in [each for each in every if each.requires_grad] or every)
 
     def of_the_run(self, parameters: Iterable[ParameterRecord]) -> Iterator[ParameterRecord]:
         """``parameters`` without those that only exist on another device, such as the layers of other ranks' stages.

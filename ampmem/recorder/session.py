@@ -439,7 +439,8 @@ class Session:
     def optimizer_made(self, optimizer: Optimizer) -> None:
         self.outcome.optimizer = True
         self.optimizers.add(optimizer)
-        self._machine.rounds.made(id(optimizer), type(optimizer).__name__)
+        trains = self.optimizers.trains(id(optimizer))
+        self._machine.rounds.made(id(optimizer), type(optimizer).__name__, trains=trains)
         if self._machine.rounds.several and not self.recording:
             self.skim()  # the models that run between updates show whose step it is
 

@@ -133,6 +133,7 @@ class Rounds:
         self._ran: set[frozenset[int]] = set()
         """For each model that ran in this step, the optimizers that hold parameters of it."""
         self._ever: set[int] = set()
+        self._resumes: set[int] = set()
         self._idle: set[int] = set()
         self._together: set[frozenset[int]] = set()
         """Pairs of optimizers that have updated in one step."""
@@ -179,10 +180,12 @@ class Rounds:
         """Whether a model has run in this step, and an update was made."""
         return bool(self._ran and self.updates)
 
-    def made(self, optimizer: int, name: str) -> None:
-        """Note that ``optimizer``, of the class ``name``, was made."""
+    def made(self, optimizer: int, name: str, *, trains: bool = True) -> None:
+        """Note that ``optimizer``, of the class ``name``, was made, and whether it ``trains`` any parameter then."""
         self._names[optimizer] = name
         self._living.add(optimizer)
+        if trains:
+            self._resumes.add(optimizer)
 
     def step_inside(self, optimizer: int) -> None:
         """Note that ``optimizer`` steps inside another's step."""
@@ -202,6 +205,7 @@ class Rounds:
         self._rows[optimizer] = max(self._rows.get(optimizer, 0), self._row[1])
         self._idle.discard(optimizer)
         self._ever.add(optimizer)
+        self._resumes.add(optimizer)
         self.updates[optimizer] = self.updates.get(optimizer, 0) + 1
 
     def due(self, *, ever: bool = False, turns: bool = False) -> set[int]:
@@ -215,8 +219,8 @@ class Rounds:
         return {optimizer for optimizer in beside if self._is_due(optimizer, turns)}
 
     def resumes(self, optimizer: int) -> bool:
-        """Whether ``optimizer`` has updated before, so that it may do so again although it is frozen now."""
-        return optimizer in self._ever
+        """Whether ``optimizer`` has trained a parameter, so that it may do so again although all are frozen now."""
+        return optimizer in self._resumes
 
     def end(self) -> str | None:
         """End the step; returns a note if it had several updates."""
@@ -242,7 +246,7 @@ class Rounds:
         self._leave_out(optimizer)
 
     def _leave_out(self, optimizer: int) -> None:
-        for group in (self._ever, self._idle):
+        for group in (self._ever, self._resumes, self._idle):
             group.discard(optimizer)
         for counts in (self.updates, self._rows):
             counts.pop(optimizer, None)

@@ -80,6 +80,11 @@ class Full:
     packed: bytes = field(repr=False)
 
 
+IDLE_PARAMETERS = "parameters of idle modules"
+"""What :class:`HeldMemory` calls the parameters of modules that never ran, such as an EMA of the weights."""
+EVERYTHING_ELSE = "everything else"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
     """Memory allocated in one category, by one line of the script, or held by one holder."""

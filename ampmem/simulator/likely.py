@@ -93,7 +93,7 @@ class Likely(Known):
                 if not self._fill_alike(func, args, kwargs, result) and _few(given):
                     super().after(func, args, kwargs, result)
                 return
-            super().after(func, args, kwargs, result)
+            super().after(func, self._beside_even(func, args), kwargs, result)
             results = result if isinstance(result, (tuple, list)) else (result,)
             self._even.update(each.untyped_storage() for each in results if self._has(each))
         elif func in _CHECKS and (answer := _CHECKS[func](args)) is not None:
@@ -121,7 +121,7 @@ class Likely(Known):
         try:
             with below_modes():
                 values = self._copied(args[0], anything=func in _OVERWRITES)
-                others = self._real(args[1:], func), self._real(kwargs, func)
+                others = self._real(self._beside_even(func, args)[1:], func), self._real(kwargs, func)
                 func(seen_as(args[0], values), *others[0], **others[1])
         except Exception:  # unknown, or the CPU has no kernel for it
             return None
@@ -149,6 +149,21 @@ class Likely(Known):
     def _real(self, value: Any, func: Any) -> Any:
         blank = _all_alike(value, self._blank) if isinstance(value, FakeTensor) and self.of(value) is None else None
         return super()._real(value, func) if blank is None else blank
+
+    def _beside_even(self, func: Any, args: Any) -> Any:
+        """``args`` with a stand-in for each unknown tensor that a mask or choice of even routing keeps or drops.
+
+        Padding and gates say nothing about who is chosen. Larger tensors, such as the tokens, have no stand-in.
+        """
+        if func not in _KEEPS:
+            return args
+        most = max(each.numel() for each in fakes_in(args) if self.are_even(each))
+
+        def unknown(value: Any) -> bool:
+            made = isinstance(value, FakeTensor) and value.untyped_storage() not in self._blank
+            return made and value.numel() <= most and self.of(value) is None
+
+        return [_stand_in(each) if unknown(each) else each for each in args]
 
     def _copied(self, tensor: FakeTensor, *, anything: bool) -> torch.UntypedStorage:
         """A copy of the values in the memory of ``tensor``; ``anything`` if all of ``tensor`` is overwritten."""
@@ -226,6 +241,21 @@ _EXPERTS = 1024
 """With more columns than this a choice is not one of experts, unless there are enough rows to choose all of them."""
 
 
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Ones in the shape of ``tensor``; as floating-point numbers they are larger, each row's in its own order.
+
+    So the next column in turn is chosen where the first choice has been masked.
+    """
+    with below_modes():
+        ones = torch.ones(tensor.shape, dtype=tensor.dtype, device="cpu")
+        if not tensor.is_floating_point() or not tensor.dim() or not tensor.numel():
+            return ones
+        columns = tensor.shape[-1]
+        row = torch.arange(tensor.numel() // columns, device="cpu").unsqueeze(1)
+        behind = torch.arange(columns, device="cpu").sub(row).remainder_(columns)
+        return ones.add_(behind.add_(1).reciprocal().view(tensor.shape))
+
+
 def _few(tensors: list[FakeTensor]) -> bool:
     return sum(tensor.numel() for tensor in tensors) <= Known.MOST
 
@@ -239,6 +269,18 @@ def _writes_first(func: Any) -> bool:
 
 _OVERWRITES = (aten.copy_.default, aten.fill_.Scalar, aten.zero_.default)
 """Ops that write to all of their first argument."""
+
+_KEEPS = frozenset({
+    aten.mul.Tensor,
+    aten.bitwise_and.Tensor,
+    aten.logical_and.default,
+    aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor,
+    aten.where.self,
+    aten.scatter.src,
+    aten.scatter_.src,
+})  # fmt: skip
+"""Ops by which a mask or a choice keeps some of other numbers, or is itself masked."""
 
 _FILLS: dict[Any, Callable[[Any], Any]] = {
     **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), lambda args: 0),

@@ -448,8 +448,8 @@ class SimulatedMode(SharedFakeTensorMode):
         result = self.known.made(func, args, kwargs)
         if result is None and not (func in DISTINCT and _DISTINCT in self.assumed.fractions):
             result = self.likely.made(func, args, kwargs)
-            if result is not None:
-                self.guesses.note_even()
+            if result is not None and not _has_least(func, args, kwargs, result):
+                self.guesses.note_choice(routes=True)
         if result is not None:
             self.device_model.synchronize_current()  # the host reads the size, as on a GPU
         return result
@@ -555,7 +555,7 @@ class SimulatedMode(SharedFakeTensorMode):
         if likely is not None:
             self.device_model.synchronize_current()
             if self.likely.are_even(tensor):
-                self.guesses.note_even()
+                self.guesses.note_choice(routes=True)
             else:
                 self.guesses.note("a mask by a check was taken as that of a healthy run, whose numbers are finite,")
             return int(likely.count_nonzero())
@@ -607,6 +607,12 @@ _REAL = (aten.randperm.default, aten.randperm.generator, aten.lift_fresh.default
 _PART_OF_MORE = aten._scaled_dot_product_efficient_attention_backward.default
 """An op whose gradient of a mask is part of larger memory, whose end the fake tensors' cache does not keep."""
 _RESIZING = (aten.resize_.default, aten.resize_as_.default, aten.set_.source_Storage_storage_offset)
+
+
+def _has_least(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> bool:
+    """Whether ``result`` is a ``bincount`` of the least size that the script asked for."""
+    least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+    return func is aten.bincount.default and len(result) == least
 
 
 def _elements(args: Sequence[Any]) -> int:

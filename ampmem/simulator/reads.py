@@ -7,11 +7,12 @@ from typing import Any, Protocol
 
 import torch
 
+from ampmem.own_code import is_running
 from ampmem.simulator.branches import answer_that_goes_on
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.likely import Likely
 from ampmem.simulator.private.general import FakeTensor
-from ampmem.simulator.values import Guesses, Known, MadeUpTensors, Number
+from ampmem.simulator.values import Guesses, Known, MadeUpTensors, Number, guess
 
 aten = torch.ops.aten
 
@@ -63,9 +64,12 @@ class ValueReads:
             return known
         likely = mode.likely.number(tensor)
         even = mode.likely.are_even(tensor)
-        if tensor.dtype == torch.bool and not even and (answer := answer_that_goes_on(likely)) is not None:
+        if even:
+            mode.guesses.note_choice(routes=_routes(tensor))
+            return guess(tensor.dtype) if likely is None else likely
+        if tensor.dtype == torch.bool and (answer := answer_that_goes_on(likely)) is not None:
             likely = answer
-        return mode.guesses.read(tensor, likely, even=even)
+        return mode.guesses.read(tensor, likely)
 
     def _all_or_any(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Yes, if nobody knows: scripts ask whether everything is as expected, and whether there is anything to do."""
@@ -151,13 +155,25 @@ class ValueReads:
         if number is None and (real := mode.known.of(source)) is not None:
             return real
         if number is None and (likely := mode.likely.of(source)) is not None:
-            even = mode.likely.are_even(source)
-            alike = None if even or not likely.numel() else likely.flatten()[0].item()
-            mode.guesses.copied(source.dtype, alike, even=even)
+            if mode.likely.are_even(source):
+                mode.guesses.note_choice(routes=_routes(source))
+            else:
+                mode.guesses.copied(source.dtype, likely.flatten()[0].item() if likely.numel() else None)
             return likely
         if number is None:
             number = mode.guesses.copied(source.dtype)
         return torch.full((), number, dtype=source.dtype, device="cpu")
+
+
+def _routes(choices: FakeTensor) -> bool:
+    """Whether ``choices`` that the script reads decide what runs: a model reads them, or the answer is yes or no.
+
+    Outside of a model they are a classifier's, to be counted.
+    """
+    return not choices.is_floating_point() and (choices.dtype == torch.bool or is_running(_MODULES))
+
+
+_MODULES = str(torch.nn.modules.module.__file__)
 
 
 def _arrives(target: torch.Tensor, source: torch.Tensor) -> bool:

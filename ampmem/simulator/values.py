@@ -287,17 +287,12 @@ class Guesses:
         self._device.assume(f"assumed: {number} is read at {line}, as {self._assumed.named} says")
         return _of(dtype, number)
 
-    def read(self, tensor: FakeTensor, likely: Number | None, *, even: bool = False) -> Number:
-        """The guess for a number read from ``tensor``, whose value is unknown; ``likely`` if there is one.
-
-        ``even`` if it depends on even routing.
-        """
+    def read(self, tensor: FakeTensor, likely: Number | None) -> Number:
+        """The guess for a number read from ``tensor``, whose value is unknown; ``likely`` if there is one."""
         number = guess(tensor.dtype) if likely is None else likely
         if tensor.dtype == torch.bool:
             where = "the device" if tensor.fake_device.type == "cuda" else "a large tensor without values"
-            self.note(f"a yes-or-no question to {where} was answered {'yes' if number else 'no'}", waits=not even)
-        elif even:
-            self.note_even()
+            self.note(f"a yes-or-no question to {where} was answered {'yes' if number else 'no'}")
         elif isinstance(number, int):
             self.note_integer(f"an integer that the script read from the device was taken as {number}")
         else:
@@ -305,14 +300,8 @@ class Guesses:
         self._keep(number)
         return number
 
-    def copied(self, dtype: torch.dtype, likely: Number | None = None, *, even: bool = False) -> Number:
-        """The guess for all elements of a tensor that the script copies to the CPU; ``likely`` if there is one.
-
-        If ``even``, they depend on even routing, and each may have its own.
-        """
-        if even:
-            self.note_even()
-            return 0
+    def copied(self, dtype: torch.dtype, likely: Number | None = None) -> Number:
+        """The guess for all elements of a tensor that the script copies to the CPU; ``likely`` if there is one."""
         number = guess(dtype) if likely is None else likely
         note = self.note_integer if type(number) is int else self.note
         note(f"the values that the script copied to the CPU were taken as {number}")
@@ -354,9 +343,12 @@ class Guesses:
         self._more.add(line)
         self._device.warn(_and_more(len(self._more)))
 
-    def note_even(self) -> None:
-        """Note that a number or a size on the running line follows from even routing."""
-        self.note(_EVEN, waits=False)
+    def note_choice(self, *, routes: bool) -> None:
+        """Note that the running line reads numbers that follow from choices.
+
+        With ``routes`` they decide what runs, or how large a tensor is.
+        """
+        self.note(f"{'routing is assumed even' if routes else _READ}: {_TURNS}", waits=False)
 
     def note(self, what: str, *, waits: bool = True) -> None:
         """Note the assumption ``what`` for the running line; if it ``waits``, a loop may wait there for a change."""
@@ -379,7 +371,8 @@ class Guesses:
             )
 
 
-_EVEN = "routing is assumed even: the columns that topk, argmax, max, sort and multinomial choose take turns"
+_READ = "choices that the script read from the device were made up"
+_TURNS = "the columns that topk, argmax, max, sort and multinomial choose take turns"
 
 
 def _changed_nothing(option: str, line: str) -> str:

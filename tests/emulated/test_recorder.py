@@ -223,6 +223,17 @@ for _ in range(6):
 """,
         steps=6,
     ),
+    "a model that moves to another device after a trial": Program(
+        text="""
+model(batch()).sum().backward()
+model.zero_grad()
+model.to("cuda:1")
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(4):
+    step(batch(device="cuda:1"))
+""",
+        steps=4,
+    ),
     "DataParallel": Program(
         text="""
 model = nn.DataParallel(model)
@@ -638,6 +649,23 @@ def test_a_failure_of_the_device_is_the_scripts_own(
     recording = read(tmp_path / "program.ampmem")
     assert any(step.finished for step in recording.steps)
     assert summarize(recording).conservation.residual_bytes == 0
+
+
+def test_compiled_autograd_may_initialize_cuda_inside_backward(tmp_path: Path) -> None:
+    """A model on the CPU: dynamo looks at CUDA's random numbers, and torch says nothing of what began there."""
+    program = """
+from torch._dynamo import compiled_autograd
+model = net("cpu")
+for _ in range(3):
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        model(batch(device="cpu")).sum().backward()
+print("initialized", torch.cuda.is_initialized())
+"""
+    (tmp_path / "program.py").write_text(HEAD + program, encoding="utf-8")
+    done = ampmem(tmp_path, "profile", "--run-to-end", "program.py", to_the_end=True)
+    assert done.stdout == "initialized True\n"
+    assert "the model is on cpu" in done.stderr
+    assert all(line.startswith("ampmem: ") for line in done.stderr.splitlines())
 
 
 def test_an_out_of_memory_on_another_device_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,55 @@ def by_capacity(x: Tensor, logits: Tensor, experts: Experts) -> Tensor:
     return out
 
 
+def by_padded_choice(x: Tensor, logits: Tensor, experts: Experts) -> Tensor:
+    """As NLLB-MoE: padding that nobody knows is taken out of the mask."""
+    chosen = F.one_hot(logits.argmax(-1), EXPERTS) * (torch.rand(TOKENS, 1, device="cuda") > 0).long()
+    out = torch.zeros_like(x)
+    for i in torch.greater(chosen.sum(0), 0).nonzero():
+        (rows,) = torch.where(chosen[:, i[0]])
+        out.index_add_(0, rows, experts.run(int(i), x[rows]))
+    return out
+
+
+def by_gates(x: Tensor, logits: Tensor, experts: Experts) -> Tensor:
+    """As Shazeer's dispatcher: whoever has a gate is chosen."""
+    top, chosen = logits.topk(3)
+    gates = torch.zeros_like(logits).scatter(1, chosen[:, :2], top[:, :2].softmax(1))
+    rows = gates.nonzero()[gates.nonzero().sort(0)[1][:, 1], 0]
+    parts = x[rows].split((gates > 0).sum(0).tolist())
+    out = torch.cat([experts.run(i, part) for i, part in enumerate(parts)])
+    return torch.zeros_like(x).index_add_(0, rows, out)
+
+
+def by_gates_in_place(x: Tensor, logits: Tensor, experts: Experts) -> Tensor:
+    top, chosen = logits.topk(2)
+    gates = torch.zeros_like(logits)
+    gates.scatter_(1, chosen, top.softmax(1))
+    out = torch.zeros_like(x)
+    for i in range(EXPERTS):
+        rows = gates[:, i].nonzero().squeeze(1)
+        out[rows] += experts.run(i, x[rows])
+    return out
+
+
+def by_second_choice(x: Tensor, logits: Tensor, experts: Experts) -> Tensor:
+    """As GShard: the second choice is the first one without the first choice."""
+    first = F.one_hot(logits.argmax(-1), EXPERTS).bool()
+    second = F.one_hot(logits.masked_fill(first, -math.inf).argmax(-1), EXPERTS).bool()
+    out = torch.zeros_like(x)
+    for i in range(EXPERTS):
+        rows = torch.where(first[:, i] | second[:, i])[0]
+        if rows.numel() == 0:
+            continue
+        out[rows] += experts.run(i, x[rows])
+    return out
+
+
 ROUTES: dict[Route, int] = {
+    by_padded_choice: 1,
+    by_gates: 2,
+    by_gates_in_place: 2,
+    by_second_choice: 2,
     by_where: 2,
     by_mask: 2,
     by_hits: 2,
@@ -157,6 +205,7 @@ def test_each_expert_gets_the_same_number_of_rows_without_an_assumption(simulati
     assert all(parameter.grad is not None for parameter in experts.experts.parameters())
     (note,) = [text for text in simulation.device.assumptions if text.startswith(EVEN)]
     assert f" at {__file__}:" in note
+    assert not any(text.startswith("a yes-or-no question") for text in simulation.device.assumptions)
     assert not simulation.device.warnings
 
 
@@ -172,6 +221,29 @@ def test_the_peak_is_that_of_the_fraction_which_a_user_would_give() -> None:
 
     assert peak(Assumed()) == peak(Assumed(fractions={"nonzero": 1 / EXPERTS}))
     assert peak(Assumed()) != peak(Assumed(fractions={"nonzero": 2 / EXPERTS}))
+
+
+ACCURACIES: list[Callable[[Tensor, Tensor], object]] = [
+    lambda logits, labels: (logits.argmax(1) == labels).sum().item(),
+    lambda logits, labels: (logits.argmax(1) == labels).float().mean().item(),
+    lambda logits, labels: logits.max(1)[1].eq(labels).sum().cpu(),
+    lambda logits, labels: logits.topk(5)[1].t().eq(labels[None]).reshape(-1).float().sum(0).tolist(),
+    lambda logits, labels: logits.argmax(1).cpu().numpy(),
+    lambda logits, labels: logits.argmax(1).tolist(),
+    lambda logits, labels: torch.bincount(labels * EXPERTS + logits.argmax(1), minlength=EXPERTS**2).cpu(),
+]
+
+
+@pytest.mark.parametrize("accuracy", ACCURACIES)
+def test_a_classifier_s_accuracy_is_not_routing(
+    simulation: Simulation, accuracy: Callable[[Tensor, Tensor], object]
+) -> None:
+    model = nn.Linear(WIDTH, EXPERTS).cuda()
+    labels = torch.randint(EXPERTS, (TOKENS,)).cuda()
+    accuracy(model(torch.randn(TOKENS, WIDTH, device="cuda")), labels)
+    (note,) = simulation.device.assumptions
+    assert note.startswith("choices that the script read from the device were made up: ")
+    assert not simulation.device.warnings
 
 
 def test_a_choice_of_fewer_rows_than_classes_says_nothing(simulation: Simulation) -> None:

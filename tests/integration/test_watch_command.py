@@ -141,6 +141,18 @@ def test_what_is_new_when_memory_runs_out_is_named(tmp_path: Path) -> None:
     assert "optimizer state grew most" not in said
 
 
+def test_a_copy_of_the_weights_that_is_new_is_named(tmp_path: Path) -> None:
+    """Memory is not near its end while the copies are made, so no lines are kept: modules and holders have names."""
+    more = "import copy; kept += [copy.deepcopy(model)] * (i == 9); ema = {'a': [torch.zeros(1 << 20, device='cuda')]}"
+    script(tmp_path, device="cuda", steps=12, rows="32 if i < 10 else 90_000_000", more=more)
+    run, _, said = watched(tmp_path, "--gpu", "24GiB", code=1)
+    assert run.ending is not None
+    held = {each.what: each.bytes for each in run.ending.held}
+    assert held["parameters of idle modules"] == held["parameters"]
+    assert held["ema"] == 4 << 20
+    assert "parameters of idle modules grew most: 267.5 KiB, compared with 0 B" in " ".join(said.split())
+
+
 @pytest.mark.parametrize(("why", "story"), [("growth", "memory grew until step 40"), ("start", "no growth seen")])
 def test_of_growth_one_story_is_told(why: str, story: str) -> None:
     part = FullPart(number=1, why=Why(why), first=40, last=42, peak=None, categories={}, lines={})

@@ -266,12 +266,15 @@ def copies_survive(run: TrainingRun) -> Finding | None:
         if cached
         else "keep neither the graph (loss, outputs) nor a cast of the weights from one step to the next",
         evidence=(f"copies: {count.copies}", *run.copied_parameters(ledger.bytes * surviving)),
-        off_peak=_off_peak_from_backward_on(run, step, ledger.bytes * surviving, start),
+        off_peak=_off_peak_from_backward_on(run, step, ledger.bytes * surviving, start, again=cached),
     )
 
 
-def _off_peak_from_backward_on(run: TrainingRun, step: int, sizes: Column, forward: int) -> int | None:
-    """The bytes off the peak without the copies, from the backward of ``step`` to the next ``forward``."""
+def _off_peak_from_backward_on(run: TrainingRun, step: int, sizes: Column, forward: int, *, again: bool) -> int | None:
+    """The bytes off the peak without the copies, from the backward of ``step`` to the next ``forward``.
+
+    If that would not make them ``again``, as it does where a cache held them, they are also missing in a later peak.
+    """
     timeline, lifetimes = run.analysis.timeline, run.analysis.lifetimes
     place = next(place for place, each in enumerate(run.steps) if each.index == step)
     ended = run.marks[place].after_backward
@@ -279,8 +282,10 @@ def _off_peak_from_backward_on(run: TrainingRun, step: int, sizes: Column, forwa
         return None
     found = per_allocation(run, sizes)
     mine = found != 0
-    first = np.maximum(lifetimes.born + 1, timeline.position(ended))[mine]
-    return run.off_peak_of_spans(first, np.full(len(first), timeline.position(forward)), found[mine], place=place)
+    first = np.maximum(lifetimes.born + 1, timeline.position(ended))
+    until = np.full(len(found), timeline.position(forward))
+    saved = run.off_peak_of_spans(first[mine], until[mine], found[mine], place=place)
+    return saved if again or saved is not None else run.off_peak(found, since=first)
 
 
 def _last_forward_of_a_later_step(run: TrainingRun) -> tuple[int, int] | None:

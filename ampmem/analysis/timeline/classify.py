@@ -338,7 +338,8 @@ def view_of(
 def _prefetched(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) -> Mask:
     """The allocations made outside modules that only a later step uses, and all that the same line makes.
 
-    The batch after the last step has no later step, so the line that made it tells what it is.
+    The batch after the last step has no later step, so the line that made it tells what it is; in a single step, that
+    it is as large as the batch before.
     """
     outside = np.isin(lifetimes.phase, (Phase.FORWARD, Phase.BETWEEN)) & (lifetimes.module == 0) & (lifetimes.step >= 0)
     ends = _step_ends(lifetimes.step, recording.steps)
@@ -348,8 +349,16 @@ def _prefetched(lifetimes: Lifetimes, facts: JoinedFacts, recording: Recording) 
     now[facts.allocation[used & ~later]] = True
     then[facts.allocation[later]] = True
     line = _lines(lifetimes)
-    fetched: Mask = outside & ~now & np.isin(line, line[outside & ~now & then])
+    before = now & np.isin(lifetimes.phase, (Phase.SETUP, Phase.BETWEEN))
+    before[facts.allocation[facts.fact == Fact.PARAMETER]] = False
+    loads = np.isin(recording.texts, _LOADS)[lifetimes.op] & (lifetimes.died == ALIVE) & (len(recording.steps) == 1)
+    again = loads & np.isin(lifetimes.bytes, lifetimes.bytes[before])
+    fetched: Mask = outside & ~now & (np.isin(line, line[outside & ~now & then]) | again)
     return fetched
+
+
+_LOADS = tuple(f"aten::{op}" for op in ("_to_copy", "rand", "randn", "randint", "stack"))
+"""Ops that make a batch."""
 
 
 def _lines(lifetimes: Lifetimes) -> Column:

@@ -48,9 +48,17 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 def _job(environ: Mapping[str, str]) -> str:
     """A text shared by exactly the processes that one launcher started at one time on this machine."""
     error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
-    # The path is FOLDER/attempt_0/3/error.json; torchrun makes a new FOLDER each time.
-    start = str(Path(error_file).parent.parent) if error_file else start_of(os.getppid())
-    return identity(start)
+    if error_file:  # the path is FOLDER/attempt_0/3/error.json; torchrun makes a new FOLDER each time
+        return identity(str(Path(error_file).parent.parent))
+    names = next((names for names in _SCHEDULERS if all(map(environ.get, names))), ())
+    return identity(" ".join(environ[name] for name in names) or start_of(os.getppid()))
+
+
+_SCHEDULERS = (("SLURM_JOB_ID", "SLURM_STEP_ID"), ("PMIX_NAMESPACE",), ("PALS_APID",), ("PMI_JOBID",))
+"""The variables in which a scheduler names one start: of Slurm's srun, PMIx (Open MPI), PALS, and PMI (MPICH, Intel).
+
+Its processes may have a parent each, such as a shell script that sets ``RANK``.
+"""
 
 
 def identity(start: str) -> str:

@@ -117,6 +117,8 @@ class Source:
     """Whether it needs torch's profiler, of which only one can run."""
     uses_history = False
     """Whether it needs the memory history of torch's CUDA allocator, of which there is only one."""
+    models_at: Callable[[], frozenset[int]] = frozenset
+    """Returns the indices of the devices of the trained parameters."""
     see: See | None = None
     """Called with each tensor that hooks find to be the script's; ``None`` if the source does not need it."""
     stamp: Callable[[int], None] | None = None

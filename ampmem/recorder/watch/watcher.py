@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,16 @@ from ampmem.recorder.sources.simulated import SimulatedSource
 from ampmem.recorder.torch_private.general import in_backward, on_step_before, tree_leaves
 from ampmem.recorder.watch.gauges import CpuGauge, CudaGauge, Gauge, SimulatedGauge, UnservedRequest
 from ampmem.recording.bounds import NAME
-from ampmem.recording.watched import Ending, Grown, HeldMemory, Row, WatchedHeader, Why
+from ampmem.recording.watched import (
+    EVERYTHING_ELSE,
+    IDLE_PARAMETERS,
+    Ending,
+    Grown,
+    HeldMemory,
+    Row,
+    WatchedHeader,
+    Why,
+)
 from ampmem.recording.watched_file import WatchedFile
 from ampmem.signals import SIGNALS
 from ampmem.simulator.device import SimulatedDevice
@@ -584,13 +593,18 @@ class Watcher:
             )
 
     def _held(self, blocks: Mapping[int, int], lines: Mapping[int, str]) -> tuple[HeldMemory, ...]:
-        """What the ``blocks`` are: known tensors first, the rest by the line that allocated them."""
+        """What the ``blocks`` are: known tensors first, the rest by the line that allocated them, or by the holder."""
         left, found = dict(blocks), []
-        for what, tensors in self._known():
-            addresses = {address for each in tensors if (address := self._light.log.storage_address(each))}
-            sizes = [left.pop(address) for address in addresses if address in left]
-            if sizes:
-                found.append(HeldMemory(what=what, bytes=sum(sizes), count=len(sizes)))
+
+        def take(groups: Iterable[tuple[str, list[torch.Tensor]]]) -> None:
+            for what, tensors in groups:
+                addresses = {address for each in tensors if (address := self._light.log.storage_address(each))}
+                sizes = [left.pop(address) for address in addresses if address in left]
+                if sizes:
+                    found.append(HeldMemory(what=what, bytes=sum(sizes), count=len(sizes)))
+
+        take((*self._known(), (IDLE_PARAMETERS, [each for each in live_tensors() if isinstance(each, nn.Parameter)])))
+        take(self._by_holder(frozenset(address for address in left if not lines.get(address))).items())
         by_line: dict[str, list[int]] = {}
         for address, size in left.items():
             by_line.setdefault(lines.get(address, ""), []).append(size)
@@ -599,8 +613,21 @@ class Watcher:
         rest = [size for line, sizes in ordered if (line, sizes) not in named for size in sizes]
         found += [HeldMemory(what=line, bytes=sum(sizes), count=len(sizes), line=True) for line, sizes in named]
         if rest:
-            found.append(HeldMemory(what="everything else", bytes=sum(rest), count=len(rest)))
+            found.append(HeldMemory(what=EVERYTHING_ELSE, bytes=sum(rest), count=len(rest)))
         return tuple(found)
+
+    def _by_holder(self, addresses: Set[int]) -> dict[str, list[torch.Tensor]]:
+        """The largest live tensors at ``addresses``, by the name of their holder."""
+        at = self._light.log.storage_address
+        found = [each for each in live_tensors() if _has_memory(each) and at(each) in addresses]
+        found = sorted(found, key=lambda each: -each.nbytes)[:_LOOKED_AT]
+        holders: dict[str, list[torch.Tensor]] = {}
+        for tensor, name in zip(found, names_of_holders(found), strict=True):
+            root = re.split(r"[.\[]", name, maxsplit=1)[0]  # all of `ema` in `ema['0.weight']`
+            if root not in ("", "dict", "list", "set", "tuple"):
+                holders.setdefault(root[:NAME], []).append(tensor)
+        largest = sorted(holders, key=lambda name: -sum(each.nbytes for each in holders[name]))
+        return {name: holders[name] for name in largest[:_LINES]}
 
     def _known(self) -> list[tuple[str, list[torch.Tensor]]]:
         """Parameters and buffers of the models that ran, their gradients, and optimizer states, each with a label."""

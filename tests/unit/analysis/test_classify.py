@@ -512,6 +512,23 @@ def test_the_next_batch_may_be_made_before_backward(phase: Phase, use: Fact, sta
     assert Category.INPUTS not in [CATEGORIES[code] for code in found[1::2]]
 
 
+@pytest.mark.parametrize(("op", "size"), [("aten::randn", 8), ("aten::argmax", 8), ("aten::randn", 16)])
+def test_after_a_single_step_the_next_batch_is_as_large_as_the_one_before(op: str, size: int) -> None:
+    """Predictions may be as large as the labels, and a cast as large as a weight."""
+    story = Story()
+    story.parameter(0x90, "weight", 16)
+    story.alloc(0x100, 8)
+    story.begin(0)
+    story.enter(Phase.FORWARD)
+    story.fact(Fact.SAVED, 0x90, "MmBackward0")
+    story.fact(Fact.INPUT, 0x100)
+    story.alloc(0x200, size, op=op, stack="train.py:9")
+    story.enter(Phase.BACKWARD)
+    story.enter(Phase.OPTIMIZER)
+    story.end()
+    assert (category_of(story, 2) == Category.INPUTS) is (op == "aten::randn" and size == 8)
+
+
 def test_what_its_own_step_saves_is_not_the_next_batch() -> None:
     story = Story()
     for step in range(2):

@@ -311,6 +311,8 @@ def test_copies_that_outlive_their_step(cleared: bool, change: str) -> None:
     assert found.bytes == 2 * 3000, "what the steps before the last forward made and nothing freed"
     assert found.evidence == ("copies: 2", "weight: 5.9 KiB")
     assert found.change.startswith(change)
+    saved = 6000 if cleared else None
+    assert found.off_peak == saved, "the peak is in the step after: only a cache would have made them again"
     found = told(outliving(cleared=cleared))["copies-survive"]
     assert (found.bytes, found.evidence[0]) == (3000, "copies: 1")
     assert found.off_peak == 800, "of 12,800 in the update; in backward, which needs the copies, there are 12,000"

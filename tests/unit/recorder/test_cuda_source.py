@@ -44,6 +44,7 @@ from ampmem.recorder.sources.window import MARKER
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import next_node
 from ampmem.recorder.writing import Joiner
+from ampmem.vocabulary import Mark
 
 
 @pytest.fixture
@@ -635,6 +636,26 @@ def test_a_failure_on_a_device_that_the_script_only_tried_chooses_nothing(clock:
     gpu._observer(1, 30 * MIB, 64 * MIB, 2 * MIB)
     gpu.malloc(1 * MIB)
     assert source.drain().bytes.tolist() == [1 * MIB]
+    source.stop()
+    allocator = source.allocator()
+    assert allocator is not None and allocator.device == 0
+
+
+def test_the_device_is_that_of_the_models_until_events_are_read(clock: Clock) -> None:
+    """A data set may take more memory elsewhere, and a model may move after its first forward."""
+    gpu = ModelCuda(clock, total=64 * MIB, others=(20 * MIB, 40 * MIB))
+    source = CudaSource(api=gpu)
+    model = {1}
+    source.models_at = lambda: frozenset(model)
+    source.start({})
+    gpu.malloc(1 * MIB)
+    source.mark(0, Mark.AFTER_FORWARD)
+    model = {0}
+    source.mark(0, Mark.AFTER_BACKWARD)
+    assert source.drain().bytes.tolist() == [1 * MIB]
+    assert Mark.AFTER_FORWARD not in [layer.mark for layer in source.take_layers()]
+    model = {1}
+    source.mark(1, Mark.AFTER_FORWARD)
     source.stop()
     allocator = source.allocator()
     assert allocator is not None and allocator.device == 0

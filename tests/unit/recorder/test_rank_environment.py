@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ampmem.recorder.ranks.environment import launched
@@ -37,6 +39,27 @@ def test_processes_of_one_start_have_one_job_and_those_of_another_have_not() -> 
     )
     assert job == same != ""
     assert len({job, restarted, without}) == 3
+
+
+@pytest.mark.parametrize(
+    ("step", "other"),
+    [
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"}),
+        ({"PMIX_NAMESPACE": "prterun-a-1@1"}, {"PMIX_NAMESPACE": "prterun-a-2@1"}),
+    ],
+)
+def test_a_scheduler_names_the_job_of_ranks_that_have_a_shell_each(
+    monkeypatch: pytest.MonkeyPatch, step: dict[str, str], other: dict[str, str]
+) -> None:
+    jobs = []
+    ranks = {name: value for name, value in TORCHRUN.items() if name != "TORCHELASTIC_ERROR_FILE"}
+    for parent, given in ((1, step), (os.getpid(), step), (1, other), (1, {}), (os.getpid(), {})):
+        monkeypatch.setattr(os, "getppid", lambda parent=parent: parent)
+        found = launched(ranks | given)
+        assert found is not None
+        jobs.append(found.place.job)
+    assert jobs[0] == jobs[1]
+    assert len(set(jobs)) == 4
 
 
 @pytest.mark.parametrize(

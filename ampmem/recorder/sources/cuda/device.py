@@ -15,6 +15,7 @@ import torch
 from ampmem.allocator.settings import UNCACHED, VARIABLES, backend_of_environment
 from ampmem.patching import Undo, patch
 from ampmem.recorder.torch_private import cuda as torch_private
+from ampmem.recorder.torch_private.general import in_backward
 
 Snapshot = Mapping[str, Any]
 """The value of ``torch.cuda.memory._snapshot()``."""
@@ -98,7 +99,13 @@ class TorchCuda:
             torch_private.record_history(None)
             return
         torch_private.record_history(
-            "all", context="alloc" if stacks else None, stacks="python", max_entries=entries, clear_history=True
+            "all",
+            context="alloc" if stacks else None,
+            stacks="python",
+            max_entries=entries,
+            clear_history=True,
+            # Switched on inside backward, a callback of this thread would be gone with it, and torch would miss it.
+            global_record_annotations=in_backward(),
         )
 
     def snapshot(self) -> Snapshot:

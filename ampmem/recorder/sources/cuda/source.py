@@ -177,6 +177,8 @@ class CudaSource(Source):
         self._wanted = False
         self._process = self._thread = 0
         self._device: int | None = None
+        self._read = False
+        """Whether events of the device were read, so that it stays the recorded one."""
         self._since_ns = 0
         self._asked = text_of_environment(os.environ)[1]
         """The allocator's settings in the environment, before the script may have changed them."""
@@ -400,7 +402,8 @@ class CudaSource(Source):
             self._refused = f"nothing was recorded: memory history could not be switched on: {error}"
             return
         # Only now: in a CUDA build the profiler initializes CUPTI, and earlier the script may still choose its devices.
-        if threading.get_ident() == self._thread:
+        # Nor inside backward, where compiled code may initialize CUDA: the engine would end the profile with it.
+        if threading.get_ident() == self._thread and not in_backward():
             self._follow_nodes()
 
     def _take_settings(self) -> None:
@@ -440,24 +443,32 @@ class CudaSource(Source):
         """The index of the recorded device; ``None`` while no device has allocations. ``over``: the recording ends.
 
         A device that ran out of memory comes first: always if the script got no further, otherwise if it has blocks in
-        use.
+        use. Then those with trained parameters: a model may still move until events are read.
         """
-        if self._device is None and self._on:
-            if self._api.device_count() > 1:  # the script may have reset their peaks
-                if self._tracker is None:
-                    self._peaks.note(self._api.snapshot())
-                else:
-                    self._take_rows(self._tracker.take())
-            peaks = self._peaks.now()
-            best = max(peaks.values(), default=0)
-            if best > 0:
-                current, short = self._api.current_device(), self._oom.device
-                ranked = [device for device, peak in peaks.items() if peak == best]
-                if short is not None and not over and self._api.stats(short).blocks == 0:
-                    short = None  # the script only tried how much it can allocate there
-                self._device = short if short in peaks else current if current in ranked else ranked[0]
-                self.device_name = self._api.device_name(self._device)
+        if self._on and not self._read:
+            models_at = self.models_at()
+            if self._device is None or (models_at and self._device not in models_at):
+                self._choose(models_at, over=over)
         return self._device
+
+    def _choose(self, models_at: frozenset[int], *, over: bool) -> None:
+        if self._api.device_count() > 1:  # the script may have reset their peaks
+            if self._tracker is None:
+                self._peaks.note(self._api.snapshot())
+            else:
+                self._take_rows(self._tracker.take())
+        peaks = self._peaks.now()
+        if not any(peaks.values()):
+            return
+        current, short = self._api.current_device(), self._oom.device
+        of_models = {device: peak for device, peak in peaks.items() if device in models_at and peak > 0} or peaks
+        ranked = [device for device, peak in of_models.items() if peak == max(of_models.values())]
+        if short is not None and not over and self._api.stats(short).blocks == 0:
+            short = None  # the script only tried how much it can allocate there
+        chosen = short if short in peaks else current if current in ranked else ranked[0]
+        if chosen != self._device:
+            self._device, self.device_name = chosen, self._api.device_name(chosen)
+            self._marks, self._layers = {}, []  # of the device before
 
     def _take(self, *, go_on: bool) -> RawEvents:
         device = self._chosen(over=not go_on)
@@ -480,6 +491,7 @@ class CudaSource(Source):
         if device is None:
             self._nodes.take(go_on=go_on)
             return NO_EVENTS
+        self._read = True
         self._look_at_allocator()
         since, self._since_ns = self._since_ns, time_ns()
         if self._tracker is not None:
