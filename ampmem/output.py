@@ -33,6 +33,15 @@ _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
 """An escape code that makes text bold, coloured or plain again."""
 
 
+def cache_folder(name: str) -> Path:
+    """The folder ``name`` of ampmem's in the user's cache folder. A relative ``XDG_CACHE_HOME`` is ignored.
+
+    Raises ``RuntimeError`` without a home folder.
+    """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "ampmem" / name
+
+
 def printable(text: str) -> str:
     """``text`` with a question mark for each character that would control a terminal or cannot be encoded."""
     return "".join(character if character.isprintable() else "?" for character in text)
