@@ -50,8 +50,8 @@ class Watcher(Protocol):
     def made(self, *, again: bool) -> None:
         """Inductor has made a graph; ``again`` says that dynamo had compiled this code for other inputs."""
 
-    def broke(self, file: str, line: int) -> None:
-        """A graph ends at this line, because dynamo cannot go on."""
+    def broke(self, places: Sequence[tuple[str, int]]) -> None:
+        """A graph ends, because dynamo cannot go on: files and lines of the stack there, the innermost last."""
 
     def skipped(self, code: CodeType, reason: str) -> None:
         """Dynamo runs the function with this ``code`` uncompiled."""
@@ -166,6 +166,7 @@ def _trace(mode: Any, watcher: Watcher) -> Undo:
     from torch._dynamo import convert_frame, output_graph, trace_rules
     from torch._dynamo.variables.optimizer import OptimizerVariable
     from torch._inductor import compile_fx
+    from torch.fx.experimental import proxy_tensor
 
     with ExitStack() as undo:
         former = list(trace_rules.SKIP_DIRS)
@@ -180,6 +181,7 @@ def _trace(mode: Any, watcher: Watcher) -> Undo:
         undo.callback(patch(convert_frame.CatchErrorsWrapper, "__call__", functools.partial(_watched_frames, watcher)))
         undo.callback(patch(output_graph.OutputGraph, "compile_subgraph", functools.partial(_watched_breaks, watcher)))
         undo.callback(patch(compile_fx, "compile_fx", functools.partial(_watched_graphs, watcher)))
+        undo.callback(patch(proxy_tensor, "unset_fake_temporarily", functools.partial(_constants_on_device, mode)))
         undo.callback(patch(OptimizerVariable, "call_method", functools.partial(_making_state, mode)))
         return undo.pop_all().close
 
@@ -206,15 +208,16 @@ def _cause_of(error: Exception, watcher: Watcher) -> Exception:
             assert isinstance(cause, Exception)
             return cause
         cause = cause.__cause__ or cause.__context__
-    return watcher.failed(error) if type(error).__name__ in _FAILURES else error
+    if type(error).__name__ in _FAILURES:
+        return watcher.failed(getattr(error, "inner_exception", None) or error.__cause__ or error)
+    return error
 
 
 def _watched_breaks(watcher: Watcher, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def compile_subgraph(graph: Any, tx: Any, reason: Any, *rest: Any, **how: Any) -> Any:
-        if reason.graph_break and reason.user_stack:
-            place = reason.user_stack[-1]
-            watcher.broke(place.filename, place.lineno)
+        if reason.graph_break:
+            watcher.broke([(place.filename, place.lineno or 0) for place in reason.user_stack])
         return original(graph, tx, reason, *rest, **how)
 
     return compile_subgraph
@@ -235,6 +238,23 @@ def _watched_graphs(watcher: Watcher, original: Callable[..., Any]) -> Callable[
             inside.pop()
 
     return compile_fx
+
+
+def _constants_on_device(mode: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Tracing computes with constants for real, where the script makes one on the device: as its mode does."""
+
+    def put(func: Any, args: Any, kwargs: Any) -> Any:
+        """``prims.device_put``, which names the device in its arguments."""
+        return mode.dispatch(torch.ops.aten._to_copy.default, (torch.Tensor,), args[:1], {"device": args[1]})
+
+    mode.answers[torch.ops.prims.device_put.default] = put
+
+    @contextmanager
+    def unset_fake_temporarily() -> Iterator[Any]:
+        with original() as former, mode:
+            yield former
+
+    return unset_fake_temporarily
 
 
 def _making_state(mode: Any, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -404,8 +424,6 @@ def _without_kernels(watcher: Watcher) -> Undo:
     with ExitStack() as undo:
         undo.callback(put_in(AsyncCompile, "triton", triton))
         undo.callback(patch(triton_heuristics, "cached_autotune", wrap))
-        if not hasattr(triton_heuristics.Config, "all_kwargs"):  # of the package
-            undo.callback(put_in(triton_heuristics, "Config", _Config))
         return undo.pop_all().close
 
 
@@ -446,13 +464,24 @@ def _without_triton() -> Undo:
     """Let Inductor write kernels without the package triton, of which their texts need nothing."""
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor import codecache
+    from torch._inductor.runtime import triton_compat, triton_helpers, triton_heuristics
 
     with ExitStack() as undo:
         inductors = tuple(module for module in _having("has_triton") if module.__name__.startswith("torch._inductor"))
         undo.callback(replace_all(inductors, {"has_triton": lambda *_, **__: True}))
-        undo.callback(replace_all((CudaInterface,), {"raise_if_triton_unavailable": staticmethod(lambda device=None: None)}))
+        owners = tuple(_having("AttrsDescriptorWrapper"))
+        undo.callback(replace_all(owners, {"AttrsDescriptorWrapper": _properties_of_arguments}))
+        undo.callback(replace_all((CudaInterface,), {"raise_if_triton_unavailable": staticmethod(lambda *_: None)}))
+        undo.callback(replace_all((triton_helpers,), {"set_driver_to_gpu": lambda: None}))
+        undo.callback(replace_all((triton_heuristics,), {"Config": _Config}))
+        undo.callback(put_in(triton_compat.triton, "Config", _Config))
         undo.callback(patch(codecache, _WRAPPER_LOADS, _with_stubs))
         return undo.pop_all().close
+
+
+def _properties_of_arguments(divisible_by_16: Sequence[int] = (), *_: Any) -> Any:
+    """What the text of a kernel says of its arguments, as with the package since its version 3.3."""
+    return {(place,): [["tt.divisibility", 16]] for place in divisible_by_16}
 
 
 def _with_stubs(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -464,11 +493,30 @@ def _with_stubs(original: Callable[..., Any]) -> Callable[..., Any]:
     return load
 
 
+class _Jit:
+    """A kernel that nobody launches, as ``triton.jit`` would return it."""
+
+    def __init__(self, fn: Any = None, **_: Any) -> None:
+        self.fn = fn
+
+
+class _Stub(ModuleType):
+    """A module with everything, of which nothing can be used."""
+
+    jit = _Jit
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Stub(name)
+
+
 @contextmanager
 def _stubs() -> Iterator[None]:
     """A block in which ``import triton`` works: compiled code imports it, and uses it in the texts of kernels only."""
-    stubs = {name: ModuleType(name) for name in ("triton", "triton.language")}
-    vars(stubs["triton"])["language"] = stubs["triton.language"]
+    triton = _Stub("triton")
+    stubs = {"triton": triton, "triton.language": _Stub("triton.language")}
+    triton.language = stubs["triton.language"]
     sys.modules.update(stubs)
     try:
         yield

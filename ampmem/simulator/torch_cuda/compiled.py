@@ -18,6 +18,7 @@ import torch
 
 from ampmem.allocator.settings import MIB
 from ampmem.failure import failure_of
+from ampmem.own_code import is_library
 from ampmem.patching import replace_all, unseen
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import compilation
@@ -141,8 +142,9 @@ class _Compiler(compilation.Watcher):
         self._device.assume(_UNMEASURED)
         self._tell()
 
-    def broke(self, file: str, line: int) -> None:
-        self._breaks[f"{file}:{line}"] += 1
+    def broke(self, places: Sequence[tuple[str, int]]) -> None:
+        of_script = [f"{file}:{line}" for file, line in places if not is_library(file)]
+        self._breaks[of_script[-1] if of_script else "lines of libraries"] += 1
         self._tell()
 
     def _tell(self) -> None:
@@ -167,6 +169,7 @@ class _Compiler(compilation.Watcher):
             raise stop(_SKIPPED.format(place, reason, self._advice))
 
     def failed(self, error: Exception) -> Exception:
+
         return stop(_FAILED.format(failure_of(error).line, self._advice))
 
     def launched(self, kernel: Kernel, arguments: Sequence[Any]) -> None:
