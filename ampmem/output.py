@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import select
+import stat
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,23 @@ def cache_folder(name: str) -> Path:
     """
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (named if named.is_absolute() else Path.home() / ".cache") / "ampmem" / name
+
+
+def private_cache(name: str) -> Path:
+    """The folder ``name`` of ampmem's cache, made if it is not there.
+
+    Raises ``OSError`` or ``RuntimeError`` if it cannot be made, or if others than this user can read or write it.
+    """
+    return private_folder(cache_folder(name))
+
+
+def private_folder(folder: Path) -> Path:
+    """``folder``, made if it is not there; raises ``OSError`` if others than this user can read or write it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not this user's alone")
+    return folder
 
 
 def printable(text: str) -> str:

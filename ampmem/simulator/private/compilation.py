@@ -104,7 +104,10 @@ def prepare(ready: Callable[[], None], watcher: Watcher) -> Undo:
         def callback_from_stance(callback: Any) -> Any:
             found = original(callback)
             if callback in (None, False):
-                if _LEFT in (sys._getframe(0).f_code.co_name, sys._getframe(1).f_code.co_name):  # the first may be left out
+                if _LEFT in (
+                    sys._getframe(0).f_code.co_name,
+                    sys._getframe(1).f_code.co_name,
+                ):  # the first may be left out
                     watcher.left()
             elif found not in (None, False):
                 backend = eval_frame.innermost_backend(callback)
@@ -209,7 +212,8 @@ def _cause_of(error: Exception, watcher: Watcher) -> Exception:
             return cause
         cause = cause.__cause__ or cause.__context__
     if type(error).__name__ in _FAILURES:
-        return watcher.failed(getattr(error, "inner_exception", None) or error.__cause__ or error)
+        inner = getattr(error, "inner_exception", None) or error.__cause__
+        return watcher.failed(inner if isinstance(inner, Exception) else error)
     return error
 
 
@@ -244,7 +248,9 @@ def _constants_on_device(mode: Any, original: Callable[..., Any]) -> Callable[..
     """Tracing computes with constants for real, where the script makes one on the device: as its mode does."""
 
     def put(func: Any, args: Any, kwargs: Any) -> Any:
-        """``prims.device_put``, which names the device in its arguments."""
+        """``prims.device_put``, which does not name the device as factories do."""
+        if isinstance(args[0], FakeTensor):
+            return mode.unanswered(func, (FakeTensor,), args, kwargs)
         return mode.dispatch(torch.ops.aten._to_copy.default, (torch.Tensor,), args[:1], {"device": args[1]})
 
     mode.answers[torch.ops.prims.device_put.default] = put
@@ -288,6 +294,9 @@ class _OnCpu(TorchDispatchMode):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def moved(value: Any) -> Any:
@@ -367,7 +376,7 @@ def _allocate_above_modes() -> Undo:
             return real._reinterpret_tensor(tensor, size, stride, offset)
         return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
 
-    def copy_if_misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    def copy_if_misaligned(tensor: torch.Tensor) -> Any:
         if not isinstance(tensor, FakeTensor):
             return real.copy_if_misaligned(tensor)
         aligned = tensor.storage_offset() * tensor.element_size() % _ALIGNMENT == 0
@@ -383,7 +392,9 @@ def _keep_random_states(mode: Any) -> Undo:
     from torch._prims import rng_prims
 
     def save(func: Any, args: Any, kwargs: Any) -> Any:
-        return torch.zeros(16, dtype=torch.uint8, device="cpu"), mode.dispatch(args[0], (torch.Tensor,), args[1:], kwargs)
+        return torch.zeros(16, dtype=torch.uint8, device="cpu"), mode.dispatch(
+            args[0], (torch.Tensor,), args[1:], kwargs
+        )
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         return mode.dispatch(args[1], (torch.Tensor,), args[2:], kwargs)
@@ -514,9 +525,7 @@ class _Stub(ModuleType):
 @contextmanager
 def _stubs() -> Iterator[None]:
     """A block in which ``import triton`` works: compiled code imports it, and uses it in the texts of kernels only."""
-    triton = _Stub("triton")
-    stubs = {"triton": triton, "triton.language": _Stub("triton.language")}
-    triton.language = stubs["triton.language"]
+    stubs = {name: _Stub(name) for name in ("triton", "triton.language")}
     sys.modules.update(stubs)
     try:
         yield

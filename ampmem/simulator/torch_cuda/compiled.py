@@ -49,14 +49,11 @@ _UNCOMPILED = (
     "compiled code, which ran uncompiled, as {} says; a compiled run has other numbers, and usually keeps less, "
     "because pointwise operations are fused and some results are recomputed in backward"
 )
-_UNMEASURED = (
-    "assumed: compiled code is what Inductor makes where it measures nothing, so it pads no matrix products; and its "
-    "kernels were tuned in an earlier run"
-)
-_TUNING = "tuning compiled kernels at their first call"
+_UNMEASURED = "assumed: compiled code is what Inductor makes where it measures nothing, so it pads no matrix products"
+_TUNING = "the trials of compiled kernels at their first call"
 _TUNES = (
-    f"assumed: {_TUNING} takes at most a buffer of the size of the L2 cache, and copies of what a kernel changes in "
-    "place, freed at once; nothing once PyTorch has tuned them, which it keeps in its cache"
+    f"assumed: {_TUNING} take at most a buffer of the size of the L2 cache, and copies of what a kernel changes in "
+    "place, freed at once; nothing if PyTorch's cache has their result from an earlier run"
 )
 _L2 = {(8, 0): 40, (8, 9): 96, (9, 0): 60, (10, 0): 128, (10, 3): 128, (12, 0): 128}
 """MiB of the largest L2 cache of a compute capability; 6 for others."""

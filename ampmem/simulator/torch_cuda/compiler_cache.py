@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -21,12 +20,12 @@ from pathlib import Path
 import torch
 
 from ampmem.allocator.settings import MIB
-from ampmem.output import cache_folder
+from ampmem.output import private_cache, private_folder
 from ampmem.patching import set_variables
 from ampmem.simulator.private import compilation
 from ampmem.version import __version__
+from ampmem.vocabulary import COMPILED
 
-NAME = "compiled"
 LIMIT = 2048 * MIB
 _LOCK = "lock"
 
@@ -38,7 +37,7 @@ def use(root: Path | None, gpu: str) -> Callable[[], None]:
     """
     with ExitStack() as undo:
         try:
-            root = private_folder(root or cache_folder(NAME))
+            root = private_cache(COMPILED) if root is None else private_folder(root)
             lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except (OSError, RuntimeError):
             root = Path(tempfile.mkdtemp(prefix="ampmem-compiled-"))
@@ -51,15 +50,6 @@ def use(root: Path | None, gpu: str) -> Callable[[], None]:
             fcntl.flock(lock, fcntl.LOCK_SH)
         undo.callback(set_variables({compilation.CACHE: str(root / _key(gpu))}))
         return undo.pop_all().close
-
-
-def private_folder(folder: Path) -> Path:
-    """``folder``, made if it is not there; raises ``OSError`` if others than this user can read or write it."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PermissionError(f"{folder} is not this user's alone")
-    return folder
 
 
 def _key(gpu: str) -> str:
