@@ -12,16 +12,18 @@ import ast
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from ampmem.own_code import RECORDING_CODE
 from ampmem.patching import Undo, added, patch, put_in, replace_all, suspended
 from ampmem.simulator.private.general import without_modes
 
@@ -173,7 +175,9 @@ def _trace(mode: Any, watcher: Watcher) -> Undo:
 
     with ExitStack() as undo:
         former = list(trace_rules.SKIP_DIRS)
-        trace_rules.add("ampmem")
+        trace_rules.SKIP_DIRS.extend(RECORDING_CODE)
+        trace_rules._recompile_re()
+        _run_as_it_is(type(mode).__torch_dispatch__)
 
         def restore() -> None:
             trace_rules.SKIP_DIRS[:] = former
@@ -189,10 +193,22 @@ def _trace(mode: Any, watcher: Watcher) -> Undo:
         return undo.pop_all().close
 
 
+def _run_as_it_is(function: Any) -> None:
+    """Have dynamo leave ``function`` alone, and all that it calls: parts of a graph that break run ops on the device.
+
+    Since 2.6; it stays, as nothing of it is ever to be compiled.
+    """
+    from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
 def _watched_frames(watcher: Watcher, original: Callable[..., Any]) -> Callable[..., Any]:
     def convert(wrapper: Any, frame: Any, *rest: Any) -> Any:
         try:
-            found = original(wrapper, frame, *rest)
+            # Dynamo itself traces without modes, except inside of DistributedDataParallel.
+            with without_modes() if _is_inside_ddp() else nullcontext():
+                found = original(wrapper, frame, *rest)
         except Exception as error:
             raise _cause_of(error, watcher) from None
         reason = getattr(found, "skip_reason", None) or ""
@@ -201,6 +217,10 @@ def _watched_frames(watcher: Watcher, original: Callable[..., Any]) -> Callable[
         return found
 
     return convert
+
+
+def _is_inside_ddp() -> bool:
+    return torch.distributed.is_available() and DistributedDataParallel._get_active_ddp_module() is not None
 
 
 def _cause_of(error: Exception, watcher: Watcher) -> Exception:
