@@ -31,8 +31,10 @@ CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """The variable that names the folder of Inductor's caches."""
 CODE = "torch._inductor.runtime.compile_tasks."
 """How the names of the modules with compiled code begin."""
-_LEFT = "compile_wrapper"
-"""Dynamo's function that runs compiled code; it asks for a callback before, and again after."""
+_RUNS = "compile_wrapper"
+"""Dynamo's function that runs compiled code."""
+_NOTHING = (None, False)
+"""Callbacks with which dynamo compiles nothing."""
 _WRAPPER_LOADS = "_reload_python_module"
 _FAILURES = ("BackendCompilerFailed", "InternalTorchDynamoError")
 _UNCOMPILED = ("non-infra torch dispatch mode", "error was suppressed", "custom frame execution strategy")
@@ -45,6 +47,9 @@ _ALIGNMENT = 16
 
 class Watcher(Protocol):
     """What the simulation does about compiled code."""
+
+    waits: bool
+    """Whether it wants to know when the outermost compiled code has returned."""
 
     def begins(self, backend: str, options: dict[str, Any]) -> None:
         """Code is about to be compiled, or runs compiled, by ``backend`` with these options of Inductor's."""
@@ -59,7 +64,7 @@ class Watcher(Protocol):
         """Dynamo runs the function with this ``code`` uncompiled."""
 
     def left(self) -> None:
-        """The outermost compiled code has returned or failed."""
+        """The outermost compiled code has returned."""
 
     def failed(self, error: Exception) -> Exception:
         """The error for the script, when compiling raised ``error``."""
@@ -98,20 +103,14 @@ def load() -> None:
 def prepare(ready: Callable[[], None], watcher: Watcher) -> Undo:
     """Call ``ready`` before any code is compiled, and tell ``watcher`` of compiled code; returns the undo.
 
-    Dynamo calls a function of its own before and after compiled code, since 2.6, to learn what to do with it.
+    Dynamo calls a function of its own to learn what to do with compiled code (since 2.6), and one before and after it.
     """
     from torch._dynamo import eval_frame
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    def chosen(original: Callable[..., Any]) -> Callable[..., Any]:
         def callback_from_stance(callback: Any) -> Any:
             found = original(callback)
-            if callback in (None, False):
-                if _LEFT in (
-                    sys._getframe(0).f_code.co_name,
-                    sys._getframe(1).f_code.co_name,
-                ):  # the first may be left out
-                    watcher.left()
-            elif found not in (None, False):
+            if callback not in _NOTHING and found not in _NOTHING:
                 backend = eval_frame.innermost_backend(callback)
                 name = getattr(backend, "compiler_name", getattr(backend, "__name__", "of dynamo"))
                 ready()
@@ -120,7 +119,22 @@ def prepare(ready: Callable[[], None], watcher: Watcher) -> Undo:
 
         return callback_from_stance
 
-    return patch(eval_frame, "_callback_from_stance", wrap)
+    def left(original: Callable[..., Any]) -> Callable[..., Any]:
+        def maybe_set_eval_frame(callback: Any) -> Any:
+            found = original(callback)
+            # Only then: torch calls this around other functions, too, and frames looked at would hold their tensors.
+            if watcher.waits and callback in _NOTHING and sys.exception() is None:
+                callers = sys._getframe(0), sys._getframe(1)  # patches may have no frame
+                if _RUNS in [frame.f_code.co_name for frame in callers]:
+                    watcher.left()
+            return found
+
+        return maybe_set_eval_frame
+
+    with ExitStack() as undo:
+        undo.callback(patch(eval_frame, "_callback_from_stance", chosen))
+        undo.callback(patch(eval_frame, "_maybe_set_eval_frame", left))
+        return undo.pop_all().close
 
 
 def _options_of(backend: Any) -> dict[str, Any]:

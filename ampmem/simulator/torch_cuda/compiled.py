@@ -74,7 +74,7 @@ def install(mode: SimulatedMode, cache: Path | None) -> Callable[[], None]:
             compiler = _Compiler(mode, cache)
             undo.callback(compiler.undo.close)
             undo.callback(compilation.prepare(compiler.ready, compiler))
-            undo.callback(replace_all((torch,), {"compile": _refusing(torch.compile, compiler.refuse)}))
+            undo.callback(replace_all((torch,), {"compile": _refusing(torch.compile, mode, compiler.refuse)}))
         return undo.pop_all().close
 
 
@@ -103,7 +103,8 @@ class _Compiler(compilation.Watcher):
         self._graphs = self._again = 0
         self._breaks: Counter[str] = Counter()
         self._graphs_before = 0
-        """Graphs when the outermost compiled code began."""
+        """Graphs when the code began of which a frame was skipped."""
+        self.waits = False
         self._skipped: tuple[CodeType, str] | None = None
         self._tuned: set[str] = set()
         self._told = ""
@@ -111,7 +112,8 @@ class _Compiler(compilation.Watcher):
     def refuse(self, backend: Any, mode: str | None, options: Mapping[str, Any]) -> Exception | None:
         """The error for code that cannot be simulated compiled, if it is; a ``backend`` of ``None`` is torch's own."""
         name = str(getattr(backend, "compiler_name", getattr(backend, "__name__", backend or _DEFAULT)))
-        why = next((_WHY[option.replace("-", "_")] for option in _WHY if options.get(option)), None)
+        given = {option.replace("-", "_") for option, value in options.items() if value}
+        why = next((_WHY[option] for option in _WHY if option in given), None)
         if _DEFAULT not in name:
             why = _BACKEND.format(name)
         elif mode not in (None, "default"):
@@ -132,6 +134,8 @@ class _Compiler(compilation.Watcher):
     def begins(self, backend: str, options: Mapping[str, Any]) -> None:
         if (error := self.refuse(backend, None, options)) is not None:
             raise error
+        if not self.waits:
+            self._graphs_before = self._graphs
 
     def made(self, *, again: bool) -> None:
         self._graphs += 1
@@ -156,11 +160,11 @@ class _Compiler(compilation.Watcher):
 
     def skipped(self, code: CodeType, reason: str) -> None:
         self._skipped = self._skipped or (code, reason)
+        self.waits = True
 
     def left(self) -> None:
-        skipped, self._skipped = self._skipped, None
-        made, self._graphs_before = self._graphs - self._graphs_before, self._graphs
-        if skipped is not None and not made:
+        skipped, self._skipped, self.waits = self._skipped, None, False
+        if skipped is not None and self._graphs == self._graphs_before:
             code, reason = skipped
             place = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
             raise stop(_SKIPPED.format(place, reason, self._advice))
@@ -188,7 +192,9 @@ def _count(number: int, what: str) -> str:
 
 
 def _refusing(
-    original: Callable[..., Any], refuse: Callable[[Any, str | None, Mapping[str, Any]], Exception | None]
+    original: Callable[..., Any],
+    mode: SimulatedMode,
+    refuse: Callable[[Any, str | None, Mapping[str, Any]], Exception | None],
 ) -> Callable[..., Any]:
     """``torch.compile`` that refuses modules at once, functions when called: libraries compile many unused ones."""
 
@@ -198,8 +204,6 @@ def _refusing(
             return functools.partial(compile, **options)
         if options.get("disable") or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
             return model
-        if torch.compile is not compile:
-            return original(model, **options)  # after the end of the simulation
         if (error := refusal(options)) is None:
             compilation.load()
             return original(model, **options)
@@ -212,6 +216,8 @@ def _refusing(
         return when_called(model, options)
 
     def refusal(options: Mapping[str, Any]) -> Exception | None:
+        if mode.ended:  # libraries keep what they have imported
+            return None
         return refuse(options.get("backend"), options.get("mode"), options.get("options") or {})
 
     def when_called(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -219,7 +225,7 @@ def _refusing(
 
         @functools.wraps(function)
         def stopped(*args: Any, **kwargs: Any) -> Any:
-            if torch.compile is compile and (error := refusal(options)) is not None:
+            if (error := refusal(options)) is not None:
                 raise error
             return compiled()(*args, **kwargs)  # after the end of the simulation
 
