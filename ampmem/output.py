@@ -12,6 +12,7 @@ import fcntl
 import os
 import re
 import select
+import stat
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,32 @@ _first: dict[int, tuple[int, int, int]] = {}
 """What :func:`_file_of` said of standard error at first, by process: a forked one may have another file there."""
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
 """An escape code that makes text bold, coloured or plain again."""
+
+
+def cache_folder(name: str) -> Path:
+    """The folder ``name`` of ampmem's in the user's cache folder. A relative ``XDG_CACHE_HOME`` is ignored.
+
+    Raises ``RuntimeError`` without a home folder.
+    """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "ampmem" / name
+
+
+def private_cache(name: str) -> Path:
+    """The folder ``name`` of ampmem's cache, made if it is not there.
+
+    Raises ``OSError`` or ``RuntimeError`` if it cannot be made, or if others than this user can read or write it.
+    """
+    return private_folder(cache_folder(name))
+
+
+def private_folder(folder: Path) -> Path:
+    """``folder``, made if it is not there; raises ``OSError`` if others than this user can read or write it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PermissionError(f"{folder} is not this user's alone")
+    return folder
 
 
 def printable(text: str) -> str:

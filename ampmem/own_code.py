@@ -21,6 +21,7 @@ OWN_FOLDERS = (*(str(_PACKAGE / name) + os.sep for name in ("cli", "integrations
 RUNNER, RUNNER_LINE = ("sys", 1) if sys.version_info < (3, 13) else ("<sys>", 0)
 """File and line of the frame that runs the script: those that Python reports if a script has no caller."""
 
+_PYTHON = str(Path(os.__file__).parent) + os.sep
 _TORCH, *_OTHERS = (str(Path("site-packages", name)) + os.sep for name in ("torch", "numpy", "safetensors"))
 
 
@@ -31,6 +32,11 @@ OP_CALLER = str(Path("torch", "_ops.py"))
 def is_torch(file: str) -> bool:
     """Whether ``file`` is one of torch's."""
     return _TORCH in file
+
+
+def is_library(file: str) -> bool:
+    """Whether ``file`` is one of torch's, or of Python's own library."""
+    return is_torch(file) or (file.startswith(_PYTHON) and "site-packages" not in file)
 
 
 def is_running(file: str) -> bool:

@@ -7,8 +7,9 @@ runs several in reverse order.
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from types import FunctionType, ModuleType
@@ -74,6 +75,20 @@ def replaced() -> list[tuple[Any, Any]]:
     ]
 
 
+@contextmanager
+def suspended() -> Iterator[None]:
+    """A block in which all patches of attributes are out of place, for imports: a module keeps what it finds."""
+    patches = [entry for entry in _entries.values() if entry.owner is not None]
+    present = [vars(entry.owner).get(entry.what.name, _ABSENT) for entry in patches]
+    for entry in reversed(patches):
+        _set(entry, entry.former)
+    try:
+        yield
+    finally:
+        for entry, value in zip(patches, present, strict=True):
+            _set(entry, value)
+
+
 def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """Replace ``owner.name``, which ``owner`` itself must have, by ``wrapper(original)``."""
     return _put(owner, name, unseen(wrapper(vars(owner)[name])))
@@ -123,6 +138,21 @@ def added(owner: str, name: str, remove: Callable[[], object]) -> Undo:
     return _enter(_Entry(what=InPlace(owner, name)), remove)
 
 
+def set_variables(variables: Mapping[str, str]) -> Undo:
+    """Set environment variables."""
+    former = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+
+    def restore() -> None:
+        for name, value in former.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    return added("environment", ", ".join(variables), restore)
+
+
 def _put(owner: Any, name: str, replacement: Any) -> Undo:
     entry = _Entry(
         what=InPlace(_name_of(owner), name),
@@ -152,10 +182,15 @@ def _put_back(entry: _Entry) -> None:
         for other in _entries.values():  # a patch of ours over this one must not restore it
             if other.owner is owner and other.what.name == name and other.former is entry.replacement:
                 other.former = entry.former
-    elif entry.former is _ABSENT:
-        delattr(owner, name)
     else:
-        setattr(owner, name, entry.former)
+        _set(entry, entry.former)
+
+
+def _set(entry: _Entry, value: Any) -> None:
+    if value is not _ABSENT:
+        setattr(entry.owner, entry.what.name, value)
+    elif entry.what.name in vars(entry.owner):
+        delattr(entry.owner, entry.what.name)
 
 
 def _name_of(owner: Any) -> str:

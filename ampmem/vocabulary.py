@@ -38,6 +38,8 @@ class AutocastDtype(StrEnum):
     FP16 = "fp16"
 
 
+COMPILED = "compiled"
+"""The folder of ampmem's cache for what ``torch.compile`` makes for simulated GPUs."""
 LOW_PRECISION = ("bfloat16", "float16")
 """The names of the types that autocast casts to."""
 

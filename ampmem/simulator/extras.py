@@ -27,14 +27,17 @@ from ampmem.vocabulary import WORKSPACE_CONFIG
 
 aten = torch.ops.aten
 
-_LT_MATMULS = frozenset({aten.addmm.default, aten._addmm_activation.default, aten._scaled_mm.default})
+_LT_MATMULS = frozenset({aten.addmm.default, aten.addmm.out, aten._addmm_activation.default, aten._scaled_mm.default})
 """The matrix products that may go through cuBLASLt."""
 _BY_CUBLAS = "matrix products (workspaces of cuBLAS, call by call)"
 _MATMULS = _LT_MATMULS | frozenset(
     {
         aten.mm.default,
+        aten.mm.out,  # as compiled code calls them
         aten.bmm.default,
+        aten.bmm.out,
         aten.baddbmm.default,
+        aten.baddbmm.out,
         aten.addbmm.default,
         aten.addmv.default,
         aten.mv.default,
@@ -98,7 +101,9 @@ class Extras:
     def _blas(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         capability = self._device.gpu.compute_capability
         size = cublas(capability, os.environ)
-        by_lt = func in _LT_MATMULS and (func is not aten.addmm.default or takes_lt(args, kwargs.get("beta", 1)))
+        by_lt = func in _LT_MATMULS and (
+            func not in (aten.addmm.default, aten.addmm.out) or takes_lt(args, kwargs.get("beta", 1))
+        )
         own = cublaslt(os.environ) if by_lt else 0
         if not keeps_workspace(os.environ):
             if result.numel():

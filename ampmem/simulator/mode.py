@@ -315,6 +315,11 @@ class SimulatedMode(SharedFakeTensorMode):
         return True
 
     @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """``True``: dynamo compiles code under this mode. Under another's it runs all of it uncompiled, silently."""
+        return True
+
+    @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # The default wraps the method in torch._dynamo.disable, whose first call imports all of dynamo.
         return False

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -42,8 +43,9 @@ class Simulation:
 
     ``label`` is the simulated type of torch device. ``assumed`` are the user's assumptions about data. ``world`` is the
     rank and number of ranks of the script; without it there is no communication. ``saves`` says that the user's files
-    are protected, so tensors without values can be saved; otherwise saving them is an error. Raises ``UsageError`` if
-    torch lacks something, if it uses a real GPU already, or if a device is being simulated already.
+    are protected, so tensors without values can be saved; otherwise saving them is an error. ``cache`` is the folder
+    for what ``torch.compile`` keeps, the user's own by default. Raises ``UsageError`` if torch lacks something, if it
+    uses a real GPU already, or if a device is being simulated already.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Simulation:
         assumed: Assumed = NOTHING,
         world: World | None = None,
         saves: bool = False,
+        cache: Path | None = None,
     ) -> None:
         _check_process()
         settings = settings_of_environment(os.environ)
@@ -72,7 +75,7 @@ class Simulation:
                 if world is not None:
                     undo.callback(enter(world))
                 take_stops()  # forget stops of an earlier block
-                mode = _install(SimulatedMode(self.device, assumed, saves=saves), undo, world)
+                mode = _install(SimulatedMode(self.device, assumed, saves=saves), undo, world, cache)
                 if label == "cuda":
                     undo.callback(files.install(mode))
                 mode.accumulation.alone = tried.accumulation.alone
@@ -113,7 +116,9 @@ def _answer_for_cuda() -> Callable[[], None]:
         raise refusal(error) from error
 
 
-def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -> SimulatedMode:
+def _install(
+    mode: SimulatedMode, undo: ExitStack, world: World | None = None, cache: Path | None = None
+) -> SimulatedMode:
     """Install everything that belongs to ``mode`` and its device."""
     device = mode.device_model
     undo.callback(general.keep_rules_of_dynamo())
@@ -121,7 +126,7 @@ def _install(mode: SimulatedMode, undo: ExitStack, world: World | None = None) -
     undo.callback(attention.install(mode))
     if device.label == "cuda":
         undo.callback(kernels_of_cuda())
-        undo.callback(cuda.install(mode, alone=world is None))
+        undo.callback(cuda.install(mode, alone=world is None, cache=cache))
         undo.callback(recurrent.install(mode))
         undo.callback(general.convolutions_in_format(convolutions.memory_format))
     if world is not None:

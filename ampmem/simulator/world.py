@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from ampmem.patching import added
+from ampmem.patching import added, set_variables
 from ampmem.simulator.where import stop
 
 GPUS_PER_NODE = 8
@@ -74,19 +73,8 @@ def enter(world: World) -> Callable[[], None]:
     with ExitStack() as undo:
         _entered.append(world)
         undo.callback(added("simulated worlds", f"rank {world.rank} of {world.size}", lambda: _entered.remove(world)))
-        variables = world.environment()
-        former = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        undo.callback(added("environment", ", ".join(variables), lambda: _put_back(former)))
+        undo.callback(set_variables(world.environment()))
         return undo.pop_all().close
-
-
-def _put_back(former: dict[str, str | None]) -> None:
-    for name, value in former.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def check_index(index: int | None) -> None:

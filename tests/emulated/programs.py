@@ -399,6 +399,31 @@ def ddp(precision: str) -> None:
         train(parallel, loaded(words()), next_word, precision)
 
 
+@contextmanager
+def compiled(*, blocks: bool) -> Iterator[None]:
+    """A block in which ``torch.compile`` compiles each model in its place when it comes to the device.
+
+    With ``blocks`` it compiles each of the model's blocks instead, as one does below FSDP2.
+    """
+
+    def compiling(moves: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+        def moved(model: nn.Module, *given: Any, **how: Any) -> nn.Module:
+            for each in getattr(model, "blocks", ()) if blocks else (model,):
+                each.compile()
+            return moves(model, *given, **how)
+
+        return moved
+
+    former = {name: getattr(nn.Module, name) for name in ("cuda", "to")}
+    for name, moves in former.items():
+        setattr(nn.Module, name, compiling(moves))
+    try:
+        yield
+    finally:
+        for name, moves in former.items():
+            setattr(nn.Module, name, moves)
+
+
 PROGRAMS: dict[str, Callable[[str], None]] = {
     "gpt": workload(gpt.train),
     "llama": llama,

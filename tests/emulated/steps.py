@@ -1,7 +1,7 @@
 """Whole training steps: PyTorch's own CUDA build without a GPU beside ampmem's simulation, with the same torch.
 
     python tests/emulated/steps.py [--torch 2.14.1] [--gpu a100-80|h100] [--only PROGRAM[/PRECISION]]... [--details]
-                                   [--json FILE] [--write]
+                                   [--json FILE] [--write] [--compiled]
     python tests/emulated/steps.py --torch VERSION... --simulate-with VERSION|PYTHON... [...]
 
 Each program of programs.py trains three steps in each precision, on the emulated CUDA runtime and on a
@@ -19,6 +19,10 @@ With --simulate-with the simulation runs with another torch: that of another env
 the CPU build of torch 2.13. Each simulation is then laid beside each emulated torch. So that versions can be compared,
 torch 2.15 keeps cuBLAS's workspaces there as all before did (TORCH_CUBLAS_WORKSPACE_CACHE=1). --write puts these pairs
 into a table and a file of their own. With --go-on what a side has come to in FOLDER is not run again.
+
+With --compiled torch.compile compiles each model in its place, and each block below FSDP2. The emulated side trains
+twice, and the second time counts: by then PyTorch's cache says how its kernels are to be tuned. --write puts these into
+docs/compiled.md.
 """
 
 from __future__ import annotations
@@ -34,8 +38,10 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +52,12 @@ sys.path[:0] = [str(HERE), str(ROOT)]
 DOCUMENT = ROOT / "docs/simulation.md"
 MARKS = ("<!-- steps: made by tests/emulated/steps.py --write -->", "<!-- steps end -->")
 MARKS_OF_PAIRS = ("<!-- pairs: made by tests/emulated/steps.py --simulate-with --write -->", "<!-- pairs end -->")
+DOCUMENT_OF_COMPILED = ROOT / "docs/compiled.md"
+MARKS_OF_COMPILED = ("<!-- compiled: made by tests/emulated/steps.py --compiled --write -->", "<!-- compiled end -->")
+COMPILED = "STEPS_COMPILED"
+"""The variable that says that models are compiled."""
 FIGURES = ROOT / "reports/steps.json"
+FIGURES_OF_COMPILED = ROOT / "reports/steps-compiled.json"
 FIGURES_OF_PAIRS = ROOT / "reports/steps-versions.json"
 KEPT = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
 """With this torch 2.15 keeps cuBLAS's workspaces, as all before it do."""
@@ -163,7 +174,8 @@ def train_side(side: str, gpu: str, wanted: Sequence[tuple[str, str]], folder: P
     for name in IMPORTED_ONCE:
         import_module(name)
 
-    for program, precision in wanted:
+    warm = [None] if side == REAL and COMPILED in os.environ else []  # a first run, for PyTorch's cache
+    for (program, precision), _ in product(wanted, [*warm, None]):
         child = os.fork()
         if child == 0:
             path = path_of(folder, (program, precision))
@@ -201,12 +213,13 @@ def measured(side: str, gpu: str, program: str, precision: str, path: Path) -> S
         from ampmem.simulator.world import World
 
         world = World(size=programs.RANKS) if program in programs.DISTRIBUTED else None
-        simulation = Simulation(find_gpu(gpu), world=world)
+        simulation = Simulation(find_gpu(gpu), world=world, cache=path.parent / "compiled")
         session = Session(replace(options, device=Device.SIMULATED), source=SimulatedSource(simulation.device))
     else:
         session = Session(options)
     session.start()
-    programs.run(program, precision)
+    with programs.compiled(blocks=program == "fsdp2") if COMPILED in os.environ else nullcontext():
+        programs.run(program, precision)
     session.close(None)
     session.check()
     return side_of(path, torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
@@ -248,14 +261,20 @@ def side_of(path: Path, allocated: int, reserved: int) -> Side:
 # -- in the process that asks -------------------------------------------------------------------------------
 
 
-def rows(version: str, gpu: str, wanted: Sequence[tuple[str, str]], kept: Path | None = None) -> list[Row]:
+def rows(
+    version: str,
+    gpu: str,
+    wanted: Sequence[tuple[str, str]],
+    kept: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> list[Row]:
     """Train everything on both sides, in the environment that emulation.py made for torch ``version``.
 
-    ``kept`` as for :func:`pairs`.
+    ``kept`` as for :func:`pairs`; ``variables`` are set for both.
     """
     python = python_of(version)
     with ThreadPoolExecutor(2) as pool:
-        real, simulated = pool.map(lambda side: trained(side, python, gpu, wanted, kept=kept), (REAL, SIMULATED))
+        real, simulated = pool.map(lambda side: trained(side, python, gpu, wanted, variables, kept), (REAL, SIMULATED))
     return joined(wanted, real, simulated)
 
 
@@ -350,6 +369,7 @@ def trained(
             ours = ("EMULATED_", "LD_PRELOAD", "LD_LIBRARY_PATH")
             environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
             environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
         if left:
             subprocess.run(command, env=environment | dict(variables or {}), check=False)
         return [loaded(path_of(folder, case)) for case in wanted]
@@ -452,7 +472,7 @@ def written(text: str, made: str, marks: tuple[str, str] = MARKS) -> str:
     """``text`` of the document with the table ``made`` between its marks."""
     before, found, rest = text.partition(marks[0])
     if not found or marks[1] not in rest:
-        raise ValueError(f"{DOCUMENT} has no {marks[0]}")
+        raise ValueError(f"the document has no {marks[0]}")
     return f"{before}{marks[0]}\n\n{made}\n\n{marks[1]}{rest.partition(marks[1])[2]}"
 
 
@@ -512,6 +532,7 @@ def main() -> None:
     parser.add_argument("--details", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--write", action="store_true", help="put the table into docs/simulation.md and reports/")
+    parser.add_argument("--compiled", action="store_true", help="compile the models")
     parser.add_argument("--real", type=Path, metavar="FILE", help="train on the GPU that is here, into FILE (gzip)")
     parser.add_argument("--beside", type=Path, metavar="FILE", help="compare with what --real wrote")
     parser.add_argument("--side", choices=(REAL, SIMULATED), help=argparse.SUPPRESS)
@@ -536,10 +557,12 @@ def main() -> None:
         every = (
             rows_beside(options.beside, version, options.gpu, options.only)
             if options.beside
-            else rows(version, options.gpu, wanted, options.go_on)
+            else rows(version, options.gpu, wanted, options.go_on, {COMPILED: "1"} if options.compiled else None)
         )
         found = {(version, version): every}
         made, marks, path = short(every, version, options.gpu), MARKS, FIGURES
+        if options.compiled:
+            marks, path = MARKS_OF_COMPILED, FIGURES_OF_COMPILED
         said = document(figures(every, version, options.gpu))
     for (one, other), each in found.items():
         print(
@@ -552,7 +575,8 @@ def main() -> None:
         options.json.write_text(said, encoding="utf-8")
     if options.write:
         path.write_text(said, encoding="utf-8")
-        DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), made, marks), encoding="utf-8")
+        page = DOCUMENT_OF_COMPILED if options.compiled else DOCUMENT
+        page.write_text(written(page.read_text(encoding="utf-8"), made, marks), encoding="utf-8")
 
 
 def document(everything: dict[str, Any]) -> str:

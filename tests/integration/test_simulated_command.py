@@ -101,7 +101,7 @@ def test_a_gpu_with_next_to_nothing_left_runs_out_in_the_script(tmp_path: Path) 
     ("line", "words"),
     [
         ("x = torch.ones(8, device='cuda'); x[x > 0]", ("aten.nonzero", "depends on the data", "masked_fill")),
-        ("torch.compile(model)", ("torch.compile", "leave torch.compile out")),
+        ("torch.compile(model, mode='max-autotune')", ("max-autotune", "leave torch.compile out")),
     ],
 )
 def test_what_cannot_be_simulated_is_named_with_its_line(tmp_path: Path, line: str, words: tuple[str, ...]) -> None:

@@ -21,7 +21,7 @@ from ampmem.cli.options import ScriptOptions, assumed_data, parse_limit, simulat
 from ampmem.cli.processes.protection import UNPROTECTED, Protected, new_folder, protect
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
-from ampmem.output import check_output, claim, lock_file, reach_by, remove_empty
+from ampmem.output import check_output, claim, lock_file, private_cache, reach_by, remove_empty
 from ampmem.recorder.ranks.environment import Launched
 from ampmem.recorder.script import Target
 from ampmem.recording import (
@@ -35,7 +35,7 @@ from ampmem.recording import (
     remove_claim,
     remove_left_over,
 )
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import COMPILED, Arm
 
 if TYPE_CHECKING:
     from ampmem.recorder.options import Options
@@ -233,9 +233,19 @@ class Plan:
         folders = [each.absolute().parent for each in files if each is not None]
         folders += [] if keep is None else [keep.absolute()]
         claimed = [path.absolute()] if self.numbered else []
-        found = protect(tuple(dict.fromkeys(folders)), parse_limit(script.files_limit), claimed, keep)
+        cache = self._compiled()
+        own = [] if cache is None else [cache]
+        limit = parse_limit(script.files_limit)
+        found = protect(tuple(dict.fromkeys(folders)), limit, claimed, keep, own)
         reach_by(found.real)
         return replace(self, protected=found, script=replace(script, keep_files=keep))
+
+    def _compiled(self) -> Path | None:
+        """The folder for what ``torch.compile`` keeps on simulated GPUs; ``None`` if there is none."""
+        if simulated_gpu(self.script.device, self.script.gpu) is not None:
+            with suppress(OSError, RuntimeError):
+                return private_cache(COMPILED)
+        return None
 
     def _named(self, path: Path) -> Path:
         """The user's name of a file of ampmem's, near the working directory."""
@@ -311,7 +321,9 @@ class Plan:
             raise refusal(error) from error
         size = self.script.world_size
         world = None if size is None else World(rank=self.script.rank or 0, size=size)
-        return Simulation(gpu, assumed=assumed, world=world, saves=self.protected.by_kernel)
+        cache = self._compiled()
+        cache = None if cache is None else self.protected.real(cache)
+        return Simulation(gpu, assumed=assumed, world=world, saves=self.protected.by_kernel, cache=cache)
 
     def options(
         self,

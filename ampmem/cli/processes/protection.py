@@ -188,23 +188,31 @@ def inherited() -> Protected:
 
 
 def protect(
-    folders: Sequence[Path], limit: int, claimed: Sequence[Path] = (), scratch: Path | None = None
+    folders: Sequence[Path],
+    limit: int,
+    claimed: Sequence[Path] = (),
+    scratch: Path | None = None,
+    own: Sequence[Path] = (),
 ) -> Protected:
     """Protect the user's files from this process and all that it starts, but for what ampmem writes in ``folders``.
 
+    Folders of ampmem's ``own`` stay as they are, for the script as well: it is ampmem's code that writes there.
     The script can write at most ``limit`` bytes. Where only a child process can be protected, the run continues in a
     forked child, and this process ends as the child does; ``claimed`` are empty files that are removed if the child has
     recorded nothing. With the weaker ways the script can write in ``scratch``, or else in a new folder for the run.
     """
     if os.getuid() == 0 and sys.platform == "linux":
         with suppress(OSError):  # without privileges for it nothing has happened
-            return _overlaid(folders, limit, as_root=True)
+            return _overlaid([*folders, *own], limit, as_root=True)
     ways = (
-        (functools.partial(_overlaid, folders, limit, as_root=False), functools.partial(_landlocked, folders, scratch))
+        (
+            functools.partial(_overlaid, [*folders, *own], limit, as_root=False),
+            functools.partial(_landlocked, folders, scratch, own),
+        )
         if sys.platform == "linux"
         else ()
     )
-    for enter in (*ways, functools.partial(_in_python, folders, scratch)):
+    for enter in (*ways, functools.partial(_in_python, folders, scratch, own)):
         found = _in_child(enter, functools.partial(_publish, folders, claimed))
         if found is not None:
             return found
@@ -263,8 +271,8 @@ def _rename_folders() -> None:
         patch(*place, wrap)
 
 
-def _landlocked(folders: Sequence[Path], scratch: Path | None) -> Protected:
-    found = _beside(Way.LANDLOCK, folders, scratch)
+def _landlocked(folders: Sequence[Path], scratch: Path | None, own: Sequence[Path]) -> Protected:
+    found = _beside(Way.LANDLOCK, folders, scratch, own)
     try:
         kernel.landlock([Path(found.scratch), *(Path(reached) for _, reached in found.folders)])
     except OSError:
@@ -274,23 +282,25 @@ def _landlocked(folders: Sequence[Path], scratch: Path | None) -> Protected:
     return found
 
 
-def _in_python(folders: Sequence[Path], scratch: Path | None) -> Protected:
-    found = _beside(Way.PYTHON, folders, scratch)
+def _in_python(folders: Sequence[Path], scratch: Path | None, own: Sequence[Path]) -> Protected:
+    found = _beside(Way.PYTHON, folders, scratch, own)
     _refuse_in_python(found)
     return found
 
 
-def _beside(way: Way, folders: Sequence[Path], scratch: Path | None) -> Protected:
+def _beside(way: Way, folders: Sequence[Path], scratch: Path | None, shared: Sequence[Path]) -> Protected:
     """The state for the weaker ways: ampmem writes into a new folder in each of ``folders``, the script into one more.
 
-    The parent process puts the files in their places when this one has ended.
+    The parent process puts the files in their places when this one has ended. ``shared`` folders are written as they
+    are.
     """
     made = _scratch_of(os.getpid())
     own = [_own_folder(folder, os.getpid()) for folder in folders]
     for folder in (*own, *([made] if scratch is None else [])):
         folder.mkdir(mode=0o700)
     written = str(scratch or made)
-    pairs = tuple((str(folder), str(reached)) for folder, reached in zip(folders, own, strict=True))
+    reached = zip((*folders, *shared), (*own, *shared), strict=True)
+    pairs = tuple((str(folder), str(path)) for folder, path in reached)
     return Protected(way=way, folders=pairs, scratch=written)
 
 

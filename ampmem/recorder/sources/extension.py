@@ -31,7 +31,7 @@ import torch
 
 from ampmem.errors import AmpmemError
 from ampmem.events import Column
-from ampmem.output import Terminal
+from ampmem.output import Terminal, cache_folder
 from ampmem.recorder.torch_private.general import profiler_enabled
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
@@ -180,12 +180,8 @@ class CompiledExtension:
 
 
 def folder() -> Path:
-    """Where compiled extensions are. A relative ``XDG_CACHE_HOME`` would be any folder: it is ignored.
-
-    Raises ``RuntimeError`` without a home folder.
-    """
-    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (named if named.is_absolute() else Path.home() / ".cache") / "ampmem" / "extension"
+    """Where compiled extensions are. Raises ``RuntimeError`` without a home folder."""
+    return cache_folder("extension")
 
 
 def path() -> Path:

@@ -728,8 +728,23 @@ def load_compilers() -> None:
     2.0), and TorchScript's table of functions that it need not compile (since 1.0).
     """
     import_module("torch._dynamo")
+    _keep_tables_of_dynamo()
     torch.utils._device._device_constructors()
     torch.jit._builtins._get_builtin_table()
+
+
+def _keep_tables_of_dynamo() -> None:
+    """Have dynamo make its tables of torch's functions and classes, before those are replaced: it keeps the objects."""
+    from torch._dynamo.variables.builder import VariableBuilder
+    from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+
+    TorchInGraphFunctionVariable._get_handlers()  # since 2.3
+    tables = vars(VariableBuilder)  # one table until 2.12, two since
+    if "_type_dispatch_impl" in tables:
+        for traces_subclasses in (True, False):
+            VariableBuilder._type_dispatch_impl(traces_subclasses)
+    else:
+        VariableBuilder._type_dispatch()
 
 
 def on_call(called: Callable[[str], object]) -> Callable[[], None]:

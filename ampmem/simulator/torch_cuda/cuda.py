@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -33,7 +34,7 @@ from ampmem.simulator.private.general import (
     SNAPSHOT,
     THREAD_STARTS,
 )
-from ampmem.simulator.torch_cuda import derivatives, tensors, triton, types, unsupported
+from ampmem.simulator.torch_cuda import compiled, derivatives, tensors, triton, types, unsupported
 from ampmem.simulator.torch_cuda.properties import properties
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import check_index, here
@@ -45,10 +46,10 @@ if TYPE_CHECKING:
 _SNAPSHOTS = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one from the recording"
 
 
-def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
+def install(mode: SimulatedMode, *, alone: bool, cache: Path | None) -> Callable[[], None]:
     """Replace the functions of ``torch.cuda``, and of tensors on the device; returns the undo.
 
-    ``alone`` if no other ranks are simulated.
+    ``alone`` if no other ranks are simulated. ``cache`` is the folder for what the compiler keeps.
     """
     device = mode.device_model
     with ExitStack() as undo:
@@ -66,7 +67,8 @@ def install(mode: SimulatedMode, *, alone: bool) -> Callable[[], None]:
         undo.callback(triton.install(mode))
         undo.callback(derivatives.install(mode))
         undo.callback(_share_with_threads(mode))
-        undo.callback(unsupported.install(device, mode.assumed, alone=alone))
+        undo.callback(compiled.install(mode, cache))
+        undo.callback(unsupported.install(alone=alone))
         return undo.pop_all().close
 
 

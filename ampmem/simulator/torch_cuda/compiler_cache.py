@@ -1,0 +1,69 @@
+"""Where Inductor keeps what it has compiled for simulated GPUs: a folder of ampmem's own, never the user's caches.
+
+What is in it was made with made-up answers, so a real GPU must not get it; and it makes a second run cheap. It has a
+folder for each torch, GPU and ampmem, and at most :data:`LIMIT` bytes, of which the oldest go first. Inductor loads
+what it finds there by pickle, so only this user may write it. Processes share it: Inductor puts each file in its place
+whole, and files are only removed while no other process has the folder in use.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import torch
+
+from ampmem.allocator.settings import MIB
+from ampmem.output import private_cache, private_folder
+from ampmem.patching import set_variables
+from ampmem.simulator.private import compilation
+from ampmem.version import __version__
+from ampmem.vocabulary import COMPILED
+
+LIMIT = 2048 * MIB
+_LOCK = "lock"
+
+
+def use(root: Path | None, gpu: str) -> Callable[[], None]:
+    """Have Inductor use the folder for ``gpu`` below ``root``, by default the user's; returns the undo.
+
+    If there cannot be such a folder, one for this run alone is used.
+    """
+    with ExitStack() as undo:
+        try:
+            root = private_cache(COMPILED) if root is None else private_folder(root)
+            lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except (OSError, RuntimeError):
+            root = Path(tempfile.mkdtemp(prefix="ampmem-compiled-"))
+            undo.callback(shutil.rmtree, root, ignore_errors=True)
+        else:
+            undo.callback(os.close, lock)
+            with suppress(OSError):  # others use it
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _limit(root)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        undo.callback(set_variables({compilation.CACHE: str(root / _key(gpu))}))
+        return undo.pop_all().close
+
+
+def _key(gpu: str) -> str:
+    """The name of the folder for this torch, this ampmem and ``gpu``."""
+    made_by = Path(compilation.__file__).read_bytes()
+    return hashlib.sha256(f"{torch.__version__}\n{__version__}\n{gpu}\n".encode() + made_by).hexdigest()[:16]
+
+
+def _limit(root: Path) -> None:
+    """Remove the oldest files until at most :data:`LIMIT` bytes are left."""
+    found = [(path, path.stat()) for path in root.rglob("*") if path.is_file() and path.name != _LOCK]
+    total = sum(status.st_size for _, status in found)
+    for path, status in sorted(found, key=lambda each: each[1].st_mtime):
+        if total <= LIMIT:
+            return
+        path.unlink()
+        total -= status.st_size

@@ -1,0 +1,130 @@
+"""Scripts with ``torch.compile`` on a simulated GPU, against what PyTorch's CUDA build allocates without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from commands import ampmem
+from simulated_runs import torch_now
+
+import ampmem as package
+from ampmem.allocator.gpus import find_gpu
+from ampmem.recording import read
+from ampmem.simulator.start import Simulation
+from ampmem.simulator.where import NotSimulated
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.__version__.startswith(("2.13", "2.14")), reason="the compiler was not verified"),
+]
+
+SCRIPT = """
+import json, torch, torch.nn.functional as F
+from torch import nn
+def parted(x):
+    y = x.sin() + 1
+    torch._dynamo.graph_break()
+    return (y * x).cos()
+step = torch.compile(parted)
+step(torch.ones(8, 8, device="cuda"))
+step(torch.ones(8, 8, device="cuda", dtype=torch.float16))
+whole = torch.compile(lambda x: x * torch.tensor(2.0, device="cuda"))
+whole(torch.ones(8, device="cuda"))
+torch.cuda.reset_peak_memory_stats()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = nn.Linear(256, 1024), nn.GELU(), nn.LayerNorm(1024), nn.Linear(1024, 1024), nn.ReLU(), nn.Dropout(0.1)
+        self.net = nn.Sequential(*layers, nn.Linear(1024, 256))
+    def forward(self, x, y):
+        return F.mse_loss(self.net(x).float(), y)
+model = Net().cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+compiled, found = torch.compile(model), []
+for _ in range(3):
+    x, y = torch.randn(2, 64, 256).cuda()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = compiled(x, y)
+    forward = torch.cuda.memory_allocated()
+    loss.backward()
+    backward = torch.cuda.memory_allocated()
+    optimizer.step()
+    optimizer.zero_grad()
+    del loss
+    found.append([forward, backward, torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()])
+print(json.dumps(found))
+"""
+EMULATED = [
+    [43_207_168, 79_858_176, 98_784_768, 121_634_816],
+    [89_379_328, 92_475_904, 98_784_768, 121_634_816],
+    [89_379_328, 92_475_904, 98_784_768, 121_634_816],
+]
+"""What torch 2.14.1 says of the last part on the emulated runtime, as an H100, with a warm cache."""
+
+
+def test_compiled_code_allocates_what_it_does_on_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, users = tmp_path / "cache", tmp_path / "users"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(users))
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    graphs = []
+    for _ in range(2):  # the second time with a warm cache
+        done = ampmem(tmp_path, "profile", "--gpu", "h100", "--force", "--quiet", "--steps", "9", "train.py")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1]) == EMULATED
+        notes = read(tmp_path / "train.ampmem").notes
+        line = SCRIPT.splitlines().index("    torch._dynamo.graph_break()") + 1
+        assert (
+            f"torch.compile made 6 graphs, 2 breaks at {tmp_path / 'train.py'}:{line}, "
+            "2 graphs of them for other inputs of the same code" in notes
+        )
+        assert any("so it pads no matrix products" in note for note in notes)
+        assert any("the trials of compiled kernels at their first call take at most" in note for note in notes)
+        graphs.append(sorted(path.name for path in cache.rglob("fxgraph/*/*/*")))
+    assert graphs[0] == graphs[1] != []
+    assert stat.S_IMODE((cache / "ampmem/compiled").stat().st_mode) == 0o700
+    assert not any(
+        path.is_file() for path in users.rglob("*")
+    )  # torch makes the folder itself, wherever it is imported
+
+
+def test_nothing_of_compiled_code_is_left_after_a_block(tmp_path: Path) -> None:
+    torch.compiler.reset()
+    doubled = torch.compile(lambda value: value * 2, dynamic=False)
+    environment = dict(os.environ)
+    before = torch_now()
+    simulation = Simulation(find_gpu("h100"), cache=tmp_path / "cache")
+    try:
+        on_device = doubled(torch.ones(3, 5, device="cuda"))
+        assert (on_device.shape, on_device.device.type) == ((3, 5), "cuda")
+        assert simulation.device.allocator.counters.allocated == 512
+        with pytest.raises(NotSimulated, match=r"reduce-overhead.*--assume compile=eager runs it uncompiled"):
+            torch.compile(lambda value: value + 1, mode="reduce-overhead")(on_device)
+    finally:
+        simulation.end()
+    assert [place for place, pair in enumerate(zip(before, torch_now(), strict=True)) if pair[0] != pair[1]] == []
+    assert dict(os.environ) == environment
+    assert not any(name.startswith("triton") for name in vars(package))
+    from torch._inductor.async_compile import AsyncCompile
+
+    assert AsyncCompile.triton.__module__ == "torch._inductor.async_compile"
+
+
+def test_code_that_dynamo_silently_leaves_alone_stops(tmp_path: Path) -> None:
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            return func(*args, **(kwargs or {}))
+
+    simulation = Simulation(find_gpu("h100"), cache=tmp_path / "cache")
+    try:
+        compiled = torch.compile(lambda value: value + 1)
+        with Mode(), pytest.raises(NotSimulated, match=r"torch.compile ran .*lambda.* uncompiled.*dispatch mode"):
+            compiled(torch.ones(1, device="cuda"))
+    finally:
+        simulation.end()
