@@ -73,7 +73,7 @@ def assumed_of(texts: Sequence[str], option: str = "assume=") -> Assumed:
 
 def _eager(text: str, given: str) -> bool:
     if given != "eager":
-        raise UsageError(f"{text}: compiled code cannot be simulated; compile=eager runs it uncompiled")
+        raise UsageError(f"{text}: give compile=eager, which runs compiled code uncompiled")
     return True
 
 

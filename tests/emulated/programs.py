@@ -401,7 +401,7 @@ def ddp(precision: str) -> None:
 
 @contextmanager
 def compiled(*, blocks: bool) -> Iterator[None]:
-    """A block in which ``torch.compile`` compiles each model in its place when it comes to the device.
+    """A block in which ``torch.compile`` compiles each model's forward when it comes to the device.
 
     With ``blocks`` it compiles each of the model's blocks instead, as one does below FSDP2.
     """
@@ -409,7 +409,7 @@ def compiled(*, blocks: bool) -> Iterator[None]:
     def compiling(moves: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         def moved(model: nn.Module, *given: Any, **how: Any) -> nn.Module:
             for each in getattr(model, "blocks", ()) if blocks else (model,):
-                each.compile()
+                each.forward = torch.compile(each.forward)
             return moves(model, *given, **how)
 
         return moved

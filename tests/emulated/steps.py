@@ -20,9 +20,9 @@ the CPU build of torch 2.13. Each simulation is then laid beside each emulated t
 torch 2.15 keeps cuBLAS's workspaces there as all before did (TORCH_CUBLAS_WORKSPACE_CACHE=1). --write puts these pairs
 into a table and a file of their own. With --go-on what a side has come to in FOLDER is not run again.
 
-With --compiled torch.compile compiles each model in its place, and each block below FSDP2. The emulated side trains
-twice, and the second time counts: by then PyTorch's cache says how its kernels are to be tuned. --write puts these into
-docs/compiled.md.
+With --compiled torch.compile compiles the forward of each model, and of each block below FSDP2. The emulated side
+trains twice, and the second time counts: by then PyTorch's cache says how its kernels are to be tuned. --write puts
+these into docs/compiled.md.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ampmem.patching import InPlace, added, hook, in_place, patch, replace_all
+from ampmem.patching import InPlace, added, hook, in_place, patch, put_in, replace_all, set_variables, suspended
 
 
 class Base:
@@ -104,3 +105,27 @@ def test_a_hook_and_what_was_added_are_known_until_they_are_removed() -> None:
     hooks.append("another")
     undo[2]()
     assert (hooks, [entry for entry in in_place() if entry.owner in (__name__, "a stack")]) == ([], [])
+
+
+def test_suspended_patches_are_out_of_place_and_come_back() -> None:
+    undo = [
+        patch(Owner, "own", louder),
+        patch(Owner, "own", louder),
+        put_in(Owner, "inherited", lambda owner: "put in"),
+    ]
+    before = in_place()
+    with suspended():
+        assert (vars(Owner)["own"], Owner().inherited(), "inherited" in vars(Owner)) == (ORIGINAL, "base", False)
+    assert (Owner().own(), Owner().inherited(), in_place()) == ("original!!", "put in", before)
+    for each in undo:
+        each()
+    assert (vars(Owner)["own"], Owner().inherited()) == (ORIGINAL, "base")
+
+
+def test_variables_are_as_before_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMPMEM_ONE", "1")
+    undo = set_variables({"AMPMEM_ONE": "2", "AMPMEM_TWO": "3"})
+    assert (os.environ["AMPMEM_ONE"], os.environ["AMPMEM_TWO"]) == ("2", "3")
+    undo()
+    assert os.environ["AMPMEM_ONE"] == "1"
+    assert "AMPMEM_TWO" not in os.environ

@@ -58,6 +58,8 @@ RUNS |= {
     "checkpoint": "import torch.distributed.checkpoint as checkpoint\n"
     + "checkpoint.save(model.state_dict(), checkpoint_id='nowhere')\n"
     + "checkpoint.async_save(model.state_dict(), checkpoint_id='nowhere').result()\ntrain(model)",
+    "compiled": DDP
+    + "m = DDP(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).cuda())\nc = torch.compile(m)\ntrain(c)",
     "launched": "assert dist.is_torchelastic_launched()\ntrain(model)",
 }
 STOPS = {
