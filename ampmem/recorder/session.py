@@ -180,10 +180,11 @@ class Session:
             notes=self._notes,
             outcome=self.outcome,
             places=self._hooks.places,
+            compiled=self._hooks.code,
             log=self.log,
         )
         file = RecordingWriter(options.path, run_record(options, self.source), force=options.force)
-        return StepWriter(file, Joiner(self.log, stacks), self.log.texts, describer)
+        return StepWriter(file, Joiner(self.log, stacks, self._hooks.code), self.log.texts, describer)
 
     @let_in  # a delayed signal handler raises here, when everything is undone
     def start(self) -> None:

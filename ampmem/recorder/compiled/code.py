@@ -1,0 +1,233 @@
+"""The compiled code of a script: collects its graphs and calls, and names what they allocate when a step is written."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+from time import time_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ampmem.events import Action, Column, Fact, FactColumns
+from ampmem.recorder.compiled.graphs import Call, Graph, Name, Names, Origin, Traced, frames_of, part_of, script_lines
+from ampmem.recorder.facts.guests import is_tensor
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.models.stacks import Stacks
+from ampmem.recorder.torch_private.inductor import DynamoNode, compile_id, source_of
+from ampmem.units import format_bytes
+
+_LINE = re.compile(r"(.+):(\d+) (?:\S+\.)?(?:call|partition_\d+)")
+_SAVED_BY, BACKWARD = "CompiledFunction", "CompiledFunctionBackward"
+"""The autograd Function that runs compiled graphs, and its node."""
+_UNNAMED = (
+    "{unnamed} of {all} allocated inside compiled code have no module or source line: the code that torch.compile "
+    "generated does not say what they are"
+)
+
+
+class Who(NamedTuple):
+    """Text ids of the op, module and stack of each event."""
+
+    op: Column
+    module: Column
+    stack: Column
+
+
+class CompiledCode:
+    """All graphs that Inductor compiled or loaded, and their calls since the last step was written."""
+
+    def __init__(self, log: Log, models: Models, stacks: Stacks) -> None:
+        self._log, self._models, self._stacks = log, models, stacks
+        self._tracing: list[Traced] = []
+        """What dynamo is compiling now, the innermost last."""
+        self._graphs: dict[int, tuple[weakref.ref[Any], Graph]] = {}
+        """By ``id`` of torch's object."""
+        self._all: list[Graph] = []
+        self._paths: set[str] = set()
+        self._calls: list[Call] = []
+        self._made: dict[int, Call] = {}
+        """The newest call of a forward that returned the memory at an address."""
+        self._places: dict[int, tuple[str, int] | None] = {}
+        """The file and line of the text in which each stack (a text id) ends."""
+        self._bytes = self._unnamed = 0
+        self.explained = 0
+        """How many calls of forwards there were whose text says everything."""
+
+    def notes(self) -> list[str]:
+        """A note on what has no name."""
+        if not self._unnamed:
+            return []
+        return [_UNNAMED.format(unnamed=format_bytes(self._unnamed), all=format_bytes(self._bytes))]
+
+    def traces(self, nodes: Iterable[DynamoNode]) -> None:
+        """Note that a graph of dynamo's with these ``nodes`` is about to be compiled."""
+        traced = Traced()
+        frames = cache(frames_of)
+        for node in nodes:
+            if node.kind == "placeholder":
+                traced.inputs.append(part_of(node.source))
+            elif node.kind != "output":
+                traced.origins[node.name] = Origin(part_of(node.module), frames(node.stack))
+        self._tracing.append(traced)
+
+    def traced(self) -> None:
+        """Note that it was compiled."""
+        self._tracing.pop()
+
+    def finished(self, compiled: Any) -> Graph:
+        """Note torch's object for a ``compiled`` graph, made in this process or loaded from a cache."""
+        path, source = source_of(compiled)
+        key = compile_id()
+        traced = self._tracing[-1] if self._tracing else None
+        graph = Graph(path, source, key, traced)
+        if graph.backward:
+            graph.pair = next((each for each in reversed(self._all) if _is_forward_of(each, graph)), None)
+            if graph.pair is not None:
+                graph.pair.pair = graph
+        self._graphs[id(compiled)] = weakref.ref(compiled), graph
+        self._all.append(graph)
+        self._paths.add(path)
+        self._places.clear()
+        return graph
+
+    def begin(self, compiled: Any, inputs: Iterable[Any]) -> Call:
+        """Note that a ``compiled`` graph is about to run with ``inputs``."""
+        log = self._log
+        known = self._graphs.get(id(compiled))
+        graph = known[1] if known is not None and known[0]() is compiled else self.finished(compiled)
+        tensors = [each if is_tensor(each) else None for each in inputs]
+        addresses = [0 if each is None else log.storage_address(each) for each in tensors]
+        find = self._models.parameters_at.find
+        call = Call(
+            graph=graph,
+            start_ns=time_ns(),
+            stack=0 if graph.backward else self._stacks.capture(),
+            module=log.module,
+            inputs=addresses,
+            parameters=[]
+            if graph.backward
+            else [find(at, each) or 0 if each is not None else 0 for at, each in zip(addresses, tensors, strict=True)],
+        )
+        if log.stamp is not None:
+            log.stamp(call.start_ns)
+        return call
+
+    def end(self, call: Call, results: Iterable[Any]) -> None:
+        """Note that ``call`` has returned ``results``."""
+        call.outputs = [self._log.storage_address(each) if is_tensor(each) else 0 for each in results]
+        call.end_ns = time_ns()
+        if self._log.stamp is not None:
+            self._log.stamp(call.end_ns)
+        if call.graph.backward:
+            made = Counter(id(self._made[each]) for each in call.inputs if each in self._made)
+            newest = {id(each): each for each in self._made.values()}
+            call.forward = newest[made.most_common(1)[0][0]] if made else None
+        else:
+            self._made |= dict.fromkeys(filter(None, call.outputs), call)
+            self._log.casts += len(call.graph.text.casts)
+            self.explained += call.graph.text.understood
+        self._calls.append(call)
+
+    def attribute(self, time_ns: Column, address: Column, size: Column, action: Column, who: Who) -> Who:
+        """``who`` allocated, with what the texts of compiled code say of it; the facts go into the log."""
+        if not self._paths:
+            return who
+        op, module, stack = (column.copy() for column in who)
+        rows: list[tuple[int, ...]] = []
+        texts = self._log.texts
+        for at in np.flatnonzero((stack != 0) & (action == Action.ALLOC)).tolist():
+            place = self._place_of(int(stack[at]))
+            if place is None:
+                continue
+            self._bytes += int(size[at])
+            call = self._call_at(place[0], int(time_ns[at]))
+            names = None if call is None else self._names(call)
+            name = None if names is None else names.at(place[1])
+            if name is None or not name.stack:
+                self._unnamed += int(size[at])
+            if name is None or names is None:
+                continue
+            op[at] = op[at] if texts.value(int(op[at])).startswith("aten::") else name.op or op[at]
+            module[at], stack[at] = name.module or module[at], name.stack or stack[at]
+            rows += _facts(int(time_ns[at]), int(address[at]), name, names, texts.id)
+        if rows:
+            self._log.add_facts(np.array(rows, dtype=np.int64).reshape(-1, len(FactColumns.names())))
+        return Who(op, module, stack)
+
+    def name_saved(self, facts: FactColumns) -> FactColumns:
+        """``facts`` with the ops for whose backward compiled code has saved tensors; ends what belongs to this step."""
+        saved: dict[int, list[tuple[int, int]]] = {}
+        for call in self._calls:
+            names = None if call.graph.backward else self._names(call)
+            for index, backward, held in names.saved() if names is not None else ():
+                pair = call.graph.pair
+                op = ("" if pair is None else pair.text.reader(backward)) or ("" if held is None else held.op)
+                if op and index < len(call.outputs):
+                    text = self._log.texts.id(op.removesuffix("_backward"))
+                    saved.setdefault(call.outputs[index], []).append((call.start_ns, text))
+        self._calls = []
+        if not saved or _SAVED_BY not in self._log.texts:
+            return facts
+        name = facts.name.copy()
+        mine = (facts.fact == Fact.SAVED) & (name == self._log.texts.id(_SAVED_BY))
+        for at in np.flatnonzero(mine).tolist():
+            known = saved.get(int(facts.address[at]), [])
+            before = bisect_right(known, (int(facts.time_ns[at]), 1 << 62))
+            if before:
+                name[at] = known[before - 1][1]
+        return replace(facts, name=name)
+
+    def outside(self, stack: int) -> int:
+        """Text id of a ``stack`` (a text id) that ends inside compiled code, cut where the script called that."""
+        text = self._log.texts.value(stack)
+        lines = script_lines(text).splitlines()
+        return self._log.texts.id("\n".join(lines[:-1] if self._place_of(stack) is not None else lines))
+
+    def _place_of(self, stack: int) -> tuple[str, int] | None:
+        if stack not in self._places:
+            found = _LINE.fullmatch(self._log.texts.value(stack).rpartition("\n")[2])
+            known = found is not None and found[1] in self._paths
+            self._places[stack] = (found[1], int(found[2])) if known and found is not None else None
+        return self._places[stack]
+
+    def _call_at(self, path: str, now_ns: int) -> Call | None:
+        """The call of the graph in the file ``path`` at ``now_ns``, on a clock that may be off by some microseconds."""
+        calls = [call for call in self._calls if call.graph.path == path]
+        at = bisect_right([call.start_ns for call in calls], now_ns)
+        return calls[max(at - 1, 0)] if calls else None
+
+    def _names(self, call: Call) -> Names:
+        forward = None if call.forward is None else self._names(call.forward)
+        key = (tuple(call.parameters), call.stack, call.module, id(forward))
+        names = call.graph.names.get(key)
+        if names is None:
+            texts = self._log.texts
+            base = script_lines(texts.value(self._stacks.text_ids(texts)[call.stack]))
+            names = call.graph.names[key] = Names(call, texts, base, forward)
+        return names
+
+
+def _is_forward_of(graph: Graph, backward: Graph) -> bool:
+    return not graph.backward and graph.key == backward.key and graph.pair is None
+
+
+def _facts(time_ns: int, address: int, name: Name, names: Names, text_id: Any) -> list[tuple[int, ...]]:
+    """The rows of facts about an allocation, with the columns of ``FactColumns``."""
+    held = name.held
+    dtype, shape = text_id(held.dtype), text_id(held.shape)
+    rows: list[tuple[int, ...]] = []
+    if dtype:
+        rows.append((time_ns, address, int(Fact.OUTPUT), name.op, name.module, dtype, shape))
+    for each in (held, *held.others):
+        parameter = names.parameter(each.cast) if each.cast else 0
+        if parameter:  # a copy in memory that is for something else has none of its own
+            where, dtype, shape = address if held.cast else 0, text_id(each.dtype), text_id(each.shape)
+            rows.append((time_ns, where, int(Fact.CAST_COPY), parameter, name.module, dtype, shape))
+    return rows
