@@ -55,7 +55,7 @@ class CompiledCode:
         self._made: dict[int, Call] = {}
         """The newest call of a forward that returned the memory at an address."""
         self._places: dict[int, tuple[str, int] | None] = {}
-        """The file and line of the text in which each stack (a text id) ends."""
+        """The file and line of a graph's text in each stack (a text id)."""
         self._bytes = self._unnamed = 0
         self.explained = 0
         """How many calls of forwards there were whose text says everything."""
@@ -72,9 +72,10 @@ class CompiledCode:
         frames = cache(frames_of)
         for node in nodes:
             if node.kind == "placeholder":
-                traced.inputs.append(part_of(node.source))
+                traced.inputs += [part_of(node.source)] if node.outermost else []
             elif node.kind != "output":
-                traced.origins[node.name] = Origin(part_of(node.module), frames(node.stack))
+                origin = Origin(part_of(node.module), frames(node.stack))
+                traced.origins.setdefault(node.name, []).append(origin)
         self._tracing.append(traced)
 
     def traced(self) -> None:
@@ -187,14 +188,15 @@ class CompiledCode:
     def outside(self, stack: int) -> int:
         """Text id of a ``stack`` (a text id) that ends inside compiled code, cut where the script called that."""
         text = self._log.texts.value(stack)
-        lines = script_lines(text).splitlines()
-        return self._log.texts.id("\n".join(lines[:-1] if self._place_of(stack) is not None else lines))
+        place = self._place_of(stack)
+        above = text if place is None else text.partition(f"\n{place[0]}:")[0]
+        return self._log.texts.id(script_lines(above))
 
     def _place_of(self, stack: int) -> tuple[str, int] | None:
         if stack not in self._places:
-            found = _LINE.fullmatch(self._log.texts.value(stack).rpartition("\n")[2])
-            known = found is not None and found[1] in self._paths
-            self._places[stack] = (found[1], int(found[2])) if known and found is not None else None
+            lines = map(_LINE.fullmatch, reversed(self._log.texts.value(stack).splitlines()))
+            inside = (found for found in lines if found is not None and found[1] in self._paths)
+            self._places[stack] = next(((found[1], int(found[2])) for found in inside), None)
         return self._places[stack]
 
     def _call_at(self, path: str, now_ns: int) -> Call | None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
+from operator import eq
 from typing import NamedTuple
 
 from ampmem.recorder.compiled.text import Held, Text
@@ -55,7 +57,8 @@ class Origin(NamedTuple):
 class Traced:
     """What is known of one graph of dynamo's."""
 
-    origins: dict[str, Origin] = field(default_factory=dict)
+    origins: dict[str, list[Origin]] = field(default_factory=dict)
+    """By name: graphs inside the graph, such as those of checkpoints, have names of their own."""
     inputs: list[Part | None] = field(default_factory=list)
 
 
@@ -141,26 +144,39 @@ class Names:
     def saved(self) -> Iterator[tuple[int, str, Held | None]]:
         """The index among the results, the name in backward's text, and the contents of each saved tensor."""
         text, pair = self._graph.text, self._graph.pair
-        names = [] if pair is None else [name for name in pair.text.inputs if not name.startswith("tangents")]
+        names = [] if pair is None else [name for name in pair.text.inputs if not name.startswith(_TANGENT)]
         for index, name in enumerate(names, start=len(text.returned) - len(names)):
             if index >= 0:
                 yield index, name, text.of(text.returned[index])
 
     def _place(self, held: Held) -> tuple[int, int] | None:
         """Text ids of module and stack of ``held``."""
-        if not self._graph.text.backward:
-            return self._of_sources(held.sources)
-        if self._forward is None:
+        text, forward = self._graph.text, self._forward
+        if not text.backward:
+            return self.of_sources(held, text)
+        if forward is None:
             return None
-        return (
-            self._forward.of_gradient(held.gradient) or self._forward._of_sources(held.sources) or self._of_reads(held)
-        )
+        return forward.of_gradient(held.gradient) or forward.of_sources(held, text) or self._of_reads(held)
 
-    def _of_sources(self, sources: Iterable[str]) -> tuple[int, int] | None:
-        traced = self._graph.traced
-        known = {} if traced is None else traced.origins
-        found = next((known[each] for each in sources if each in known), None)
-        return None if found is None else (self._module(found.module), self._stack(found.stack))
+    def of_sources(self, held: Held, text: Text) -> tuple[int, int] | None:
+        """The place of the nodes of dynamo's graph that ``held``, a buffer of ``text``, comes from."""
+        known = {} if self._graph.traced is None else self._graph.traced.origins
+        for source in held.sources:
+            origins = known.get(source, ())
+            if origins:
+                found = origins[0] if len(origins) == 1 else self._nearest(origins, held, text)
+                return self._module(found.module), self._stack(found.stack)
+        return None
+
+    def _nearest(self, origins: Sequence[Origin], held: Held, text: Text) -> Origin:
+        """The one of ``origins`` whose module is the nearest to that of the parameters of which ``held`` was made."""
+        paths = [self._texts.value(self._module(each.module)).split(".") for each in origins]
+        for parameter in filter(None, map(self.parameter, _arguments(held, text))):
+            path = self._texts.value(parameter).split(".")
+            same = [len(list(takewhile(bool, map(eq, path, each)))) for each in paths]
+            if same.count(max(same)) == 1:
+                return origins[same.index(max(same))]
+        return origins[0]
 
     def of_gradient(self, index: int | None) -> tuple[int, int] | None:
         """The place of the gradient of the argument at ``index``: the module of that parameter."""
@@ -169,32 +185,28 @@ class Names:
             return None
         module = self._texts.value(self._parameters[index]).rpartition(".")[0] or ROOT
         path = self._texts.id(module)
-        lines = (each.stack for each in traced.origins.values() if self._module(each.module) == path)
+        origins = (each for known in traced.origins.values() for each in known)
+        lines = (each.stack for each in origins if self._module(each.module) == path)
         return path, self._stack(next(lines, ""))
 
-    def _of_reads(self, held: Held, depth: int = 0) -> tuple[int, int] | None:
-        """The place of the last saved tensor that ``held`` was made of, or else of what the other tensors are."""
-        assert self._forward is not None
-        for name in reversed(held.reads):
-            if name in self._graph.text.inputs and (found := self._forward.of_saved(name)):
-                return found
-        for name in held.reads:
-            inner = self._graph.text.of(name)
-            if inner is not None and inner is not held and depth < _DEEPEST:
-                found = self._forward._of_sources(inner.sources) or self._of_reads(inner, depth + 1)
-                if found is not None:
-                    return found
-        return None
+    def _of_reads(self, held: Held) -> tuple[int, int] | None:
+        """The place of the nearest saved tensor of which ``held`` was made."""
+        found = map(self._forward.of_saved, _arguments(held, self._graph.text)) if self._forward is not None else ()
+        return next(filter(None, found), None)
 
     def of_saved(self, name: str) -> tuple[int, int] | None:
         """The place of the tensor that backward's text calls ``name``."""
         text = self._graph.text
         if name in text.inputs:
             return self.of_gradient(text.inputs.index(name))
-        if name in text.source_of and (found := self._of_sources([text.source_of[name]])):
-            return found
-        held = next((held for _, each, held in self.saved() if each == name), None)
-        return None if held is None else self._of_sources(held.sources)
+        if name.startswith(_TANGENT):
+            results = [each for each in text.returned if each]
+            held = text.of(results[min(int(name.removeprefix(_TANGENT)), len(results)) - 1])
+        else:
+            held = next((held for _, each, held in self.saved() if each == name), None)
+            if name in text.source_of:
+                held = replace(held or Held(), sources=(text.source_of[name],))
+        return None if held is None else self.of_sources(held, text)
 
     def _named_inputs(self, traced: Traced) -> Iterator[tuple[Part, tuple[str, ...]]]:
         """Each parameter among the arguments as dynamo and as the recording name it."""
@@ -229,8 +241,21 @@ class Names:
 
 _SELF = "L['self']"
 """The module whose forward is compiled, as dynamo names it."""
-_DEEPEST = 30
-"""How many tensors are followed from one of backward's to a saved one."""
+_TANGENT = "tangents_"
+"""How backward's text calls the gradient of one of forward's results; the number follows."""
+
+
+def _arguments(held: Held, text: Text) -> Iterator[str]:
+    """The arguments of the graph of which ``held`` was made, the nearest first."""
+    seen = dict.fromkeys(reversed(held.reads))
+    waiting = list(seen)
+    for name in waiting:
+        made = text.of(name)
+        if made is None:
+            yield name
+        else:
+            waiting += [each for each in reversed(made.reads) if each not in seen]
+            seen |= dict.fromkeys(made.reads)
 
 
 def _heads(named: Iterable[tuple[Part, tuple[str, ...]]]) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -142,23 +142,29 @@ class Text:
         self._layouts: dict[str, Layout] = {}
         self._begins: dict[str, str] = {}
         """The name under which the memory of a name was allocated."""
+        self._before: dict[str, str] = {}
+        """The name that the memory of a name had before."""
         self._lines: dict[int, str] = {}
         self._steps: list[tuple[tuple[str, ...], tuple[str, ...], str]] = []
         """What each statement reads and fills, and the op that reads it."""
         self._scratch: dict[int, Held] = {}
         """What kernels called at a line allocate for themselves."""
+        self._filled: dict[int, str] = {}
+        """The first buffer that the kernel called at a line fills."""
         self._kernels: dict[str, _Kernel] = {}
         self._read(source.splitlines())
         self._gradients = self._going_into_gradients() if self.backward else {}
         self._held_by = {begin: self._held(begin, names) for begin, names in self._names().items()}
+        for line, name in self._filled.items():
+            self._scratch[line] = replace(self._scratch[line], gradient=self._gradients.get(name))
 
     def at(self, line: int) -> Held | None:
         """What the memory allocated at ``line`` holds: what the graph returns in it, or else what it held first."""
         return self._held_by.get(self._lines.get(line, "")) or self._scratch.get(line)
 
     def of(self, name: str) -> Held | None:
-        """What the buffer ``name`` holds."""
-        return self._held_by.get(self._begins.get(name, name))
+        """What the buffer ``name`` holds, whatever its memory holds at other times."""
+        return self._values.get(name)
 
     @property
     def casts(self) -> list[str]:
@@ -213,6 +219,8 @@ class Text:
         elif found := _ITEM.match(text):
             self._take(found[1], found[2])
             self._steps.append(((found[2],), (found[1],), ""))
+            if found[2] in self._values:
+                self._values[found[1]] = self._values[found[2]]
         elif text.endswith(" = args"):
             names = tuple(name.strip() for name in text.removesuffix(" = args").split(",") if name.strip())
             self.inputs = names if outermost or not self.inputs else self.inputs
@@ -233,6 +241,7 @@ class Text:
             arguments = [_first_name(item) for item in _items(found[2])]
             filled = [arguments[at] for at in kernel.results if at < len(arguments) and arguments[at]]
             reads = tuple(name for name in arguments if name and name not in filled)
+            reads += tuple(self._before[name] for name in filled if self._before.get(name) in self._values)
             self._fill(number, filled, reads, kernel, comment)
             return True
         return False
@@ -240,6 +249,7 @@ class Text:
     def _take(self, name: str, before: str) -> None:
         """Note that ``name`` is in the memory of ``before``."""
         self._begins[name] = self._begins.get(before, before)
+        self._before[name] = before
 
     def _fill(
         self,
@@ -253,9 +263,11 @@ class Text:
         sources, ops = map(_listed, comment.groups()) if comment is not None else ([], [])
         whole = Held(op=_op("", "", ops), sources=self._sources("", kernel, sources), reads=reads)
         self._scratch[number] = whole
+        self._filled[number] = names[0] if names else ""
         backward = [op for op in ops if op.endswith("_backward")] if kernel.targets else []
         self._steps.append((reads, tuple(names), _op("", "", backward) or whole.op))
-        cast = reads[0] if kernel.casts and len(reads) == len(names) == 1 and reads[0] in self.inputs else ""
+        arguments = [name for name in reads if name not in self._values]
+        cast = arguments[0] if kernel.casts and len(arguments) == len(names) == 1 else ""
         for name, node in zip(names, self._nodes(names, kernel), strict=True):
             self._values[name] = Held(
                 op=_op(kernel.targets.get(node, ""), kernel.source_of.get(node, ""), ops),

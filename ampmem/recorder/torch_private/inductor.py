@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from ampmem.recorder.torch_private.entries import Place, patched
 
 _UNNAMED = "memory inside compiled code has no names"
@@ -54,6 +56,7 @@ class DynamoNode(NamedTuple):
     """One node of dynamo's graph. ``module`` is an expression such as ``L['self'].blocks.0``, empty outside modules.
 
     ``source`` is that of an argument of the graph, ``stack`` the lines of the script as Python prints them.
+    ``outermost`` says that it is not in a graph inside the graph, as of a checkpoint.
     """
 
     name: str
@@ -63,11 +66,15 @@ class DynamoNode(NamedTuple):
     stack: str
     source: str
     arguments: tuple[Any, ...]
+    outermost: bool
 
 
-def nodes_of(graph: Any) -> Iterator[DynamoNode]:
-    """The nodes of dynamo's ``graph``."""
+def nodes_of(graph: torch.fx.GraphModule, *, outermost: bool = True) -> Iterator[DynamoNode]:
+    """The nodes of dynamo's ``graph``, and of the graphs inside it."""
     for node in graph.graph.nodes:
+        inner = getattr(graph, node.target, None) if node.op == "get_attr" else None
+        if isinstance(inner, torch.fx.GraphModule):
+            yield from nodes_of(inner, outermost=False)
         modules = list((node.meta.get("nn_module_stack") or {}).values())
         source = getattr(node.meta.get("grapharg"), "source", None)
         name = getattr(source, "name", "")
@@ -78,5 +85,6 @@ def nodes_of(graph: Any) -> Iterator[DynamoNode]:
             module=str(modules[-1][0]) if modules else "",
             stack=node.meta.get("stack_trace") or "",
             source=str(name() if callable(name) else name),  # a method before 2.10
-            arguments=node.args if node.target is not node.name else (),
+            arguments=node.args,
+            outermost=outermost,
         )
