@@ -26,6 +26,7 @@ from ampmem.events import (
     SegmentColumns,
     StepRecord,
 )
+from ampmem.names import warning
 from ampmem.recorder.compiled.code import BACKWARD, CompiledCode, Who
 from ampmem.recorder.device import Placement, Taken
 from ampmem.recorder.facts.log import ELSEWHERE, Log, OpColumns, Texts
@@ -34,7 +35,7 @@ from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
-from ampmem.recorder.outcome import Outcome
+from ampmem.recorder.outcome import IN_PLACE, Outcome
 from ampmem.recorder.process import leave_to_parent
 from ampmem.recorder.ranks.places import Places
 from ampmem.recorder.sources.base import RawEvents, Source
@@ -145,7 +146,9 @@ class Describer:
         return any(dtype in self.log.texts for dtype in LOW_PRECISION)
 
     def _all_notes(self) -> tuple[str, ...]:
-        return self.notes.beside([*self.source.notes(), *self.placement.notes(), *self.compiled.notes()])
+        model = self.outcome.in_place
+        unseen = [] if model is None else [warning(IN_PLACE.format(model=model))]
+        return self.notes.beside([*unseen, *self.source.notes(), *self.placement.notes(), *self.compiled.notes()])
 
 
 _NONE = np.zeros(1, dtype=np.int64)

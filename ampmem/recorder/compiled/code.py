@@ -13,6 +13,7 @@ from time import time_ns
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import nn
 
 from ampmem.events import Action, Column, Fact, FactColumns
 from ampmem.recorder.compiled.graphs import Call, Graph, Name, Names, Origin, Traced, frames_of, part_of, script_lines
@@ -98,11 +99,25 @@ class CompiledCode:
         self._places.clear()
         return graph
 
+    def model_of(self, compiled: Any, inputs: Iterable[Any]) -> tuple[nn.Module, bool] | None:
+        """The model whose forward the ``compiled`` graph runs, or a part of it, and whether it is trained.
+
+        ``None`` if the graph runs none.
+        """
+        graph = self._graph_of(compiled)
+        origins = () if graph.traced is None or graph.backward else graph.traced.origins.values()
+        if not any(each.module is not None for known in origins for each in known):
+            return None
+        root = self._models.root_with({self._log.storage_address(each) for each in inputs if is_tensor(each)})
+        return None if root is None else (root, graph.text.trains)
+
+    def _graph_of(self, compiled: Any) -> Graph:
+        known = self._graphs.get(id(compiled))
+        return known[1] if known is not None and known[0]() is compiled else self.finished(compiled)
+
     def begin(self, compiled: Any, inputs: Iterable[Any]) -> Call:
         """Note that a ``compiled`` graph is about to run with ``inputs``."""
-        log = self._log
-        known = self._graphs.get(id(compiled))
-        graph = known[1] if known is not None and known[0]() is compiled else self.finished(compiled)
+        log, graph = self._log, self._graph_of(compiled)
         tensors = [each if is_tensor(each) else None for each in inputs]
         addresses = [0 if each is None else log.storage_address(each) for each in tensors]
         find = self._models.parameters_at.find

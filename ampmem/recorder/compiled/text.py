@@ -129,7 +129,10 @@ class Text:
     """What the ``source`` of a compiled graph says."""
 
     def __init__(self, source: str) -> None:
-        self.backward = re.search(r"AOT ID: \['\d+_backward'\]", source) is not None
+        kind = re.search(r"AOT ID: \['\d+_(\w+)'\]", source)
+        self.backward = kind is not None and kind[1] == "backward"
+        self.trains = kind is not None and kind[1] == "forward"
+        """Whether it is a forward that has a backward."""
         self.inputs: tuple[str, ...] = ()
         """The names of the graph's arguments, in order."""
         self.returned: tuple[str, ...] = ()

@@ -11,13 +11,16 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import nn
 
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch, unseen
 from ampmem.recorder.compiled.code import CompiledCode
+from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
+from ampmem.recorder.hooks.modules import ModuleHooks
 from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.torch_private.general import never_compiled, untraced
+from ampmem.recorder.torch_private.general import in_backward, never_compiled, untraced
 from ampmem.recorder.torch_private.inductor import (
     COMPILES,
     DynamoNode,
@@ -33,13 +36,17 @@ _ENTERS = "_enter_autocast"
 class CompileHooks:
     """Reports compiled graphs, and their calls while the script is recorded, to ``code``."""
 
-    def __init__(self, listener: Listener, log: Log, code: CompiledCode, arm_seen: ArmSeen) -> None:
+    def __init__(
+        self, listener: Listener, log: Log, code: CompiledCode, modules: ModuleHooks, arm_seen: ArmSeen
+    ) -> None:
         self._listener = listener
+        self._modules = modules
         self._arm_seen = arm_seen
         guarded = log.misses.guarded
         self._code = code
         self._trace, self._traced = guarded(self._note_graph), guarded(code.traced)
         self._finished, self._begin, self._end = guarded(code.finished), guarded(code.begin), guarded(code.end)
+        self._model_of = guarded(code.model_of)
         self._unpatch: Undo | None = None
 
     def install(self) -> Callable[[], None]:
@@ -103,10 +110,31 @@ class CompileHooks:
         def __call__(graph: Any, inputs: Any) -> Any:
             if not self._listener.recording:
                 return original(graph, inputs)
+            model = self._starts(graph, inputs)
             call = self._begin(graph, inputs)
-            results = original(graph, inputs)
+            try:
+                results = original(graph, inputs)
+            except BaseException:
+                if model is not None:
+                    self._modules.compiled_ends(*model, raised=True)
+                raise
             if call is not None:
                 self._end(call, results)
+            if model is not None:
+                self._modules.compiled_ends(*model, raised=False)
             return results
 
-        return never_compiled(untraced(__call__))
+        return never_compiled(unseen(untraced(__call__)))
+
+    def _starts(self, graph: Any, inputs: Any) -> tuple[nn.Module, bool] | None:
+        """Note that forward starts, if ``graph`` runs a model and nothing else has seen that.
+
+        Returns the model and whether it is trained.
+        """
+        if self._modules.in_forward() or not self._listener.on_thread() or in_backward():
+            return None
+        model = self._model_of(graph, inputs)
+        if model is not None:
+            self._modules.compiled_starts(*model, [each for each in inputs if is_tensor(each)])
+            self._listener.compiled_in_place(None)
+        return model

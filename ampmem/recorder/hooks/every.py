@@ -134,7 +134,7 @@ class Hooks:
             self.places.install,
             quiet_compiled_modules,
             self.compiled.install,
-            CompileHooks(listener, log, self.code, arm_seen).install,
+            CompileHooks(listener, log, self.code, self.modules, arm_seen).install,
             self.data_parallel.install,
             CollectiveHooks(listener, log).install,
             partial(let_go_of_swapped, (*hold_tensors, self.optimizers.let_go), log.misses),
