@@ -158,14 +158,19 @@ class CompiledCode:
         op, module, stack = (column.copy() for column in who)
         rows: list[tuple[int, ...]] = []
         texts = self._log.texts
-        for at in np.flatnonzero((stack != 0) & (action == Action.ALLOC)).tolist():
-            place = self._place_of(int(stack[at]))
-            if place is None:
+        in_order = self._in_order(time_ns, size, action)
+        for at in np.flatnonzero(action == Action.ALLOC).tolist():
+            place = self._place_of(int(stack[at])) if stack[at] else None
+            if place is not None:
+                call = self._call_at(place[0], int(time_ns[at]))
+                line = place[1]
+            elif at in in_order:
+                call, line = in_order[at]
+            else:
                 continue
             self._bytes += int(size[at])
-            call = self._call_at(place[0], int(time_ns[at]))
             names = None if call is None else self._names(call)
-            name = None if names is None else names.at(place[1])
+            name = None if names is None else names.at(line)
             if name is None or not name.stack:
                 self._unnamed += int(size[at])
             if name is None or names is None:
@@ -176,6 +181,25 @@ class CompiledCode:
         if rows:
             self._log.add_facts(np.array(rows, dtype=np.int64).reshape(-1, len(FactColumns.names())))
         return Who(op, module, stack)
+
+    def _in_order(self, time_ns: Column, size: Column, action: Column) -> dict[int, tuple[Call | None, int]]:
+        """The call and the line of each allocation, by their order: where there is no stack, as on the CPU.
+
+        Ops that a graph calls have allocations of their own, too: a call counts only if all its own ones are found.
+        """
+        found: dict[int, tuple[Call | None, int]] = {}
+        for call in self._calls:
+            first, last = np.searchsorted(time_ns, (call.start_ns, call.end_ns)).tolist()
+            lines = iter(call.graph.text.allocations)
+            line, wanted = next(lines, (0, None))
+            mine: dict[int, tuple[Call | None, int]] = {}
+            for at in range(first, last):
+                if action[at] == Action.ALLOC and size[at] == wanted:
+                    mine[at] = call, line
+                    line, wanted = next(lines, (0, None))
+            if line == 0:
+                found |= mine
+        return found
 
     def name_saved(self, facts: FactColumns) -> FactColumns:
         """``facts`` with the ops for whose backward compiled code has saved tensors; ends what belongs to this step."""

@@ -9,6 +9,7 @@ says nothing.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -27,6 +28,7 @@ _SIGNATURE = re.compile(r"def (triton_\w*)\((.*?)\):")
 _ALLOCATED = re.compile(r"(\w+) = empty_strided\w*\((\(.*?\)), (\(.*?\)),.*?torch\.(\w+)\b")
 _TAKEN = re.compile(r"(\w+) = (\w+)(?:; del \w+)?(?:  #.*)?$")
 _VIEWED = re.compile(r"(\w+) = reinterpret_tensor\((\w+), (\(.*?\)), (\(.*?\)), ")
+_SIZED = re.compile(r"assert_size_stride\((\w+), (\(.*?\)), ")
 _ITEM = re.compile(r"(\w+) = (\w+)\[\d+\]$")
 _RUN = re.compile(r"(\w+)(?:\.run)?\((.*)\)$")
 _FILLED = re.compile(r"((?:extern_kernels|torch\.ops|aten)[\w.]*)\((.*), out=(?:reinterpret_tensor\()?(\w+)")
@@ -45,6 +47,7 @@ _DTYPES = {
     "u8": "uint8",
     "b8": "bool",
 }
+_NARROW = ("at::BFloat16*", "at::Half*")
 _BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2, "int16": 2}
 _VIEWS = frozenset(
     ("view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "split", "clone")
@@ -110,6 +113,8 @@ class _Kernel:
     targets: dict[str, str] = field(default_factory=dict)
     returned: list[str] = field(default_factory=list)
     results: list[int] = field(default_factory=list)
+    types: list[str] = field(default_factory=list)
+    """The types of a C++ kernel's arguments."""
     arguments: dict[str, list[str]] = field(default_factory=dict)
     cast: str = ""
     """The node that is a copy in 16 bit."""
@@ -145,6 +150,8 @@ class Text:
         self._layouts: dict[str, Layout] = {}
         self._begins: dict[str, str] = {}
         """The name under which the memory of a name was allocated."""
+        self._shapes: dict[str, tuple[int | None, ...]] = {}
+        """The shapes of arguments."""
         self._before: dict[str, str] = {}
         """The name that the memory of a name had before."""
         self._lines: dict[int, str] = {}
@@ -193,7 +200,8 @@ class Text:
                     _read_comment(kernel, line)
             elif found := _KERNEL.match(line):
                 last = self._kernels[found[1]] = kernel
-                last.results = [at for at, kind in enumerate(_types(found[2])) if not kind.startswith("const")]
+                last.types = _types(found[2])
+                last.results = [at for at, kind in enumerate(last.types) if not kind.startswith("const")]
                 self.source_of |= kernel.source_of
                 kernel = _Kernel()
             elif found := _SIGNATURE.match(line):
@@ -219,6 +227,8 @@ class Text:
             if found[2] in self._layouts:
                 dtype = self._layouts[found[2]].dtype
                 self._layouts[found[1]] = Layout(dtype, _sizes(found[3]), _sizes(found[4]))
+        elif found := _SIZED.match(text):
+            self._shapes[found[1]] = _sizes(found[2])
         elif found := _ITEM.match(text):
             self._take(found[1], found[2])
             self._steps.append(((found[2],), (found[1],), ""))
@@ -246,6 +256,8 @@ class Text:
             reads = tuple(name for name in arguments if name and name not in filled)
             reads += tuple(self._before[name] for name in filled if self._before.get(name) in self._values)
             self._fill(number, filled, reads, kernel, comment)
+            for name, cast in self._copies(arguments, kernel).items():
+                self._values[name] = replace(self._values[name], op="aten::_to_copy", cast=cast)
             return True
         return False
 
@@ -289,6 +301,18 @@ class Text:
             sources = [named[each] for each in kernel.sources if each in named and kernel.source_of.get(each) != each]
         likely = [named.get(kernel.source_of.get(each, ""), "") for each in (node, *kernel.arguments.get(node, ()))]
         return tuple(dict.fromkeys(each for each in (*likely, *reversed(sources)) if each in sources))
+
+    def _copies(self, arguments: Sequence[str], kernel: _Kernel) -> dict[str, str]:
+        """The results of a C++ kernel that are copies in 16 bit of an argument: the only ones of their shape."""
+        wide: dict[object, list[str]] = {}
+        narrow: dict[object, list[str]] = {}
+        for name, kind in zip(arguments, kernel.types, strict=False):
+            if kind == "const float*" and name in self._shapes:
+                wide.setdefault(frozenset(Counter(self._shapes[name]).items()), []).append(name)
+            elif kind in _NARROW and name in self._layouts:
+                narrow.setdefault(frozenset(Counter(self._layouts[name].shape).items()), []).append(name)
+        alone = [shape for shape, names in narrow.items() if len(names) == 1 and len(wide.get(shape, ())) == 1]
+        return {narrow[shape][0]: wide[shape][0] for shape in alone}
 
     def _nodes(self, names: Sequence[str], kernel: _Kernel) -> list[str]:
         """The node that each of the buffers ``names`` holds, empty where it is not certain.
