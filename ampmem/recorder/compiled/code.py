@@ -147,7 +147,8 @@ class CompiledCode:
             call.forward = newest[made.most_common(1)[0][0]] if made else None
         else:
             self._made |= dict.fromkeys(filter(None, call.outputs), call)
-            self._log.casts += len(call.graph.text.casts)
+            parameters = dict(zip(call.graph.text.inputs, call.parameters, strict=False))
+            self._log.casts += sum(1 for name in call.graph.text.casts if parameters.get(name))
             self.explained += call.graph.text.understood
         self._calls.append(call)
 
@@ -210,7 +211,7 @@ class CompiledCode:
                 pair = call.graph.pair
                 op = ("" if pair is None else pair.text.reader(backward)) or ("" if held is None else held.op)
                 if op and index < len(call.outputs):
-                    text = self._log.texts.id(op.removesuffix("_backward"))
+                    text = self._log.texts.id(op)
                     saved.setdefault(call.outputs[index], []).append((call.start_ns, text))
         self._calls = []
         if not saved or _SAVED_BY not in self._log.texts:

@@ -133,7 +133,8 @@ class Names:
     def name(self, held: Held) -> Name:
         """The name of a buffer."""
         module, stack = self._place(held) or (0, 0)
-        return Name(self._texts.id(held.op), module, stack, held)
+        op = held.op or ("aten::_to_copy" if held.cast and self.parameter(held.cast) else "")
+        return Name(self._texts.id(op), module, stack, held)
 
     def parameter(self, name: str) -> int:
         """Text id of the parameter that the argument ``name`` is; 0 if it is none."""
@@ -153,10 +154,11 @@ class Names:
         """Text ids of module and stack of ``held``."""
         text, forward = self._graph.text, self._forward
         if not text.backward:
-            return self.of_sources(held, text)
+            cast = text.inputs.index(held.cast) if held.cast in text.inputs else None
+            return self.of_sources(held, text) or self.of_parameter(cast)
         if forward is None:
             return None
-        return forward.of_gradient(held.gradient) or forward.of_sources(held, text) or self._of_reads(held)
+        return forward.of_parameter(held.gradient) or forward.of_sources(held, text) or self._of_reads(held)
 
     def of_sources(self, held: Held, text: Text) -> tuple[int, int] | None:
         """The place of the nodes of dynamo's graph that ``held``, a buffer of ``text``, comes from."""
@@ -178,8 +180,8 @@ class Names:
                 return origins[same.index(max(same))]
         return origins[0]
 
-    def of_gradient(self, index: int | None) -> tuple[int, int] | None:
-        """The place of the gradient of the argument at ``index``: the module of that parameter."""
+    def of_parameter(self, index: int | None) -> tuple[int, int] | None:
+        """The place of the parameter that the argument at ``index`` is, ``None`` if it is none: its module."""
         traced = self._graph.traced
         if index is None or traced is None or index >= len(self._parameters) or not self._parameters[index]:
             return None
@@ -198,7 +200,7 @@ class Names:
         """The place of the tensor that backward's text calls ``name``."""
         text = self._graph.text
         if name in text.inputs:
-            return self.of_gradient(text.inputs.index(name))
+            return self.of_parameter(text.inputs.index(name))
         if name.startswith(_TANGENT):
             results = [each for each in text.returned if each]
             held = text.of(results[min(int(name.removeprefix(_TANGENT)), len(results)) - 1])

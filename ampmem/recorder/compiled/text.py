@@ -187,8 +187,8 @@ class Text:
         return all(held.known for held in self._held_by.values())
 
     def reader(self, name: str) -> str:
-        """The op that first reads the argument ``name``; empty if none does."""
-        return next((op for reads, _, op in self._steps if name in reads), "")
+        """The op for whose gradient the argument ``name`` is read first; empty if it is not read."""
+        return next((op for reads, _, op in self._steps if name in reads), "").removesuffix("_backward")
 
     def _read(self, lines: Sequence[str]) -> None:
         kernel, comment, function, last = _Kernel(), None, "", _Kernel()
@@ -257,7 +257,7 @@ class Text:
             reads += tuple(self._before[name] for name in filled if self._before.get(name) in self._values)
             self._fill(number, filled, reads, kernel, comment)
             for name, cast in self._copies(arguments, kernel).items():
-                self._values[name] = replace(self._values[name], op="aten::_to_copy", cast=cast)
+                self._values[name] = replace(self._values[name], cast=cast)
             return True
         return False
 

@@ -20,7 +20,7 @@ from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks
 from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.torch_private.general import in_backward, never_compiled, untraced
+from ampmem.recorder.torch_private.general import ENTER_AUTOCAST, in_backward, never_compiled, untraced
 from ampmem.recorder.torch_private.inductor import (
     COMPILES,
     DynamoNode,
@@ -28,9 +28,6 @@ from ampmem.recorder.torch_private.inductor import (
     load_compiler,
     nodes_of,
 )
-
-_ENTERS = "_enter_autocast"
-"""The function in dynamo's graphs with which autocast begins."""
 
 
 class CompileHooks:
@@ -87,7 +84,7 @@ class CompileHooks:
         nodes = list(nodes_of(model)) if isinstance(model, torch.fx.GraphModule) else []
         self._code.traces(nodes)
         for node in nodes:
-            if node.target == _ENTERS:
+            if node.target == ENTER_AUTOCAST:
                 self._note_autocast(node)
 
     def _note_autocast(self, node: DynamoNode) -> None:
