@@ -144,11 +144,11 @@ def test_compiled_training_in_16_bit(how: str, tmp_path: Path) -> None:
     run = ran(tmp_path, how)
     assert (run.summary["arm"]["name"], run.summary["arm"]["dtype"]) == ("amp", "bfloat16")
     facts = run.analysis.facts
-    assert run.texts(facts.name[facts.fact == Fact.CAST_COPY]) == WEIGHTS if not CUDA else WEIGHTS | BIASES
+    assert run.texts(facts.name[facts.fact == Fact.CAST_COPY]) == WEIGHTS | BIASES
+    assert run.summary["parameters"]["cast_eligible"] == COPIES // 2 + 2 * 64
     assert run.mark("after_backward")["gradients"] == 4 * PARAMETERS
     if how != "checkpoint":  # which makes them again in backward
         assert run.mark("after_forward")["cast_copies"] == COPIES
-    assert any(finding["code"].startswith("amp-saves") for finding in run.summary["findings"])
     if CUDA:
         everything_is_named(run, how)
 
@@ -158,14 +158,16 @@ def everything_is_named(run: Ran, how: str) -> None:
     events = run.analysis.recording.events
     assert not [note for note in run.analysis.recording.notes if "compiled" in note]
     inside = (events.action == Action.ALLOC) & np.isin(events.phase, (Phase.FORWARD, Phase.BACKWARD))
+    inside &= events.step > 0  # in the first step Inductor itself allocates, too
     stacks = run.texts(events.stack[inside])
     assert not [stack for stack in stacks if "inductor" in stack]
     parts = {f"blocks.{number}.{name}" for number in (0, 1) for name in ("norm", "up", "down")}
     assert run.texts(events.module[inside & (events.phase == Phase.BACKWARD)]) >= parts
     saved = run.analysis.facts
     ops = run.texts(saved.name[saved.fact == Fact.SAVED])
-    assert "CompiledFunction" not in ops or how == "checkpoint"
-    assert {"aten::mm", "aten::native_layer_norm"} <= ops
+    assert "CompiledFunction" not in ops
+    # Checkpoints save parameters, which backward casts again.
+    assert ops >= ({"aten::_to_copy"} if how == "checkpoint" else {"aten::mm", "aten::native_layer_norm"})
 
 
 def test_compiled_training_in_fp32_has_no_copies(tmp_path: Path) -> None:

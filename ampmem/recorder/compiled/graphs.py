@@ -146,7 +146,9 @@ class Names:
         """The index among the results, the name in backward's text, and the contents of each saved tensor."""
         text, pair = self._graph.text, self._graph.pair
         names = [] if pair is None else [name for name in pair.text.inputs if not name.startswith(_TANGENT)]
-        for index, name in enumerate(names, start=len(text.returned) - len(names)):
+        # The sizes of dynamic shapes are forward's last results, and backward's first arguments.
+        sizes = len(list(takewhile("".__eq__, reversed(text.returned))))
+        for index, name in enumerate([*names[sizes:], *names[:sizes]], start=len(text.returned) - len(names)):
             if index >= 0:
                 yield index, name, text.of(text.returned[index])
 
