@@ -34,7 +34,7 @@ from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.optimizers import Optimizers
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
-from ampmem.recorder.outcome import IN_PLACE, Outcome
+from ampmem.recorder.outcome import Outcome
 from ampmem.recorder.process import active, become_active, forked_since, release
 from ampmem.recorder.running import OpenStep, RunningUpdate, Stopwatch
 from ampmem.recorder.sources.base import RawEvents, Source
@@ -180,10 +180,11 @@ class Session:
             notes=self._notes,
             outcome=self.outcome,
             places=self._hooks.places,
+            compiled=self._hooks.code,
             log=self.log,
         )
         file = RecordingWriter(options.path, run_record(options, self.source), force=options.force)
-        return StepWriter(file, Joiner(self.log, stacks), self.log.texts, describer)
+        return StepWriter(file, Joiner(self.log, stacks, self._hooks.code), self.log.texts, describer)
 
     @let_in  # a delayed signal handler raises here, when everything is undone
     def start(self) -> None:
@@ -390,10 +391,8 @@ class Session:
         self.outcome.other_thread = model
         self._notes.add(warning(_RAN_ELSEWHERE.format(model=model)))
 
-    def compiled_in_place(self, model: str) -> None:
-        if self.outcome.in_place is None:
-            self.outcome.in_place = model
-            self._notes.add(warning(IN_PLACE.format(model=model)))
+    def compiled_in_place(self, model: str | None) -> None:
+        self.outcome.in_place = model
 
     def batch_seen(self, size: int) -> None:
         if self._machine.phase is Phase.FORWARD:

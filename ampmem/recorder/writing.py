@@ -26,6 +26,8 @@ from ampmem.events import (
     SegmentColumns,
     StepRecord,
 )
+from ampmem.names import warning
+from ampmem.recorder.compiled.code import BACKWARD, CompiledCode, Who
 from ampmem.recorder.device import Placement, Taken
 from ampmem.recorder.facts.log import ELSEWHERE, Log, OpColumns, Texts
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
@@ -33,7 +35,7 @@ from ampmem.recorder.marker import Marker
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
-from ampmem.recorder.outcome import Outcome
+from ampmem.recorder.outcome import IN_PLACE, Outcome
 from ampmem.recorder.process import leave_to_parent
 from ampmem.recorder.ranks.places import Places
 from ampmem.recorder.sources.base import RawEvents, Source
@@ -102,6 +104,7 @@ class Describer:
     notes: Notes
     outcome: Outcome
     places: Places
+    compiled: CompiledCode
     log: Log
     _described: tuple[object, ...] = field(default=(), init=False)
 
@@ -143,7 +146,9 @@ class Describer:
         return any(dtype in self.log.texts for dtype in LOW_PRECISION)
 
     def _all_notes(self) -> tuple[str, ...]:
-        return self.notes.beside([*self.source.notes(), *self.placement.notes()])
+        model = self.outcome.in_place
+        unseen = [] if model is None else [warning(IN_PLACE.format(model=model))]
+        return self.notes.beside([*unseen, *self.source.notes(), *self.placement.notes(), *self.compiled.notes()])
 
 
 _NONE = np.zeros(1, dtype=np.int64)
@@ -163,9 +168,10 @@ class Joined(TypedDict):
 class Joiner:
     """Joins events, facts and phases window after window; the last phase of one continues in the next."""
 
-    def __init__(self, log: Log, stacks: Stacks) -> None:
+    def __init__(self, log: Log, stacks: Stacks, compiled: CompiledCode) -> None:
         self._log = log
         self._stacks = stacks
+        self._compiled = compiled
         self._last_phase = np.zeros((3, 1), dtype=np.int64)
         """Time, step and phase of the last change of phase."""
         self._count = 0
@@ -192,11 +198,17 @@ class Joiner:
         inside_op = origin_ns <= end_ns
         nodes = np.array([self._log.texts.id(name) for name in raw.ops], dtype=np.int64)
         stack = self._stack_texts()[stack] * inside_op
+        # The first op of a compiled forward made the node of the whole backward, which has lines of its own.
+        compiled = nodes[raw.op] == self._log.texts.id(BACKWARD) if BACKWARD in raw.ops else _NONE != 0
+        if compiled.any():
+            outside = {each: self._compiled.outside(each) for each in set(stack[compiled].tolist())}
+            stack[compiled] = [outside[each] for each in stack[compiled].tolist()]
         if raw.stack is not None:
             taken = np.array([self._log.texts.id(text) for text in raw.stacks], dtype=np.int64)
-            stack = np.where(stack == 0, taken[raw.stack], stack)
+            stack = np.where((stack == 0) | compiled, taken[raw.stack], stack)
         op = np.where(inside_op & own, op, nodes[raw.op])
-        op, module, stack = np.array([op, module, stack]) * (raw.action == Action.ALLOC)
+        who = Who(*np.array([op, module, stack]) * (raw.action == Action.ALLOC))
+        op, module, stack = self._compiled.attribute(raw.time_ns, raw.address, raw.bytes, raw.action, who)
         events = EventColumns(
             time_ns=raw.time_ns,
             step=step,
@@ -215,7 +227,8 @@ class Joiner:
         if len(segments):
             segments = replace(segments, position=segments.position + self._count)
         self._count += len(events)
-        return Joined(events=events, segments=segments, facts=self._log.take_facts(), phases=phases)
+        facts = self._compiled.name_saved(self._log.take_facts())
+        return Joined(events=events, segments=segments, facts=facts, phases=phases)
 
     def _stack_texts(self) -> Column:
         """The text id of each stack so far."""

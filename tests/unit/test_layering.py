@@ -49,7 +49,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "comparable outcome options",
         "facts ranks",
         "models steering",
-        "sources steps",
+        "compiled sources steps",
         "running",
         "hooks device",
         "writing",
@@ -57,7 +57,8 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "watch",
     ),
     "recorder/watch": ("gauges", "watcher"),
-    "recorder/torch_private": ("entries", "cuda distributed general"),
+    "recorder/torch_private": ("entries", "cuda distributed general inductor"),
+    "recorder/compiled": ("text", "graphs", "code"),
     "recorder/sources": (
         "base extension storages torch_flags",
         "ledger window",

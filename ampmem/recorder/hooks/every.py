@@ -14,11 +14,13 @@ import torch
 
 from ampmem.names import CASTS_COMPILED
 from ampmem.patching import Undo, patch
+from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.log import Log, Misses
 from ampmem.recorder.hooks import boundaries, children
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.boundaries import Calls
 from ampmem.recorder.hooks.communication import CollectiveHooks, CommunicationHooks, DataParallelHooks
+from ampmem.recorder.hooks.compiled import CompileHooks
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, UnseenByCompiled, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
@@ -118,10 +120,11 @@ class Hooks:
         self.data_parallel = DataParallelHooks(listener, log)
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
         self.places = Places(options.place)
+        self.code = CompiledCode(log, models, update.stacks)
         self.compiled = UnseenByCompiled(
             lambda: listener.recording and not self.modules.in_forward(),
             listener.compiled_in_place,
-            partial(_casts_before_compiled, listener, log, arm_seen),
+            partial(_casts_before_compiled, listener, log, arm_seen, self.code),
             lambda: listener.remark(CASTS_COMPILED),
         )
         self.early: list[Callable[[], Undo]] = [
@@ -131,6 +134,7 @@ class Hooks:
             self.places.install,
             quiet_compiled_modules,
             self.compiled.install,
+            CompileHooks(listener, log, self.code, self.modules, arm_seen).install,
             self.data_parallel.install,
             CollectiveHooks(listener, log).install,
             partial(let_go_of_swapped, (*hold_tensors, self.optimizers.let_go), log.misses),
@@ -149,12 +153,15 @@ class Hooks:
             self.others.append(partial(make_way_for_history, listener))
 
 
-def _casts_before_compiled(listener: Listener, log: Log, arm_seen: ArmSeen) -> int | None:
-    """Note that compiled code runs; the number of parameter casts so far, or ``None`` if it is not under autocast."""
+def _casts_before_compiled(listener: Listener, log: Log, arm_seen: ArmSeen, code: CompiledCode) -> int | None:
+    """Note that compiled code runs; the number of parameter casts so far, or ``None`` if it is not under autocast.
+
+    A graph whose text says everything counts as one: it has no cast that was not seen.
+    """
     if not listener.recording:
         return None
     arm_seen.compiled = True
     if not arm_seen.on():
         return None
     arm_seen.sample()  # a compiled function calls no module
-    return log.casts
+    return log.casts + code.explained

@@ -40,6 +40,7 @@ from ampmem.recorder.torch_private.general import (
     compiles,
     current_mode,
     is_view,
+    never_compiled,
     next_node,
     node_number,
     op_schema,
@@ -224,6 +225,8 @@ class ForwardMode(TorchDispatchMode):
         # The default wraps the method in torch._dynamo.disable, whose first call imports all of dynamo.
         return False
 
+    # At a graph break dynamo compiles what uncompiled code calls, and fails at code that begins with its end.
+    @never_compiled
     @unseen
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is DETACH or func is DEVICE:

@@ -28,8 +28,11 @@ class Listener(Protocol):
     def forward_elsewhere(self, model: str) -> None:
         """A model of this class runs forward on a thread that is not recorded."""
 
-    def compiled_in_place(self, model: str) -> None:
-        """A model of this class, compiled by ``model.compile()``, runs: no hook sees its forward."""
+    def compiled_in_place(self, model: str | None) -> None:
+        """A model of this class, compiled by ``model.compile()``, runs, and no hook has seen its forward so far.
+
+        ``None`` if one sees it now.
+        """
 
     def batch_seen(self, size: int) -> None:
         """The outermost module gets tensors whose first dimension is ``size``."""

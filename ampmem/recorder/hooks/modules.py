@@ -103,6 +103,19 @@ class ModuleHooks:
             undo.callback(hook(on_new_module, self._changed))
             return undo.pop_all().close
 
+    def compiled_starts(self, module: nn.Module, trains: bool, inputs: list[Any]) -> None:
+        """Note that compiled code runs ``module`` with ``inputs``: no other hook sees that.
+
+        Inside an autograd.Function gradients are off; ``trains`` says whether they are on outside.
+        """
+        with torch.set_grad_enabled(trains):
+            self._look_before(module, tuple(inputs), sys._getframe())
+
+    def compiled_ends(self, module: nn.Module, trains: bool, *, raised: bool) -> None:
+        """Note that this code has returned, or ``raised``."""
+        with torch.set_grad_enabled(trains):
+            self._look_after(module, None if raised else {})
+
     def in_forward(self) -> bool:
         """Whether a forward is running."""
         return self._started_at is not None

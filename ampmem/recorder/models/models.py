@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -288,6 +288,15 @@ class Models:
         roots = [m for m in modules if not self.known_path_id(m) and id(m) not in parents and has_parameters(m)]
         if roots:
             self._add_roots(roots, alone=len(roots) == 1 and not any(self._live_roots_with_parameters()))
+
+    def root_with(self, addresses: Collection[int]) -> nn.Module | None:
+        """The root that has a parameter at one of ``addresses``, of storages; ``None`` if there is none."""
+        self.add_registered()
+        for slot in self._parameters:
+            tensor = slot.tensor(PARAMETERS)
+            if tensor is not None and any(self._log.storage_address(part) in addresses for part in parts_of(tensor)):
+                return next((reference() for reference, name in self._roots if name == slot.model), None)
+        return None
 
     def owns(self, module: nn.Module) -> bool:
         """Whether ``module`` is part of a model: it has parameters, or is inside a module that has."""

@@ -34,6 +34,11 @@ class ArmSeen:
         """Whether autocast is on. Inside a dispatch mode it is always off, so do not call it there."""
         return torch.is_autocast_enabled(self.device_type)
 
+    def inside(self, dtype: torch.dtype | None, *, cache: bool) -> None:
+        """Note a region of autocast inside compiled code."""
+        self.dtypes[torch.get_autocast_dtype(self.device_type) if dtype is None else dtype] = None
+        self.cache = bool(self.cache) or cache
+
     def sample(self) -> None:
         """Note autocast's current state."""
         self.sampled = True

@@ -1,0 +1,1 @@
+"""Whose memory is it inside compiled code? The texts that Inductor generates say so."""
