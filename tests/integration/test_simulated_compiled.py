@@ -94,6 +94,31 @@ def test_compiled_code_allocates_what_it_does_on_cuda(tmp_path: Path, monkeypatc
     )  # torch makes the folder itself, wherever it is imported
 
 
+AGAIN = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).cuda()
+compiled, optimizer = torch.compile(model), torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    with torch.autocast("cuda", torch.bfloat16):
+        loss = compiled(torch.randn(8, 64, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_memory_that_is_used_again_is_one_copy_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "train.py").write_text(AGAIN, encoding="utf-8")
+    done = ampmem(tmp_path, "profile", "--gpu", "h100", "--quiet", "train.py")
+    assert done.returncode == 0, done.stderr
+    shown = ampmem(tmp_path, "show", "--json", "--check", "train.ampmem")
+    assert shown.returncode == 0, shown.stderr
+    after_forward = json.loads(shown.stdout)["steps"][-1]["marks"]["after_forward"]
+    assert after_forward["cast_copies"] == 2 * 64 * 256  # backward reads the second weight's; the first one is gone
+
+
 def test_nothing_of_compiled_code_is_left_after_a_block(tmp_path: Path) -> None:
     torch.compiler.reset()
     doubled = torch.compile(lambda value: value * 2, dynamic=False)
