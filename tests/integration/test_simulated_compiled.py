@@ -113,8 +113,8 @@ def test_memory_that_is_used_again_is_one_copy_at_a_time(tmp_path: Path, monkeyp
     (tmp_path / "train.py").write_text(AGAIN, encoding="utf-8")
     done = ampmem(tmp_path, "profile", "--gpu", "h100", "--quiet", "train.py")
     assert done.returncode == 0, done.stderr
-    shown = ampmem(tmp_path, "show", "--json", "--check", "train.ampmem")
-    assert shown.returncode == 0, shown.stderr
+    assert ampmem(tmp_path, "show", "--check", "train.ampmem").returncode == 0
+    shown = ampmem(tmp_path, "show", "--json", "train.ampmem")
     after_forward = json.loads(shown.stdout)["steps"][-1]["marks"]["after_forward"]
     assert after_forward["cast_copies"] == 2 * 64 * 256  # backward reads the second weight's; the first one is gone
 
