@@ -169,17 +169,21 @@ class _Point:
     ended: ChildEnd
 
 
+_SIZES = re.compile(r"[0-9.,]+ (?:[KMGT]i)?B\b")
+
+
 def run_points(
     plan: RunPlan, arms: Sequence[Arm], wanted: Callable[[Found], list[Run]], left: Callable[[Found], str]
 ) -> tuple[dict[Arm, dict[int, Memory | None]], tuple[str, ...], bool]:
     """Run what ``wanted`` asks for, given the results so far, until it asks for nothing.
 
-    Returns the points of each arm, all notes, and whether Ctrl-C ended the search early; finished runs are kept then.
-    ``left`` gives words for the work left. Raises :class:`RunFailed` if a script fails for another reason than memory.
+    Returns the points of each arm, all notes (of several that differ in sizes the first one), and whether Ctrl-C ended
+    the search early; finished runs are kept then. ``left`` gives words for the work left. Raises :class:`RunFailed` if
+    a script fails for another reason than memory.
     No process is left behind.
     """
     points: dict[Arm, dict[int, Memory | None]] = {arm: {} for arm in arms}
-    notes: dict[str, None] = {}
+    notes: dict[str, str] = {}
     with (
         TemporaryDirectory(prefix="ampmem-fit-") as folder,
         _Counted(plan.script, left) as progress,
@@ -189,14 +193,15 @@ def run_points(
         def take(run: Run, outcome: _Point) -> None:
             points[run[0]][run[1]] = outcome.memory
             progress.ended(plan.name(run), outcome, points)
-            notes.update(dict.fromkeys(outcome.notes))
+            for note in outcome.notes:
+                notes.setdefault(_SIZES.sub("", note), note)
 
         make = partial(_make, plan, Path(folder), progress, forking)
         try:
             run_at_once(plan.jobs, lambda: wanted(points), make, take)
         except KeyboardInterrupt:
-            return points, tuple(notes), True
-        return points, tuple(notes), False
+            return points, tuple(notes.values()), True
+        return points, tuple(notes.values()), False
 
 
 class _Counted(CountedRuns):
