@@ -25,6 +25,8 @@ _PYTHON = str(Path(os.__file__).parent) + os.sep
 _TORCH, *_OTHERS = (str(Path("site-packages", name)) + os.sep for name in ("torch", "numpy", "safetensors"))
 
 
+_COMPILED = "torch._inductor.runtime.compile_tasks."
+"""How the names of the modules begin whose code ``torch.compile`` has made."""
 OP_CALLER = str(Path("torch", "_ops.py"))
 """The file with torch's frame for an op that a dispatch mode calls."""
 
@@ -54,12 +56,17 @@ def is_only_thread() -> bool:
     return len(sys._current_frames()) == 1
 
 
+def _is_compiled(frame: FrameType) -> bool:
+    """Whether ``frame`` runs code that ``torch.compile`` has made, whose files are in a cache folder."""
+    return str(frame.f_globals.get("__name__", "")).startswith(_COMPILED)
+
+
 def script_line() -> str:
     """``FILE:LINE`` of the nearest frame that is neither ampmem's nor torch's, numpy's or safetensors'."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        library = is_torch(file) or any(folder in file for folder in _OTHERS)
+        library = is_torch(file) or any(folder in file for folder in _OTHERS) or _is_compiled(frame)
         if not library and not file.startswith((*OWN_FOLDERS, "<")):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back

@@ -29,8 +29,6 @@ from ampmem.simulator.private.general import without_modes
 
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """The variable that names the folder of Inductor's caches."""
-CODE = "torch._inductor.runtime.compile_tasks."
-"""How the names of the modules with compiled code begin."""
 _RUNS = "compile_wrapper"
 """Dynamo's function that runs compiled code."""
 _NOTHING = (None, False)

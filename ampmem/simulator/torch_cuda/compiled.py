@@ -102,8 +102,8 @@ class _Compiler(compilation.Watcher):
         self._loaded = False
         self._graphs = self._again = 0
         self._breaks: Counter[str] = Counter()
-        self._graphs_before = 0
-        """Graphs when the code began of which a frame was skipped."""
+        self._used = False
+        """Whether compiled code was made, or has run, since the code began of which a frame was skipped."""
         self.waits = False
         self._skipped: tuple[CodeType, str] | None = None
         self._tuned: set[str] = set()
@@ -135,9 +135,10 @@ class _Compiler(compilation.Watcher):
         if (error := self.refuse(backend, None, options)) is not None:
             raise error
         if not self.waits:
-            self._graphs_before = self._graphs
+            self._used = False
 
     def made(self, *, again: bool) -> None:
+        self._used = True
         self._graphs += 1
         self._again += again
         self._device.assume(_UNMEASURED)
@@ -159,12 +160,13 @@ class _Compiler(compilation.Watcher):
         self._device.assume(self._told)
 
     def skipped(self, code: CodeType, reason: str) -> None:
-        self._skipped = self._skipped or (code, reason)
-        self.waits = True
+        if not is_library(code.co_filename):
+            self._skipped = self._skipped or (code, reason)
+            self.waits = True
 
     def left(self) -> None:
         skipped, self._skipped, self.waits = self._skipped, None, False
-        if skipped is not None and self._graphs == self._graphs_before:
+        if skipped is not None and not self._used:
             code, reason = skipped
             place = f"{code.co_qualname} ({code.co_filename}:{code.co_firstlineno})"
             raise stop(_SKIPPED.format(place, reason, self._advice))
@@ -174,6 +176,7 @@ class _Compiler(compilation.Watcher):
         return stop(_FAILED.format(failure_of(error).line, self._advice))
 
     def launched(self, kernel: Kernel, arguments: Sequence[Any]) -> None:
+        self._used = True
         for leaf in tree_leaves(arguments):
             if isinstance(leaf, torch.Tensor):
                 self._mode.forget(leaf.untyped_storage())

@@ -11,6 +11,8 @@ import contextlib
 import io
 import json
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -46,7 +48,8 @@ def run(rank: int, size: int, code: str) -> list[int] | str:
             found.append(event.bytes)
 
     FakeTensorMode.cache_clear()  # torch remembers for the process on which device a result is
-    simulation = Simulation(find_gpu("h100"), world=World(rank=rank, size=size))
+    cache = TemporaryDirectory()
+    simulation = Simulation(find_gpu("h100"), world=World(rank=rank, size=size), cache=Path(cache.name))
     simulation.device.recorder = note
     names: dict[str, Any] = {"__name__": "__main__"}
     try:
@@ -58,6 +61,7 @@ def run(rank: int, size: int, code: str) -> list[int] | str:
         return str(error) if str(error) in take_stops() else f"{type(error).__name__}: {error}"
     finally:
         simulation.end()
+        cache.cleanup()
     return found
 
 

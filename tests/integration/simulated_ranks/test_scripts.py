@@ -89,7 +89,10 @@ STOPS = {
         "torch.multiprocessing.spawn(print, nprocs=4)",
         "train.py:1: the script starts 4 processes, but the machine of rank 0 has 2 of the 2 simulated ranks",
     ),
-    "compiled": (DDP + "torch.compile(DDP(model), mode='reduce-overhead')", "train.py:2: the memory of compiled code"),
+    "CUDA graphs": (
+        DDP + "torch.compile(DDP(model), mode='reduce-overhead')",
+        "train.py:2: the memory of compiled code depends on CUDA graphs",
+    ),
     "a checkpoint": (
         "import torch.distributed.checkpoint as checkpoint\ncheckpoint.load({}, checkpoint_id='nowhere')",
         "train.py:2: a distributed checkpoint of another run cannot be loaded",
