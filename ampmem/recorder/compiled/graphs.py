@@ -86,7 +86,7 @@ class Graph:
         return Text(self._source)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Call:
     """One call of a graph: its time in ns, the text ids of parameters among the arguments, and addresses.
 
