@@ -179,7 +179,9 @@ class CompiledCode:
             if name is None or names is None:
                 continue
             op[at] = op[at] if texts.value(int(op[at])).startswith("aten::") else name.op or op[at]
-            module[at], stack[at] = name.module or module[at], name.stack or stack[at]
+            module[at] = name.module or module[at]
+            if self._stacks.enabled:
+                stack[at] = name.stack or stack[at]
             rows += _facts(int(time_ns[at]), int(address[at]), name, names, texts.id)
         if rows:
             self._log.add_facts(np.array(rows, dtype=np.int64).reshape(-1, len(FactColumns.names())))
