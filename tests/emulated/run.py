@@ -26,6 +26,7 @@ import emulation
 ROOT = emulation.HERE.parents[1]
 TESTS = (
     "tests/emulated",
+    "tests/integration/test_compiled.py",
     "tests/integration/test_extension.py",
     "tests/integration/test_forward_ops.py",
     "tests/gpu/test_laws.py",

@@ -6,7 +6,7 @@ import re
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from time import time_ns
@@ -142,9 +142,8 @@ class CompiledCode:
         if self._log.stamp is not None:
             self._log.stamp(call.end_ns)
         if call.graph.backward:
-            made = Counter(id(self._made[each]) for each in call.inputs if each in self._made)
-            newest = {id(each): each for each in self._made.values()}
-            call.forward = newest[made.most_common(1)[0][0]] if made else None
+            made = Counter(self._made[each] for each in call.inputs if each in self._made)
+            call.forward = made.most_common(1)[0][0] if made else None
         else:
             self._made |= dict.fromkeys(filter(None, call.outputs), call)
             parameters = dict(zip(call.graph.text.inputs, call.parameters, strict=False))
@@ -159,11 +158,14 @@ class CompiledCode:
         op, module, stack = (column.copy() for column in who)
         rows: list[tuple[int, ...]] = []
         texts = self._log.texts
+        calls: dict[str, list[Call]] = {}
+        for each in self._calls:
+            calls.setdefault(each.graph.path, []).append(each)
         in_order = self._in_order(time_ns, size, action)
         for at in np.flatnonzero(action == Action.ALLOC).tolist():
             place = self._place_of(int(stack[at])) if stack[at] else None
             if place is not None:
-                call = self._call_at(place[0], int(time_ns[at]))
+                call = _call_at(calls.get(place[0], []), int(time_ns[at]))
                 line = place[1]
             elif at in in_order:
                 call, line = in_order[at]
@@ -177,7 +179,9 @@ class CompiledCode:
             if name is None or names is None:
                 continue
             op[at] = op[at] if texts.value(int(op[at])).startswith("aten::") else name.op or op[at]
-            module[at], stack[at] = name.module or module[at], name.stack or stack[at]
+            module[at] = name.module or module[at]
+            if self._stacks.enabled:
+                stack[at] = name.stack or stack[at]
             rows += _facts(int(time_ns[at]), int(address[at]), name, names, texts.id)
         if rows:
             self._log.add_facts(np.array(rows, dtype=np.int64).reshape(-1, len(FactColumns.names())))
@@ -213,6 +217,8 @@ class CompiledCode:
                 if op and index < len(call.outputs):
                     text = self._log.texts.id(op)
                     saved.setdefault(call.outputs[index], []).append((call.start_ns, text))
+        since = self._calls[0].start_ns if self._calls else 0
+        self._made = {address: call for address, call in self._made.items() if call.start_ns >= since}
         self._calls = []
         if not saved or _SAVED_BY not in self._log.texts:
             return facts
@@ -239,12 +245,6 @@ class CompiledCode:
             self._places[stack] = next(((found[1], int(found[2])) for found in inside), None)
         return self._places[stack]
 
-    def _call_at(self, path: str, now_ns: int) -> Call | None:
-        """The call of the graph in the file ``path`` at ``now_ns``, on a clock that may be off by some microseconds."""
-        calls = [call for call in self._calls if call.graph.path == path]
-        at = bisect_right([call.start_ns for call in calls], now_ns)
-        return calls[max(at - 1, 0)] if calls else None
-
     def _names(self, call: Call) -> Names:
         forward = None if call.forward is None else self._names(call.forward)
         key = (tuple(call.parameters), call.stack, call.module, id(forward))
@@ -254,6 +254,12 @@ class CompiledCode:
             base = script_lines(texts.value(self._stacks.text_ids(texts)[call.stack]))
             names = call.graph.names[key] = Names(call, texts, base, forward)
         return names
+
+
+def _call_at(calls: Sequence[Call], now_ns: int) -> Call | None:
+    """The one of ``calls`` that runs at ``now_ns``, on a clock that may be off by some microseconds."""
+    at = bisect_right(calls, now_ns, key=lambda call: call.start_ns)
+    return calls[max(at - 1, 0)] if calls else None
 
 
 def _is_forward_of(graph: Graph, backward: Graph) -> bool:

@@ -86,7 +86,7 @@ class Graph:
         return Text(self._source)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Call:
     """One call of a graph: its time in ns, the text ids of parameters among the arguments, and addresses.
 
@@ -184,12 +184,12 @@ class Names:
 
     def of_parameter(self, index: int | None) -> tuple[int, int] | None:
         """The place of the parameter that the argument at ``index`` is, ``None`` if it is none: its module."""
-        traced = self._graph.traced
-        if index is None or traced is None or index >= len(self._parameters) or not self._parameters[index]:
+        if index is None or index >= len(self._parameters) or not self._parameters[index]:
             return None
         module = self._texts.value(self._parameters[index]).rpartition(".")[0] or ROOT
         path = self._texts.id(module)
-        origins = (each for known in traced.origins.values() for each in known)
+        traced = self._graph.traced
+        origins = () if traced is None else (each for known in traced.origins.values() for each in known)
         lines = (each.stack for each in origins if self._module(each.module) == path)
         return path, self._stack(next(lines, ""))
 

@@ -188,7 +188,8 @@ class Text:
 
     def reader(self, name: str) -> str:
         """The op for whose gradient the argument ``name`` is read first; empty if it is not read."""
-        return next((op for reads, _, op in self._steps if name in reads), "").removesuffix("_backward")
+        found = next((op for reads, _, op in self._steps if name in reads), "")
+        return found.removesuffix("_backward").removesuffix("_dense")  # of embedding_dense_backward
 
     def _read(self, lines: Sequence[str]) -> None:
         kernel, comment, function, last = _Kernel(), None, "", _Kernel()

@@ -20,8 +20,10 @@ from ampmem.analysis.timeline.lifetimes import pair
 from ampmem.errors import UsageError
 from ampmem.events import Action, AllocatorRecord, LayersRecord, SegmentAction
 from ampmem.names import is_warning
+from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import ELSEWHERE, Log
+from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.base import NO_EVENTS
@@ -1033,7 +1035,8 @@ def test_a_node_that_the_engines_thread_made_is_not_taken_for_one_of_the_recorde
 def test_what_the_engines_thread_computes_again_is_named_after_its_own_op() -> None:
     log = Log(RealAddresses())
     texts = log.texts
-    joiner = Joiner(log, Stacks(enabled=False))
+    stacks = Stacks(enabled=False)
+    joiner = Joiner(log, stacks, CompiledCode(log, Models(log), stacks))
     linear, dropout = texts.id("linear"), texts.id("dropout")
     log.enter_module(linear)
     torch.ones(1, requires_grad=True).exp()
