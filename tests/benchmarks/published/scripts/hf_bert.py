@@ -3,9 +3,10 @@
     python hf_bert.py masked BATCH [--float16]
     python hf_bert.py classes BATCH [--float16] [--optimizer NAME] [--accumulate N] [--checkpoint]
 
-``masked`` is the base model with its masked-language head, as milabench trains it: Adam, and the gradients of a step are
-never set to zero. ``classes`` is the large one with two classes, as a document on training with one GPU did: attention
-written in plain ops, and AdamW or Adafactor. ``--float16`` is autocast with a gradient scaler.
+``masked`` is the base model with its masked-language head, as milabench trains it: Adam, and the gradients of a step
+are never set to zero. ``classes`` is the large one with two classes, as a document on training with one GPU did:
+attention written in plain ops, AdamW or Adafactor, and gradients that stay, as zeros. ``--float16`` is autocast with a
+gradient scaler.
 """
 
 from __future__ import annotations

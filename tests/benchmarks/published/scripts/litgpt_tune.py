@@ -2,8 +2,9 @@
 
     python litgpt_tune.py MODEL full|lora ROWS ACCUMULATED [--rank N] [--everywhere]
 
-AdamW; the logits are in FP32, as Lightning's Fabric returns what a model in bfloat16 returns; gradients of ACCUMULATED batches are summed for each of two updates. ``--everywhere`` has adapters on all linear
-layers, not only on queries and values.
+AdamW; the logits are in FP32, as Lightning's Fabric returns what a model in bfloat16 returns. Gradients of ACCUMULATED
+batches are summed for each of two updates. ``--everywhere`` has adapters on all linear layers, not only on queries and
+values.
 """
 
 from __future__ import annotations

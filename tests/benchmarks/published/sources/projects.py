@@ -32,8 +32,8 @@ _ONE_GPU = "huggingface.co/docs/transformers/v4.20.0/perf_train_gpu_one"
 _BEFORE_BACKWARD = 1343
 """MiB that the document says its GPU has in use before any training."""
 _SOFTMAX = (
-    "torch before 1.11 kept softmax's input for its backward, not its output alone: 16 MiB for each layer and sample of "
-    "these plain attentions"
+    "torch before 1.11 kept softmax's input for its backward, not its output alone: 16 MiB for each layer and sample "
+    "of these plain attentions"
 )
 
 
@@ -88,8 +88,8 @@ _SHORTER = (
 def _peft(name: str, real: int, *arguments: str, tuned: bool = False, why: str = NOT_EXPLAINED) -> PublishedRun:
     return PublishedRun(
         key=f"projects/peft-llama-3b-{name}",
-        source=f"{_PEFT}: method_comparison/MetaMathQA/results, {name} (peft 0.19.2.dev0), the most reserved; the length "
-        "of the longest batch was chosen to meet the first of these runs",
+        source=f"{_PEFT}: method_comparison/MetaMathQA/results, {name} (peft 0.19.2.dev0), the most reserved; the "
+        "length of the longest batch was chosen to meet the first of these runs",
         address=f"https://{_PEFT}",
         family="transformer",
         precision="bf16",
