@@ -65,7 +65,7 @@ class ValueReads:
         likely = mode.likely.number(tensor)
         even = mode.likely.are_even(tensor)
         if even:
-            mode.guesses.note_choice(routes=_routes(tensor))
+            mode.guesses.note_choice(routes=tensor.dtype == torch.bool or _routes(tensor))
             return guess(tensor.dtype) if likely is None else likely
         if tensor.dtype == torch.bool and (answer := answer_that_goes_on(likely)) is not None:
             likely = answer
@@ -166,11 +166,8 @@ class ValueReads:
 
 
 def _routes(choices: FakeTensor) -> bool:
-    """Whether ``choices`` that the script reads decide what runs: a model reads them, or the answer is yes or no.
-
-    Outside of a model they are a classifier's, to be counted.
-    """
-    return not choices.is_floating_point() and (choices.dtype == torch.bool or is_running(_MODULES))
+    """Whether ``choices`` that the script reads decide what runs: a module reads them. Others are only counted."""
+    return not choices.is_floating_point() and is_running(_MODULES)
 
 
 _MODULES = str(torch.nn.modules.module.__file__)

@@ -473,6 +473,17 @@ def test_in_a_block_made_up_numbers_are_not_saved(line: str, tmp_path: Path) -> 
     assert (tmp_path / "real.npy").exists()
 
 
+def test_safetensors_before_0_8_has_another_function(tmp_path: Path) -> None:
+    """A simulation begins beside it, and made-up numbers are not saved by it either."""
+    older = "module = safetensors.torch; module._tobytes = lambda tensor, name: b''; del module._to_ndarray\n"
+    script = BLOCK.replace("from torch import nn\n", f"from torch import nn\n{older}")
+    script = script.replace("WRITE", "module._tobytes(real, 'a'); print('real'); module._tobytes(cpu, 'a')")
+    (tmp_path / "train.py").write_text(script)
+    done = python(tmp_path, "train.py")
+    assert done.stdout == "real\n"
+    assert "safetensors would write made-up numbers" in done.stderr
+
+
 def test_after_a_block_everything_is_written_as_before(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         BLOCK.replace("WRITE", "pass") + "saved = torch.ones(3)\ntorch.save(saved, 'last.pt')\n"

@@ -230,6 +230,7 @@ ACCURACIES: list[Callable[[Tensor, Tensor], object]] = [
     lambda logits, labels: logits.topk(5)[1].t().eq(labels[None]).reshape(-1).float().sum(0).tolist(),
     lambda logits, labels: logits.argmax(1).cpu().numpy(),
     lambda logits, labels: logits.argmax(1).tolist(),
+    lambda logits, labels: logits.argmax(1).eq(labels).cpu(),
     lambda logits, labels: torch.bincount(labels * EXPERTS + logits.argmax(1), minlength=EXPERTS**2).cpu(),
 ]
 

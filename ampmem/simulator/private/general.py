@@ -465,8 +465,8 @@ def without_modes() -> Any:
 
 OLD_FORMAT = "_use_new_zipfile_serialization"
 """The argument by which ``torch.save`` writes the format from before 1.6, which cannot leave values out."""
-SAFETENSORS_ARRAY = "_to_ndarray"
-"""The function of ``safetensors.torch`` that each of its writers calls for a tensor, since 0.6."""
+SAFETENSORS_ARRAYS = ("_to_ndarray", "_tobytes")
+"""The function of ``safetensors.torch`` that each of its writers calls for a tensor: since 0.8, and before."""
 
 
 def names_of_safetensors(module: Any) -> dict[torch.dtype, str]:

@@ -134,14 +134,15 @@ class _Refusing:
 
     def safetensors(self, module: Any) -> dict[str, Any]:
         """safetensors' function that each of its writers calls for a tensor."""
-        original = getattr(module, general.SAFETENSORS_ARRAY)
+        name = next(name for name in general.SAFETENSORS_ARRAYS if hasattr(module, name))
+        original = getattr(module, name)
 
         @functools.wraps(original)
-        def to_array(tensor: torch.Tensor) -> Any:
+        def to_array(tensor: torch.Tensor, *of: str) -> Any:
             self._check("safetensors", [tensor])
-            return original(tensor)
+            return original(tensor, *of)
 
-        return {general.SAFETENSORS_ARRAY: to_array}
+        return {name: to_array}
 
     def _check(self, what: str, leaves: Iterable[Any]) -> None:
         if any(map(self._made_up, leaves)):

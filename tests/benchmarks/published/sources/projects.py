@@ -1,0 +1,131 @@
+"""Runs that projects publish of their own benchmarks and recipes; each is repeated by a script of its own."""
+
+from __future__ import annotations
+
+from published.runs import NOT_EXPLAINED, Precision, PublishedRun
+
+MIB = 1 << 20
+_MILABENCH = "github.com/mila-iqia/milabench"
+_CONTEXTS = {"h100": 1220, "l40s": 880, "h200": 1381}
+"""MiB of the device that the runs on each GPU have in common beside what PyTorch reserves."""
+
+
+def _milabench(gpu: str, mode: str, precision: Precision, batch: int, used: int) -> PublishedRun:
+    return PublishedRun(
+        key=f"projects/milabench-bert-{gpu}-{mode}-b{batch}",
+        source=f"{_MILABENCH}: config/scaling/{gpu.upper()}.yaml, bert-{mode}, {used} MiB of the device less "
+        f"{_CONTEXTS[gpu]} MiB, the same for all its runs on that GPU",
+        address=f"https://{_MILABENCH}",
+        family="transformer",
+        precision=precision,
+        gpu=gpu,
+        torch="",
+        what="reserved",
+        real=(used - _CONTEXTS[gpu]) * MIB,
+        resolution=2 * MIB,
+        command=("hf_bert.py", "masked", str(batch), *(["--float16"] if precision == "amp-fp16" else [])),
+        environment="milabench",
+    )
+
+
+_ONE_GPU = "huggingface.co/docs/transformers/v4.20.0/perf_train_gpu_one"
+_BEFORE_BACKWARD = 1343
+"""MiB that the document says its GPU has in use before any training."""
+_SOFTMAX = (
+    "torch before 1.11 kept softmax's input for its backward, not its output alone: 16 MiB for each layer and sample "
+    "of these plain attentions"
+)
+
+
+def _one_gpu(name: str, precision: Precision, used: int, *arguments: str, rest: str = "") -> PublishedRun:
+    return PublishedRun(
+        key=f"projects/one-gpu-bert-large-{name}",
+        source=f"{_ONE_GPU}: {name}, {used} MiB of the device less the {_BEFORE_BACKWARD} MiB in use before",
+        address=f"https://{_ONE_GPU}",
+        family="transformer",
+        precision=precision,
+        gpu="v100",
+        gpu_assumed=True,
+        torch="1.10",
+        what="reserved",
+        real=(used - _BEFORE_BACKWARD) * MIB,
+        resolution=2 * MIB,
+        command=("hf_bert.py", "classes", *arguments),
+        environment="milabench",
+        why=f"{_SOFTMAX}; with them it is {rest}: the rest is unexplained" if rest else _SOFTMAX,
+    )
+
+
+_LITGPT = "github.com/Lightning-AI/litgpt"
+
+
+def _litgpt(name: str, gigabytes: str, *arguments: str) -> PublishedRun:
+    return PublishedRun(
+        key=f"projects/litgpt-{name}",
+        source=f"{_LITGPT}: config_hub/finetune/README.md, {name} (0.3.0), the most allocated, in GB",
+        address=f"https://{_LITGPT}",
+        family="transformer",
+        precision="bf16",
+        gpu="a10g",
+        torch="",
+        what="allocated",
+        real=int(gigabytes.replace(".", "")) * 10_000_000,
+        resolution=10_000_000,
+        command=("litgpt_tune.py", *arguments),
+        environment="litgpt",
+    )
+
+
+_PEFT = "github.com/huggingface/peft"
+_LONGEST = 642
+"""Tokens of the longest batch, chosen so that the first of these runs is met: the lengths are not published."""
+_SECOND = "one step alone is within 1 %; what the second reserves beside, between other blocks, is unexplained"
+_SHORTER = (
+    "possible: shorter batches came first, and what they left was cached; evaluations generated text between them"
+)
+
+
+def _peft(name: str, real: int, *arguments: str, tuned: bool = False, why: str = NOT_EXPLAINED) -> PublishedRun:
+    return PublishedRun(
+        key=f"projects/peft-llama-3b-{name}",
+        source=f"{_PEFT}: method_comparison/MetaMathQA/results, {name} (peft 0.19.2.dev0), the most reserved; the "
+        "length of the longest batch was chosen to meet the first of these runs",
+        address=f"https://{_PEFT}",
+        family="transformer",
+        precision="bf16",
+        gpu="l40s",
+        torch="2.13.0",
+        what="reserved",
+        real=real,
+        command=("peft_llama.py", arguments[0], str(_LONGEST), *arguments[1:]),
+        environment="qwen",
+        tuned=tuned,
+        why=why,
+    )
+
+
+RUNS = (
+    _milabench("h100", "fp32", "fp32", 1, 3915),
+    _milabench("h100", "fp32", "fp32", 24, 16231),
+    _milabench("h100", "fp32", "fp32", 64, 40341),
+    _milabench("h100", "fp16", "amp-fp16", 1, 3885),
+    _milabench("h100", "fp16", "amp-fp16", 24, 12421),
+    _milabench("h100", "fp16", "amp-fp16", 64, 29845),
+    _milabench("l40s", "fp32", "fp32", 64, 39949),
+    _milabench("l40s", "fp16", "amp-fp16", 64, 29483),
+    _milabench("h200", "fp32", "fp32", 32, 21188),
+    _milabench("h200", "fp16", "amp-fp16", 32, 16048),
+    _litgpt("tiny-llama-full", "14.10", "tiny-llama-1.1b", "full", "4", "8"),
+    _litgpt("tiny-llama-lora", "13.50", "tiny-llama-1.1b", "lora", "8", "1", "--everywhere"),
+    _litgpt("llama-2-7b-lora", "19.77", "Llama-2-7b-hf", "lora", "2", "4"),
+    _litgpt("phi-2-lora", "13.98", "phi-2", "lora", "4", "2", "--rank", "8", "--everywhere"),
+    _peft("lora-32", 22_292_725_760, "lora", tuned=True),
+    _peft("lora-64", 22_552_772_608, "lora", "--rank", "64"),
+    _peft("ia3", 23_234_347_008, "ia3", why=_SHORTER),
+    _peft("full", 38_868_615_168, "full", why=_SECOND),
+    _one_gpu("batch-4", "fp32", 14949, "4", "--optimizer", "adamw"),
+    _one_gpu("accumulate-1x4", "fp32", 8681, "1", "--accumulate", "4", "--optimizer", "adamw", rest="-1.7 %"),
+    _one_gpu("checkpointing-1x4", "fp32", 6775, "1", "--accumulate", "4", "--optimizer", "adamw", "--checkpoint"),
+    _one_gpu("batch-4-adafactor", "fp32", 12295, "4", "--optimizer", "adafactor"),
+    _one_gpu("batch-4-fp16", "amp-fp16", 13939, "4", "--optimizer", "adamw", "--float16", rest="-3.1 %"),
+)
