@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
@@ -14,6 +15,16 @@ _IN_SCRIPT = tuple(str(_PACKAGE / name) + os.sep for name in ("recorder", "simul
 
 RECORDING_CODE = (*_IN_SCRIPT, *_ALONE, str(_PACKAGE / "block.py"))
 """The beginnings of the file names of ampmem's frames in the middle of a script."""
+
+_CHANGES = _PACKAGE / "recorder" / "steering"
+
+
+def without_changes(places: Iterable[str]) -> list[str]:
+    """``places`` without the code of forced changes, which is a part of what the script does."""
+    recorder = f"{_CHANGES.parent}{os.sep}"
+    beside = (str(each) for each in _CHANGES.parent.iterdir() if each != _CHANGES)
+    return [*(each for each in places if each != recorder), *beside]
+
 
 OWN_FOLDERS = (*(str(_PACKAGE / name) + os.sep for name in ("cli", "integrations")), *_IN_SCRIPT, *_ALONE)
 """The beginnings of the file names of all of ampmem's own frames; ``ampmem.workloads`` are scripts like any other."""

@@ -119,6 +119,14 @@ def test_memory_that_is_used_again_is_one_copy_at_a_time(tmp_path: Path, monkeyp
     assert after_forward["cast_copies"] == 2 * 64 * 256  # backward reads the second weight's; the first one is gone
 
 
+def test_a_change_that_compiled_code_does_not_take_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "train.py").write_text(AGAIN, encoding="utf-8")
+    done = ampmem(tmp_path, "profile", "--gpu", "h100", "--quiet", "--force-checkpoint", "_orig_mod.0", "train.py")
+    assert "the modules run only in compiled code, which ampmem cannot change" in done.stderr.splitlines()[-1]
+    assert any(note.startswith("torch.compile made 1 graph") for note in read(tmp_path / "train.ampmem").notes)
+
+
 def test_nothing_of_compiled_code_is_left_after_a_block(tmp_path: Path) -> None:
     torch.compiler.reset()
     doubled = torch.compile(lambda value: value * 2, dynamic=False)

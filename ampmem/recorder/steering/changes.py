@@ -83,6 +83,7 @@ class _Forwards(ForcedChange):
         self._chosen: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._ran: set[str] = set()
         self._inside = threading.local()
+        self._compiled = False
         self._undo = ExitStack()
         self._owners: set[type[nn.Module]] = set()
 
@@ -119,7 +120,10 @@ class _Forwards(ForcedChange):
     def _wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
         def run(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or not self._is_due(module):
+            if torch.compiler.is_compiling():
+                self._compiled = True
+                return forward(module, *args, **kwargs)
+            if not self._is_due(module):
                 return forward(module, *args, **kwargs)
             name = self._chosen[module]
             self._done = True
@@ -157,6 +161,8 @@ class _Checkpoints(_Forwards):
     def _why_not_done(self) -> str:
         if not self._matched:
             return "the model that ran has no module with such a name"
+        if self._compiled:
+            return "the modules run only in compiled code, which ampmem cannot change"
         return "none of the modules ran forward with gradients on"
 
     def _choose_of(self, root: nn.Module) -> None:
