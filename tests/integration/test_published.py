@@ -134,12 +134,12 @@ def row_of(real: int, *, likely: int, others: dict[str, int] | None = None, spre
 
 
 def test_errors_are_of_what_is_likely_and_beside_each_predictor_on_its_own_runs() -> None:
-    rows = [row_of(100, likely=101, others={"x": 150}), row_of(100, likely=90, spread=20)]
+    rows = [row_of(1000, likely=1009, others={"x": 1500}), row_of(100, likely=90, spread=20)]
     every = summaries(rows)[0]
     assert (every.count, every.ranges, every.held) == (2, 1, 1)
     assert every.worst == pytest.approx(0.1)
     ((name, theirs, ours),) = others_beside(rows)
-    assert (name, theirs.worst, ours.worst) == ("x", pytest.approx(0.5), pytest.approx(0.01))
+    assert (name, theirs.worst, ours.worst) == ("x", pytest.approx(0.5), pytest.approx(0.009))
     assert [row["error"] for row in larger_misses(rows)] == [pytest.approx(-0.1)]
 
 

@@ -211,15 +211,15 @@ def beside_others(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def misses(rows: Sequence[dict[str, Any]]) -> str:
-    """All that is further off than 5 %, and verdicts that were false."""
+    """All that is further off than 1 %, and verdicts that were false."""
     found = larger_misses(rows)
     if not found:
-        return "<h2>Misses</h2>\n<p>No prediction is further off than 5 %, and no verdict is false.</p>" + too_high(
+        return "<h2>Misses</h2>\n<p>No prediction is further off than 1 %, and no verdict is false.</p>" + too_high(
             rows
         )
     lines = [(text(row["key"]), text(signed(row["error"])), text(row["why"])) for row in found]
     return (
-        f"<h2>Misses over 5 %</h2>\n{table('And verdicts that are false', ('run', 'off by', 'why'), lines, (1,), (2,))}"
+        f"<h2>Misses over 1 %</h2>\n{table('And verdicts that are false', ('run', 'off by', 'why'), lines, (1,), (2,))}"
         + too_high(rows)
     )
 

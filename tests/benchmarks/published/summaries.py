@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-LARGE = 0.05
+LARGE = 0.01
 """From which error on a miss is told."""
 
 
