@@ -72,20 +72,23 @@ class CompileHooks:
         def __call__(backend: Any, model_: Any, inputs_: Any, **options: Any) -> Any:
             load_compiler()
             self._look()
-            self._trace(model_)
+            noted = self._trace(model_)
             try:
                 return original(backend, model_, inputs_, **options)
             finally:
-                self._traced()
+                if noted:
+                    self._traced()
 
         return __call__
 
-    def _note_graph(self, model: Any) -> None:
+    def _note_graph(self, model: Any) -> bool:
+        """Note dynamo's graph, with the regions of autocast in it; returns whether it could be read."""
         nodes = list(nodes_of(model)) if isinstance(model, torch.fx.GraphModule) else []
-        self._code.traces(nodes)
         for node in nodes:
             if node.target == ENTER_AUTOCAST:
                 self._note_autocast(node)
+        self._code.traces(nodes)
+        return True
 
     def _note_autocast(self, node: DynamoNode) -> None:
         """Note a region of autocast that is itself compiled."""
