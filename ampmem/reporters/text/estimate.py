@@ -119,7 +119,7 @@ def _bounds(prediction: Prediction) -> Iterator[str]:
             likely, least = map(format_peak, (prediction.highest.likely_reserved, prediction.highest.least_reserved))
             yield (
                 f"reserved: {likely} is likely, {least} the minimum: workspaces come and go between the tensors, and "
-                "how much stays cached after them depends on sizes that only cuDNN knows; the column is without them"
+                "how much stays cached after them depends on their sizes; the column is without them"
             )
 
 

@@ -111,8 +111,8 @@ def prepare(ready: Callable[[], None], watcher: Watcher) -> Undo:
             if callback not in _NOTHING and found not in _NOTHING:
                 backend = eval_frame.innermost_backend(callback)
                 name = getattr(backend, "compiler_name", getattr(backend, "__name__", "of dynamo"))
-                ready()
                 watcher.begins(str(name), _options_of(backend))
+                ready()
             return found
 
         return callback_from_stance

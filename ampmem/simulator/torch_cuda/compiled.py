@@ -127,9 +127,12 @@ class _Compiler(compilation.Watcher):
         if self._loaded:
             return
         self._loaded = True
-        compilation.load()
-        self.undo.callback(compiler_cache.use(self._cache, self._device.gpu.name))
-        self.undo.callback(compilation.install(self._mode, self, self._device.order.current))
+        try:
+            compilation.load()
+            self.undo.callback(compiler_cache.use(self._cache, self._device.gpu.name))
+            self.undo.callback(compilation.install(self._mode, self, self._device.order.current))
+        except (ImportError, AttributeError, KeyError) as error:  # torch has moved or removed a part
+            raise self.failed(error) from error
 
     def begins(self, backend: str, options: Mapping[str, Any]) -> None:
         if (error := self.refuse(backend, None, options)) is not None:
