@@ -88,7 +88,7 @@ def _peft(name: str, real: int, *arguments: str, tuned: bool = False, why: str =
     return PublishedRun(
         key=f"projects/peft-llama-3b-{name}",
         source=f"{_PEFT}: method_comparison/MetaMathQA/results, {name} (peft 0.19.2.dev0), the most reserved; the "
-        "length of the longest batch was chosen to meet the first of these runs",
+        "length of the longest batch was chosen with the first of these runs in view",
         address=f"https://{_PEFT}",
         family="transformer",
         precision="bf16",
