@@ -20,7 +20,7 @@ from ampmem.recording import read
 from ampmem.recording.database import opened
 
 DATA = Path(__file__).resolve().parents[1] / "data"
-VERSIONS = sorted(DATA.iterdir())
+VERSIONS = sorted(folder for folder in DATA.iterdir() if folder.name[0].isdigit())
 KINDS: dict[str, type] = {
     "ampmem.advise/1": AdviceDocument,
     "ampmem.check/1": CheckResult,
