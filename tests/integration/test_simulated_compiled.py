@@ -124,7 +124,9 @@ def test_a_change_that_compiled_code_does_not_take_is_said(tmp_path: Path, monke
     (tmp_path / "train.py").write_text(AGAIN, encoding="utf-8")
     done = ampmem(tmp_path, "profile", "--gpu", "h100", "--quiet", "--force-checkpoint", "_orig_mod.0", "train.py")
     assert "the modules run only in compiled code, which ampmem cannot change" in done.stderr.splitlines()[-1]
-    assert any(note.startswith("torch.compile made 1 graph") for note in read(tmp_path / "train.ampmem").notes)
+    notes = read(tmp_path / "train.ampmem").notes
+    assert any(note.startswith("torch.compile made 1 graph") for note in notes)
+    assert not any(note.startswith("forced: ") for note in notes)
 
 
 def test_nothing_of_compiled_code_is_left_after_a_block(tmp_path: Path) -> None:

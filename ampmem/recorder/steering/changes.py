@@ -83,6 +83,8 @@ class _Forwards(ForcedChange):
         self._chosen: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._ran: set[str] = set()
         self._inside = threading.local()
+        self._planned: list[str] = []
+        """The notes on modules that are chosen, and have not run yet."""
         self._compiled = False
         self._undo = ExitStack()
         self._owners: set[type[nn.Module]] = set()
@@ -127,6 +129,8 @@ class _Forwards(ForcedChange):
                 return forward(module, *args, **kwargs)
             name = self._chosen[module]
             self._done = True
+            while self._planned:
+                self.note(self._planned.pop(0))
             self._ran.add(name)
             return self._run(name, module, forward, args, kwargs)
 
@@ -180,7 +184,7 @@ class _Checkpoints(_Forwards):
                 else:
                     self.refuse(f"{name} {reason}")
         if chosen:
-            self.note(f"forced: activation checkpointing of {_counted(chosen)}")
+            self._planned.append(f"forced: activation checkpointing of {_counted(chosen)}")
 
     def _run(self, name: str, module: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         before = _buffers(module)
@@ -232,7 +236,7 @@ class _Offload(_Forwards):
         reason = _not_in_python(root)
         if reason is None:
             self._choose(type(root).__name__, root)
-            self.note(f"forced: saved tensors of {type(root).__name__} are kept in CPU memory")
+            self._planned.append(f"forced: saved tensors of {type(root).__name__} are kept in CPU memory")
         else:
             self.refuse(f"{type(root).__name__} {reason}")
 
