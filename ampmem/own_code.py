@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
@@ -19,11 +18,11 @@ RECORDING_CODE = (*_IN_SCRIPT, *_ALONE, str(_PACKAGE / "block.py"))
 _CHANGES = _PACKAGE / "recorder" / "steering"
 
 
-def without_changes(places: Iterable[str]) -> list[str]:
-    """``places`` without the code of forced changes, which is a part of what the script does."""
+def untraced_code() -> list[str]:
+    """:data:`RECORDING_CODE` without the code of forced changes, which is a part of what the script does."""
     recorder = f"{_CHANGES.parent}{os.sep}"
     beside = (str(each) for each in _CHANGES.parent.iterdir() if each != _CHANGES)
-    return [*(each for each in places if each != recorder), *beside]
+    return [*(each for each in RECORDING_CODE if each != recorder), *beside]
 
 
 OWN_FOLDERS = (*(str(_PACKAGE / name) + os.sep for name in ("cli", "integrations")), *_IN_SCRIPT, *_ALONE)

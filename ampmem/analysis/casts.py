@@ -108,7 +108,8 @@ class CastLedger:
     A buffer that holds copies of several parameters has an entry for each of them.
 
     ``saves`` is how often autograd saved the copy, ``uses`` how many ops read it, ``cached`` whether autocast's cache
-    held it, and ``view`` whether it is a copy of a view.
+    held it, and ``view`` whether it is a copy of a view. ``overwritten`` says that its memory was used again at once,
+    in the compiled code that made it: nothing keeps it, and it is alive at no later instant.
     """
 
     allocation: Column
@@ -120,6 +121,7 @@ class CastLedger:
     saves: Column
     cached: Mask
     view: Mask
+    overwritten: Mask
 
     @property
     def hits(self) -> Column:
@@ -134,7 +136,7 @@ class CastLedger:
 
     def alive_at(self, history: MemoryHistory, position: int) -> Mask:
         """Which copies are alive once the first ``position`` events have happened."""
-        alive: Mask = history.lifetimes.alive_at(position)[self.allocation]
+        alive: Mask = history.lifetimes.alive_at(position)[self.allocation] & ~self.overwritten
         return alive
 
     def in_cache(self, history: MemoryHistory, instant_ns: int) -> Mask:
@@ -151,6 +153,7 @@ def ledger_of(history: MemoryHistory) -> CastLedger:
     mine, parameter, sizes, shared = _copies(history)
     view = _counts(facts, Fact.VIEW_CAST, len(lifetimes))[mine] > 0
     cleared = _counts(facts, Fact.CACHED, len(lifetimes))[mine] > 0
+    overwritten = _filled(mine, sizes) > lifetimes.bytes[mine]  # the first copy in the memory is the one that it keeps
     return CastLedger(
         allocation=mine,
         parameter=parameter,
@@ -158,10 +161,19 @@ def ledger_of(history: MemoryHistory) -> CastLedger:
         step=lifetimes.step[mine],
         phase=lifetimes.phase[mine],
         uses=_counts(facts, Fact.CAST_USE, len(lifetimes))[mine],
-        saves=_counts(facts, Fact.SAVED, len(lifetimes))[mine],
+        saves=np.where(overwritten, 0, _counts(facts, Fact.SAVED, len(lifetimes))[mine]),
         cached=cleared | (_never_cleared(history, mine, parameter, view) & ~shared),
         view=view,
+        overwritten=overwritten,
     )
+
+
+def _filled(allocation: Column, sizes: Column) -> Column:
+    """For each copy the bytes of the copies in its allocation up to it; ``allocation`` ascends."""
+    filled = np.cumsum(sizes)
+    first = np.searchsorted(allocation, allocation, side="left")
+    before: Column = filled[first] - sizes[first]
+    return filled - before
 
 
 def _copies(history: MemoryHistory) -> tuple[Column, Column, Column, Mask]:
@@ -352,8 +364,9 @@ def _cleared_ns(history: MemoryHistory) -> Column:
 def _alive_between(history: MemoryHistory, ledger: CastLedger, positions: Column) -> tuple[Column, Column]:
     """For each copy the first of the ascending ``positions`` at which it is alive, and the first after its death."""
     born, died = history.lifetimes.born[ledger.allocation], history.lifetimes.died[ledger.allocation]
+    first = np.searchsorted(positions, born, side="right")
     last = np.where(died == ALIVE, len(positions), np.searchsorted(positions, died, side="right"))
-    return np.searchsorted(positions, born, side="right"), last
+    return first, np.where(ledger.overwritten, first, last)
 
 
 def _between(first: Column, last: Column, sizes: Column, count: int) -> list[CopyCount]:

@@ -115,8 +115,12 @@ def test_memory_that_is_used_again_is_one_copy_at_a_time(tmp_path: Path, monkeyp
     assert done.returncode == 0, done.stderr
     assert ampmem(tmp_path, "show", "--check", "train.ampmem").returncode == 0
     shown = ampmem(tmp_path, "show", "--json", "train.ampmem")
-    after_forward = json.loads(shown.stdout)["steps"][-1]["marks"]["after_forward"]
-    assert after_forward["cast_copies"] == 2 * 64 * 256  # backward reads the second weight's; the first one is gone
+    summary = json.loads(shown.stdout)
+    kept = 2 * 64 * 256  # backward reads the second weight's; the first one is gone
+    assert summary["steps"][-1]["marks"]["after_forward"]["cast_copies"] == kept
+    assert summary["casts"]["steps"][-1]["after_forward"]["autograd"] == {"copies": 1, "bytes": kept}
+    held = {each["name"]: each["held_by_autograd"] for each in summary["casts"]["by_parameter"]}
+    assert (held["_orig_mod.0.weight"], held["_orig_mod.2.weight"]) == (0, 3)
 
 
 def test_a_change_that_compiled_code_does_not_take_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

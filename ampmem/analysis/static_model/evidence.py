@@ -288,15 +288,9 @@ def _copies(
 ) -> dict[str, list[Copy]]:
     cached = ledger.in_cache(history, instant_ns)
     found: dict[str, list[Copy]] = {}
-    left: dict[int, int] = {}
-    for place in np.flatnonzero(alive[ledger.allocation]).tolist():
-        allocation, size = int(ledger.allocation[place]), int(ledger.bytes[place])
-        left.setdefault(allocation, int(history.lifetimes.bytes[allocation]))
-        left[allocation] -= size
-        if left[allocation] < 0:  # compiled code has used the memory again: the first copy is the one that it keeps
-            continue
+    for place in np.flatnonzero(alive[ledger.allocation] & ~ledger.overwritten).tolist():
         copy = Copy(
-            bytes=size,
+            bytes=int(ledger.bytes[place]),
             cached=bool(cached[place]),
             saved=bool(ledger.saves[place]),
             view=bool(ledger.view[place]),

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from ampmem.own_code import RECORDING_CODE, without_changes
+from ampmem.own_code import untraced_code
 from ampmem.patching import Undo, added, patch, put_in, replace_all, suspended
 from ampmem.simulator.private.general import without_modes
 
@@ -187,7 +187,7 @@ def _trace(mode: Any, watcher: Watcher) -> Undo:
 
     with ExitStack() as undo:
         former = list(trace_rules.SKIP_DIRS)
-        trace_rules.SKIP_DIRS.extend(without_changes(RECORDING_CODE))
+        trace_rules.SKIP_DIRS.extend(untraced_code())
         trace_rules._recompile_re()
         _run_as_it_is(type(mode).__torch_dispatch__)
 

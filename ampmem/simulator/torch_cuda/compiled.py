@@ -175,7 +175,6 @@ class _Compiler(compilation.Watcher):
             raise stop(_SKIPPED.format(place, reason, self._advice))
 
     def failed(self, error: Exception) -> Exception:
-
         return stop(_FAILED.format(failure_of(error).line, self._advice))
 
     def launched(self, kernel: Kernel, arguments: Sequence[Any]) -> None:
