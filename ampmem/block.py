@@ -15,14 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from ampmem.allocator.gpus import gpu_to_simulate
 from ampmem.analysis.summary import Summary, summarize
 from ampmem.errors import NothingRecorded, UsageError
 from ampmem.events import Recording
 from ampmem.failure import failure_of
 from ampmem.output import Bundle, Shown, check_output, one_line, sized
+from ampmem.recorder.options import Asked, asked_in_python, wrong_type
 from ampmem.recording import SUFFIX, read
-from ampmem.vocabulary import Arm, AutocastDtype, Device
+from ampmem.vocabulary import Arm, Device
 
 if TYPE_CHECKING:
     from ampmem.recorder.models.live import Module, Optimizer
@@ -100,10 +100,7 @@ def profile(
             active, when ``output`` exists or cannot be written, when ``device`` cannot be recorded, when ``gpu`` is
             given without ``device`` where torch sees a GPU, or when torch.profiler is running.
     """
-    return Profile(
-        model,
-        optimizer,
-        output=output,
+    asked = asked_in_python(
         steps=steps,
         skip=skip,
         stacks=stacks,
@@ -112,10 +109,11 @@ def profile(
         gpu=gpu,
         assume=assume,
         step_on=step_on,
-        arm=precision,
+        precision=precision,
         dtype=dtype,
         seed=seed,
     )
+    return Profile(asked, model, optimizer, output=output)
 
 
 def _check_trained(model: object, optimizer: object) -> None:
@@ -125,67 +123,16 @@ def _check_trained(model: object, optimizer: object) -> None:
     from ampmem.recorder.models.live import Module
 
     if model is not None and not isinstance(model, Module):
-        raise _wrong("model", "a torch.nn.Module", model)
+        raise wrong_type("model", "a torch.nn.Module", model)
     # Other libraries' optimizers have the same methods, but need not derive from torch's.
     if optimizer is not None and (isinstance(optimizer, Module) or not hasattr(optimizer, "param_groups")):
-        raise _wrong("optimizer", "a torch.optim.Optimizer", optimizer)
-
-
-def check_count(name: str, value: object, least: int, wanted: str, most: int | None = None) -> None:
-    """Raise :class:`UsageError` unless ``value`` is a whole number from ``least`` on; ``steps`` may be ``None``."""
-    if value is None and name == "steps":
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong(name, f"a whole number {wanted}", value)
-    if value < least or (most is not None and value > most):
-        raise UsageError(f"{name} must be a whole number {wanted}, not {value}")
-
-
-def _check_precision(arm: object, dtype: object, seed: object) -> None:
-    """Raise :class:`UsageError` for an invalid ``precision``, ``dtype`` or ``seed`` (arguments of :func:`profile`)."""
-    if arm not in tuple(Arm):
-        raise UsageError(f"unknown precision {arm!r}; choose from {', '.join(Arm)}")
-    if dtype is not None and dtype not in tuple(AutocastDtype):
-        raise UsageError(f"unknown dtype {dtype!r}; choose from {', '.join(AutocastDtype)}")
-    if dtype is not None and not Arm(str(arm)).autocast:
-        raise UsageError(
-            f"dtype is the type that autocast casts to: give precision='amp' or 'amp-nocache', not {arm!s}"
-        )
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool)):
-        raise _wrong("seed", "a whole number", seed)
-
-
-def check_words(device: object, gpu: object, assume: object, step_on: object) -> None:
-    """Raise :class:`UsageError` for invalid values of these arguments of :func:`profile`."""
-    from ampmem.recorder.marker import step_on_of
-    from ampmem.simulator.assumed import assumed_of
-
-    if not isinstance(device, str):
-        raise _wrong("device", f"one of {', '.join(Device)}", device)
-    if device not in tuple(Device):
-        raise UsageError(f"unknown device {device!r}; choose from {', '.join(Device)}")
-    if gpu is not None and not isinstance(gpu, str):
-        raise _wrong("gpu", "a string such as 'h100' or '24GiB'", gpu)
-    if not isinstance(assume, Sequence) or not all(isinstance(each, str) for each in assume):
-        raise _wrong("assume", "a list of strings such as 'nonzero=0.5'", assume)
-    assumed_of(assume)
-    if gpu is not None:
-        gpu_to_simulate(gpu)
-        if device not in (Device.AUTO, Device.SIMULATED):
-            raise UsageError(
-                f"gpu= simulates a GPU, and device={device!r} records a real device: leave one of them out"
-            )
-    elif assume and device != Device.SIMULATED:
-        raise UsageError("assume= is for a simulated GPU only: give device='sim' or gpu=, too")
-    if step_on is not None and not isinstance(step_on, str):
-        raise _wrong("step_on", "a string such as 'backward' or 'train.py:train_step'", step_on)
-    step_on_of(step_on, option="step_on=")
+        raise wrong_type("optimizer", "a torch.optim.Optimizer", optimizer)
 
 
 def path_of(given: object, name: str) -> Path:
     """The path in the argument ``name``. Raises :class:`UsageError` if it cannot be a file's name."""
     if not isinstance(given, str | os.PathLike):
-        raise _wrong(name, "a path", given)
+        raise wrong_type(name, "a path", given)
     path = Path(given)
     try:
         path.lstat()
@@ -197,60 +144,24 @@ def path_of(given: object, name: str) -> Path:
     return path
 
 
-def _wrong(name: str, wanted: str, given: object) -> UsageError:
-    """The error about an argument of another type than ``wanted``."""
-    shown = repr(given) if isinstance(given, int | float | str) else type(given).__name__
-    return UsageError(f"{name} must be {wanted}, not {shown}")
-
-
 class Profile(Shown):
     """A recording of a block; made by :func:`profile`."""
 
     def __init__(
         self,
-        model: Module | None,
-        optimizer: Optimizer | None,
+        asked: Asked,
+        model: Module | None = None,
+        optimizer: Optimizer | None = None,
         *,
-        output: str | Path | None,
-        steps: int | None,
-        skip: int,
-        stacks: bool,
-        force: bool,
-        device: str = "auto",
-        gpu: str | None = None,
-        assume: Sequence[str] = (),
-        step_on: str | None = None,
-        arm: str = Arm.AS_IS,
-        dtype: str | None = None,
-        seed: int | None = None,
+        output: str | Path | None = None,
         script: str | None = None,
-        first_step: int = 0,
     ) -> None:
-        """Takes the arguments of :func:`profile`, and three more.
-
-        ``arm`` is the precision to force, ``script`` what is recorded, in words, and ``first_step`` the number of the
-        first step, which may be skipped.
-        """
+        """Takes the arguments of :func:`profile`, and ``script``, which says in words what is recorded."""
         _check_trained(model, optimizer)
-        check_count("steps", steps, 1, "of at least 1, or None for all")
-        check_count("skip", skip, 0, "of at least 0")
-        check_words(device, gpu, assume, step_on)
-        _check_precision(arm, dtype, seed)
+        self._asked = asked
         self._model = model
         self._optimizer = optimizer
-        self._steps = steps
-        self._skip = skip
-        self._stacks = stacks
-        self._force = force
-        self._device = device
-        self._gpu = gpu
-        self._assume = assume
-        self._step_on = step_on
-        self._arm = Arm(arm)
-        self._dtype = None if dtype is None else AutocastDtype(dtype)
-        self._seed = seed
         self._script = script
-        self._first_step = first_step
         if output is None:
             folder = tempfile.mkdtemp(prefix="ampmem-")
             weakref.finalize(self, _remove_folder, folder, os.getpid())
@@ -266,36 +177,27 @@ class Profile(Shown):
         if self._session is not None:
             state = "is already recording" if self.is_open else "has already recorded"
             raise UsageError(f"this profile {state}: call ampmem.profile() again for another recording")
-        check_output(self.path, force=self._force, option="output=")
-        from ampmem.recorder.marker import step_on_of
-        from ampmem.recorder.options import DTYPES, Options, device_named
+        check_output(self.path, force=self._asked.force, option="output=")
+        from ampmem.recorder.options import options_of
         from ampmem.recorder.ranks.environment import launched
         from ampmem.recorder.session import Session
         from ampmem.recorder.simulated_block import simulated_block
 
         known = launched()
         script, *arguments = command_line() if self._script is None else [self._script]
-        options = Options(
+        options = options_of(
+            self._asked,
             path=self.path,
             script=script,
             arguments=tuple(arguments),
-            steps=self._steps,
-            skip=self._skip,
-            first_step=self._first_step,
-            stacks=self._stacks,
-            force=self._force,
-            device=device_named(self._device),
-            step_on=step_on_of(self._step_on, option="step_on="),
             place=None if known is None else known.place,
-            arm=self._arm,
-            dtype=None if self._dtype is None else DTYPES[self._dtype],
         )
-        if self._seed is not None:
+        if options.seed is not None:
             from ampmem.recorder.comparable import seed_everything
 
-            seed_everything(self._seed)
+            seed_everything(options.seed)
         with ExitStack() as undo:
-            simulated = simulated_block(options.device, self._gpu, self._assume)
+            simulated = simulated_block(options)
             if simulated is not None:
                 undo.callback(simulated.end)
                 options = replace(options, device=Device.SIMULATED)

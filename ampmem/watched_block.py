@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from ampmem.analysis.watched import WatchedSummary, watched_run
-from ampmem.block import check_count, check_words, command_line, path_of
+from ampmem.block import command_line, path_of
 from ampmem.errors import UsageError
 from ampmem.failure import failure_of
 from ampmem.output import Terminal, check_output, claim
+from ampmem.recorder.options import Asked, asked_in_python, checked_count
 from ampmem.recording import SUFFIX, rank_file
 from ampmem.recording.bounds import MOST_KEPT
 from ampmem.recording.watched import Row
@@ -61,23 +62,14 @@ def watch(
         UsageError: at once, when an argument is invalid; on entering, when a recording is active, when ``output``
             exists or cannot be written, or when ``device`` cannot be watched.
     """
-    return Watch(
-        output=output,
-        every=every,
-        keep=keep,
-        stacks=stacks,
-        force=force,
-        device=device,
-        gpu=gpu,
-        assume=assume,
-        step_on=step_on,
-    )
+    asked = asked_in_python(stacks=stacks, force=force, device=device, gpu=gpu, assume=assume, step_on=step_on)
+    return Watch(asked, output=output, every=every, keep=keep)
 
 
 def check_every(every: object, keep: object) -> None:
     """Raise :class:`UsageError` for invalid values of these arguments of :func:`watch`."""
-    check_count("every", every, LEAST_EVERY, f"of at least {LEAST_EVERY}")
-    check_count("keep", keep, 1, f"from 1 to {MOST_KEPT}", MOST_KEPT)
+    checked_count("every", every, LEAST_EVERY, f"of at least {LEAST_EVERY}")
+    checked_count("keep", keep, 1, f"from 1 to {MOST_KEPT}", MOST_KEPT)
 
 
 class Watch:
@@ -85,27 +77,18 @@ class Watch:
 
     def __init__(
         self,
+        asked: Asked,
         *,
         output: str | Path | None,
         every: int,
         keep: int,
-        stacks: bool,
-        force: bool,
-        device: str,
-        gpu: str | None,
-        assume: Sequence[str],
-        step_on: str | None,
-        first_step: int = 0,
         on_step: Callable[[Row], None] | None = None,
     ) -> None:
-        """Like :func:`watch`; ``first_step`` is the number of the first step, and ``on_step`` gets each row."""
+        """Like :func:`watch`; ``on_step`` gets each row."""
         check_every(every, keep)
-        check_words(device, gpu, assume, step_on)
+        self._asked = asked
         self._output = None if output is None else path_of(output, "output")
-        self._every, self._keep = every, keep
-        self._stacks, self._force = stacks, force
-        self._device, self._gpu, self._assume, self._step_on = device, gpu, assume, step_on
-        self._first_step, self._on_step = first_step, on_step
+        self._every, self._keep, self._on_step = every, keep, on_step
         self._watcher: Watcher | None = None
         self._simulated: SimulatedBlock | None = None
         self._undo = ExitStack()
@@ -115,8 +98,7 @@ class Watch:
     def __enter__(self) -> Self:
         if self._watcher is not None:
             raise UsageError("this watch has already been used: call ampmem.watch() again, with another file")
-        from ampmem.recorder.marker import step_on_of
-        from ampmem.recorder.options import Options, device_named
+        from ampmem.recorder.options import options_of
         from ampmem.recorder.ranks.environment import launched
         from ampmem.recorder.simulated_block import simulated_block
         from ampmem.recorder.watch.watcher import Watcher
@@ -128,20 +110,12 @@ class Watch:
         self.path = self._name(script) if given is None else given.absolute()
         if place is not None and place.world_size > 1:
             self.path = rank_file(self.path, place.rank, place.world_size)
-        check_output(self.path, force=self._force or given is None, option="output=")
-        options = Options(
-            path=self.path,
-            script=script,
-            arguments=tuple(arguments),
-            first_step=self._first_step,
-            stacks=self._stacks,
-            force=self._force or given is None,
-            device=device_named(self._device),
-            step_on=step_on_of(self._step_on, option="step_on="),
-            place=place,
-        )
+        force = self._asked.force or given is None
+        check_output(self.path, force=force, option="output=")
+        asked = replace(self._asked, force=force)
+        options = options_of(asked, path=self.path, script=script, arguments=tuple(arguments), place=place)
         with ExitStack() as undo:
-            simulated = simulated_block(options.device, self._gpu, self._assume)
+            simulated = simulated_block(options)
             if simulated is not None:
                 undo.callback(simulated.end)
                 options = replace(options, device=Device.SIMULATED)

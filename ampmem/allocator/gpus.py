@@ -339,15 +339,15 @@ def _similar(wanted: str) -> Sequence[str]:
     return found
 
 
-def gpu_to_simulate(text: str | None, option: str = "gpu=") -> GpuSpec:
-    """The GPU called ``text``, or :data:`DEFAULT_GPU`; ``option`` begins the error message.
+def gpu_to_simulate(text: str, option: str = "gpu=") -> GpuSpec:
+    """The GPU called ``text``; ``option`` begins the error message.
 
     Raises :class:`UsageError` for an unknown GPU, such as an empty text, and for one with no memory left for the
     script.
     """
-    if text is not None and not text.strip():
+    if not text.strip():
         raise UsageError(f"{option.strip()} is empty; give one of {', '.join(GPUS)}, or its memory, such as 24GiB")
-    found = find_gpu(DEFAULT_GPU if text is None else text)
+    found = find_gpu(text)
     if found.total_memory <= found.context.least:
         raise UsageError(
             f"{option}{text} leaves nothing for the script: at least {format_bytes(found.context.least)} are assumed "

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ampmem.allocator.gpus import gpu_to_simulate
 from ampmem.analysis.advise import name_of, why_not_run
 from ampmem.analysis.changes import CHANGES, Script, Trial, alone
 from ampmem.analysis.findings.base import NOTABLE_BYTES, NOTABLE_SHARE, Finding
@@ -126,7 +125,7 @@ class Advised:
             "source of the script": (self.of.get("source"), run.script_sha256),
             "version of torch": (self.of.get("torch"), run.torch),
             "device": (self.of.get("device"), _DEVICES.get(run.source)),
-            "GPU": (gpu_to_simulate(gpu).name if gpu else self.script.device_name, run.device_name),
+            "GPU": (gpu or self.script.device_name, run.device_name),
             "precision": (arm_name, arm.name if arm.forced else Arm.AS_IS),
             "type of autocast": (dtype, {"bfloat16": "bf16", "float16": "fp16"}.get(arm.dtype or "") if dtype else ""),
             "assumption": (self.of.get("assumption"), list(run.assume)),

@@ -18,7 +18,6 @@ from typing import TypeAlias
 
 import click
 
-from ampmem.allocator.gpus import gpu_to_simulate
 from ampmem.allocator.settings import text_of_environment
 from ampmem.analysis.advise import (
     PROOF_STEPS,
@@ -50,6 +49,7 @@ from ampmem.analysis.jsonable import Json, like, plain
 from ampmem.cli.options import (
     ScriptCommand,
     ScriptOptions,
+    check_dtype,
     choices,
     precision_option,
     schema_option,
@@ -77,6 +77,7 @@ from ampmem.cli.processes.starting import Warmed, warmed
 from ampmem.errors import AmpmemError, NothingRecorded, RecordingError, UsageError
 from ampmem.failure import FailureKind
 from ampmem.output import check_output, say_written
+from ampmem.recorder.marker import step_on_text
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, rank_file, read
 from ampmem.reporters.text.advise import best_change, render_advice
@@ -84,7 +85,7 @@ from ampmem.reporters.text.layout import layout_for
 from ampmem.results import results_difference
 from ampmem.units import format_bytes, parse_bytes
 from ampmem.version import __version__
-from ampmem.vocabulary import NOTHING_FORCED, Arm, Device, Forced
+from ampmem.vocabulary import NOTHING_FORCED, Device, Forced
 
 _DEVICES = (Device.SIMULATED, Device.CUDA, Device.CPU)
 _ALLOWED = {change.allow: change.about for change in CHANGES}
@@ -154,8 +155,6 @@ def advise(
     prove: bool,
     jobs: int | None,
     resume: Path | None,
-    arm: str,
-    seed: int,
     html: Path | None,
     as_json: bool,
     device_option: str,
@@ -184,12 +183,11 @@ def advise(
         raise UsageError(
             f"--steps must be at least {STEPS}: the optimizer's state is created at the end of the first step"
         )
-    if options.dtype is not None and not Arm(arm).autocast:
-        raise UsageError(f"--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not {arm}")
+    check_dtype(options, options.arm)
     allowed, limit = _allowed(changes), _bytes(budget)
     script = for_several_runs(replace(options, device=Device(device_option), stacks=html is not None, force=False))
     check_processes(script, "advise")
-    gpu = gpu_to_simulate(options.gpu) if script.device is Device.SIMULATED else None
+    gpu = script.simulated_gpu
     if gpu is None and jobs is not None and jobs > 1:
         raise UsageError(
             f"--jobs {jobs}: on a real device runs are made one by one, because they would share its "
@@ -201,7 +199,7 @@ def advise(
     if html is not None:
         check_output(html, force=options.force, option="--html")
     say_protected(script)
-    kept = _Kept(resume, _identity(script, Arm(arm), seed, target))
+    kept = _Kept(resume, _identity(script, target))
 
     def document() -> AdviceDocument:
         return advice(
@@ -218,7 +216,7 @@ def advise(
 
     at_once = 1 if gpu is None else jobs or min(os.cpu_count() or 1, JOBS)
     with TemporaryDirectory(prefix="ampmem-advise-") as folder:
-        search = _Search(script, Arm(arm), seed, at_once, kept, Path(folder))
+        search = _Search(script, at_once, kept, Path(folder))
         try:
             search.run(allowed, limit, keep=html is not None)
             if prove:
@@ -273,11 +271,9 @@ class _Search:
     In a simulated world a run consists of one process per rank, one after the other or at once.
     """
 
-    def __init__(self, script: ScriptOptions, arm: Arm, seed: int, jobs: int, kept: _Kept, folder: Path) -> None:
+    def __init__(self, script: ScriptOptions, jobs: int, kept: _Kept, folder: Path) -> None:
         self._context = click.get_current_context()
         self._script = script
-        self._arm = arm
-        self._seed = seed
         self._jobs = jobs
         self._kept = kept
         self._folder = folder
@@ -374,7 +370,7 @@ class _Search:
         several = "the script runs on several ranks" if self.found.ranks or self._script.world_size else None
         why = several or why_unproven(self.trials, self.found)
         with ProgressLine() as progress:
-            proving = _Proving(self._script, self._arm, self._seed, self._folder, progress)
+            proving = _Proving(self._script, self._folder, progress)
             for forced in to_prove(self.trials, budget):
                 base = proof_base(forced, self.found)
                 name, base_name = name_of(forced, self.found), name_of(base, self.found)
@@ -408,11 +404,11 @@ class _Search:
             last = step
             progress.doing(f"{name}: step {step.done} of {step.wanted}")
 
-        command = profile_arguments(script, self._arm, self._seed, "--quiet", "-o", str(path))
+        command = profile_arguments(script, "--quiet", "-o", str(path))
         ended = run_child(command, follow, children.started, warmed=forking)
         if script.device is not Device.SIMULATED and ended.failure is None:
             progress.doing(f"{name}: timing")
-            timing = profile_arguments(script, self._arm, self._seed, "--times-into", str(path))
+            timing = profile_arguments(script, "--times-into", str(path))
             timed = run_child(timing, on_start=children.started)
             if timed.failure is not None:
                 progress.stay(f"{name}: the timing run failed: {timed.failure}", tail=timed.tail)
@@ -569,7 +565,7 @@ class _Kept:
                 file.write(text)
 
 
-def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dict[str, Json]:
+def _identity(script: ScriptOptions, target: Target) -> dict[str, Json]:
     """The properties of two runs that must be equal for their results to be; imported modules are not compared."""
     return {
         KIND: __version__,
@@ -577,10 +573,10 @@ def _identity(script: ScriptOptions, arm: Arm, seed: int, target: Target) -> dic
         "script": script.title,
         "source": target.sha256,
         "device": script.device,
-        "GPU": script.gpu or "",
-        "precision": f"{arm} {script.dtype or ''}".strip(),
-        "seed": seed,
-        "number of steps": f"{script.skip}+{script.steps} {script.step_on or ''}".strip(),
+        "GPU": "" if script.gpu is None else script.gpu.name,
+        "precision": f"{script.arm} {script.dtype or ''}".strip(),
+        "seed": script.seed,
+        "number of steps": f"{script.skip}+{script.steps} {step_on_text(script.step_on) or ''}".strip(),
         "assumption": list(script.assume),
         "rank": _ranks_in_words(script),
         "environment": text_of_environment(os.environ)[1],
@@ -613,7 +609,7 @@ def _said(trial: Trial, device: Device) -> str:
 class _Proving:
     """The proofs: three real steps on the CPU for each change and for its base; no run is made twice."""
 
-    def __init__(self, script: ScriptOptions, arm: Arm, seed: int, folder: Path, progress: ProgressLine) -> None:
+    def __init__(self, script: ScriptOptions, folder: Path, progress: ProgressLine) -> None:
         self._script = replace(
             script,
             device=Device.CPU,
@@ -626,7 +622,6 @@ class _Proving:
             stacks=False,
             arguments=_on_cpu(script.arguments),
         )
-        self._arm, self._seed = arm, seed
         self._folder, self._progress = folder, progress
         self._made: dict[tuple[Forced, bool], tuple[Path, str | None]] = {}
 
@@ -668,7 +663,7 @@ class _Proving:
         told = ("--quiet", "-o", str(recording), "--results-into", str(results))
         self._progress.now(f"on the CPU: {name}: starting")
         ended = run_child(
-            profile_arguments(script, self._arm, self._seed, *told),
+            profile_arguments(script, *told),
             lambda step: self._progress.now(f"on the CPU: {name}: step {step.done} of {step.wanted}"),
             variables={"CUDA_VISIBLE_DEVICES": ""},
         )

@@ -39,11 +39,11 @@ from ampmem.analysis.difference.sides import Side, is_json, read_side
 from ampmem.cli.options import (
     ScriptCommand,
     ScriptOptions,
+    check_dtype,
     precision_option,
     schema_option,
     settled,
     shared_options,
-    simulated_gpu,
 )
 from ampmem.cli.processes.children import (
     ProgressLine,
@@ -64,7 +64,7 @@ from ampmem.reporters.export.github import commands, harmless, markdown
 from ampmem.reporters.text.check import render_checks
 from ampmem.reporters.text.layout import layout_for
 from ampmem.units import format_apart, format_peak
-from ampmem.vocabulary import Arm, SourceKind
+from ampmem.vocabulary import SourceKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,14 +225,13 @@ class ScriptRun:
 
 
 @contextmanager
-def recorded_run(script: ScriptOptions, arm: Arm, seed: int, output: Path | None) -> Iterator[ScriptRun]:
+def recorded_run(script: ScriptOptions, output: Path | None) -> Iterator[ScriptRun]:
     """Run ``script`` and record it at ``output``, or in a temporary file that is deleted when the block ends.
 
     The script's output is hidden, except the last lines if it fails. Raises :class:`UsageError` if it cannot be run or
     recorded.
     """
-    if script.dtype is not None and not arm.autocast:
-        raise UsageError(f"--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not {arm}")
+    check_dtype(script, script.arm)
     script = for_several_runs(script)
     check_processes(script, "check")
     title = script.find().title
@@ -241,16 +240,16 @@ def recorded_run(script: ScriptOptions, arm: Arm, seed: int, output: Path | None
     say_protected(script)
     with nullcontext() if output is not None else TemporaryDirectory(prefix="ampmem-check-") as folder:
         path = output if output is not None else Path(str(folder)) / f"{title}{SUFFIX}"
-        yield _run(script, arm, seed, path)
+        yield _run(script, path)
 
 
-def _run(script: ScriptOptions, arm: Arm, seed: int, path: Path) -> ScriptRun:
+def _run(script: ScriptOptions, path: Path) -> ScriptRun:
     count = script.nproc_per_node or 1
     files = [path] if count == 1 else [rank_file(path, rank, count) for rank in range(count)]
     with ProgressLine() as progress:
         progress.now(f"{script.name}: starting")
         ended = run_child(
-            profile_arguments(script, arm, seed, "--quiet", "-o", str(path)),
+            profile_arguments(script, "--quiet", "-o", str(path)),
             lambda step: progress.now(f"{script.name}: step {step.done} of {step.wanted}"),
         )
         failure = None if ended.failure is None else f"{ended.failure}{misplaced(script, ended)}"
@@ -320,8 +319,6 @@ def check(
     allow: str | None,
     update_baseline: bool,
     as_json: bool,
-    arm: str,
-    seed: int,
     output: Path | None,
     options: ScriptOptions,
 ) -> None:
@@ -353,7 +350,7 @@ def check(
     if update_baseline and baseline is None:
         raise UsageError("--update-baseline needs --baseline, the file to write")
     if options.as_module or not is_recorded(Path(options.script_or_module)):
-        context.exit(_check_script(asked, options, Arm(arm), seed, output, as_json=as_json))
+        context.exit(_check_script(asked, options, output, as_json=as_json))
     _refuse_options_of_scripts(context)
     files = without_journals([Path(options.script_or_module), *map(Path, options.arguments)])
     subjects = [subject_at(path) for path in files]
@@ -432,9 +429,7 @@ def _refuse_options_of_scripts(context: click.Context) -> None:
             raise UsageError(f"{param.opts[-1]} is for running a script, and files are given; leave it out")
 
 
-def _check_script(
-    asked: _Asked, options: ScriptOptions, arm: Arm, seed: int, output: Path | None, *, as_json: bool
-) -> int:
+def _check_script(asked: _Asked, options: ScriptOptions, output: Path | None, *, as_json: bool) -> int:
     script = options.name if options.as_module else Path(options.script_or_module).absolute().as_posix()
     if not asked.of(script) and asked.baseline is None:
         wrong = asked.mistaken(script)
@@ -444,7 +439,7 @@ def _check_script(
     options = settled(options)
     if asked.baseline is not None:
         _require_baseline(asked.baseline, options, update=asked.update)
-    with recorded_run(options, arm, seed, output) as run:
+    with recorded_run(options, output) as run:
         subjects = _subjects(run, options, script)
         if not subjects:
             return run.exit_code or 1
@@ -478,7 +473,7 @@ def _require_baseline(path: Path, options: ScriptOptions, *, update: bool) -> No
     if update:
         require_replaceable(path)
     elif path.exists() or options.nproc_per_node is None:
-        side, gpu = read_baseline(path), simulated_gpu(options.device, options.gpu)
+        side, gpu = read_baseline(path), options.simulated_gpu
         if gpu is not None:
             require_comparable(side, RunsOn(source=SourceKind.SIMULATED, name=gpu.name), options.name)
 

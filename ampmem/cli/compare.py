@@ -62,7 +62,7 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 )
 @shared_options
 def compare(
-    arms: str, seed: int, times: bool, output: str | None, html: Path | None, as_json: bool, options: ScriptOptions
+    arms: str, times: bool, output: str | None, html: Path | None, as_json: bool, options: ScriptOptions
 ) -> None:
     """Run an unmodified training script once in each precision, and compare the recordings side by side.
 
@@ -75,12 +75,12 @@ def compare(
     ampmem compare train.py --epochs 1
     ampmem compare --precision fp32,amp --dtype fp16 -o run -m my_package.train
     """
-    chosen = chosen_arms(arms, options.dtype)
+    chosen = chosen_arms(arms, options)
     options = for_several_runs(options)
     check_processes(options, "compare")
     target = options.find()
     prefix = (output or target.title).removesuffix(SUFFIX)
-    plan = _Plan(script=options, arms=chosen, seed=seed, times=times, prefix=prefix, html=html)
+    plan = _Plan(script=options, arms=chosen, times=times, prefix=prefix, html=html)
     numbered = output is None and not options.force
     for path in plan.paths:
         check_output(path, force=options.force or numbered)
@@ -107,7 +107,6 @@ class _Plan:
 
     script: ScriptOptions
     arms: tuple[Arm, ...]
-    seed: int
     times: bool
     prefix: str
     html: Path | None
@@ -178,18 +177,18 @@ def _run(plan: _Plan, arm: Arm, course: TimeLeft, progress: ProgressLine, forkin
     path = plan.path(arm)
     for file in plan.files(arm) if plan.script.force else ():
         remove(file)  # an arm that fails early must not leave an older recording that looks like its own
-    script = replace(plan.script, force=plan.script.force or plan.claimed)
+    script = replace(plan.script, arm=arm, force=plan.script.force or plan.claimed)
     name = f"{course.begin()}: {arm}"
     progress.now(f"{name}: starting{course.left()}")
     ended = run_child(
-        profile_arguments(script, arm, plan.seed, "--quiet", "-o", str(path)),
+        profile_arguments(script, "--quiet", "-o", str(path)),
         lambda step: progress.now(f"{name}: step {step.done} of {step.wanted}{course.left()}"),
         warmed=forking,
     )
     timed = None
     if ended.failure is None and plan.times and script.device is not Device.SIMULATED:
         progress.now(f"{name}: timing{course.left()}")
-        timed = run_child(profile_arguments(script, arm, plan.seed, "--times-into", str(path)))
+        timed = run_child(profile_arguments(script, "--times-into", str(path)))
     if plan.claimed:
         remove_empty(plan.files(arm))
     course.end()

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import click
 
-from ampmem.allocator.gpus import GpuSpec, gpu_to_simulate
+from ampmem.allocator.gpus import GpuSpec
 from ampmem.analysis.fit import (
     FitResult,
     Memory,
@@ -144,14 +144,13 @@ class RunPlan:
 
     script: ScriptOptions
     varied: VariedArguments
-    seed: int
     jobs: int
 
     def arguments(self, run: Run, path: Path) -> list[str]:
         """The arguments of ``ampmem profile`` that make ``run`` and record it at ``path``."""
         arm, value = run
         script = replace(self.script, arguments=self.varied.at(value))
-        return profile_arguments(script, arm, self.seed, "--quiet", "-o", str(path))
+        return profile_arguments(replace(script, arm=arm), "--quiet", "-o", str(path))
 
     def name(self, run: Run) -> str:
         """The run in words: ``amp --batch-size=8``."""
@@ -306,7 +305,6 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
 def fit(
     specs: tuple[str, ...],
     arms: str,
-    seed: int,
     points: int,
     jobs: int | None,
     device_option: str,
@@ -329,7 +327,7 @@ def fit(
     ampmem fit --gpu h100 train.py data --vary 1:512 --epochs 1
     ampmem fit --gpu 24GiB --vary --batch-size=1:64 -m my_package.train
     """
-    chosen = chosen_arms(arms, options.dtype)
+    chosen = chosen_arms(arms, options)
     if device_option != Device.SIMULATED:
         raise UsageError(
             f"fit runs on a simulated GPU only; leave --device {device_option} out, or write it after the script if "
@@ -342,12 +340,12 @@ def fit(
         )
     # The recordings are deleted, so they cannot replace anything.
     script = for_several_runs(replace(options, device=Device.SIMULATED, stacks=False, force=False))
-    gpu = gpu_to_simulate(options.gpu)
+    gpu = options.gpu_or_default
     options.find()
     if html is not None:
         check_output(html, force=options.force)
     say_protected(script)
-    runs = RunPlan(script=script, varied=varied, seed=seed, jobs=jobs or min(os.cpu_count() or 1, JOBS))
+    runs = RunPlan(script=script, varied=varied, jobs=jobs or min(os.cpu_count() or 1, JOBS))
     found, interrupted = _search(runs, chosen, gpu, curve=points)
     if found.runs:
         click.echo(found.to_json() if as_json else render_fit_result(found, layout_for(sys.stdout)))

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from ampmem.allocator.gpus import DEFAULT_GPU, GPUS, GpuSpec, gpu_to_simulate
+from ampmem.allocator.gpus import DEFAULT_GPU, GPUS, gpu_to_simulate
 from ampmem.analysis.jsonable import Json
 from ampmem.errors import UsageError
 from ampmem.output import Terminal
 from ampmem.recorder import script
 from ampmem.recorder.marker import FORMS, step_on_of
+from ampmem.recorder.options import Asked
 from ampmem.recorder.script import Target
 from ampmem.recording import rank_file, taken_for_script
 from ampmem.units import parse_bytes
 from ampmem.vocabulary import (
     ASSUMABLE,
-    NOTHING_FORCED,
     Arm,
     AutocastDtype,
     Device,
@@ -314,30 +314,20 @@ _SHARED: tuple[Decorator, ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptOptions:
+class ScriptOptions(Asked):
     """The script and how to record it: the options that :func:`shared_options` adds to a command."""
 
     script_or_module: str
     as_module: bool
     arguments: tuple[str, ...]
-    dtype: AutocastDtype | None = None
-    device: Device = Device.AUTO
-    gpu: str | None = None
-    assume: tuple[str, ...] = ()
+    steps: int = 3
     world_size: int | None = None
     rank: int | None = None
-    synchronize: bool = True
-    steps: int = 3
-    step_on: str | None = None
-    skip: int = 0
-    stacks: bool = True
-    force: bool = False
     files: Files | None = None
     keep_files: Path | None = None
     files_limit: str = "2GiB"
     nproc_per_node: int | None = None
     named: str | None = None
-    forced: Forced = NOTHING_FORCED
 
     @property
     def name(self) -> str:
@@ -401,17 +391,24 @@ def _name_of(decorate: Decorator) -> str | None:
     return parameters[0].name
 
 
+_READ: dict[str, Callable[[str], object]] = {
+    "arm": Arm,
+    "dtype": AutocastDtype,
+    "device": Device,
+    "gpu": lambda text: gpu_to_simulate(text, "--gpu "),
+    "files": Files,
+}
+"""How the values of options are read."""
+
+
 def _with(command: Callable[..., Any], decorators: Sequence[Decorator]) -> Callable[..., Any]:
     names = {field.name for field in fields(ScriptOptions)}
 
     @wraps(command)
     def with_options(**given: Any) -> Any:
         shared = {name: given.pop(name) for name in names & given.keys()}
-        dtype = shared.pop("dtype", None)
-        shared |= {"dtype": None if dtype is None else AutocastDtype(dtype)}
-        shared |= {"device": Device(shared["device"])} if "device" in shared else {}
-        shared |= {"files": None if shared.get("files") is None else Files(shared["files"])}
-        step_on_of(shared.get("step_on"))  # an invalid value fails before anything runs
+        shared |= {name: read(shared[name]) for name, read in _READ.items() if shared.get(name) is not None}
+        shared["step_on"] = step_on_of(shared.get("step_on"))  # an invalid value fails before anything runs
         return command(options=ScriptOptions(**shared), **given)
 
     decorated: Callable[..., Any] = with_options
@@ -467,19 +464,27 @@ def settled(script: ScriptOptions) -> ScriptOptions:
     Raises :class:`UsageError` for a simulated device's options with another device, and for invalid values. With
     ``--gpu`` but without ``--device``, torch is imported to look for a real GPU.
     """
-    device = script.device
-    if device is Device.AUTO and script.gpu is not None:
-        gpu = gpu_to_simulate(script.gpu, "--gpu ")
+    device, gpu = script.device, script.gpu
+    if device is Device.AUTO and gpu is not None:
         from ampmem.recorder.sources.choose import meant_device
 
         device = meant_device(device, gpu, option="--gpu", remedy="--device sim")
         Terminal(sys.stderr).say(f"simulating the GPU that --gpu names ({gpu.name}), because torch sees no GPU")
-    simulated_gpu(device, script.gpu)
+    if gpu is not None and device is not Device.SIMULATED:
+        raise UsageError(f"--gpu simulates a GPU, and --device {device} records a real device: leave one of them out")
     assumed_data(device, script.assume)
     settled = replace(script, device=device)
     check_files(settled)
     check_world(device, script.world_size, script.rank)
     return settled
+
+
+def check_dtype(script: ScriptOptions, *arms: Arm) -> None:
+    """Raise :class:`UsageError` for a ``--dtype`` that none of ``arms`` uses."""
+    if script.dtype is not None and not any(arm.autocast for arm in arms):
+        raise UsageError(
+            "--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not " + ",".join(arms)
+        )
 
 
 def check_files(script: ScriptOptions) -> None:
@@ -502,20 +507,6 @@ def parse_limit(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise UsageError(f"--files-limit: {error}") from error
-
-
-def simulated_gpu(device: Device, gpu: str | None) -> GpuSpec | None:
-    """The GPU to simulate; ``None`` for another device.
-
-    Raises :class:`UsageError` for an unknown GPU, and for one with no memory left for the script.
-    """
-    if device != Device.SIMULATED:
-        if gpu is not None:
-            raise UsageError(
-                f"--gpu simulates a GPU, and --device {device} records a real device: leave one of them out"
-            )
-        return None
-    return gpu_to_simulate(gpu, "--gpu ")
 
 
 def check_world(device: Device, world_size: int | None, rank: int | None) -> None:

@@ -16,6 +16,7 @@ from ampmem.allocator.settings import with_settings
 from ampmem.cli.options import (
     ScriptCommand,
     ScriptOptions,
+    check_dtype,
     force_options,
     precision_option,
     settled,
@@ -35,7 +36,7 @@ from ampmem.output import sized
 from ampmem.recorder.ranks.environment import launched
 from ampmem.recorder.script import Target
 from ampmem.recording import SUFFIX, add_plain_steps, rank_file, read
-from ampmem.vocabulary import WORKSPACE_CONFIG, Arm, Device, Forced, forced_options
+from ampmem.vocabulary import WORKSPACE_CONFIG, Device, Forced, forced_options
 
 if TYPE_CHECKING:
     from ampmem.recorder.ranks.together import Together
@@ -88,8 +89,6 @@ _NO_TRITON = (
 )
 @shared_options
 def profile(
-    arm: str,
-    seed: int | None,
     run_to_end: bool,
     output: Path | None,
     html: Path | None,
@@ -117,8 +116,6 @@ def profile(
     """
     plan = Plan(
         script=options,
-        arm=Arm(arm),
-        seed=seed,
         run_to_end=run_to_end,
         output=output,
         html=html,
@@ -195,19 +192,16 @@ def _carry_out(plan: Plan, audience: Audience) -> None:
         _set_environment(plan.script.forced)
     plan = replace(plan, script=settled(plan.script))
     script = plan.script
-    if script.dtype is not None and not plan.arm.autocast:
-        raise UsageError(
-            f"--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not {plan.arm}"
-        )
+    check_dtype(script, script.arm)
     _check_forced(script)
     check_ranks(plan)
     if launches(script):
         launch_ranks(plan)
     target, _ = plan.find()
-    if plan.seed is not None:
+    if script.seed is not None:
         from ampmem.recorder.comparable import seed_everything
 
-        seed_everything(plan.seed)
+        seed_everything(script.seed)
     if plan.times_into is None:
         _record(plan, target, audience)
     else:

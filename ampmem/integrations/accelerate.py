@@ -11,7 +11,7 @@ from typing import Any
 
 from ampmem.errors import UsageError
 from ampmem.integrations.loggers import Logger, logger_of, loggers_of
-from ampmem.integrations.training import Wanted, few_steps_of_loop, going_on
+from ampmem.integrations.training import few_steps_of_loop, going_on, wanted_of
 
 try:
     from accelerate.tracking import GeneralTracker
@@ -42,7 +42,7 @@ def record(
     Raises:
         UsageError: on entering, when an argument is invalid.
     """
-    wanted = Wanted(
+    wanted = wanted_of(
         skip=skip, steps=steps, page=page, stacks=stacks, device=device, watch=watch, every=every, keep=keep
     )
     if folder is None:
@@ -88,7 +88,7 @@ class AmpmemTracker(GeneralTracker):  # type: ignore[misc]
         keep: int = 3,
     ) -> None:
         super().__init__()
-        self._wanted = Wanted(
+        self._wanted = wanted_of(
             skip=skip, steps=steps, page=page, stacks=stacks, device=device, watch=watch, every=every, keep=keep
         )
         self._folder, self._first_step = Path(folder), first_step

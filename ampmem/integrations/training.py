@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import time_ns
@@ -15,10 +15,11 @@ from typing import Any
 
 from ampmem.analysis.summary import PLACES, PeakPlace, Summary, summarize
 from ampmem.api import Profile
-from ampmem.errors import AmpmemError, NothingRecorded, UsageError
+from ampmem.errors import AmpmemError, NothingRecorded
 from ampmem.events import PlaceRecord, Recording
 from ampmem.integrations.loggers import LoggedRow, Logger, logger_of, loggers_of, rows, seen_row
 from ampmem.output import Terminal, sized
+from ampmem.recorder.options import Asked, asked_in_python, checked_count
 from ampmem.recording import SUFFIX, rank_file, rank_of
 from ampmem.recording.watched import Row
 from ampmem.units import format_peak
@@ -29,30 +30,38 @@ from ampmem.watched_block import Watch, check_every
 class Wanted:
     """The options for recording a training.
 
-    ``skip`` steps pass first: the optimizer makes its state in the first step, and DistributedDataParallel rebuilds its
-    buckets in the second. Then ``steps`` are recorded. ``page`` says whether to write the page; ``stacks`` and
-    ``device`` are those of :func:`ampmem.profile`. With ``watch`` the whole training is recorded instead, a row for
-    each step, as by :func:`ampmem.watch` with ``every`` and ``keep``.
+    ``page`` says whether to write the page. With ``watch`` the whole training is recorded, a row for each step, as by
+    :func:`ampmem.watch` with ``every`` and ``keep``; otherwise ``asked.steps`` steps after ``asked.skip``.
     """
 
-    skip: int = 2
-    steps: int = 3
+    asked: Asked
     page: bool = True
-    stacks: bool = True
-    device: str = "auto"
     watch: bool = False
     every: int = 500
     keep: int = 3
 
-    def __post_init__(self) -> None:
-        from ampmem.recorder.options import device_named
 
-        check_every(self.every, self.keep)
+def wanted_of(
+    *,
+    skip: int = 2,
+    steps: int = 3,
+    page: bool = True,
+    stacks: bool = True,
+    device: str = "auto",
+    watch: bool = False,
+    every: int = 500,
+    keep: int = 3,
+) -> Wanted:
+    """The arguments of :func:`log_to`, checked. Raises :class:`UsageError` for an invalid one.
 
-        whole = isinstance(self.skip, int) and isinstance(self.steps, int)
-        if not whole or self.skip < 0 or self.steps < 1:
-            raise UsageError(f"skip={self.skip!r}, steps={self.steps!r}: skip at least 0 steps and record at least 1")
-        device_named(self.device)
+    Two steps are skipped by default: the optimizer makes its state in the first one, and DistributedDataParallel
+    rebuilds its buckets in the second.
+    """
+    check_every(every, keep)
+    asked = asked_in_python(
+        steps=checked_count("steps", steps, 1, "of at least 1"), skip=skip, stacks=stacks, force=True, device=device
+    )
+    return Wanted(asked=asked, page=page, watch=watch, every=every, keep=keep)
 
 
 class WholeRun:
@@ -106,16 +115,10 @@ def begin_watch(wanted: Wanted, folder: Path, first_step: int, on_step: Callable
         say("this process is already being recorded, so this training is not watched")
         return None
     watch = Watch(
+        replace(wanted.asked, steps=None, skip=0, first_step=first_step),
         output=_file_in(folder, "memory-watch"),
         every=wanted.every,
         keep=wanted.keep,
-        stacks=wanted.stacks,
-        force=True,
-        device=wanted.device,
-        gpu=None,
-        assume=(),
-        step_on=None,
-        first_step=first_step,
         on_step=on_step,
     )
     return watch.__enter__()
@@ -166,7 +169,7 @@ class FewSteps:
 
     def step_begins(self, updates: int, number: int) -> None:
         """Begin a step of the host's, which it counts as ``number``; ``updates`` have been made."""
-        if self._folder is None or self._profile is not None or self._made < self._wanted.skip:
+        if self._folder is None or self._profile is not None or self._made < self._wanted.asked.skip:
             return
         folder, self._folder = self._folder, None  # whether or not it works, each training is tried once
         self._updates = updates
@@ -181,7 +184,7 @@ class FewSteps:
             self._made += 1
             if self._profile is not None:
                 self._ended.append((time_ns(), number))
-                if len(self._ended) == self._wanted.steps:
+                if len(self._ended) == self._wanted.asked.steps:
                     self.training_ends()
 
     def training_ends(self, error: BaseException | None = None) -> None:
@@ -194,7 +197,7 @@ class FewSteps:
                 numbers = partial(_numbers, ended=ended)
                 finish(recorder, error, self._wanted, numbers, self._log, self._keep)
             elif folder is not None:
-                say(_too_short(self._made, self._wanted.skip))
+                say(_too_short(self._made, self._wanted.asked.skip))
 
 
 def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = False) -> Profile | None:
@@ -208,19 +211,10 @@ def begin(wanted: Wanted, folder: Path, first_step: int, *, counted: bool = Fals
     if active() is not None:
         say("this process is already being recorded, so these steps are not recorded again")
         return None
-    skip = wanted.skip if counted else 0
-    recorder = Profile(
-        None,
-        None,
-        output=_file_in(folder, f"memory-step{first_step + skip}"),
-        steps=wanted.steps if counted else None,
-        skip=skip,
-        first_step=first_step,
-        stacks=wanted.stacks,
-        device=wanted.device,
-        force=True,
-    )
-    return recorder.__enter__()
+    asked = replace(wanted.asked, first_step=first_step)
+    if not counted:
+        asked = replace(asked, steps=None, skip=0)
+    return Profile(asked, output=_file_in(folder, f"memory-step{first_step + asked.skip}")).__enter__()
 
 
 def _file_in(folder: Path, name: str) -> Path:
@@ -258,7 +252,7 @@ def finish(
     if summary.conservation.breach is not None:
         say(f"nothing is logged, because the sums are wrong: {summary.conservation.breach}; see {recorder.path}")
     page = _page(recorder.path) if wanted.page else None
-    say(_told(recorder.path, page, summary, wanted.steps) + _renumbered(known))
+    say(_told(recorder.path, page, summary, wanted.asked.steps) + _renumbered(known))
     log(rows(summary, known))
     if page is not None:
         keep(page)
@@ -334,10 +328,10 @@ def _too_short(steps: int, skip: int) -> str:
     return f"nothing was recorded: the training ended after {made}, and skip={skip} skips the first {skip}"
 
 
-def _told(file: Path, page: Path | None, summary: Summary, wanted: int) -> str:
+def _told(file: Path, page: Path | None, summary: Summary, wanted: int | None) -> str:
     finished = sum(step.finished for step in summary.steps)
     steps = "1 step" if finished == 1 else f"{finished} steps"
-    fewer = f" of {wanted}" if finished < wanted else ""
+    fewer = f" of {wanted}" if wanted is not None and finished < wanted else ""
     where = f"; the page is {page}" if page is not None else ""
     at = "at the peak" if summary.whole.where is PeakPlace.STEP else f"at the peak, {PLACES[summary.whole.where]}"
     return f"recorded {steps}{fewer}, {format_peak(summary.whole.bytes)} {at}, in {sized(file)}{where}"
@@ -368,7 +362,7 @@ class FewStepsCallback:
         keep: int = 3,
     ) -> None:
         super().__init__()
-        self.wanted = Wanted(
+        self.wanted = wanted_of(
             skip=skip, steps=steps, page=page, stacks=stacks, device=device, watch=watch, every=every, keep=keep
         )
         self.other_loggers = loggers_of(log_to)
@@ -443,7 +437,7 @@ def log_to(
         UsageError: on entering, when a writer is not a logger, or an argument is invalid.
     """
     loggers = [logger_of(writer) for writer in writers]
-    wanted = Wanted(
+    wanted = wanted_of(
         skip=skip, steps=steps, page=page, stacks=stacks, device=device, watch=watch, every=every, keep=keep
     )
     with few_steps_of_loop(wanted, Path(folder), first_step, loggers):

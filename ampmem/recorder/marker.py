@@ -37,6 +37,13 @@ class Marker:
         return same_file and self.name in (qualified, code.co_name)
 
 
+def step_on_text(step_on: StepOn | Marker) -> str | None:
+    """What :func:`step_on_of` reads as ``step_on``."""
+    if isinstance(step_on, Marker):
+        return step_on.text
+    return None if step_on is StepOn.FOUND else step_on.value
+
+
 def step_on_of(text: str | None, option: str = "--step-on ") -> StepOn | Marker:
     """What ``--step-on TEXT`` names; without a text, ampmem finds the steps. ``option`` begins the error message.
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ampmem.allocator.gpus import gpu_to_simulate
+from ampmem.allocator.gpus import GpuSpec
 from ampmem.output import Terminal
+from ampmem.recorder.options import Asked
 from ampmem.recorder.process import check_none
 from ampmem.recorder.sources.choose import meant_device
 from ampmem.recorder.sources.simulated import SimulatedSource
 from ampmem.simulator.assumed import assumed_of
 from ampmem.simulator.start import Simulation
-from ampmem.vocabulary import Device
 
 
 class SimulatedBlock:
@@ -22,10 +23,10 @@ class SimulatedBlock:
     Raises ``UsageError`` if a session is active, and for what cannot be simulated.
     """
 
-    def __init__(self, gpu: str | None, assume: Sequence[str]) -> None:
+    def __init__(self, gpu: GpuSpec, assume: Sequence[str]) -> None:
         check_none()  # an active session would record the self-test
         self._thread = threading.get_ident()
-        self._simulation = Simulation(gpu_to_simulate(gpu), assumed=assumed_of(assume))
+        self._simulation = Simulation(gpu, assumed=assumed_of(assume))
         self.device = self._simulation.device
         self.source = SimulatedSource(self.device)
 
@@ -40,12 +41,11 @@ class SimulatedBlock:
             self._simulation.end()
 
 
-def simulated_block(device: Device, gpu: str | None, assume: Sequence[str]) -> SimulatedBlock | None:
-    """The simulated GPU that ``device`` or ``gpu`` asks for; ``None`` for a real device.
-
-    Raises ``UsageError`` for contradictory arguments, and as :func:`meant_device` does.
-    """
-    if gpu is not None:
+def simulated_block(asked: Asked) -> SimulatedBlock | None:
+    """The simulated GPU that is asked for; ``None`` for a real device. Raises what :func:`meant_device` raises."""
+    if asked.gpu is not None:
         check_none()  # inside a simulated block torch sees that block's GPU
-        device = meant_device(device, gpu_to_simulate(gpu), option="gpu=", remedy="device='sim'")
-    return SimulatedBlock(gpu, assume) if device == Device.SIMULATED else None
+        device = meant_device(asked.device, asked.gpu, option="gpu=", remedy="device='sim'")
+        asked = replace(asked, device=device)
+    gpu = asked.simulated_gpu
+    return None if gpu is None else SimulatedBlock(gpu, asked.assume)

@@ -11,7 +11,6 @@ from typing import Any
 
 import measure
 import pytest
-import torch
 
 from ampmem.analysis.analyse import Analysis, analyse
 from ampmem.analysis.static_model.verdict import TOTAL, StaticComponent, StaticVerdict, judge
@@ -25,12 +24,12 @@ ARMS = ("fp32", "amp", "amp-nocache")
 STATIC = ("parameters", "cast_copies", "gradients", "master_copies", "optimizer_state")
 
 
-def record(function: Callable[[], Any], arm: Arm = Arm.AS_IS, *, dtype: torch.dtype | None = None) -> Recording:
+def record(function: Callable[[], Any], arm: Arm = Arm.AS_IS) -> Recording:
     """``function`` under ampmem in ``arm``."""
     gc.collect()  # the optimizers of the one before
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.ampmem"
-        session = Session(Options(path=path, script="", stacks=False, arm=arm, dtype=dtype))
+        session = Session(Options(path=path, script="", stacks=False, arm=arm))
         session.start()
         try:
             function()

@@ -17,8 +17,10 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
 from ampmem.recorder.steering.steering import CAME_LATE, GAVE_WAY, WRAPPED, Steering
+from ampmem.vocabulary import AutocastDtype
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+NAMES = {BF16: AutocastDtype.BF16, FP16: AutocastDtype.FP16}
 ARMS = ("fp32", "amp", "amp-nocache")
 Region = Callable[..., Any]
 State = tuple[bool, torch.dtype, bool]
@@ -53,7 +55,7 @@ def all_is_as_it_was() -> Iterator[None]:
 @contextmanager
 def steered(arm: str, dtype: torch.dtype | None = None, device: str = "cpu") -> Iterator[tuple[Steering, list[str]]]:
     notes: list[str] = []
-    steering = Steering(arm, dtype, device, notes.append)
+    steering = Steering(arm, NAMES.get(dtype), device, notes.append)
     undo = steering.install()
     try:
         yield steering, notes

@@ -20,13 +20,14 @@ from typing import IO, Any, Self, TypeVar
 
 import click
 
-from ampmem.cli.options import ScriptOptions, settled
+from ampmem.cli.options import ScriptOptions, check_dtype, settled
 from ampmem.cli.processes.messages import Inbox, StepEnded
 from ampmem.cli.processes.protection import way_here
 from ampmem.cli.processes.starting import Running, Warmed, fresh
 from ampmem.errors import UsageError
 from ampmem.failure import FailureKind, FailureRecord
 from ampmem.output import Terminal, printable
+from ampmem.recorder.marker import step_on_text
 from ampmem.recorder.script import STDIN, standard_input
 from ampmem.reporters.text.plain_text import shorten
 from ampmem.vocabulary import Arm, Device, Files
@@ -301,8 +302,8 @@ USAGE = 2
 """The exit code for wrong usage of a command line."""
 
 
-def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
-    """The precisions in ``--precision``. Raises :class:`UsageError`, also for a ``dtype`` that none of them uses."""
+def chosen_arms(text: str, script: ScriptOptions) -> tuple[Arm, ...]:
+    """The precisions in ``--precision``. Raises :class:`UsageError`, also for a ``--dtype`` that none of them uses."""
     names = tuple(name.strip() for name in text.split(","))
     for i, name in enumerate(names):
         if name not in tuple(Arm):
@@ -310,26 +311,25 @@ def chosen_arms(text: str, dtype: str | None) -> tuple[Arm, ...]:
         if name in names[:i]:
             raise UsageError(f"--precision: {name} is given twice")
     arms = tuple(map(Arm, names))
-    if dtype is not None and not any(arm.autocast for arm in arms):
-        raise UsageError(f"--dtype is the type that autocast casts to: give --precision amp or amp-nocache, not {text}")
+    check_dtype(script, *arms)
     return arms
 
 
-def profile_arguments(script: ScriptOptions, arm: Arm, seed: int | None, *options: str) -> list[str]:
-    """The arguments of ``ampmem profile`` that run ``script`` in ``arm``; ``options`` are further ones."""
+def profile_arguments(script: ScriptOptions, *options: str) -> list[str]:
+    """The arguments of ``ampmem profile`` that run ``script``; ``options`` are further ones."""
     given = {
-        "--precision": arm,
+        "--precision": script.arm,
         "--steps": script.steps,
         "--skip": script.skip,
-        "--seed": seed,
+        "--seed": script.seed,
         "--nproc-per-node": script.nproc_per_node,
         "--device": script.device,
-        "--step-on": script.step_on,
+        "--step-on": step_on_text(script.step_on),
         "--named": script.named,
-        "--gpu": script.gpu,
+        "--gpu": None if script.gpu is None else script.gpu.name,
         "--world-size": script.world_size,
         "--rank": script.rank,
-        "--dtype": script.dtype if arm.autocast else None,
+        "--dtype": script.dtype if script.arm.autocast else None,
     }
     arguments = [*options, *(word for name, value in given.items() if value is not None for word in (name, str(value)))]
     arguments += ["--sync" if script.synchronize else "--no-sync", "--stacks" if script.stacks else "--no-stacks"]

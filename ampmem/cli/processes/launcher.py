@@ -161,4 +161,4 @@ def _worker(plan: Plan, given: CommandLine, names: Path) -> list[str]:
     options += ["--run-to-end"] if plan.run_to_end else []
     for name, value in (("-o", plan.output), ("--report-to", plan.report_to), ("--times-into", plan.times_into)):
         options += [] if value is None else [name, str(value)]
-    return profile_arguments(script, plan.arm, plan.seed, *options)
+    return profile_arguments(script, *options)

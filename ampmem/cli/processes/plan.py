@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ampmem.cli.options import ScriptOptions, assumed_data, parse_limit, simulated_gpu
+from ampmem.cli.options import ScriptOptions, assumed_data, parse_limit
 from ampmem.cli.processes.protection import UNPROTECTED, Protected, new_folder, protect
 from ampmem.errors import UsageError
 from ampmem.events import PlaceRecord
@@ -35,7 +35,7 @@ from ampmem.recording import (
     remove_claim,
     remove_left_over,
 )
-from ampmem.vocabulary import COMPILED, Arm
+from ampmem.vocabulary import COMPILED
 
 if TYPE_CHECKING:
     from ampmem.recorder.options import Options
@@ -184,8 +184,6 @@ class Plan:
     """The command line; ``launched`` is set if a launcher started this process as one of several."""
 
     script: ScriptOptions
-    arm: Arm = Arm.AS_IS
-    seed: int | None = None
     run_to_end: bool = False
     output: Path | None = None
     html: Path | None = None
@@ -242,7 +240,7 @@ class Plan:
 
     def _compiled(self) -> Path | None:
         """The folder for what ``torch.compile`` keeps on simulated GPUs; ``None`` if there is none."""
-        if simulated_gpu(self.script.device, self.script.gpu) is not None:
+        if self.script.simulated_gpu is not None:
             with suppress(OSError, RuntimeError):
                 return private_cache(COMPILED)
         return None
@@ -308,7 +306,7 @@ class Plan:
 
     def simulate(self) -> Simulation | None:
         """Put the simulated device in place, if there is one."""
-        gpu = simulated_gpu(self.script.device, self.script.gpu)
+        gpu = self.script.simulated_gpu
         assumed = assumed_data(self.script.device, self.script.assume)
         if gpu is None or assumed is None:
             return None
@@ -335,28 +333,18 @@ class Plan:
         baseline: bool = False,
     ) -> Options:
         """The recorder's options. Importing torch takes seconds, so invalid options fail before."""
-        from ampmem.recorder.marker import step_on_of
-        from ampmem.recorder.options import DTYPES, Options
+        from ampmem.recorder.options import options_of
 
         script = self.script
-        return Options(
+        force = script.force or self.numbered or place is not None or self.launched is not None
+        return options_of(
+            replace(script, force=force),
             path=self.protected.real(path).absolute(),
             script=script.name,
             arguments=script.arguments,
-            steps=script.steps,
-            skip=script.skip,
             timed=timed,
-            stacks=script.stacks,
-            force=script.force or self.numbered or place is not None or self.launched is not None,
             baseline=baseline,
-            arm=self.arm,
-            dtype=None if script.dtype is None else DTYPES[script.dtype],
-            device=script.device,
-            synchronize=script.synchronize,
-            step_on=step_on_of(script.step_on),
             place=place or self.place_known,
-            assume=script.assume,
-            forced=script.forced,
             script_sha256="" if target is None else target.sha256,
         )
 

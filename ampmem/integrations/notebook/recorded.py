@@ -21,7 +21,8 @@ from ampmem.errors import AmpmemError, UsageError
 from ampmem.integrations.notebook.cells import REACHED, cells_needed, script_of_cell, untold
 from ampmem.integrations.notebook.shell import display
 from ampmem.output import Bundle, check_output, printable, sized
-from ampmem.recorder.marker import FORMS
+from ampmem.recorder.marker import FORMS, step_on_text
+from ampmem.recorder.options import Asked, asked_in_python
 from ampmem.recording import SUFFIX
 from ampmem.reporters.html.notebook import MOST, Card, Remark, frame, html_of
 from ampmem.units import format_bytes
@@ -56,17 +57,11 @@ _DEVICES = (Device.AUTO, Device.CUDA, Device.CPU, Device.SIMULATED)
 class CellOptions:
     """How a cell is recorded. ``cells`` are the earlier cells that a comparison runs first; ``None`` to find them."""
 
-    device: str
-    gpu: str | None
-    steps: int
-    skip: int
-    step_on: str | None
-    arm: Arm
+    asked: Asked
     compare: bool
     cells: tuple[int, ...] | None
     output: Path | None
     html: Path | None
-    force: bool
     last: bool
     help: bool
 
@@ -84,8 +79,9 @@ def parse(line: str) -> CellOptions:
         raise UsageError(f"%%ampmem: {error}") from error
     given: dict[str, Any] = vars(_parser().parse_args(words))
     given["cells"] = None if given["cells"] is None else _numbers(given["cells"])
-    options = CellOptions(**given | {"arm": Arm(given["arm"])})
-    if options.compare and options.arm != Arm.AS_IS:
+    asked = {name: given.pop(name) for name in ("device", "gpu", "steps", "skip", "step_on", "precision", "force")}
+    options = CellOptions(asked=_asked(**asked), **given)
+    if options.compare and options.asked.arm != Arm.AS_IS:
         raise UsageError("%%ampmem: --compare runs every precision; leave --precision out")
     if options.compare and options.last:
         raise UsageError(
@@ -93,12 +89,19 @@ def parse(line: str) -> CellOptions:
         )
     if options.cells is not None and not options.compare:
         raise UsageError("%%ampmem: --cells names the cells that --compare runs first; without --compare leave it out")
-    if options.gpu is not None and options.device not in (Device.AUTO, Device.SIMULATED):
-        raise UsageError(
-            f"%%ampmem: --gpu simulates a GPU, and --device {options.device} records a real device: leave one of them "
-            "out"
-        )
     return options
+
+
+def _asked(*, gpu: str | None, device: str, **given: Any) -> Asked:
+    """What the options ask of the recording. Raises :class:`UsageError`."""
+    if gpu is not None and device not in (Device.AUTO, Device.SIMULATED):
+        raise UsageError(
+            f"%%ampmem: --gpu simulates a GPU, and --device {device} records a real device: leave one of them out"
+        )
+    try:
+        return asked_in_python(gpu=gpu, device=device, **given)
+    except UsageError as error:
+        raise UsageError(f"%%ampmem: {error}") from error
 
 
 def help_text() -> str:
@@ -131,7 +134,6 @@ def _parser() -> argparse.ArgumentParser:
     precisions = [arm.value for arm in Arm]
     add(
         "--precision",
-        dest="arm",
         choices=precisions,
         default=Arm.AS_IS.value,
         help="the precision to force on the cell",
@@ -189,25 +191,12 @@ class RecordedCell:
         from ampmem.api import Profile
 
         if options.output is not None:
-            check_output(options.output, force=options.force)
+            check_output(options.output, force=options.asked.force)
         if options.html is not None:
-            check_output(options.html, force=options.force, option="--html")
+            check_output(options.html, force=options.asked.force, option="--html")
         self._options = options
         self._name = name
-        self.profile: Profile = Profile(
-            None,
-            None,
-            output=options.output,
-            steps=options.steps,
-            skip=options.skip,
-            stacks=True,
-            force=options.force,
-            device=options.device,
-            gpu=options.gpu,
-            arm=options.arm,
-            step_on=options.step_on,
-            script=name,
-        )
+        self.profile: Profile = Profile(options.asked, output=options.output, script=name)
         self.profile.__enter__()
 
     def end(self, error: BaseException | None) -> bool:
@@ -225,7 +214,7 @@ class RecordedCell:
             display(self.bundle(error=error))
             shown = True
             if self._options.html is not None:
-                self.profile.report(self._options.html, force=self._options.force)
+                self.profile.report(self._options.html, force=self._options.asked.force)
                 _say(f"wrote {sized(self._options.html)}")
         except AmpmemError as problem:
             _say(str(problem))
@@ -240,19 +229,21 @@ class RecordedCell:
     def _said(self, steps: int, error: BaseException | None) -> list[str]:
         """The sentences about what was recorded."""
         options, count = self._options, f"{steps} step{'' if steps == 1 else 's'}"
-        which = f"of {self._name}" if not options.skip else f"of {self._name}, after the first {options.skip},"
+        which = (
+            f"of {self._name}" if not options.asked.skip else f"of {self._name}, after the first {options.asked.skip},"
+        )
         were = "was" if steps == 1 else "were"
         ended = "was stopped" if isinstance(error, KeyboardInterrupt) else "failed"
         then = "" if error is None else f"; then it {ended}"
-        if steps == options.steps:
+        if steps == options.asked.steps:
             said = [f"The first {count} {which} {were} recorded (--steps {steps}){then}."]
         elif error is not None:
             said = [f"{count} {which} had finished when it {ended}, and {were} recorded."]
         else:
             said = [f"All {count} {which} {were} recorded."]
-        if options.arm != Arm.AS_IS:
-            said.append(f"ampmem forced the precision {options.arm} on the cell.")
-        if options.device == Device.SIMULATED or options.gpu is not None:
+        if options.asked.arm != Arm.AS_IS:
+            said.append(f"ampmem forced the precision {options.asked.arm} on the cell.")
+        if options.asked.device is Device.SIMULATED or options.asked.gpu is not None:
             said.append(
                 "The GPU was simulated: tensors that the cell left on it have no values, and other cells "
                 "cannot use them."
@@ -290,7 +281,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
     import ampmem.api
 
     if options.html is not None:
-        check_output(options.html, force=options.force, option="--html")
+        check_output(options.html, force=options.asked.force, option="--html")
     with tempfile.TemporaryDirectory(prefix="ampmem-") as folder, ExitStack() as undo:
         reached = Path(f"{folder}{REACHED}")  # in a folder that a child reaches whose files are protected
         undo.callback(reached.unlink, missing_ok=True)
@@ -308,7 +299,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
         paths = [path for arm in FORCED_ARMS if (path := Path(f"{prefix}.{arm}{SUFFIX}")).exists()]
         if not paths:
             raise UsageError(f"%%ampmem --compare: no precision left a recording\n{_once(text)}")
-        _check_steps(reached, options.skip, chosen)
+        _check_steps(reached, options.asked.skip, chosen)
         comparison = ampmem.api.compare(*paths)
         said = _said(chosen, untold(code, notebook.before, chosen), name, paths if options.output is not None else [])
         shown = framed_bundle(said, paths, comparison._repr_mimebundle_())
@@ -318,7 +309,7 @@ def compare_cell(options: CellOptions, code: str, notebook: Notebook, name: str)
         if options.html is not None:
             from ampmem.reporters.html import write
 
-            write(paths, options.html, force=options.force)
+            write(paths, options.html, force=options.asked.force)
             print(f"ampmem: wrote {sized(options.html)}", file=sys.stderr)
     return comparison, shown
 
@@ -366,11 +357,12 @@ def _once(text: str) -> str:
 def _run(options: CellOptions, script: str, prefix: str, folder: Path, name: str) -> str:
     """Run ``ampmem compare`` on ``script``, which recordings call ``name``; returns its output."""
     (folder / f"{_MODULE}.py").write_text(script, encoding="utf-8")
-    words = ["compare", "--no-times", "--seed", str(SEED), "--steps", str(options.steps), "--device", options.device]
-    words += ["--named", name, "--skip", str(options.skip)]
-    words += ["--step-on", options.step_on] if options.step_on is not None else []
-    words += ["--gpu", options.gpu] if options.gpu is not None else []
-    words += ["--force"] if options.force else []
+    asked, step_on = options.asked, step_on_text(options.asked.step_on)
+    words = ["compare", "--no-times", "--seed", str(SEED), "--steps", str(asked.steps), "--device", asked.device]
+    words += ["--named", name, "--skip", str(asked.skip)]
+    words += ["--step-on", step_on] if step_on is not None else []
+    words += ["--gpu", asked.gpu.name] if asked.gpu is not None else []
+    words += ["--force"] if asked.force else []
     # The script can import modules next to the notebook.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(Path.cwd()), *filter(None, sys.path)])}
     process = subprocess.Popen(

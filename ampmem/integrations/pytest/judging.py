@@ -57,7 +57,7 @@ class Recorder:
 
         It takes the arguments of :func:`ampmem.profile`.
         """
-        how = self._limits.how.given()
+        how = self._limits.how
         if "device" in options:
             how = {name: value for name, value in how.items() if name == "step_on"}
         block = api.profile(model, optimizer, **{**how, **options})

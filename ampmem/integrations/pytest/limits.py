@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ampmem.analysis.budgets.budget import GROWTH, KEYS, MODULES, Budget, budgets_of, nearest
 from ampmem.errors import UsageError
-from ampmem.vocabulary import Device
 
 if TYPE_CHECKING:
     import pytest
@@ -18,26 +17,13 @@ LEAST_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
-    """How a test is recorded, as far as its marks say so; the arguments of :func:`ampmem.profile`."""
-
-    device: str | None = None
-    gpu: str | None = None
-    assume: tuple[str, ...] = ()
-    step_on: str | None = None
-
-    def given(self) -> dict[str, Any]:
-        """The arguments that are set."""
-        return {item.name: value for item in fields(self) if (value := getattr(self, item.name))}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The limits in the marks of a test. ``steps`` is the least number of steps; at least two for a limit of growth."""
 
     budgets: tuple[Budget, ...] = ()
     steps: int = 0
-    how: How = How()
+    how: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of :func:`ampmem.profile` that the marks give."""
 
 
 NO_LIMITS = Limits()
@@ -49,7 +35,8 @@ def limits_of(marks: Sequence[pytest.Mark]) -> Limits:
     Raises :class:`UsageError` for invalid arguments, and for marks that ask for different recordings.
     """
     budgets: dict[str, Budget] = {}
-    steps, said = 0, How()
+    steps: int = 0
+    how: dict[str, Any] = {}
     for mark in marks:
         try:
             read = _read(*mark.args, **mark.kwargs)
@@ -59,8 +46,9 @@ def limits_of(marks: Sequence[pytest.Mark]) -> Limits:
             steps = read.steps
         for budget in read.budgets:
             budgets.setdefault(budget.key, budget)
-        said = _together(said, read.how)
-    return Limits(budgets=tuple(budgets.values()), steps=steps, how=_checked(said))
+        how = _together(how, read.how)
+    _check(how)
+    return Limits(budgets=tuple(budgets.values()), steps=steps, how=how)
 
 
 def _read(
@@ -92,31 +80,30 @@ def _read(
     elif not isinstance(steps, int) or steps < LEAST_STEPS:
         raise UsageError(f"steps={steps!r}: growth needs at least {LEAST_STEPS} steps")
     texts = (assume,) if isinstance(assume, str) else tuple(assume)
-    how = How(device=device, gpu=gpu, assume=texts, step_on=step_on)
-    return Limits(budgets=found, steps=steps or 0, how=how)
+    how = {"device": device, "gpu": gpu, "assume": texts, "step_on": step_on}
+    return Limits(budgets=found, steps=steps or 0, how={name: value for name, value in how.items() if value})
 
 
 _OPTIONS = ("budgets", "steps", "device", "gpu", "step_on", "assume")
 """The arguments of the mark besides limits."""
 
 
-def _together(nearer: How, farther: How) -> How:
+def _together(nearer: Mapping[str, Any], farther: Mapping[str, Any]) -> dict[str, Any]:
     """Both marks' options together. Raises :class:`UsageError` if they differ, as a test is recorded once."""
-    said = nearer.given()
-    for key, value in farther.given().items():
-        if said.setdefault(key, value) != value:
+    how = dict(nearer)
+    for key, value in farther.items():
+        if how.setdefault(key, value) != value:
             raise UsageError(
-                f"ampmem: {key}={value!r}, but another mark has {key}={said[key]!r}; a test is recorded only once"
+                f"ampmem: {key}={value!r}, but another mark has {key}={how[key]!r}; a test is recorded only once"
             )
-    return How(**said)
+    return how
 
 
-def _checked(how: How) -> How:
-    """``how`` if it is valid: a test that waits long for its turn must not fail only then."""
-    from ampmem.block import check_words
+def _check(how: Mapping[str, Any]) -> None:
+    """Raise :class:`UsageError` for invalid options: a test that waits long for its turn must not fail only then."""
+    from ampmem.recorder.options import asked_in_python
 
     try:
-        check_words(how.device or Device.AUTO, how.gpu, how.assume, how.step_on)
+        asked_in_python(**how)
     except UsageError as error:
         raise UsageError(f"ampmem: {error}") from None
-    return how

@@ -45,7 +45,7 @@ from ampmem.recorder.torch_private.general import (
     scaler_device,
     scaler_enabled,
 )
-from ampmem.vocabulary import Arm
+from ampmem.vocabulary import Arm, AutocastDtype
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 
@@ -155,7 +155,7 @@ CAME_LATE = (
     "script's autocast was used"
 )
 
-_LOWER_PRECISION = (torch.bfloat16, torch.float16)
+_DTYPES = {AutocastDtype.BF16: torch.bfloat16, AutocastDtype.FP16: torch.float16}
 _PLAIN_SCALERS = (GradScaler, torch.cuda.amp.grad_scaler.GradScaler, torch.cpu.amp.grad_scaler.GradScaler)
 
 
@@ -192,12 +192,12 @@ class Steering:
     :meth:`install` stay as they are.
     """
 
-    def __init__(self, arm: Arm, dtype: torch.dtype | None, device_type: str, note: Callable[[str], None]) -> None:
+    def __init__(self, arm: Arm, dtype: AutocastDtype | None, device_type: str, note: Callable[[str], None]) -> None:
         self.wrapped = False
         """Whether ampmem had to open a region itself, because the script has none."""
         self._fp32 = arm == Arm.FP32
         self._cache = arm == Arm.AMP
-        self._dtype = dtype
+        self._dtype = None if dtype is None else _DTYPES[dtype]
         self._device_type = device_type
         self._note = note
         self._installed = False
@@ -312,7 +312,7 @@ class Steering:
             return enabled, dtype, cache and self._cache
         if scripts and not enabled and not self._inside_another():
             enabled = True
-            if dtype not in _LOWER_PRECISION:
+            if dtype not in _DTYPES.values():
                 dtype = torch.get_autocast_dtype(self._device_type)
         if enabled:
             dtype = self._dtype or dtype

@@ -24,9 +24,10 @@ from torch_version import older_than  # noqa: E402
 from ampmem.allocator.gpus import find_gpu  # noqa: E402
 from ampmem.allocator.settings import MIB, Settings  # noqa: E402
 from ampmem.analysis.estimate import Fit, prediction_of  # noqa: E402
-from ampmem.cli.options import ScriptOptions, settled, simulated_gpu  # noqa: E402
+from ampmem.cli.options import ScriptOptions, settled  # noqa: E402
 from ampmem.errors import UsageError  # noqa: E402
 from ampmem.events import Action, TermsRecord  # noqa: E402
+from ampmem.recorder.options import Asked  # noqa: E402
 from ampmem.recorder.sources import choose as choose_source  # noqa: E402
 from ampmem.recorder.sources.choose import meant_device  # noqa: E402
 from ampmem.simulator.device import DeviceEvent, SimulatedDevice  # noqa: E402
@@ -467,16 +468,10 @@ def test_a_gpu_s_name_settles_the_device_of_a_script(
         script_or_module="train.py",
         as_module=False,
         arguments=(),
-        dtype=None,
-        gpu=None,
-        assume=(),
-        steps=3,
-        skip=0,
-        force=False,
     )
     assert settled(given) == given
     monkeypatch.setattr(choose_source, "cuda_available", lambda: False)
-    named = replace(given, gpu="3090", world_size=2)
+    named = replace(given, gpu=find_gpu("3090"), world_size=2)
     assert settled(named) == replace(named, device=Device.SIMULATED)
     said = "ampmem: simulating the GPU that --gpu names (NVIDIA GeForce RTX 3090), because torch sees no GPU\n"
     assert capsys.readouterr().err == said
@@ -488,11 +483,12 @@ def test_a_gpu_s_name_settles_the_device_of_a_script(
 
 
 def test_the_gpu_to_simulate() -> None:
-    assert simulated_gpu(Device.AUTO, None) is None
-    assert simulated_gpu("sim", None) is find_gpu("a100-80")
-    assert simulated_gpu("sim", "H100") is find_gpu("h100")
+    assert Asked().simulated_gpu is None
+    assert Asked(device=Device.SIMULATED).simulated_gpu is find_gpu("a100-80")
+    assert Asked(device=Device.SIMULATED, gpu=find_gpu("H100")).simulated_gpu is find_gpu("h100")
+    given = ScriptOptions(script_or_module="train.py", as_module=False, arguments=(), gpu=find_gpu("h100"))
     with pytest.raises(UsageError, match=r"^--gpu simulates a GPU, and --device cuda records a real device"):
-        simulated_gpu("cuda", "h100")
+        settled(replace(given, device=Device.CUDA))
 
 
 @pytest.mark.parametrize(("option", "remedy"), [("--gpu", "--device sim"), ("gpu=", "device='sim'")])

@@ -6,21 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from ampmem.allocator.gpus import GPUS
 from ampmem.errors import UsageError
 from ampmem.integrations.notebook.recorded import STEPS, CellOptions, help_text, parse
+from ampmem.recorder.marker import step_on_of
+from ampmem.recorder.options import Asked
+from ampmem.vocabulary import Arm, Device
 
 PLAIN = CellOptions(
-    device="auto",
-    gpu=None,
-    steps=STEPS,
-    skip=0,
-    step_on=None,
-    arm="as-is",
+    asked=Asked(steps=STEPS),
     compare=False,
     cells=None,
     output=None,
     html=None,
-    force=False,
     last=False,
     help=False,
 )
@@ -32,9 +30,9 @@ def test_without_options_a_cell_is_recorded_as_it_is() -> None:
 
 def test_what_is_written_is_taken() -> None:
     options = parse("--device sim --gpu h100 --steps 2 --skip 1 --precision amp -o 'a b.ampmem' --html p.html --force")
-    assert (options.device, options.gpu, options.steps, options.skip, options.arm) == ("sim", "h100", 2, 1, "amp")
-    assert (options.output, options.html, options.force) == (Path("a b.ampmem"), Path("p.html"), True)
-    assert parse("--compare --skip 2 --step-on __main__.step").step_on == "__main__.step"
+    assert options.asked == Asked(device=Device.SIMULATED, gpu=GPUS["h100"], steps=2, skip=1, arm=Arm.AMP, force=True)
+    assert (options.output, options.html) == (Path("a b.ampmem"), Path("p.html"))
+    assert parse("--compare --skip 2 --step-on __main__.step").asked.step_on == step_on_of("__main__.step")
     assert parse("--compare --cells 1,3-5").cells == (1, 3, 4, 5)
 
 

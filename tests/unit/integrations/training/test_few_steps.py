@@ -17,11 +17,11 @@ from ampmem.analysis.summary import summarize
 from ampmem.errors import UsageError
 from ampmem.integrations import training as few_steps
 from ampmem.integrations.loggers import PEAK, LoggedRow
-from ampmem.integrations.training import FewSteps, Wanted
+from ampmem.integrations.training import FewSteps, wanted_of
 
 Rows = Sequence[LoggedRow]
 
-WANTED = Wanted(skip=2, steps=2, page=False)
+WANTED = wanted_of(skip=2, steps=2, page=False)
 
 
 class Host:
@@ -95,7 +95,7 @@ def test_a_step_of_several_updates_is_one_that_passes_too(tmp_path: Path) -> Non
 def test_where_the_host_counts_otherwise_the_line_says_which_step_is_which(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    host = Host(FewSteps(Wanted(skip=0, steps=2, page=False), lambda _: None, pytest.fail))
+    host = Host(FewSteps(wanted_of(skip=0, steps=2, page=False), lambda _: None, pytest.fail))
     host.few.training_begins(tmp_path, 0)
     for number in (4, 6):
         host.few.step_begins(host.updates, number)
@@ -132,7 +132,7 @@ def test_fewer_steps_than_asked_for_are_told(tmp_path: Path, capfd: pytest.Captu
 
 def test_what_ended_is_kept_when_the_training_fails(tmp_path: Path) -> None:
     before, found = patching.in_place(), list[Rows]()
-    host = Host(FewSteps(Wanted(skip=1, steps=5, page=False), found.append, pytest.fail))
+    host = Host(FewSteps(wanted_of(skip=1, steps=5, page=False), found.append, pytest.fail))
     host.few.training_begins(tmp_path, 0)
     for _ in range(3):
         host.step()
@@ -191,7 +191,7 @@ def test_a_rank_writes_its_own_file_and_only_the_first_speaks(
         monkeypatch.setenv("WORLD_SIZE", "2")
         found: list[Rows] = []
         pages: list[Path] = []
-        Host(FewSteps(Wanted(skip=2, steps=1), found.append, pages.append)).train(tmp_path, 4)
+        Host(FewSteps(wanted_of(skip=2, steps=1), found.append, pages.append)).train(tmp_path, 4)
         assert len(found) == len(pages) == told
         assert ("recorded" in capfd.readouterr().err) == bool(told)
     files = sorted(tmp_path.glob("memory-step3.rank*"))
@@ -202,15 +202,15 @@ def test_a_rank_writes_its_own_file_and_only_the_first_speaks(
 
 @pytest.mark.parametrize(("skip", "steps"), [(-1, 3), (0, 0)])
 def test_what_makes_no_sense_is_refused(skip: int, steps: int) -> None:
-    with pytest.raises(UsageError, match="skip at least 0 steps and record at least 1"):
-        Wanted(skip=skip, steps=steps)
+    with pytest.raises(UsageError, match=r"^s(kip|teps) must be a whole number of at least [01], not (-1|0)$"):
+        wanted_of(skip=skip, steps=steps)
 
 
 def test_wrong_arguments_are_refused_before_the_training() -> None:
-    with pytest.raises(UsageError, match="steps='3': skip at least 0"):
-        Wanted(steps="3")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="steps must be a whole number of at least 1, not '3'"):
+        wanted_of(steps="3")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="unknown device 'gpu'; choose from auto, "):
-        Wanted(device="gpu")
+        wanted_of(device="gpu")
 
 
 def test_options_of_the_command_line_are_told_as_arguments(capfd: pytest.CaptureFixture[str]) -> None:
