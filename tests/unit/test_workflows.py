@@ -45,33 +45,45 @@ def test_every_command_is_there(workflow: Path) -> None:
         if words[0] == ".ci/run":
             assert os.access(CI, os.X_OK)
             assert len(words) > 1
-            assert all(
-                re.search(rf"^step_{step}\(\)", CI.read_text(encoding="utf-8"), re.MULTILINE) for step in words[1:]
-            )
+            steps = listed("fast") if words[1:] == ["fast"] else words[1:]
+            assert all(re.search(rf"^step_{step}\(\)", CI.read_text(encoding="utf-8"), re.MULTILINE) for step in steps)
         else:
             assert words[:2] == ["python3", "tests/versions.py"]
-            shown = subprocess.run([sys.executable, ROOT / words[1], *words[2:], "--help"], capture_output=True)
+            own = words[2 : words.index("--select")] if "--select" in words else words[2:]  # the rest is for pytest
+            shown = subprocess.run([sys.executable, ROOT / words[1], *own, "--help"], capture_output=True)
             assert shown.returncode == 0
 
 
-def test_all_steps_but_no_others_are_called() -> None:
-    called = {step for path in WORKFLOWS for words in commands(path) if words[0] == ".ci/run" for step in words[1:]}
-    (listed,) = re.findall(r"^steps=\((.*)\)$", CI.read_text(encoding="utf-8"), re.MULTILINE)
-    assert called == set(listed.split())
+def listed(name: str) -> list[str]:
+    """The steps that ``.ci/run`` calls ``name``."""
+    (found,) = re.findall(rf"^{name}=\((.*)\)$", CI.read_text(encoding="utf-8"), re.MULTILINE)
+    steps: list[str] = found.split()
+    return steps
+
+
+def test_all_steps_are_called_at_night_and_the_fast_ones_for_a_pull_request() -> None:
+    called = {
+        path.stem: {step for words in commands(path) if words[0] == ".ci/run" for step in words[1:]}
+        for path in WORKFLOWS
+    }
+    assert called == {"tests": {"fast"}, "nightly": set(listed("all"))}
 
 
 def test_a_step_that_is_not_there_is_refused() -> None:
     done = subprocess.run([CI, "lint", "dance"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == ".ci/run: no step 'dance'; there are: emulated tests cpu lint types wheel cold\n"
+    assert done.stderr == ".ci/run: no step 'dance'; there are: emulated tests cpu lint types wheel cold quick\n"
 
 
 def test_the_versions_are_those_that_the_project_names() -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    tests = ROOT / ".github" / "workflows" / "tests.yml"
-    assert matrix(tests, "python") == re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    tests, nightly = (ROOT / ".github" / "workflows" / f"{name}.yml" for name in ("tests", "nightly"))
+    pythons = matrix(nightly, "python")
+    assert matrix(tests, "python") == [pythons[0], pythons[-1]]
+    assert pythons == re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
     (tested,) = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
     (oldest,) = re.findall(r'"torch>=(.*)"', project)
-    versions = matrix(tests, "torch")
+    versions = matrix(nightly, "torch")
+    assert set(matrix(tests, "torch")) < set(versions)
     assert tested in versions
     assert versions[0].startswith(oldest)
