@@ -18,6 +18,8 @@ class Arm(StrEnum):
     """With autocast and its weight cache."""
     AMP_NOCACHE = "amp-nocache"
     """With autocast, without its weight cache."""
+    BF16 = "bf16"
+    """Weights and buffers in bfloat16, without autocast and GradScaler."""
 
     @property
     def autocast(self) -> bool:
@@ -26,7 +28,7 @@ class Arm(StrEnum):
 
 
 FORCED_ARMS = (Arm.FP32, Arm.AMP, Arm.AMP_NOCACHE)
-"""The arms that ampmem can force on a script."""
+"""The arms that are compared by default."""
 
 AUTOCAST_ARMS = (Arm.AMP, Arm.AMP_NOCACHE)
 

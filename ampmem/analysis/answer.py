@@ -78,7 +78,8 @@ class Answer:
     forward, before and after, ``forward_changes`` and ``forward_unchanged`` are the categories there, and
     ``activations`` the bytes that autograd holds then; ``None``, or empty, where a run has no such instant. ``groups``
     are the activations under autocast by kind in words and type, the largest first. ``without_cache`` is the peak
-    without autocast's cache of weights; ``None`` where that was not recorded.
+    without autocast's cache of weights, ``in_bfloat16`` the one with weights in bfloat16; ``None`` where that was not
+    recorded.
     """
 
     baseline: PeakOf
@@ -91,6 +92,7 @@ class Answer:
     activations: Change | None
     groups: tuple[PlainGroup, ...]
     without_cache: PeakOf | None
+    in_bfloat16: PeakOf | None
 
     @property
     def ratio(self) -> float:
@@ -281,6 +283,7 @@ def _answer(comparison: Comparison) -> Answer | None:
     if before is None or after is None or summary is None:
         return None
     other = index_of(comparison, (Arm.AMP_NOCACHE,)) if summary.arm.name == Arm.AMP else None
+    low_weights = index_of(comparison, (Arm.BF16,))
     changes, of_forward = _changes(full, low, Mark.PEAK), _changes(full, low, Mark.AFTER_FORWARD)
     whole = full.total(Mark.AFTER_FORWARD), low.total(Mark.AFTER_FORWARD)
     return Answer(
@@ -294,6 +297,7 @@ def _answer(comparison: Comparison) -> Answer | None:
         activations=next((item for item in of_forward if item.category is Category.ACTIVATIONS), None),
         groups=plain_groups(summary.activations),
         without_cache=None if other is None else _peak(comparison.columns[other]),
+        in_bfloat16=None if low_weights is None else _peak(comparison.columns[low_weights]),
     )
 
 

@@ -316,8 +316,9 @@ def _loss_difference(mine: dict[int, float | None], base: dict[int, float | None
 
 def _remarks(entries: Sequence[Entry]) -> tuple[str, ...]:
     known = [(entry, entry.summary) for entry in entries if entry.summary is not None]
+    sized = all(summary.arm.name != Arm.BF16 for _, summary in known)  # in bf16 the same parameters take half
     facts: tuple[tuple[str, dict[str, str]], ...] = (
-        ("parameters", {entry.label: _parameters(summary) for entry, summary in known}),
+        ("parameters", {entry.label: _parameters(summary, sized=sized) for entry, summary in known}),
         ("scripts", {entry.label: entry.script for entry, _ in known if entry.script}),
         ("devices", {entry.label: f"{summary.device.name} ({summary.source})" for entry, summary in known}),
         ("versions of torch", {entry.label: summary.torch for entry, summary in known}),
@@ -330,6 +331,6 @@ def _remarks(entries: Sequence[Entry]) -> tuple[str, ...]:
     )
 
 
-def _parameters(summary: Summary) -> str:
+def _parameters(summary: Summary, *, sized: bool) -> str:
     parameters = summary.parameters
-    return f"{format_count(parameters.count)} in {format_bytes(parameters.bytes)}"
+    return f"{format_count(parameters.count)}{f' in {format_bytes(parameters.bytes)}' if sized else ''}"

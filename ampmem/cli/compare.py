@@ -42,7 +42,8 @@ from ampmem.vocabulary import FORCED_ARMS, Arm, Device
 @click.command("compare", cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @precisions_option(
     FORCED_ARMS,
-    f"Which precisions to run, in this order: {', '.join(FORCED_ARMS)}, or {Arm.AS_IS} for the script as it is.",
+    f"Which precisions to run, in this order: {', '.join(FORCED_ARMS)}, {Arm.BF16} for weights in bfloat16, or "
+    f"{Arm.AS_IS} for the script as it is.",
 )
 @seed_of_runs
 @click.option("--times/--no-times", default=True, show_default=True, help="Run each precision again to time its steps.")

@@ -281,7 +281,10 @@ def _outcome(path: Path, ended: ChildEnd, steps: int) -> _Point:
     help="The script's argument to vary, with its smallest and largest value. --vary may stand among the script's "
     "arguments, too; there LOW:HIGH alone is a positional argument.",
 )
-@precisions_option((*FORCED_ARMS, Arm.AS_IS), f"Which precisions to run; {Arm.AS_IS} is the script as it is.")
+@precisions_option(
+    (*FORCED_ARMS, Arm.AS_IS),
+    f"Which precisions to run; {Arm.AS_IS} is the script as it is, {Arm.BF16} has weights in bfloat16.",
+)
 @seed_of_runs
 @click.option(
     "--points",

@@ -54,7 +54,7 @@ _NO_TRITON = (
 @click.command(cls=ScriptCommand, context_settings={"allow_interspersed_args": False})
 @precision_option(
     "Force a precision on the script: fp32 without autocast and GradScaler, amp with autocast, amp-nocache "
-    "with autocast without its weight cache."
+    "with autocast without its weight cache, bf16 with weights and buffers in bfloat16 and without autocast."
 )
 @click.option("--seed", type=int, metavar="N", help="Seed Python's, numpy's and torch's random numbers first.")
 @force_options

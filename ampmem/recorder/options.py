@@ -165,6 +165,11 @@ def _step_on(step_on: object) -> StepOn | Marker:
 def _precision(precision: object) -> Arm:
     if precision not in tuple(Arm):
         raise UsageError(f"unknown precision {precision!r}; choose from {', '.join(Arm)}")
+    if precision == Arm.BF16:
+        raise UsageError(
+            "precision='bf16' would leave the model of a block in bfloat16: record a script, with ampmem profile "
+            "--precision bf16"
+        )
     return Arm(str(precision))
 
 

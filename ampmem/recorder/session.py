@@ -117,7 +117,7 @@ class Session:
         self._steering: Steering | None = None
         if options.arm != Arm.AS_IS:
             self._steering = Steering(options.arm, options.dtype, self.source.device_type, self._notes.add)
-        self._changes = ForcedChanges(options.forced, self._notes.add)
+        self._changes = ForcedChanges(options.forced, self._notes.add, options.arm)
         self._update = RunningUpdate(self.log, stacks)
         self._placement = Placement(self.models, self.log, self.source.kind, self.source.device_type)
         self._device = DeviceWatch(self.source, self.log, self._update, self._placement, stacks=options.stacks)

@@ -131,7 +131,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=_count, default=STEPS, metavar="N", help=f"how many steps to record [default: {STEPS}]")
     add("--skip", type=_count_or_none, default=0, metavar="N", help="how many steps to skip first [default: 0]")
     add("--step-on", metavar="WHAT", help=f"what ends a step: {FORMS} [default: found automatically]")
-    precisions = [arm.value for arm in Arm]
+    precisions = [arm.value for arm in (*FORCED_ARMS, Arm.AS_IS)]
     add(
         "--precision",
         choices=precisions,

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from ampmem.own_code import is_running
 from ampmem.patching import Undo, hook, patch
 from ampmem.recorder.steering.parallel import PARALLEL_HOOKS, ForcedChange, Hook
+from ampmem.recorder.steering.weights import BFloat16Weights
 from ampmem.recorder.torch_private.entries import Place
 from ampmem.recorder.torch_private.general import (
     FUSED_INITS,
@@ -40,23 +41,25 @@ from ampmem.recorder.torch_private.general import (
     top_saved_hooks,
     version_of,
 )
-from ampmem.vocabulary import Forced, forced_options
+from ampmem.vocabulary import Arm, Forced, forced_options
 
 _CHECKPOINT_FILE = torch.utils.checkpoint.__file__  # the function itself is wrapped by one of another file
 
 
 class ForcedChanges:
-    """The changes in ``forced``, in place from :meth:`install` until its undo.
+    """The forced changes that are asked for, in place from :meth:`install` until its undo.
 
     ``note`` is called with what was changed and what was left as in the script, for the recording.
     """
 
-    def __init__(self, forced: Forced, note: Callable[[str], None]) -> None:
+    def __init__(self, forced: Forced, note: Callable[[str], None], arm: Arm = Arm.AS_IS) -> None:
         options = forced_options()
         values = {name: getattr(forced, name) for name in forced.kinds() if name in HOOKS}
         self._parts = [
             HOOKS[name](" ".join(options[name].written(value)), value, note) for name, value in values.items()
         ]
+        if arm is Arm.BF16:
+            self._parts.append(BFloat16Weights(note))
 
     def install(self) -> Undo:
         """Install the patches and hooks; returns the undo."""

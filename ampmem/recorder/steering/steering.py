@@ -185,17 +185,17 @@ class _Regions(threading.local):
 class Steering:
     """Steers every autocast region and GradScaler of the script into one precision.
 
-    ``fp32`` disables them all. ``amp`` enables the outermost regions of ``device_type`` and leaves regions disabled
-    that the script disables inside them; ``amp-nocache`` does the same without the weight cache. ``dtype`` is the dtype
-    to cast to; ``None`` keeps the script's, or torch's default for the device. A script without autocast gets a region
-    of ampmem's around each outermost forward and what follows it, up to backward. GradScalers made before
+    ``fp32`` and ``bf16`` disable them all. ``amp`` enables the outermost regions of ``device_type`` and leaves regions
+    disabled that the script disables inside them; ``amp-nocache`` does the same without the weight cache. ``dtype`` is
+    the dtype to cast to; ``None`` keeps the script's, or torch's default for the device. A script without autocast gets
+    a region of ampmem's around each outermost forward and what follows it, up to backward. GradScalers made before
     :meth:`install` stay as they are.
     """
 
     def __init__(self, arm: Arm, dtype: AutocastDtype | None, device_type: str, note: Callable[[str], None]) -> None:
         self.wrapped = False
         """Whether ampmem had to open a region itself, because the script has none."""
-        self._fp32 = arm == Arm.FP32
+        self._fp32 = not arm.autocast
         self._cache = arm == Arm.AMP
         self._dtype = None if dtype is None else _DTYPES[dtype]
         self._device_type = device_type

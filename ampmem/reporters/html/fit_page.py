@@ -30,6 +30,7 @@ _LOOKS: dict[Arm, tuple[Fill, str]] = {
     Arm.FP32: (FILLS[Category.PARAMETERS], "circle"),
     Arm.AMP: (FILLS[Category.ACTIVATIONS], "square"),
     Arm.AMP_NOCACHE: (FILLS[Category.BUFFERS], "diamond"),
+    Arm.BF16: (FILLS[Category.INPUTS], "star"),
     Arm.AS_IS: (FILLS[Category.OPTIMIZER_STATE], "triangle-up"),
 }
 """Colour and plotly symbol of each arm."""

@@ -187,7 +187,8 @@ def _failed(verdict: Verdict) -> list[str]:
 
 
 def _answered(answer: Answer) -> Wording:
-    more = (*_instants(answer), *_at_the_peaks(answer), *_unchanged(answer), *_forward(answer), *_cache(answer))
+    measured = (*_instants(answer), *_at_the_peaks(answer), *_unchanged(answer), *_forward(answer))
+    more = (*measured, *_cache(answer), *_weights(answer))
     return Wording(headline=_headline(answer), why=_why(answer), more=more)
 
 
@@ -347,6 +348,15 @@ def _cache(answer: Answer) -> list[str]:
         return [f"Without autocast's cache of weights ({other.label}) the peak is the same."]
     size = f"{format_bytes(abs(difference))} {'higher' if difference > 0 else 'lower'}"
     return [f"Without autocast's cache of weights ({other.label}) the peak is {size}."]
+
+
+def _weights(answer: Answer) -> list[str]:
+    """What weights in bfloat16, without autocast, change; the rule is that of :mod:`ampmem.analysis.static_model`."""
+    other = answer.in_bfloat16
+    if other is None:
+        return []
+    rule = "parameters, gradients and states take half as much, without FP32 master copies"
+    return [f"With weights in bfloat16 ({other.label}) the peak is {format_bytes(other.said)}: {rule}."]
 
 
 def _of_one(found: Composition | None) -> Wording:

@@ -16,6 +16,7 @@ _ARMS = {
     Arm.FP32: "FP32",
     Arm.AMP: "AMP",
     Arm.AMP_NOCACHE: "AMP without the weight cache",
+    Arm.BF16: "weights in bfloat16",
     Arm.AS_IS: "the script as it is",
 }
 """The names of the precisions in the headline."""

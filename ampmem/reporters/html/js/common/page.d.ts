@@ -56,7 +56,7 @@ export interface MeshAxis {
 }
 
 export interface ArmSummary {
-  name: "as-is" | "fp32" | "amp" | "amp-nocache";
+  name: "as-is" | "fp32" | "amp" | "amp-nocache" | "bf16";
   dtype: string | null;
   cache: boolean | null;
   scaler: boolean;
@@ -668,7 +668,7 @@ export interface SimulatedGpu {
 }
 
 export interface ArmFit {
-  arm: "as-is" | "fp32" | "amp" | "amp-nocache";
+  arm: "as-is" | "fp32" | "amp" | "amp-nocache" | "bf16";
   largest_fitting: number | null;
   smallest_not_fitting: number | null;
   largest_that_may_fit: number | null;
@@ -688,8 +688,8 @@ export interface Point {
 }
 
 export interface BreakEven {
-  arm: "as-is" | "fp32" | "amp" | "amp-nocache";
-  against: "as-is" | "fp32" | "amp" | "amp-nocache";
+  arm: "as-is" | "fp32" | "amp" | "amp-nocache" | "bf16";
+  against: "as-is" | "fp32" | "amp" | "amp-nocache" | "bf16";
   verdict: "crosses" | "always" | "never" | "reversed" | "unknown";
   costs_at: number | null;
   saves_at: number | null;
