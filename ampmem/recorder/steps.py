@@ -521,19 +521,20 @@ class StepMachine:
 
     # Data, and ends of steps that the user sets.
 
-    def data_started(self) -> Actions:
-        """A DataLoader is about to make a batch: this step's, or the next one's before backward."""
+    def data_started(self, *, transform: bool = False) -> Actions:
+        """A DataLoader is about to make a batch: this step's, or the next one's before backward.
+
+        With ``transform`` a module that is not part of a model is about to run: on the batch, unless a model has run
+        since the batch was made.
+        """
+        if transform and self._model_ran:
+            return
         if self.phase is Phase.FORWARD and not self._in_model:
             yield from self._enter(Phase.DATA)
             return
         self._model_ran = False
         if self.phase in (Phase.SETUP, Phase.BETWEEN):
             yield from self._enter(Phase.DATA)
-
-    def transform_started(self) -> Actions:
-        """A module that is not part of a model is about to run."""
-        if not self._model_ran:
-            yield from self.data_started()
 
     def data_ended(self, before: Phase) -> Actions:
         """The batch is made or transformed, or the DataLoader is exhausted; ``before`` is the phase to go back to."""

@@ -52,7 +52,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "compiled sources steps",
         "running",
         "hooks device",
-        "writing",
+        "script_listener writing",
         "session simulated_block",
         "watch",
     ),

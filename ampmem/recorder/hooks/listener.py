@@ -73,14 +73,14 @@ class Listener(Protocol):
     def scaled(self, scale: float | LateNumber | None) -> None:
         """A GradScaler is about to step with ``scale``."""
 
-    def data_started(self) -> Phase:
-        """A DataLoader is about to make a batch; returns the phase to go back to."""
+    def data_started(self, *, transform: bool = False) -> Phase:
+        """A DataLoader is about to make a batch; returns the phase to go back to.
+
+        With ``transform`` a module that is not part of a model is about to run, probably on a batch.
+        """
 
     def batch_loaded(self, samples: int | None) -> None:
         """A DataLoader has made a batch; ``samples`` is the common first dimension of its tensors, if there is one."""
-
-    def transform_started(self) -> Phase:
-        """A module that is not part of a model is about to run; returns the phase to go back to."""
 
     def data_ended(self, before: Phase) -> None:
         """The batch is made or transformed, or the DataLoader is exhausted; go back to phase ``before``."""

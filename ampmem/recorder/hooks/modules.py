@@ -189,7 +189,7 @@ class ModuleHooks:
 
     def _transform(self, module: nn.Module) -> None:
         if not self._running:
-            self._before_transform = self._listener.transform_started()
+            self._before_transform = self._listener.data_started(transform=True)
         self._running.append((id(module), 0, 0))
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:

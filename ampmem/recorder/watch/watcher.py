@@ -33,6 +33,7 @@ from ampmem.recorder.models.holders import names_of_holders
 from ampmem.recorder.models.live import collection_paused, live_at_start, live_tensors
 from ampmem.recorder.options import Options
 from ampmem.recorder.process import active, become_active, check_none, release
+from ampmem.recorder.script_listener import ScriptListener
 from ampmem.recorder.session import Session
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.choose import records_cuda
@@ -62,17 +63,55 @@ _SHAPES = 3
 """Maximum number of a batch's tensors that are named."""
 
 
+class LightListener(ScriptListener):
+    """Reports phases and batches to ``watcher``, too."""
+
+    watcher: Watcher
+
+    def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not in_backward():  # else it is recomputed
+            self.watcher.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
+            self.watcher.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
+        super().skimmed(module, args)
+
+    def skimmed_over(self) -> None:
+        if not in_backward():
+            self.watcher.entered(Phase.BETWEEN)
+        super().skimmed_over()
+
+    def backward_started(self, loss: float | LateNumber | None) -> None:
+        self.watcher.entered(Phase.BACKWARD)
+        super().backward_started(loss)
+
+    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
+        self.watcher.entered(Phase.BETWEEN)
+        super().backward_ended(raised=raised, differentiable=differentiable)
+
+    def update_begins(self, optimizer: Optimizer, *_: object) -> None:
+        """Note that a ``step`` begins."""
+        if self.on_thread() and not in_backward():
+            self.watcher.entered(Phase.OPTIMIZER)
+
+    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
+        super().updated(optimizer, skipped=skipped)  # the step may end with it, in this phase
+        if not in_backward():
+            self.watcher.entered(Phase.BETWEEN)
+
+
 class LightSession(Session):
     """A session that only times steps, and reports them to ``watcher``, with the phases and batches.
 
     ``look`` is called after each module's forward, for gauges whose peak is only sampled.
     """
 
+    LISTENER = LightListener
+    listener: LightListener
+
     def __init__(
         self, options: Options, watcher: Watcher, *, source: Source | None, look: Callable[[], object] | None
     ) -> None:
         super().__init__(replace(options, timed=True, skip=0, steps=None), source=source)
-        self._watcher = watcher
+        self._watcher = self.listener.watcher = watcher
         self._look = look
 
     def _install(self) -> None:
@@ -81,37 +120,9 @@ class LightSession(Session):
             for optimizer in live_at_start(tensors=False)[0]:
                 self.add_optimizer(optimizer)
         self.skim()
-        self.at_end(hook(on_step_before, self._update_begins))
+        self._undo.callback(hook(on_step_before, self.listener.update_begins))
 
-    def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not in_backward():  # else it is recomputed
-            self._watcher.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
-            self._watcher.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
-        super().skimmed(module, args)
-
-    def skimmed_over(self) -> None:
-        if not in_backward():
-            self._watcher.entered(Phase.BETWEEN)
-        super().skimmed_over()
-
-    def backward_started(self, loss: float | LateNumber | None) -> None:
-        self._watcher.entered(Phase.BACKWARD)
-        super().backward_started(loss)
-
-    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        self._watcher.entered(Phase.BETWEEN)
-        super().backward_ended(raised=raised, differentiable=differentiable)
-
-    def _update_begins(self, optimizer: Optimizer, *_: object) -> None:
-        if self.on_thread() and not in_backward():
-            self._watcher.entered(Phase.OPTIMIZER)
-
-    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
-        super().updated(optimizer, skipped=skipped)  # the step may end with it, in this phase
-        if not in_backward():
-            self._watcher.entered(Phase.BETWEEN)
-
-    def _end_step(self, ended_ns: int | None) -> None:
+    def end_step(self, ended_ns: int | None) -> None:
         self.outcome.steps += 1
         self._watcher.step_ended(self.outcome.number - 1)
 

@@ -60,12 +60,8 @@ class Diary:
     def scaled(self, scale: float | LateNumber | None) -> None:
         self.heard.append(f"scaled by {scale}")
 
-    def data_started(self) -> Phase:
-        self.heard.append("data")
-        return Phase.SETUP
-
-    def transform_started(self) -> Phase:
-        self.heard.append("transform")
+    def data_started(self, *, transform: bool = False) -> Phase:
+        self.heard.append("transform" if transform else "data")
         return Phase.SETUP
 
     def function_returned(self) -> None:
