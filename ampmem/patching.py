@@ -7,6 +7,7 @@ runs several in reverse order.
 from __future__ import annotations
 
 import dis
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -92,6 +93,12 @@ def suspended() -> Iterator[None]:
 def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """Replace ``owner.name``, which ``owner`` itself must have, by ``wrapper(original)``."""
     return _put(owner, name, unseen(wrapper(vars(owner)[name])))
+
+
+def patch_call(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
+    """:func:`patch` by a function that calls the original; it gets the original's name, docstring and attributes."""
+    original = vars(owner)[name]
+    return _put(owner, name, unseen(functools.update_wrapper(wrapper(original), original)))
 
 
 def unseen(function: _FunctionT) -> _FunctionT:

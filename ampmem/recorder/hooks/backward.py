@@ -12,7 +12,7 @@ import torch
 
 from ampmem.events import Fact
 from ampmem.names import FUNCTIONAL, INPUT, warning
-from ampmem.patching import Undo, hook, patch
+from ampmem.patching import Undo, hook, patch_call
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import gradient_of, is_tensor
 from ampmem.recorder.facts.log import Log, Misses
@@ -171,13 +171,12 @@ class BackwardHooks:
     def install(self) -> Undo:
         """Install the patches; returns their undo."""
         with ExitStack() as undo:
-            undo.callback(patch(*FIRST_GRADIENTS, self._wrap_first))
-            undo.callback(patch(*ENGINE, self._wrap_engine))
+            undo.callback(patch_call(*FIRST_GRADIENTS, self._wrap_first))
+            undo.callback(patch_call(*ENGINE, self._wrap_engine))
             return undo.pop_all().close
 
     def _wrap_first(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @passed_on_uncompiled
-        @functools.wraps(original)
         def make(*args: Any, **kwargs: Any) -> Any:
             begins, raised = self._begins(args, kwargs), True
             try:
@@ -192,7 +191,6 @@ class BackwardHooks:
 
     def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @passed_on_uncompiled
-        @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self._goes_on(args, kwargs):
                 return original(*args, **kwargs)

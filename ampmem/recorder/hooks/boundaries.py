@@ -7,7 +7,6 @@ named as the end of a step; and on the DataLoader: allocations while it makes a 
 from __future__ import annotations
 
 import dis
-import functools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from torch import nn
 
 from ampmem.errors import UsageError
 from ampmem.own_code import is_torch
-from ampmem.patching import Undo, added, hook, patch
+from ampmem.patching import Undo, added, hook, patch_call
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Misses
 from ampmem.recorder.hooks.listener import Listener
@@ -123,7 +122,6 @@ def install_data(listener: Listener, misses: Misses) -> Callable[[], None]:
     count = misses.guarded(loaded)
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def __next__(iterator: Any) -> Any:
             if not listener.recording or not listener.on_thread():
                 return original(iterator)
@@ -139,7 +137,7 @@ def install_data(listener: Listener, misses: Misses) -> Callable[[], None]:
 
         return __next__
 
-    return patch(*NEXT_BATCH, wrap)
+    return patch_call(*NEXT_BATCH, wrap)
 
 
 def _samples(iterator: Any, batch: Any) -> int | None:

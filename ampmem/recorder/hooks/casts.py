@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from ampmem.events import Fact
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 from ampmem.recorder.facts.addresses import parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -147,7 +146,6 @@ class CastHooks:
         """Compare the copies before and after autocast's cache is cleared; returns the undo."""
 
         def wrap(original: Callable[[], None]) -> Callable[[], None]:
-            @functools.wraps(original)
             def clear_autocast_cache() -> None:
                 if threading.get_ident() != self._thread:  # autocast's cache is per thread
                     original()
@@ -162,7 +160,7 @@ class CastHooks:
         guarded = self._log.misses.guarded
         before, after = guarded(self._held), guarded(self._cleared)
 
-        return patch(*CLEAR_CACHE, wrap)
+        return patch_call(*CLEAR_CACHE, wrap)
 
 
 def _holders(copy: weakref.ref[torch.Tensor] | SeenCopy) -> int:

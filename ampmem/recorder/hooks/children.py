@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 
 if TYPE_CHECKING:  # the command line imports this module before torch, and the listener's types need torch
     from ampmem.recorder.hooks.listener import Listener
@@ -25,7 +24,6 @@ def install(listener: Listener) -> Undo:
     """Count child processes; returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def start(process: BaseProcess) -> Any:
             if not loads_data(sys._getframe(1)):
                 listener.process_started()
@@ -33,7 +31,7 @@ def install(listener: Listener) -> Undo:
 
         return start
 
-    return patch(*PLACE, wrap)
+    return patch_call(*PLACE, wrap)
 
 
 def forked(listener: Listener) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ampmem.events import Fact
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 from ampmem.recorder.facts.addresses import parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -70,13 +70,12 @@ class CollectiveHooks:
         """Wrap every collective of process groups; returns the undo."""
         with ExitStack() as undo:
             for place in COLLECTIVES:
-                undo.callback(patch(*place, functools.partial(self._wrap, receives=place in RECEIVES)))
+                undo.callback(patch_call(*place, functools.partial(self._wrap, receives=place in RECEIVES)))
             return undo.pop_all().close
 
     def _wrap(self, original: Callable[..., Any], *, receives: bool) -> Callable[..., Any]:
         look = self._look
 
-        @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             look(receives, args, kwargs)
             return original(*args, **kwargs)
@@ -179,11 +178,11 @@ class DataParallelHooks:
     def install(self) -> Undo:
         """Wrap the reducer's three functions and the broadcasts; returns the undo."""
         with ExitStack() as undo:
-            undo.callback(patch(*REDUCER_INIT, self._wrap_init))
-            undo.callback(patch(*REBUILD_BUCKETS, self._wrap_rebuild))
-            undo.callback(patch(*STATIC_GRAPH, self._wrap_static))
+            undo.callback(patch_call(*REDUCER_INIT, self._wrap_init))
+            undo.callback(patch_call(*REBUILD_BUCKETS, self._wrap_rebuild))
+            undo.callback(patch_call(*STATIC_GRAPH, self._wrap_static))
             for place in BROADCASTS:
-                undo.callback(patch(*place, self._wrap_broadcast))
+                undo.callback(patch_call(*place, self._wrap_broadcast))
             return undo.pop_all().close
 
     def blocks(self) -> dict[int, int]:
@@ -191,7 +190,6 @@ class DataParallelHooks:
         return {made.address: made.bytes for known in self._reducers.values() for made in known.blocks}
 
     def _wrap_init(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
         def __init__(reducer: Any, *args: Any, **kwargs: Any) -> None:
             _, made = self._watched(original, reducer, *args, **kwargs)
             if made is not None:
@@ -200,7 +198,6 @@ class DataParallelHooks:
         return __init__
 
     def _wrap_rebuild(self, original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        @functools.wraps(original)
         def _rebuild_buckets(reducer: Any) -> bool:
             rebuilt, made = self._watched(original, reducer)
             if made is not None:
@@ -210,7 +207,6 @@ class DataParallelHooks:
         return _rebuild_buckets
 
     def _wrap_static(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        @functools.wraps(original)
         def _set_static_graph(reducer: Any) -> None:
             _, made = self._watched(original, reducer)
             if made is not None:
@@ -219,7 +215,6 @@ class DataParallelHooks:
         return _set_static_graph
 
     def _wrap_broadcast(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def broadcast(*args: Any, **kwargs: Any) -> Any:
             result, made = self._watched(original, *args, **kwargs)
             if made is not None:
@@ -328,7 +323,7 @@ class ShardingHooks:
         with ExitStack() as undo:
             for name, (before, after) in wrappers.items():
                 for place in places(name):
-                    undo.callback(patch(*place, self._wrapper(before, after)))
+                    undo.callback(patch_call(*place, self._wrapper(before, after)))
             return undo.pop_all().close
 
     def look(self) -> None:
@@ -346,7 +341,6 @@ class ShardingHooks:
         look_after = None if after is None else guarded(after)
 
         def wrap(original: _Look) -> _Look:
-            @functools.wraps(original)
             def run(*args: Any, **kwargs: Any) -> Any:
                 if not (listener.recording and listener.on_thread()):
                     return original(*args, **kwargs)
@@ -451,13 +445,12 @@ class FunctionHooks:
     def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[..., Any]) -> Undo:
         with ExitStack() as undo:
             for part, place in places:
-                undo.callback(patch(*place, functools.partial(self._wrapper, self._log.texts.id(part), filled)))
+                undo.callback(patch_call(*place, functools.partial(self._wrapper, self._log.texts.id(part), filled)))
             return undo.pop_all().close
 
     def _wrapper(self, part: int, filled: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         look, listener = self._log.misses.guarded(functools.partial(self._look, part, filled)), self._listener
 
-        @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if listener.recording and listener.on_thread():

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial, wraps
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
 from ampmem.names import CASTS_COMPILED
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.log import Log, Misses
 from ampmem.recorder.hooks import boundaries, children
@@ -44,7 +44,6 @@ def make_way_for_profilers(listener: Listener) -> Undo:
     """End the recording when the script prepares a profiler: PyTorch allows only one. Returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
         def _prepare_trace(profiler: Any) -> Any:
             if listener.on_thread():
                 listener.stop_recording(OTHER_PROFILER)
@@ -55,14 +54,13 @@ def make_way_for_profilers(listener: Listener) -> Undo:
 
         return _prepare_trace
 
-    return patch(*PREPARE, wrap)
+    return patch_call(*PREPARE, wrap)
 
 
 def make_way_for_history(listener: Listener) -> Undo:
     """End the recording when the script calls ``_record_memory_history``: there is one history. Returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
         def _record_memory_history(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("record_cuda", True):  # otherwise only of pinned host memory, a separate history
                 listener.stop_recording("the script called _record_memory_history, and PyTorch keeps only one history")
@@ -70,7 +68,7 @@ def make_way_for_history(listener: Listener) -> Undo:
 
         return _record_memory_history
 
-    return patch(*HISTORY, wrap)
+    return patch_call(*HISTORY, wrap)
 
 
 def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
@@ -80,7 +78,6 @@ def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
     """
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
         def swap_tensors(t1: Any, t2: Any) -> None:
             with ExitStack() as again:
                 for let_go in guarded:
@@ -92,7 +89,7 @@ def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
         return swap_tensors
 
     guarded = [misses.guarded(let_go) for let_go in holders]
-    return patch(*SWAP, wrap)
+    return patch_call(*SWAP, wrap)
 
 
 class Hooks:

@@ -5,7 +5,6 @@ In forward, saved tensors are read from the autograd nodes: autograd itself is n
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -18,7 +17,7 @@ import torch
 from ampmem.additions import ADD, InPlaceAdditions
 from ampmem.events import Fact
 from ampmem.own_code import OP_CALLER
-from ampmem.patching import Undo, added, patch, unseen
+from ampmem.patching import Undo, added, patch_call, unseen
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -142,7 +141,6 @@ class SavedByNodes:
         self._readable = readable
 
         def wrap(original: Callable[..., None]) -> Callable[..., None]:
-            @functools.wraps(original)
             def save_for_backward(ctx: Any, *tensors: torch.Tensor | None) -> None:
                 original(ctx, *tensors)
                 if self._readable():
@@ -156,7 +154,6 @@ class SavedByNodes:
         def wrap_hooks(original: Callable[..., None]) -> Callable[..., None]:
             """Read saved tensors before the script registers hooks on them, which reading would then run."""
 
-            @functools.wraps(original)
             def register_hooks(saved: Any, *hooks: Any) -> None:
                 read()
                 original(saved, *hooks)
@@ -165,8 +162,8 @@ class SavedByNodes:
 
         read = self._log.misses.guarded(self.read)
         with ExitStack() as undo:
-            undo.callback(patch(*SAVES, wrap))
-            undo.callback(patch(*HOOKS_ON_SAVED, wrap_hooks))
+            undo.callback(patch_call(*SAVES, wrap))
+            undo.callback(patch_call(*HOOKS_ON_SAVED, wrap_hooks))
             return undo.pop_all().close
 
 
@@ -513,7 +510,6 @@ class ForwardObserver:
     def _wrap_disable(self, original: Callable[..., None]) -> Callable[..., None]:
         """Take our hooks off while torch.func or Dynamo disable hooks: torch refuses that while there are any."""
 
-        @functools.wraps(original)
         def disable(error_message: str, fail_if_non_empty: bool = True) -> None:
             if fail_if_non_empty and self._pop_hooks is not None and self._hooks_on_top():
                 self._leave_hooks()
@@ -523,7 +519,6 @@ class ForwardObserver:
         return disable
 
     def _wrap_enable(self, original: Callable[[], None]) -> Callable[[], None]:
-        @functools.wraps(original)
         def enable() -> None:
             original()
             if self._suspended_on == get_ident():  # hooks are per thread
@@ -542,8 +537,8 @@ class ForwardObserver:
     def install(self) -> Callable[[], None]:
         """Patch the functions that disable hooks, and those with which Functions save tensors; returns the undo."""
         with ExitStack() as undo:
-            undo.callback(patch(*DISABLE_SAVED_HOOKS, self._wrap_disable))
-            undo.callback(patch(*ENABLE_SAVED_HOOKS, self._wrap_enable))
+            undo.callback(patch_call(*DISABLE_SAVED_HOOKS, self._wrap_disable))
+            undo.callback(patch_call(*ENABLE_SAVED_HOOKS, self._wrap_enable))
             undo.callback(self._mode.saved.install(self._reads_nodes))
             undo.callback(self.backward_ended)
             return undo.pop_all().close

@@ -6,7 +6,6 @@ a tensor that requires a gradient. Any other module is a transform of the batch.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,7 +18,7 @@ from torch import nn
 
 from ampmem.events import Fact, Phase
 from ampmem.own_code import OWN_FOLDERS
-from ampmem.patching import Undo, added, hook, patch
+from ampmem.patching import Undo, added, hook, patch_call
 from ampmem.recorder.facts.guests import is_nn_parameter, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
@@ -260,13 +259,12 @@ def quiet_compiled_modules() -> Undo:
     """Make compiled modules warn about global hooks only if the script has some; returns the undo."""
 
     def wrap(original: Callable[[], Any]) -> Callable[[], Any]:
-        @functools.wraps(original)
         def _has_any_global_hook() -> Any:
             return original() and any(not _is_own(each) for each in module_hooks())
 
         return _has_any_global_hook
 
-    return patch(*HAS_HOOKS, wrap)
+    return patch_call(*HAS_HOOKS, wrap)
 
 
 class UnseenByCompiled:
@@ -304,7 +302,7 @@ class UnseenByCompiled:
     def install(self) -> Callable[[], None]:
         """Patch the function with which dynamo enters and leaves compiled code; returns the undo."""
         with ExitStack() as undo:
-            undo.callback(patch(*COMPILE, self._wrap_compile))
+            undo.callback(patch_call(*COMPILE, self._wrap_compile))
             undo.callback(self._end)
             self._look()
             return undo.pop_all().close
@@ -325,10 +323,9 @@ class UnseenByCompiled:
         """Patch dynamo, if it has been imported by now."""
         place = compiled_code()
         if place is not None and self._unpatch is None:
-            self._unpatch = patch(*place, self._wrap)
+            self._unpatch = patch_call(*place, self._wrap)
 
     def _wrap_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
             compiled = original(*args, **kwargs)
             self._look()
@@ -339,7 +336,6 @@ class UnseenByCompiled:
     def _wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         # Dynamo calls it before and after compiled code; in between, the compiler calls it too, and code that is
         # excluded from compilation.
-        @functools.wraps(original)
         def _maybe_set_eval_frame(callback: Any) -> Any:
             if get_ident() == self._thread:
                 frame = sys._getframe(1)

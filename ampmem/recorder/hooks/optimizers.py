@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
-from ampmem.patching import Undo, added, hook, patch
+from ampmem.patching import Undo, added, hook, patch_call
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, states_of
 from ampmem.recorder.facts.log import Log, Repeated
@@ -106,8 +105,8 @@ class OptimizerHooks:
             undo.callback(hook(on_step_before, self._log.misses.guarded(self._before)))
             handle = self._handle = on_step_after(self._log.misses.guarded(self._after))
             undo.callback(added(on_step_after.__module__, on_step_after.__name__, handle.remove))
-            undo.callback(patch(*SCALER_STEP, self._wrap_scaler))
-            undo.callback(patch(*OPTIMIZER_INIT, self._wrap_init))
+            undo.callback(patch_call(*SCALER_STEP, self._wrap_scaler))
+            undo.callback(patch_call(*OPTIMIZER_INIT, self._wrap_init))
             return undo.pop_all().close
 
     def records(self) -> list[OptimizerRecord]:
@@ -384,7 +383,6 @@ class OptimizerHooks:
         return take
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
             self._made.append(weakref.ref(optimizer))
@@ -399,7 +397,6 @@ class OptimizerHooks:
         self._listener.optimizer_made(optimizer)
 
     def _wrap_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             updates = started(scaler, optimizer)
             result = original(scaler, optimizer, *args, **kwargs)

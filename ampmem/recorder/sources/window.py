@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,7 @@ from torch.profiler import ProfilerActivity
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import Column
-from ampmem.patching import patch
+from ampmem.patching import patch_call
 from ampmem.recorder.sources.torch_flags import log_level, without_warnings
 from ampmem.recorder.torch_private.general import (
     BACKWARD_SCOPE,
@@ -282,7 +281,7 @@ def install() -> Callable[[], None]:
     A scope that the profiler saw begin must not end after that profiler was stopped: it points into
     what the profiler had recorded. Scopes begun while recording is off do nothing.
     """
-    return patch(*ENTER_SCOPE, _without_recording)
+    return patch_call(*ENTER_SCOPE, _without_recording)
 
 
 def shift_between(markers: Sequence[Span], marks: Marks) -> Callable[[Column], Column]:
@@ -327,7 +326,6 @@ def _mark() -> list[ClockMark]:
 
 
 def _without_recording(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def __enter__(scope: Any) -> Any:
         enable_record_function(False)
         try:

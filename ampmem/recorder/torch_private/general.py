@@ -1,4 +1,4 @@
-"""Every private torch API that recording uses: what for, since when, and what ampmem does without it.
+"""Every private torch API that recording uses: what for, and what ampmem does without it.
 
 APIs for CUDA devices are in ``cuda.py``, for torch.distributed in ``distributed.py``; nothing else in
 ``ampmem/recorder`` uses private APIs (the simulated device's are in ``simulator/private/``). Public functions that are

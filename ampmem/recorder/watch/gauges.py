@@ -7,7 +7,6 @@ the peak of a phase: so the peaks before a reset are added again to all that a s
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -20,7 +19,7 @@ import torch
 
 from ampmem.allocator.oom import OutOfMemory
 from ampmem.errors import UsageError
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 from ampmem.recorder.models.live import live_tensors
 from ampmem.recorder.sources.cpu import count_all_threads
 from ampmem.recorder.sources.cuda.device import Snapshot, TorchCuda, forget_observer
@@ -245,9 +244,9 @@ class CudaGauge(Gauge):
         with ExitStack() as undo:
             undo.callback(self._end)
             for place in torch_private.ASKS_STATS:
-                undo.callback(patch(*place, self._put_back))
+                undo.callback(patch_call(*place, self._put_back))
             for place in torch_private.RESETS_PEAKS:
-                undo.callback(patch(*place, self._forget))
+                undo.callback(patch_call(*place, self._forget))
             self._api.when_ready(self._switch_on)
             return undo.pop_all().close
 
@@ -331,7 +330,6 @@ class CudaGauge(Gauge):
         return self._device
 
     def _put_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def memory_stats(device: Any, *args: Any) -> Any:
             stats = original(device, *args)
             for (name, pool), peak in self._peaks.get(_index(device), {}).items():
@@ -343,7 +341,6 @@ class CudaGauge(Gauge):
         return memory_stats
 
     def _forget(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def reset_peak_memory_stats(device: Any, *args: Any) -> Any:
             result = original(device, *args)
             self._peaks.pop(_index(device), None)

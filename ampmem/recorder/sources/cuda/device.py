@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ampmem.allocator.settings import UNCACHED, VARIABLES, backend_of_environment
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import in_backward
 
@@ -202,7 +202,6 @@ _captured: set[int] = set()
 
 def _follow_captures() -> Undo:
     def wrap_begin(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(graph, *args, **kwargs)
             _captured.add(id(graph))
@@ -211,7 +210,6 @@ def _follow_captures() -> Undo:
         return capture_begin
 
     def wrap_end(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return original(graph, *args, **kwargs)
@@ -222,8 +220,8 @@ def _follow_captures() -> Undo:
 
     with ExitStack() as undo:
         undo.callback(_captured.clear)
-        undo.callback(patch(*torch_private.BEGIN_CAPTURE, wrap_begin))
-        undo.callback(patch(*torch_private.END_CAPTURE, wrap_end))
+        undo.callback(patch_call(*torch_private.BEGIN_CAPTURE, wrap_begin))
+        undo.callback(patch_call(*torch_private.END_CAPTURE, wrap_end))
         return undo.pop_all().close
 
 
