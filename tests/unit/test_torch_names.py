@@ -112,7 +112,7 @@ PATCHES = ("patch", "patch_call")
 
 
 def patches_by_name(source: str) -> Iterator[str]:
-    """Calls of ``patch`` and ``patch_call`` that spell out what is patched, and so take it for granted that torch has it."""
+    """Calls of ``patch`` and ``patch_call`` that spell out what is patched: they take for granted that torch has it."""
     for node in ast.walk(ast.parse(source)):
         if (
             isinstance(node, ast.Call)
