@@ -100,23 +100,16 @@ class Session:
 
     def _open(self) -> StepWriter:
         """Create the recording."""
-        options, listener, code = self.options, self.listener, self._hooks.code
         describer = Describer(
-            forced=options.arm,
+            forced=self.options.arm,
             source=self.source,
-            placement=listener.placement,
-            models=self.models,
-            optimizers=self._hooks.optimizers,
-            arm_seen=listener.arm_seen,
-            steering=listener.steering,
+            listener=self.listener,
+            hooks=self._hooks,
             notes=self._notes,
             outcome=self.outcome,
-            places=self._hooks.places,
-            compiled=code,
-            log=self.log,
         )
-        file = RecordingWriter(options.path, run_record(options, self.source), force=options.force)
-        return StepWriter(file, Joiner(self.log, listener.stacks, code), self.log.texts, describer)
+        file = RecordingWriter(self.options.path, run_record(self.options, self.source), force=self.options.force)
+        return StepWriter(file, Joiner(self.log, self.listener.stacks, self._hooks.code), describer)
 
     @let_in  # a delayed signal handler raises here, when everything is undone
     def start(self) -> None:

@@ -171,76 +171,49 @@ class DataParallelHooks:
         self._log = log
         self._text = log.texts.id
         self._reducers: weakref.WeakKeyDictionary[Any, _Reducer] = weakref.WeakKeyDictionary()
-        guarded = log.misses.guarded
-        self._look_at_new, self._look_at_rebuilt = guarded(self._new), guarded(self._asked_to_rebuild)
-        self._look_at_static, self._look_at_broadcast = guarded(self._static), guarded(self._broadcast)
 
     def install(self) -> Undo:
         """Wrap the reducer's three functions and the broadcasts; returns the undo."""
+        looks: dict[Place, Callable[..., object]] = {
+            REDUCER_INIT: self._new,
+            REBUILD_BUCKETS: self._asked_to_rebuild,
+            STATIC_GRAPH: self._static,
+            **dict.fromkeys(BROADCASTS, self._broadcast),
+        }
         with ExitStack() as undo:
-            undo.callback(patch_call(*REDUCER_INIT, self._wrap_init))
-            undo.callback(patch_call(*REBUILD_BUCKETS, self._wrap_rebuild))
-            undo.callback(patch_call(*STATIC_GRAPH, self._wrap_static))
-            for place in BROADCASTS:
-                undo.callback(patch_call(*place, self._wrap_broadcast))
+            for place, look in looks.items():
+                undo.callback(patch_call(*place, functools.partial(self._wrap, self._log.misses.guarded(look))))
             return undo.pop_all().close
 
     def blocks(self) -> dict[int, int]:
         """Address and bytes of the blocks of all live reducers."""
         return {made.address: made.bytes for known in self._reducers.values() for made in known.blocks}
 
-    def _wrap_init(self, original: Callable[..., None]) -> Callable[..., None]:
-        def __init__(reducer: Any, *args: Any, **kwargs: Any) -> None:
-            _, made = self._watched(original, reducer, *args, **kwargs)
-            if made is not None:
-                self._look_at_new(reducer, made, *args, **kwargs)
+    def _wrap(self, look: Callable[..., object], original: Callable[..., Any]) -> Callable[..., Any]:
+        """``original``, followed by ``look`` with its result, what it allocated, and its arguments."""
 
-        return __init__
-
-    def _wrap_rebuild(self, original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        def _rebuild_buckets(reducer: Any) -> bool:
-            rebuilt, made = self._watched(original, reducer)
-            if made is not None:
-                self._look_at_rebuilt(reducer, made if rebuilt else None)
-            return bool(rebuilt)
-
-        return _rebuild_buckets
-
-    def _wrap_static(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        def _set_static_graph(reducer: Any) -> None:
-            _, made = self._watched(original, reducer)
-            if made is not None:
-                self._look_at_static(reducer, made)
-
-        return _set_static_graph
-
-    def _wrap_broadcast(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def broadcast(*args: Any, **kwargs: Any) -> Any:
-            result, made = self._watched(original, *args, **kwargs)
-            if made is not None:
-                self._look_at_broadcast(made)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._listener.on_thread():
+                return original(*args, **kwargs)
+            with Allocations(self._log, follow=self._listener.recording) as seen:
+                result = original(*args, **kwargs)
+            look(result, seen.made, *args, **kwargs)
             return result
 
-        return broadcast
-
-    def _watched(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[Made] | None]:
-        """The result of ``original`` and what it allocated; ``None`` for the latter if nothing was watched."""
-        if torch.compiler.is_compiling() or not self._listener.on_thread():
-            return original(*args, **kwargs), None
-        with Allocations(self._log, follow=self._listener.recording) as seen:
-            return original(*args, **kwargs), seen.made
+        return run
 
     def _new(
         self,
-        reducer: Any,
+        _: object,
         made: list[Made],
+        reducer: Any,
         params: Sequence[torch.Tensor],
         bucket_indices: Iterable[Iterable[int]],
         per_bucket_size_limits: object = None,
         process_group: object = None,
         expect_sparse_gradients: Sequence[bool] = (),
-        *_: object,
-        **__: object,
+        *__: object,
+        **___: object,
     ) -> None:
         """``reducer`` was made with these arguments; its integer tensors note which parameters a step used."""
         sparse = {index for index, expected in enumerate(expect_sparse_gradients) if expected}
@@ -248,20 +221,20 @@ class DataParallelHooks:
         known = self._reducers[reducer] = _Reducer(elements=sum(dense))
         self._take(known, made)
 
-    def _asked_to_rebuild(self, reducer: Any, made: list[Made] | None) -> None:
-        """A forward begins; ``made`` is what the reducer allocated if it rebuilt its buckets, else ``None``."""
+    def _asked_to_rebuild(self, rebuilt: bool, made: list[Made], reducer: Any) -> None:
+        """A forward begins; ``made`` is what the reducer allocated, its new buckets if it ``rebuilt`` them."""
         known = self._reducers.get(reducer)
         if known is None:
             known = self._reducers[reducer] = _Reducer(elements=None)
             if self._listener.recording:
                 self._listener.remark(MADE_BEFORE)
-        if made is not None:
+        if rebuilt:
             kept = [block for block in known.blocks if not block.floating]
             self._take(known, kept + [block for block in made if block.floating])
         elif self._listener.recording and not known.noted:
             self._log_blocks(known)
 
-    def _static(self, reducer: Any, made: list[Made]) -> None:
+    def _static(self, _: object, made: list[Made], reducer: Any) -> None:
         """DDP set ``static_graph`` on ``reducer``; ``made`` is what it allocated to note the used parameters."""
         known = self._reducers.get(reducer)
         if known is not None:
@@ -283,7 +256,7 @@ class DataParallelHooks:
         for block in known.blocks:
             self._log.fact(Fact.COMMUNICATION, block.address, self._text(Communication.REDUCE_BUCKETS))
 
-    def _broadcast(self, made: list[Made]) -> None:
+    def _broadcast(self, _: object, made: list[Made], *__: object, **___: object) -> None:
         if self._listener.recording:
             for block in made:  # it may be freed by now, hence the time
                 self._log.fact(Fact.COMMUNICATION, block.address, self._text(Communication.BROADCAST), at=block.time_ns)
@@ -435,42 +408,34 @@ class FunctionHooks:
         self._log = log
 
     def install(self) -> Undo:
-        """Patch the functions of ``torch.distributed``; returns the undo."""
-        return self._patched(collectives(), filled=self._arguments)
+        """Patch the functions of ``torch.distributed``, which fill their arguments; returns the undo."""
+        return self._patched(collectives(), filled=lambda result, arguments: arguments)
 
     def install_returning(self) -> Undo:
         """Patch the functional collectives, which return new tensors (DTensor uses them); returns the undo."""
-        return self._patched(returning_collectives(), filled=self._result)
+        return self._patched(returning_collectives(), filled=lambda result, arguments: result)
 
-    def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[..., Any]) -> Undo:
+    def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[[Any, Any], Any]) -> Undo:
         with ExitStack() as undo:
             for part, place in places:
                 undo.callback(patch_call(*place, functools.partial(self._wrapper, self._log.texts.id(part), filled)))
             return undo.pop_all().close
 
     def _wrapper(self, part: int, filled: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        look, listener = self._log.misses.guarded(functools.partial(self._look, part, filled)), self._listener
+        look, listener = self._log.misses.guarded(self._look), self._listener
 
         def run(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if listener.recording and listener.on_thread():
-                look(result, args, kwargs)
+                look(part, filled(result, (args, kwargs)))
             return result
 
         return run
 
-    def _look(self, part: int, filled: Callable[..., Any], result: Any, args: Any, kwargs: Any) -> None:
-        for leaf in tree_leaves(filled(result, args, kwargs)):
+    def _look(self, part: int, tensors: Any) -> None:
+        for leaf in tree_leaves(tensors):
             if is_tensor(leaf):
                 self._log.about(Fact.COLLECTIVE, leaf, part, self._log.module)
-
-    @staticmethod
-    def _arguments(_: Any, args: Any, kwargs: Any) -> Any:
-        return (args, kwargs)
-
-    @staticmethod
-    def _result(result: Any, _: Any, __: Any) -> Any:
-        return result
 
 
 class CommunicationHooks:
@@ -480,40 +445,41 @@ class CommunicationHooks:
         self._functions = FunctionHooks(listener, log)
         self._sharding = ShardingHooks(listener, log, models, arm_seen)
         self._misses = log.misses
-        self._undo: ExitStack | None = None
-        self._called = self._functional = self._sharded = False
+        self._undo = ExitStack()
+        self._waiting: list[tuple[Callable[[], bool], Callable[[], Undo]]] | None = None
+        """The hooks that are not installed yet, each with what tells that its module is imported; ``None`` at rest."""
         self._look = log.misses.guarded(self._follow)
 
     def install(self) -> Undo:
         """Begin; returns the undo of all hooks, including those installed later."""
-        self._undo = ExitStack()
-        self._called = self._functional = self._sharded = False
+        self._waiting = [
+            (torch.distributed.is_available, self._functions.install),
+            (functional, self._functions.install_returning),
+            (fully_sharded, self._install_sharding),
+        ]
         self.follow()
         return self._close
 
     def follow(self) -> None:
         """Install the hooks whose modules are imported by now; called when a forward begins."""
-        if self._undo is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        if self._waiting is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             self._look()
 
     def _follow(self) -> None:
-        assert self._undo is not None
-        if not self._called:
-            self._called = True
-            self._undo.callback(self._functions.install())
-        if not self._functional and functional():
-            self._functional = True
-            self._undo.callback(self._functions.install_returning())
-        if not fully_sharded():
-            return
-        if not self._sharded:
-            self._sharded = True
-            for message in probe(Use.SHARDED):
-                self._misses.say(message)
-            self._undo.callback(self._sharding.install())
-        self._sharding.look()
+        assert self._waiting is not None
+        for entry in list(self._waiting):
+            is_imported, install = entry
+            if is_imported():
+                self._waiting.remove(entry)  # first, so that an install that fails is not tried again
+                self._undo.callback(install())
+        if fully_sharded():
+            self._sharding.look()
+
+    def _install_sharding(self) -> Undo:
+        for message in probe(Use.SHARDED):
+            self._misses.say(message)
+        return self._sharding.install()
 
     def _close(self) -> None:
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo.close()
+        self._waiting = None
+        self._undo.close()

@@ -56,8 +56,8 @@ _NO_WORKSPACES = (
     "the part for the workspaces of cuBLAS does not work with this torch: at the end of a recording ampmem looks for "
     "Python objects that hold them instead"
 )
-CPU = -1
-"""The device of the CPU's blocks."""
+CPU, OTHER_DEVICE = -1, -2
+"""The devices of the CPU's blocks, and of those that are neither the CPU's nor CUDA's."""
 _BLOCK, _SPAN = 9, 5
 """Integers of a block and of a node in the extension's tables."""
 _COUNTS, _TAKEN = ctypes.c_int64 * 3, ctypes.c_int64 * 2

@@ -458,15 +458,5 @@ class _Rows:
             order = np.argsort(np.concatenate([added[0], places]), kind="stable")
             columns = [np.concatenate(parts)[order] for parts in zip(added[1:], columns, strict=True)]
         time, action, address, size, allocated, op, sequence = columns
-        return RawEvents(
-            time_ns=time,
-            action=action,
-            address=address,
-            bytes=size,
-            block_bytes=size,
-            stream=np.zeros_like(size),
-            allocated=allocated,
-            op=op,
-            sequence=sequence,
-            ops=ops,
-        )
+        table = [time, action, address, size, size, np.zeros_like(size), allocated]
+        return RawEvents.from_table(table, op=op, sequence=sequence, ops=ops)

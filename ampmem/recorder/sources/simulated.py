@@ -249,22 +249,10 @@ class SimulatedSource(Source):
 def _raw(events: list[DeviceEvent], segments: SegmentColumns) -> RawEvents:
     names: dict[str, int] = {"": 0}
     op = [names.setdefault(event.node, len(names)) for event in events]
-    rows = [(e.time_ns, e.action, e.address, e.bytes, e.block_bytes, e.allocated, e.sequence, e.stream) for e in events]
-    columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 8).T)
-    time, action, address, size, block, allocated, sequence, stream = columns
-    return RawEvents(
-        time_ns=time,
-        action=action,
-        address=address,
-        bytes=size,
-        block_bytes=block,
-        stream=stream,
-        allocated=allocated,
-        op=np.array(op, dtype=np.int64),
-        sequence=sequence,
-        ops=tuple(names),
-        segments=segments,
-    )
+    rows = [(e.time_ns, e.action, e.address, e.bytes, e.block_bytes, e.stream, e.allocated, e.sequence) for e in events]
+    *table, sequence = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 8).T)
+    op_column = np.array(op, dtype=np.int64)
+    return RawEvents.from_table(table, op=op_column, sequence=sequence, ops=tuple(names), segments=segments)
 
 
 def _context(gpu: GpuSpec) -> str:

@@ -16,6 +16,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import compress
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from time import monotonic, time_ns
@@ -29,13 +31,17 @@ from torch.profiler import ProfilerActivity
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import Column
 from ampmem.patching import patch_call
+from ampmem.recorder.facts.log import ELSEWHERE
+from ampmem.recorder.sources.extension import CPU, OTHER_DEVICE, Observed
 from ampmem.recorder.sources.torch_flags import log_level, without_warnings
 from ampmem.recorder.torch_private.general import (
+    ALLOCATION,
     BACKWARD_SCOPE,
     CONFIG_LOADER,
     ENTER_SCOPE,
     FILTERS,
     KINETO,
+    OP_FIELDS,
     REGISTER_CLIENT,
     STOP_THREAD,
     USER_SCOPE,
@@ -282,6 +288,113 @@ def install() -> Callable[[], None]:
     what the profiler had recorded. Scopes begun while recording is off do nothing.
     """
     return patch_call(*ENTER_SCOPE, _without_recording)
+
+
+WHOLE = "ampmem::window"
+"""The name of a scope around a whole window: torch's event tree has a device's blocks only inside another event."""
+
+
+class _Around(NamedTuple):
+    """The node around the current place of the walk, as in :class:`Observed`."""
+
+    name: int = 0
+    own: int = -1
+    number: int = -1
+    thread: int = -1
+
+
+_fields, _start = attrgetter("extra_fields"), attrgetter("start_time_ns")
+_of_allocation = attrgetter("ptr", "alloc_size", "total_allocated", "device")
+
+
+class EventTree:
+    """Reads blocks and autograd nodes out of a profile's event tree.
+
+    Each attribute of an event costs a call into C++: those of allocations, which are most of the tree, are read by
+    loops in C.
+    """
+
+    def __init__(self, roots: list[Any]) -> None:
+        self.markers: list[Span] = []
+        self._names: dict[str, int] = {"": 0}
+        self._spans: list[tuple[int, int, int, int, int]] = []
+        """The nodes that ran, as in :class:`Observed`; parents come before their children."""
+        self._times: list[int] = []
+        self._allocations: list[tuple[int, int, int, torch.device]] = []
+        self._runs: list[tuple[int, _Around]] = []
+        """(index of the first allocation, node around it) of each run of allocations."""
+        self._thread: int | None = None
+        """The profiler's number of the recorded thread, known from the markers."""
+        pending = [(roots, _Around())]
+        while pending:
+            pending += reversed(self._visit(*pending.pop()))
+
+    def _visit(self, events: list[Any], around: _Around) -> list[tuple[list[Any], _Around]]:
+        """Read the ``events`` inside ``around``; returns their children, each list with the node around it."""
+        fields = list(map(_fields, events))
+        kinds = list(map(type, fields))
+        allocated = [kind is ALLOCATION for kind in kinds]
+        if any(allocated):
+            self._runs.append((len(self._times), around))
+            self._times += map(_start, compress(events, allocated))
+            self._allocations += map(_of_allocation, compress(fields, allocated))
+        found = []
+        for event, of_event, kind in zip(events, fields, kinds, strict=True):
+            if kind is OP_FIELDS:  # otherwise a call of the CUDA runtime
+                name = event.name
+                if name == MARKER:
+                    self.markers.append((event.start_time_ns, event.end_time_ns))
+                    self._thread = event.start_tid
+                    continue
+                inside = around
+                if name != WHOLE and not name.startswith(COLLECTIVES):
+                    inside = self._node(event, name, of_event.sequence_number, around)
+                if children := event.children:
+                    found.append((children, inside))
+        return found
+
+    def _node(self, event: Any, name: str, own: int, around: _Around) -> _Around:
+        thread, place = event.start_tid, self._names.setdefault(name, len(self._names))
+        # Ops that a node calls have no number of their own. A node inside another on the engine's thread was made
+        # there, by a recomputed forward: autograd numbers the nodes of each thread from 0 on.
+        made_there = around.number >= 0 and thread != self._thread
+        number = around.number if own < 0 else own + ELSEWHERE if made_there else own
+        self._spans.append((event.start_time_ns, event.end_time_ns, place, number, thread))
+        return _Around(place, own, number, thread)
+
+    def observed(self, marks: Marks) -> Observed:
+        """The same as the compiled extension observes, in order of time."""
+        shift = shift_between(self.markers, marks)
+        devices = {device: _index_of(device) for device in {each[-1] for each in self._allocations}}
+        numbers = [(*rest, devices[device]) for *rest, device in self._allocations]
+        around = np.array([each for _, each in self._runs], dtype=np.int64).reshape(-1, len(_Around._fields))
+        counts = np.diff([*(first for first, _ in self._runs), len(self._times)])
+        columns = [
+            shift(np.array(self._times, dtype=np.int64)),
+            *np.array(numbers, dtype=np.int64).reshape(-1, 4).T,
+            *np.repeat(around, counts, axis=0).T,
+        ]
+        order = np.argsort(columns[0], kind="stable")  # a thread of the engine comes after the threads before it
+        time, address, size, total, device, name, own, number, thread = (column[order] for column in columns)
+        spans = np.array(self._spans, dtype=np.int64).reshape(-1, 5)
+        spans[:, :2] = shift(spans[:, :2])
+        return Observed(
+            time_ns=time,
+            address=address,
+            bytes=size,
+            total=total,
+            device=device,
+            name=name,
+            own=own,
+            number=number,
+            thread=thread,
+            spans=spans,
+            names=list(self._names),
+        )
+
+
+def _index_of(device: torch.device) -> int:
+    return CPU if device.type == "cpu" else (device.index or 0) if device.type == "cuda" else OTHER_DEVICE
 
 
 def shift_between(markers: Sequence[Span], marks: Marks) -> Callable[[Column], Column]:

@@ -242,7 +242,7 @@ def test_rows_have_to_come_to_what_the_allocator_counts(name: str) -> None:
     assert history.follow(trace, since_ns=6, until_ns=9, counted=wrong) is None
     settled = history.follow(trace, since_ns=6, until_ns=9, counted=counted)
     assert settled is not None
-    assert (settled.allocated.tolist(), settled.block_bytes.tolist()) == ([700, 701], [1024, 512])
+    assert (settled.events.allocated.tolist(), settled.events.block_bytes.tolist()) == ([700, 701], [1024, 512])
 
 
 def test_the_allocator_is_described_without_a_snapshot(clock: Clock) -> None:

@@ -14,6 +14,7 @@ from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_c
 from ampmem.allocator.settings import Settings, round_size
 from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, read_segments
 from ampmem.events import Action, Column, SegmentColumns
+from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.cuda.device import Snapshot, Stats
 from ampmem.recorder.sources.cuda.trace import (
     IS_ALLOC,
@@ -257,27 +258,19 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """The events of a window as columns; ``lost`` counts the blocks and segments in which trace and state differ.
+    """The events of a window; ``lost`` counts the blocks and segments in which trace and state differ.
 
-    ``seen`` is the index of an event's block in the profiler's, or -1. ``awaiting_ns`` and ``awaiting`` are times, and
-    the requested bytes that await other streams from then on. ``peak`` is the state with the most requested bytes,
-    ``allocated_peak`` the most block bytes of live blocks.
+    No autograd nodes are known of ``events``. ``seen`` is the index of an event's block in the profiler's, or -1.
+    ``awaiting_ns`` and ``awaiting`` are times, and the requested bytes that await other streams from then on. ``peak``
+    is the state with the most requested bytes, ``allocated_peak`` the most block bytes of live blocks.
     """
 
-    time_ns: Column
-    action: Column
-    address: Column
-    bytes: Column
-    block_bytes: Column
-    stream: Column
-    allocated: Column
-    stack: Column
+    events: RawEvents
     seen: Column
     awaiting_ns: Column
     awaiting: Column
     peak: Level
     allocated_peak: int
-    segments: SegmentColumns
     lost: int
 
     def awaiting_at(self, instant_ns: int) -> int:
@@ -593,7 +586,10 @@ def _add_blocks(trace: Trace, seen: SeenBlocks) -> None:
 
 
 class _Rows(NamedTuple):
-    """Events of a window, with the columns of :class:`Settled` as rows, and the requested bytes that await streams."""
+    """Events of a window, and the requested bytes that await other streams.
+
+    The rows of ``table`` are time, action, address, bytes, block bytes, stream, stack, ``seen`` and allocated bytes.
+    """
 
     table: NDArray[np.int64]
     awaiting_ns: Column
@@ -602,23 +598,18 @@ class _Rows(NamedTuple):
     allocated_peak: int
 
     def settled(self, segments: SegmentColumns, lost: int) -> Settled:
-        """The columns of :class:`Settled`."""
-        time, action, address, size, block, stream, stack, seen, allocated = self.table
+        """The window of these events."""
+        *first, stack, seen, allocated = self.table
+        none = np.zeros_like(seen)
         return Settled(
-            time_ns=time,
-            action=action,
-            address=address,
-            bytes=size,
-            block_bytes=block,
-            stream=stream,
-            allocated=allocated,
-            stack=stack,
+            events=RawEvents.from_table(
+                [*first, allocated], op=none, sequence=none - 1, stack=stack, segments=segments
+            ),
             seen=seen,
             awaiting_ns=self.awaiting_ns,
             awaiting=self.awaiting,
             peak=self.peak,
             allocated_peak=self.allocated_peak,
-            segments=segments,
             lost=lost,
         )
 

@@ -546,7 +546,7 @@ class CudaSource(Source):
             trace, seen = trace_on(device, part, self._stack_of, tracker.names(), marks)
             window = TraceWindow(trace, extents_in(snapshot, device), HeldBlocks.of(snapshot, device))
             settled = self._history.settle_tracked(window, **span)
-        seen_all = ((settled.seen >= 0) | (settled.action == Action.BASELINE)).all()
+        seen_all = ((settled.seen >= 0) | (settled.events.action == Action.BASELINE)).all()
         nodes = NO_NODES if seen_all else profiled.nodes(device)
         return self._raw(settled, nodes, seen)
 
@@ -639,21 +639,8 @@ def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> 
     if len(known) == len(settled.seen):  # the profiler saw each
         op, sequence = seen.op[settled.seen] + len(nodes.ops), seen.sequence[settled.seen]
     else:
-        op, sequence = nodes.at(settled.time_ns)
+        op, sequence = nodes.at(settled.events.time_ns)
         place = settled.seen[known]
         op[known], sequence[known] = seen.op[place] + len(nodes.ops), seen.sequence[place]
-    return RawEvents(
-        time_ns=settled.time_ns,
-        action=settled.action,
-        address=settled.address,
-        bytes=settled.bytes,
-        block_bytes=settled.block_bytes,
-        stream=settled.stream,
-        allocated=settled.allocated,
-        op=op,
-        sequence=sequence,
-        ops=(*nodes.ops, *seen.ops),
-        stack=settled.stack,
-        stacks=tuple(history.stacks.texts),
-        segments=settled.segments,
-    )
+    ops, stacks = (*nodes.ops, *seen.ops), tuple(history.stacks.texts)
+    return replace(settled.events, op=op, sequence=sequence, ops=ops, stacks=stacks)
