@@ -203,6 +203,8 @@ class ForwardMode(TorchDispatchMode):
         self.casts = casts
         self.stacks = stacks
         self.saved = SavedByNodes(log)
+        self.read_saved = log.misses.guarded(self.saved.read)
+        self._after = log.misses.guarded(self._note_result)
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
         self._may_copy: dict[Any, bool] = {}
         """The ops of :data:`_MAY_COPY` seen so far, and whether each may cast."""
@@ -275,13 +277,6 @@ class ForwardMode(TorchDispatchMode):
             self._log.misses.add(error)
             return 0, False, False
 
-    def _after(self, *seen: Any) -> None:
-        try:
-            with without_functions():
-                self._note_result(*seen)
-        except Exception as error:
-            self._log.misses.add(error)
-
     def _note_result(self, func: Any, name: int, args: Any, result: Any, makes_storage: bool) -> None:
         """Log the ``result`` of ``func``, which is not a view op."""
         results = result if isinstance(result, (tuple, list)) else (result,)
@@ -302,14 +297,6 @@ class ForwardMode(TorchDispatchMode):
         return list(map(self._log.storage_address, parts_of(result))) != list(
             map(self._log.storage_address, parts_of(source))
         )
-
-    def read_saved(self) -> None:
-        """Log what autograd saved for the newest op."""
-        try:
-            with without_functions():
-                self.saved.read()
-        except Exception as error:
-            self._log.misses.add(error)
 
     def _new_op(self, func: Any) -> tuple[int, bool, bool]:
         """Text id of the op's name; whether it returns new storages; whether it is not a view op."""

@@ -55,7 +55,7 @@ class Storages:
         # torch.load has read, such as the optimizer state of a resumed training.
         with without_functions():
             for tensor, any_memory in chain(zip(kept, repeat(True)), zip(tensors, repeat(False))):
-                storage, address = _of_cpu(tensor)
+                storage, address = cpu_storage(tensor)
                 if storage is None or not (address and storage.nbytes()) or address in self.baseline:
                     continue
                 if any_memory or storage.resizable():
@@ -67,7 +67,7 @@ class Storages:
 
         Hooks call it where the script's function modes see nothing.
         """
-        storage, address = _of_cpu(tensor)
+        storage, address = cpu_storage(tensor)
         if storage is None:
             return
         known = self._references.get(address)
@@ -126,7 +126,7 @@ class Storages:
             del self._references[address]
 
 
-def _of_cpu(tensor: torch.Tensor) -> tuple[torch.UntypedStorage | None, int]:
+def cpu_storage(tensor: torch.Tensor) -> tuple[torch.UntypedStorage | None, int]:
     """``tensor``'s storage, which may be empty, and its address; ``None`` if it is not on the CPU, or unknown."""
     try:
         storage = torch.Tensor.untyped_storage(tensor)

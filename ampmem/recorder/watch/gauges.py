@@ -24,9 +24,11 @@ from ampmem.recorder.models.live import live_tensors
 from ampmem.recorder.sources.cpu import count_all_threads
 from ampmem.recorder.sources.cuda.device import Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.oom import last_failure
+from ampmem.recorder.sources.storages import cpu_storage
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import CPU_REPORTER
 from ampmem.simulator.device import SimulatedDevice
+from ampmem.vocabulary import SourceKind
 
 RING = 100_000
 """Maximum number of entries of the allocator's history; older allocations have no stack."""
@@ -62,6 +64,7 @@ class UnservedRequest:
 class Gauge(ABC):
     """Measures one device. Only a CUDA device knows which line of the script allocated a block."""
 
+    kind: SourceKind
     sampled = False
     """Whether the peak is only the largest of the values at the times of reading."""
 
@@ -101,6 +104,7 @@ class CpuGauge(Gauge):
     Source: ``ProfiledCPUMemoryReporter`` in PyTorch's ``c10/core/CPUAllocator.cpp``.
     """
 
+    kind = SourceKind.CPU
     sampled = True
 
     def __init__(self) -> None:
@@ -108,17 +112,13 @@ class CpuGauge(Gauge):
         self._before = self._most = 0
 
     def install(self, short: Callable[[UnservedRequest], None]) -> Undo:
-        self._before = sum({each.data_ptr(): each.nbytes() for each in map(_storage, live_tensors()) if each}.values())
+        found = map(cpu_storage, live_tensors())
+        self._before = sum({address: storage.nbytes() for storage, address in found if storage and address}.values())
         undo, why = count_all_threads()
-        if why is None:
-            self._total = _running_total()
-            why = (
-                None
-                if self._total is not None
-                else (f"this torch ({torch.__version__}) keeps its memory total elsewhere")
-            )
-        if why is not None or self._total is None:
+        self._total = _running_total() if why is None else None
+        if self._total is None:
             undo()
+            why = why or f"this torch ({torch.__version__}) keeps its memory total elsewhere"
             raise UsageError(f"the CPU's memory cannot be watched: {why}; watch a GPU, or simulate one with --gpu h100")
         self._before -= self._total.value
         return undo
@@ -138,14 +138,6 @@ class CpuGauge(Gauge):
     def _now(self) -> int:
         assert self._total is not None
         return max(self._before + self._total.value, 0)  # what no tensor held at the start may be freed since
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    try:
-        storage = tensor.untyped_storage()
-        return storage if storage.device.type == "cpu" and storage.data_ptr() else None
-    except (RuntimeError, NotImplementedError, ValueError):
-        return None
 
 
 _TRIALS = (4 << 20, 12 << 20)
@@ -177,6 +169,8 @@ def _running_total() -> ctypes.c_size_t | None:
 
 class SimulatedGauge(Gauge):
     """The modelled allocator's counters, which include a peak since the last reading."""
+
+    kind = SourceKind.SIMULATED
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
@@ -224,6 +218,8 @@ class CudaGauge(Gauge):
 
     If wanted, the allocator's history, which has the line of each allocation, is kept as a ring.
     """
+
+    kind = SourceKind.CUDA
 
     def __init__(self, *, stacks: bool) -> None:
         self._api = TorchCuda()

@@ -57,7 +57,6 @@ from ampmem.recording.watched_file import WatchedFile
 from ampmem.signals import SIGNALS
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.version import __version__
-from ampmem.vocabulary import SourceKind
 
 _SHAPES = 3
 """Maximum number of a batch's tensors that are named."""
@@ -573,7 +572,7 @@ class Watcher:
         return WatchedHeader(
             ampmem=__version__,
             torch=torch.__version__,
-            source=_kind_of(options, self._simulated),
+            source=self._gauge.kind.value,
             device=name,
             script=options.script,
             arguments=options.arguments,
@@ -682,12 +681,6 @@ def _gauge_of(options: Options, simulated: SimulatedDevice | None) -> Gauge:
     if simulated is not None:
         return SimulatedGauge(simulated)
     return CudaGauge(stacks=options.stacks) if records_cuda(options) else CpuGauge()
-
-
-def _kind_of(options: Options, simulated: SimulatedDevice | None) -> str:
-    if simulated is not None:
-        return SourceKind.SIMULATED.value
-    return SourceKind.CUDA.value if records_cuda(options) else SourceKind.CPU.value
 
 
 _PAGE = resource.getpagesize()
