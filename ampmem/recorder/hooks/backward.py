@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from ampmem.events import Fact
 from ampmem.names import FUNCTIONAL, INPUT, warning
-from ampmem.patching import Undo, hook, patch_call
+from ampmem.patching import Undo, hook, patch_call, together
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import gradient_of, is_tensor
 from ampmem.recorder.facts.log import Log, Misses
@@ -170,10 +169,8 @@ class BackwardHooks:
 
     def install(self) -> Undo:
         """Install the patches; returns their undo."""
-        with ExitStack() as undo:
-            undo.callback(patch_call(*FIRST_GRADIENTS, self._wrap_first))
-            undo.callback(patch_call(*ENGINE, self._wrap_engine))
-            return undo.pop_all().close
+        wrappers = ((FIRST_GRADIENTS, self._wrap_first), (ENGINE, self._wrap_engine))
+        return together(patch_call(*place, wrap) for place, wrap in wrappers)
 
     def _wrap_first(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @passed_on_uncompiled

@@ -59,13 +59,9 @@ def install_skimming(
 
     with ExitStack() as undo:
         undo.callback(hook(on_module_before, before))
-        undo.callback(_hook_after(after))
+        handle = on_module_after(after, always_call=True)
+        undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", handle.remove))
         return undo.pop_all().close
-
-
-def _hook_after(after: Callable[..., None]) -> Undo:
-    handle = on_module_after(after, always_call=True)
-    return added("torch.nn.modules.module", "register_module_forward_hook", handle.remove)
 
 
 _RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)

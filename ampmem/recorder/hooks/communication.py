@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ampmem.events import Fact
-from ampmem.patching import Undo, patch_call
+from ampmem.patching import Undo, patch_call, together
 from ampmem.recorder.facts.addresses import parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -68,10 +68,9 @@ class CollectiveHooks:
 
     def install(self) -> Undo:
         """Wrap every collective of process groups; returns the undo."""
-        with ExitStack() as undo:
-            for place in COLLECTIVES:
-                undo.callback(patch_call(*place, functools.partial(self._wrap, receives=place in RECEIVES)))
-            return undo.pop_all().close
+        return together(
+            patch_call(*place, functools.partial(self._wrap, receives=place in RECEIVES)) for place in COLLECTIVES
+        )
 
     def _wrap(self, original: Callable[..., Any], *, receives: bool) -> Callable[..., Any]:
         look = self._look
@@ -180,10 +179,10 @@ class DataParallelHooks:
             STATIC_GRAPH: self._static,
             **dict.fromkeys(BROADCASTS, self._broadcast),
         }
-        with ExitStack() as undo:
-            for place, look in looks.items():
-                undo.callback(patch_call(*place, functools.partial(self._wrap, self._log.misses.guarded(look))))
-            return undo.pop_all().close
+        guarded = self._log.misses.guarded
+        return together(
+            patch_call(*place, functools.partial(self._wrap, guarded(look))) for place, look in looks.items()
+        )
 
     def blocks(self) -> dict[int, int]:
         """Address and bytes of the blocks of all live reducers."""
@@ -293,11 +292,9 @@ class ShardingHooks:
             REDUCE: (self._reduces, self._reduced),
             INPUTS: (None, self._gave_inputs),
         }
-        with ExitStack() as undo:
-            for name, (before, after) in wrappers.items():
-                for place in places(name):
-                    undo.callback(patch_call(*place, self._wrapper(before, after)))
-            return undo.pop_all().close
+        return together(
+            patch_call(*place, self._wrapper(*looks)) for name, looks in wrappers.items() for place in places(name)
+        )
 
     def look(self) -> None:
         """Name the shards, and log the parameters that are gathered already; called when a forward begins."""
@@ -416,10 +413,10 @@ class FunctionHooks:
         return self._patched(returning_collectives(), filled=lambda result, arguments: result)
 
     def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[[Any, Any], Any]) -> Undo:
-        with ExitStack() as undo:
-            for part, place in places:
-                undo.callback(patch_call(*place, functools.partial(self._wrapper, self._log.texts.id(part), filled)))
-            return undo.pop_all().close
+        return together(
+            patch_call(*place, functools.partial(self._wrapper, self._log.texts.id(part), filled))
+            for part, place in places
+        )
 
     def _wrapper(self, part: int, filled: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         look, listener = self._log.misses.guarded(self._look), self._listener

@@ -17,7 +17,7 @@ import torch
 from ampmem.additions import ADD, InPlaceAdditions
 from ampmem.events import Fact
 from ampmem.own_code import OP_CALLER
-from ampmem.patching import Undo, added, patch_call, unseen
+from ampmem.patching import Undo, added, patch_call, together, unseen
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -161,10 +161,7 @@ class SavedByNodes:
             return register_hooks
 
         read = self._log.misses.guarded(self.read)
-        with ExitStack() as undo:
-            undo.callback(patch_call(*SAVES, wrap))
-            undo.callback(patch_call(*HOOKS_ON_SAVED, wrap_hooks))
-            return undo.pop_all().close
+        return together(patch_call(*place, each) for place, each in ((SAVES, wrap), (HOOKS_ON_SAVED, wrap_hooks)))
 
 
 def _unpacked(ask: Callable[..., Any], *arguments: Any) -> Sequence[torch.Tensor | None]:

@@ -75,7 +75,8 @@ class HolderLog:
     def note(self) -> None:
         """Log each large storage that an object holds now, and its place in the object."""
         with collection_paused():
-            self._note_holders(self._left_behind())
+            mine = (tensor for tensor in live_tensors() if not is_nn_parameter(tensor))
+            self._note_holders(_largest(self._by_address(mine)))
 
     def note_rest(
         self, models: Models, states: Iterable[Any], blocks: AliveBlocks | None, inputs: Set[int] = frozenset()
@@ -132,10 +133,6 @@ class HolderLog:
                     Fact.HELD, self._log.storage_address(tensor), self._log.texts.id(name), tensor=_plain(tensor)
                 )
         return list(optimizers.values())
-
-    def _left_behind(self) -> list[Tensor]:
-        """One tensor of each of the largest storages, without parameters."""
-        return _largest(self._by_address(tensor for tensor in live_tensors() if not is_nn_parameter(tensor)))
 
     def _unknown(self, models: Models, known: set[int], blocks: AliveBlocks | None) -> list[Tensor]:
         """One tensor of each of the largest unknown storages; none if they add up to little."""

@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.addresses import PLAIN, bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.log import Log, Repeated
-from ampmem.recorder.facts.tensors import TensorReader
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named_parameters, named_tensors, tree
 from ampmem.recorder.models.live import dictionaries_with, live_modules
 from ampmem.recorder.torch_private.distributed import (
@@ -331,12 +330,11 @@ class Models:
             self.refresh()
         in_graph = torch.is_grad_enabled()
         known = not self.swapped and self._noted_in_graph >= in_graph
-        if not self._noted.log(self.generation, self._read if known else None, self._note):
+        places = self._parameter_places, self._buffer_places
+        read = (lambda reader, number, key: reader.modules(number, key, *places)) if known else None
+        if not self._noted.log(self.generation, read, self._note):
             self.version += 1
             self._noted_in_graph = in_graph
-
-    def _read(self, reader: TensorReader, number: int, key: int) -> int:
-        return reader.modules(number, key, self._parameter_places, self._buffer_places)
 
     def _note(self) -> None:
         self.parameters_at.clear()

@@ -142,12 +142,6 @@ class ProfilerSource(Source):
 
     def _settle(self, seen: Observed) -> RawEvents:
         rows, op, ops = seen.on(extension.CPU)
-        events = Profiled(
-            time_ns=seen.time_ns[rows],
-            address=seen.address[rows],
-            bytes=seen.bytes[rows],
-            total=seen.total[rows],
-            op=op,
-            sequence=seen.own[rows],
-        )
+        columns = (column[rows] for column in (seen.time_ns, seen.address, seen.bytes, seen.total))
+        events = Profiled(*columns, op=op, sequence=seen.own[rows])
         return self._ledger.settle(events, {name: place for place, name in enumerate(ops)})

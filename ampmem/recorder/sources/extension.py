@@ -67,14 +67,14 @@ _TRIED = 4099
 """Bytes of the storage with which a library is tried."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Blocks that were allocated (``bytes`` > 0) or freed (< 0), in order, with the innermost node around each.
 
     Times are those of ``time.time_ns``. ``total`` is what torch counts in all. ``device`` is a CUDA device's index,
     -1 for the CPU and -2 for others. ``name`` is an index into ``names``; ``own`` is the node's sequence number, -1 if
     it has none, and ``number`` that of the innermost node that has one. ``spans`` are the nodes that have ended, as
-    rows of start, end, name, number and thread.
+    rows of start, end, name, number and thread. The other columns are in the order of the extension's table.
     """
 
     time_ns: Column
@@ -149,20 +149,8 @@ class CompiledExtension:
         self.library.ampmem_count(counts)
         blocks, spans = np.empty((counts[0], _BLOCK), np.int64), np.empty((counts[1], _SPAN), np.int64)
         self.library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans), taken)
-        time, address, size, total, device, name, own, number, thread = np.ascontiguousarray(blocks[: taken[0]].T)
-        return Observed(
-            time_ns=time,
-            address=address,
-            bytes=size,
-            total=total,
-            device=device,
-            name=name,
-            own=own,
-            number=number,
-            thread=thread,
-            spans=spans[: taken[1]],
-            names=self._names_so_far(counts[2]),
-        )
+        columns = np.ascontiguousarray(blocks[: taken[0]].T)
+        return Observed(*columns, spans=spans[: taken[1]], names=self._names_so_far(counts[2]))
 
     def works(self) -> bool:
         """Whether it sees one storage come and go, which no other thread's do."""

@@ -375,22 +375,9 @@ class EventTree:
             *np.repeat(around, counts, axis=0).T,
         ]
         order = np.argsort(columns[0], kind="stable")  # a thread of the engine comes after the threads before it
-        time, address, size, total, device, name, own, number, thread = (column[order] for column in columns)
         spans = np.array(self._spans, dtype=np.int64).reshape(-1, 5)
         spans[:, :2] = shift(spans[:, :2])
-        return Observed(
-            time_ns=time,
-            address=address,
-            bytes=size,
-            total=total,
-            device=device,
-            name=name,
-            own=own,
-            number=number,
-            thread=thread,
-            spans=spans,
-            names=list(self._names),
-        )
+        return Observed(*(column[order] for column in columns), spans=spans, names=list(self._names))
 
 
 def _index_of(device: torch.device) -> int:

@@ -24,7 +24,7 @@ OomObserver = Callable[[int, int, int, int], None]
 """Called with the device, the bytes requested, the device's total (or the process's limit), and the free bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Statistics of one device, as ``torch.cuda.memory_stats`` has them, all pools together.
 

@@ -204,20 +204,6 @@ def blocks_before(trace: Trace, final: BlockTable, settings: Settings) -> BlockT
     return np.concatenate([final.compress(alone, axis=1), older], axis=1)
 
 
-def rewound_blocks(entries: list[TraceEntry], final: HeldBlocks) -> HeldBlocks:
-    """The blocks before the first entry: ``final`` with every entry undone, newest first."""
-    before = HeldBlocks(dict(final.alive), dict(final.awaiting))
-    for entry in reversed(entries):
-        if entry.action == ALLOC:
-            before.alive.pop(entry.address, None)
-        elif entry.action == FREE_REQUESTED:
-            before.awaiting.pop(entry.address, None)
-            before.alive[entry.address] = LiveBlock(entry.size, entry.block, entry.stream)
-        elif entry.action == FREE_COMPLETED:
-            before.awaiting[entry.address] = LiveBlock(entry.size, 0, entry.stream)
-    return before
-
-
 def true_sizes(entries: list[TraceEntry], final: dict[int, LiveBlock]) -> dict[int, int]:
     """Block sizes of the allocs, by index: from the profiler, or from ``final``.
 
@@ -368,16 +354,16 @@ class History:
         self._now = max(start, int(trace.time_ns[-1])) if len(trace) else start
         rows = self._first_followed(trace, final, start) if self._first else self._followed(trace, final, None)
         if rows is None:
-            rows, differ = self._gone_through(trace.entries(), final, start)
+            rows, differ = self._gone_through(trace, final, start)
             lost += differ
         lost += self._segments.agree(self._now, rows.table.shape[1], held)
         self._first = False
         return rows.settled(self._segments.take(), lost)
 
-    def _gone_through(self, entries: list[TraceEntry], final: HeldBlocks, start: int) -> tuple[_Rows, int]:
+    def _gone_through(self, trace: Trace, final: HeldBlocks, start: int) -> tuple[_Rows, int]:
         """The rows of a trace that may have gaps, and how many blocks differ from those known."""
         live, known = HeldBlocks.in_table(self._held)
-        before = rewound_blocks(entries, final)
+        before, entries = HeldBlocks.in_table(blocks_before(trace, final.table, self._settings)), trace.entries()
         awaiting = self._awaiting_again(before.awaiting, known)
         writer = _Writer(HeldBlocks(live, awaiting), self._settings, final.alive, true_sizes(entries, final.alive))
         lost = self._reconcile(writer, live, before.alive, start)
@@ -393,9 +379,13 @@ class History:
 
     def _follows(self, trace: Trace, final: HeldBlocks, held: list[Extent]) -> bool:
         """Whether the state before ``trace``, computed backwards, is the known one; false for the first window."""
-        before = rewound_blocks(trace.entries(), final)
+        before = blocks_before(trace, final.table, self._settings)
         reserved = sum(extent.size for extent in _before(held, trace))
-        return not self._first and reserved == self._segments.held.size and _same_blocks(before.table, self._held)
+        return (
+            not self._first
+            and reserved == self._segments.held.size
+            and _same_blocks(before[:, np.argsort(before[_ADDRESS])], self._held)
+        )
 
     def _awaiting_again(self, before: dict[int, LiveBlock], known: dict[int, LiveBlock]) -> dict[int, LiveBlock]:
         """The blocks that awaited other streams at the start. The end of a wait may be among the lost entries."""

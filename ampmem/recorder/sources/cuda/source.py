@@ -99,15 +99,10 @@ class TracePeaks:
 
     def note(self, snapshot: Snapshot, recorded: int | None = None) -> None:
         """Add the peaks of the trace in ``snapshot``, for all devices but the ``recorded`` one."""
-        blocks: dict[int, dict[int, int]] = {}
-        for segment in snapshot["segments"]:
-            of_device = blocks.setdefault(segment["device"], {})
-            for block in segment["blocks"] if segment["device"] != recorded else ():
-                if block["state"] == "active_allocated":
-                    of_device[int(block["address"])] = int(block["size"])
         for device, trace in enumerate(snapshot["device_traces"]):
             if device != recorded:
-                self.note_peak(device, self._largest(trace, blocks.get(device, {})))
+                alive = HeldBlocks.of(snapshot, device).alive
+                self.note_peak(device, self._largest(trace, {address: block.size for address, block in alive.items()}))
 
     def _largest(self, trace: Sequence[Mapping[str, Any]], blocks: dict[int, int]) -> int:
         """The peak in ``trace``, backwards from the ``blocks`` after it; sizes of other blocks are rounded requests."""

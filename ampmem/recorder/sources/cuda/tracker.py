@@ -146,21 +146,7 @@ class Tracker:
             *stats, before, after, now, thread = found
             if before == after:
                 break
-        blocks, requested, allocated, active, reserved, peak, uses = stats
-        return CountedStats(
-            Stats(
-                blocks=blocks,
-                requested=requested,
-                allocated=allocated,
-                active=active,
-                reserved=reserved,
-                allocated_peak=peak,
-                uses=uses,
-            ),
-            after if before == after else None,
-            now,
-            thread,
-        )
+        return CountedStats(Stats(*stats), after if before == after else None, now, thread)
 
     def _counts(self) -> tuple[int, ...]:
         found = _COUNTS()
