@@ -53,6 +53,7 @@ class DeviceWatch:
         return self._source.take_layers(), self._source.take_ooms()
 
     def _locate(self) -> Place:
+        # The log has the op of the recorded thread; memory may run out on a thread of the autograd engine.
         running = self._log.texts.value(self._log.running_op) if threading.get_ident() == self._thread else ""
         return Place(
             step=self._log.step,

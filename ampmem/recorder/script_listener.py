@@ -66,9 +66,11 @@ class ScriptListener:
         self, driver: Driver, options: Options, source: Source, outcome: Outcome, note: Callable[[str], None]
     ) -> None:
         self._driver = driver
+        # Attributes, not methods that forward: each hook calls the first one.
         self.on_thread, self.stop_recording = driver.on_thread, driver.stop_recording
         self.remark = note
         self._outcome = outcome
+        # The machine asks the optimizers, and they tell it of deaths: the lambda looks it up when one dies.
         self.optimizers = Optimizers(lambda optimizer: self.machine.rounds.died(optimizer))
         self.machine = StepMachine(options.step_on, self.optimizers)
         self.step = OpenStep()

@@ -115,6 +115,7 @@ class Session:
     def start(self) -> None:
         """Install the hooks, and record at once or after ``skip`` steps; an error leaves nothing, not even a file."""
         try:
+            # First, and so undone at last: no handler of the script may raise in the middle of an undo.
             self._undo.callback(SIGNALS.hold())
             with SIGNALS:
                 if not self.options.timed:
@@ -187,6 +188,7 @@ class Session:
                 with collection_paused():
                     self._end_recording(failure)
         finally:
+            # Whatever the last transaction raised: torch must be as it was.
             self._undo.close()
             if self.writer is not None:
                 try:
@@ -200,6 +202,7 @@ class Session:
         writer, self.writer = self.writer, None
         if writer is not None:
             writer.forget()
+        # A copy of the parent: its hooks are undone here, its file must not be touched.
         with suppress(Exception):  # the script must not see errors of ampmem
             self.listener.leave_forward()
             self.listener.machine.forget()
@@ -260,6 +263,7 @@ class Session:
 
     def _begin(self) -> None:
         """Start the source, and install the hooks that are needed only while it runs."""
+        # Compiled code may run now, with the module hooks out of place. They must be back before one is removed.
         self._hooks.compiled.show()
         if self._unskim is not None:
             self._unskim()
@@ -269,12 +273,14 @@ class Session:
             if tensors:
                 self._storages.add(tensors, self.listener.holders.state_of(self.optimizers))
         self._undo.callback(self._storages.forget)
+        # Before the hooks below, so it is undone after them: hooks on parameters are added while the script runs.
         self._undo.callback(self.listener.gradients.remove)
         observers = (self._hooks.modules, self.listener.forward, self.listener.casts)
         for install in (self.source.install, *(each.install for each in observers), *self._hooks.others):
             self._undo.callback(install())
         self._undo.callback(self._hooks.compiled.show)
         self._undo.callback(self.listener.device.end)
+        # At last: each event from here on must find its facts in the log.
         self.source.start(self._storages.baseline | self._hooks.data_parallel.blocks())
         self.listener.device.begin()
         self.listener.machine.recording = True
@@ -332,6 +338,7 @@ class Session:
     def _end_recorded_step(self) -> None:
         before = self.outcome.recorded
         try:
+            # What the garbage collector freed meanwhile would be freed earlier than without ampmem.
             with SIGNALS, collection_paused():
                 self._append_step()
         finally:

@@ -215,6 +215,7 @@ class Rounds:
         """
         if max(self.updates.values(), default=0) >= PATIENCE:
             return set()
+        # At the script's end only those that have trained: one that was never used is nothing to wait for.
         beside = self.beside & self._ever if ever else self.beside
         return {optimizer for optimizer in beside if self._is_due(optimizer, turns)}
 
@@ -236,6 +237,7 @@ class Rounds:
 
         It may be freed before the step is known to have ended, for example if it was local to a function.
         """
+        # Python gives the id of a freed optimizer to a new one; a negative key is nobody's id.
         self._dead -= 1
         self._names[self._dead] = self._names.get(optimizer, "an optimizer")
         if optimizer in self.updates:

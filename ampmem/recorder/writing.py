@@ -160,6 +160,7 @@ class Joiner:
     def join(self, raw: RawEvents) -> Batch:
         """The events since the last call in stored form, with the new facts, phases and texts."""
         phases = self._log.take_phases()
+        # The last change of the window before goes on until the first one of this.
         step, phase = self._steps_and_phases(raw.time_ns, phases)
         ops = self._log.take_ops()
         module_times, modules = self._log.take_modules()

@@ -274,6 +274,7 @@ class Log:
     def begin_step(self, since_ns: int, step: int) -> None:
         """Log afterwards that everything after ``since_ns`` belongs to ``step``."""
         width = len(PhaseColumns.names())
+        # From the newest back: few changes of phase can be later than that time.
         for row in range(len(self._phases) - width, -1, -width):
             if self._phases[row] < since_ns:
                 break
@@ -406,5 +407,6 @@ def _split(flat: list[int], kind: type[Columns], more: list[Column]) -> dict[str
     table = np.fromiter(flat, dtype=np.int64, count=len(flat)).reshape(-1, len(names))
     if more:
         table = np.concatenate([table, *more])
+        # Stable: rows of equal times stay in the order in which they were logged.
         table = table.take(np.argsort(table[:, 0], kind="stable"), axis=0)
     return dict(zip(names, np.ascontiguousarray(table.T), strict=True))

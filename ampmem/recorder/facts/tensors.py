@@ -145,6 +145,7 @@ class TensorReader:
         count = self._library.ampmem_tensors_count(ctypes.byref(forms))
         if not count:
             return None
+        # Other threads may add facts between the count and the take: those are taken the next time.
         facts = np.empty((count, _FACT), np.int64)
         facts = facts[: self._library.ampmem_tensors_take(facts.ctypes.data, count)]
         hooked = np.flatnonzero(facts[:, -1] < 0)

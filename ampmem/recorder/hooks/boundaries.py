@@ -92,6 +92,7 @@ class Calls:
             if sys.getprofile() is profiler:
                 sys.setprofile(None)
 
+        # For this thread alone, as Python has it.
         sys.setprofile(profiler)
         return added("sys", "setprofile", remove)
 

@@ -113,6 +113,7 @@ class CastHooks:
 
     def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
         """Let go of ``tensors``, which are about to be swapped: each gets the other's storage."""
+        # torch refuses to swap a tensor to which there are weak references.
         held = [address for address, copy in self.copies.items() if any(copy() is tensor for tensor in tensors)]
         for address in held:
             del self.copies[address]
@@ -138,6 +139,7 @@ class CastHooks:
     def _cleared(self, held: dict[int, int], at: int) -> None:
         """Note that the cache was cleared; it held the copies that lost a reference."""
         for address, copy in self.copies.items():
+            # The cache has a reference of its own to each copy in it, which clearing gives up.
             if _holders(copy) < held.get(address, 0):
                 self._log.fact(Fact.CACHED, address, at=at)
         self.forget_dead()

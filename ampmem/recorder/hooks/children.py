@@ -25,6 +25,7 @@ def install(listener: Listener) -> Undo:
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def start(process: BaseProcess) -> Any:
+            # Workers of a DataLoader and servers of a Manager start here, too: they run no model.
             if not loads_data(sys._getframe(1)):
                 listener.process_started()
             return original(process)

@@ -131,6 +131,7 @@ class Allocations(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, result: Any) -> None:
+        # A mode also sees the ops that C++ calls, such as those of DDP's reducer.
         schema = op_schema(func)
         if schema is None or any(value.alias_info is not None for value in schema.returns):
             return  # a view, or an argument itself (in place, out=)
@@ -194,6 +195,7 @@ class DataParallelHooks:
         def run(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not self._listener.on_thread():
                 return original(*args, **kwargs)
+            # DDP allocates its buckets in C++, out of Python's sight; but by ops of torch, which a mode sees.
             with Allocations(self._log, follow=self._listener.recording) as seen:
                 result = original(*args, **kwargs)
             look(result, seen.made, *args, **kwargs)

@@ -79,6 +79,7 @@ def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def swap_tensors(t1: Any, t2: Any) -> None:
+            # torch.utils.swap_tensors raises if either tensor has a weak reference, and exchanges all that they have.
             with ExitStack() as again:
                 for let_go in guarded:
                     take = let_go((t1, t2))

@@ -92,6 +92,7 @@ class SavedByNodes:
         for reference in results:
             result = reference()
             node = None if result is None else result.grad_fn
+            # Autograd numbers nodes as they are made: the op's own has the number that was the next before it.
             if node is not None:
                 if node_number(node) == self._number:  # else it is an older node, and the op made none
                     self._read(node, type(result) in PLAIN)
@@ -110,6 +111,7 @@ class SavedByNodes:
 
     def _read(self, node: Any, plain: bool) -> None:
         kind = type(node)
+        # The attributes of a class never change, and looking for them takes longer than reading them.
         names = self._names.get(kind)
         if names is None:
             names = self._names[kind] = saved_names(kind)
@@ -423,6 +425,7 @@ class ForwardObserver:
 
     def _go_on_with_mode(self) -> None:
         """Push the mode in the middle of a forward, unless it would be in the way of one of the script's."""
+        # Called by C++ after the first op that it cannot see right, in the middle of the model's forward.
         if self._by_cpp and self._pop_mode is not None and current_mode() is None:
             self._pop_mode()
             self._by_cpp = False
@@ -488,6 +491,7 @@ class ForwardObserver:
             pop_saved_hooks()
         if top is not None:
             pop_saved_hooks()
+        # Torch has only push and pop: the script's hooks go back on, in their order.
         for pack, unpack in reversed(above):
             push_saved_hooks(pack, unpack)
 
@@ -524,6 +528,7 @@ class ForwardObserver:
             undo.callback(patch_call(*DISABLE_SAVED_HOOKS, self._wrap_disable))
             undo.callback(patch_call(*ENABLE_SAVED_HOOKS, self._wrap_enable))
             undo.callback(self._mode.saved.install(self._reads_nodes))
+            # A session may end inside backward: an error, or another thread's wish.
             undo.callback(self.backward_ended)
             return undo.pop_all().close
 

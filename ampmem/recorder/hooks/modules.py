@@ -134,6 +134,7 @@ class ModuleHooks:
     @untraced
     def _starts_inside(self, module: nn.Module, caller: FrameType) -> bool:
         """Note that ``module``, which has a name, is about to run inside of another; whether that is so."""
+        # Other threads may run modules at once; the stack of running ones is the recorded thread's.
         if self._started_at is None or get_ident() != self._thread or is_tracing():
             return False
         path = self._models.known_path_id(module)

@@ -125,6 +125,7 @@ class OptimizerHooks:
         if not self._listener.on_thread():
             return
         self._go_last()
+        # Torch calls no hook after a step that raised: such a step looks as if it still ran.
         stepping = self._update.stepping
         if stepping:  # a step inside another, or an earlier step raised
             running = running_steps()
@@ -163,6 +164,7 @@ class OptimizerHooks:
 
         Torch iterates over them, and ours may end the recording, which removes it.
         """
+        # An OrderedDict in the order of registration; the last one sees what all others have done, too.
         hooks = None if self._handle is None else self._handle.hooks_dict_ref()
         if hooks and next(reversed(hooks)) != self._handle.id:
             hooks.move_to_end(self._handle.id)

@@ -254,6 +254,7 @@ def names_of_holders(tensors: list[Tensor], optimizers: dict[int, Any] | None = 
     level: list[Any] = list(tensors)
     own: list[Any] = [tensors, up]
     for _ in range(_LEVELS):
+        # One walk through all objects for a whole level, as it takes the same time for many as for one.
         owners = [owner for owner in gc.get_referrers(*level) if not _is_own(owner, level, own)]
         wanted = {id(item) for item in level}
         found: list[Any] = []
@@ -284,6 +285,7 @@ def _is_own(owner: Any, level: list[Any], own: list[Any]) -> bool:
         return True
     if not issubclass(type(owner), tuple) or tuple.__len__(owner) != len(level):
         return False
+    # Python packs the arguments of get_referrers(*level) into a tuple, which refers to all of them.
     return all(map(operator.is_, tuple.__iter__(owner), level))
 
 
@@ -471,6 +473,7 @@ def _of_function(frame: FrameType) -> dict[str, Any]:
     """The variables of a function; leaves no snapshot of ``f_locals`` behind."""
     variables = frame.f_locals
     found = dict(variables)
+    # Before Python 3.13 a frame keeps the dictionary that f_locals made, and with it the values, until it ends.
     if _SNAPSHOTS and sys.getrefcount(variables) <= _REFERENCES:
         variables.clear()
     return found
@@ -520,6 +523,7 @@ class _Held:
             del self._items[key], self._kinds[key]
 
         self._items[key] = _items_of(kind)
+        # A class may be freed, and another one get its id.
         self._kinds[key] = weakref.ref(kind, forget)
 
 

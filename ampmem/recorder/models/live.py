@@ -163,6 +163,7 @@ def _with_subclasses(kind: type) -> dict[int, type]:
         found = pending.pop()
         if id(found) not in types:
             types[id(found)] = found
+            # By way of `type`: a metaclass may have a method of that name.
             pending.extend(type.__subclasses__(found))
     return types
 

@@ -329,6 +329,7 @@ class Models:
         if self.changed:
             self.refresh()
         in_graph = torch.is_grad_enabled()
+        # Widths are noted only with gradients on: what was noted without them has to be looked at once more.
         known = not self.swapped and self._noted_in_graph >= in_graph
         places = self._parameter_places, self._buffer_places
         read = (lambda reader, number, key: reader.modules(number, key, *places)) if known else None
@@ -513,6 +514,7 @@ class Models:
                 self._parts.add(id(module))
             for kind, slots in ((PARAMETERS, self._parameters), (BUFFERS, self._buffers)):
                 for key, tensor in named_tensors(module, kind).items():
+                    # A shared tensor has the name of its first place, as in named_parameters().
                     if id(tensor) in seen:
                         continue
                     seen.add(id(tensor))

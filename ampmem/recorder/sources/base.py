@@ -70,6 +70,7 @@ NO_EVENTS = RawEvents.from_table([_NONE] * len(_TABLE), op=_NONE, sequence=_NONE
 
 def joined(parts: Sequence[RawEvents]) -> RawEvents:
     """The ``parts`` of one window joined in order; the stacks of each are among those of the last."""
+    # Each part has its own numbers for the names of nodes.
     names = dict.fromkeys(name for part in parts for name in part.ops)
     index = {name: place for place, name in enumerate(names)}
     columns = (*_TABLE, "sequence", "stack")

@@ -47,6 +47,7 @@ def count_all_threads() -> tuple[Undo, str | None]:
     flag = torch_flag(FLAG, ctypes.c_bool)
     if flag is None:
         return _nothing, f"this torch ({torch.__version__}) does not export {FLAG}"
+    # A global variable of libc10, which the allocator reads at each allocation.
     with counting_begins():
         before, flag.value = flag.value, True
 

@@ -109,6 +109,7 @@ class CompiledExtension:
         """Load ``library``. Raises ``OSError`` if that is impossible, ``AttributeError`` if a function is missing."""
         self.library = ctypes.CDLL(str(library))
         """The loaded library. While one of its functions runs, other threads run Python."""
+        # CDLL gives up the GIL around each call, PyDLL does not; both are one library in memory.
         self.with_gil = ctypes.PyDLL(str(library))
         """The same, but no other thread runs Python meanwhile: for functions that call Python."""
         self.library.ampmem_name.restype = ctypes.c_char_p
@@ -239,6 +240,7 @@ def _own_content(path: Path) -> bytes:
         raise AmpmemError(f"{path} is a symbolic link")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would wait for its writer
     try:
+        # Asked of the open file: what is at the path may be replaced between two questions.
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid():
             raise AmpmemError(f"{path} belongs to another user")
@@ -272,6 +274,7 @@ def build() -> Path:
         if cache.is_symlink():
             raise AmpmemError(f"{cache} is a symbolic link, through which no library is loaded: remove it")
         cache.chmod(0o700)
+        # In the same folder, so that a rename puts the finished library in place at once: other processes load it.
         with tempfile.TemporaryDirectory(dir=cache) as work:
             _made(compiler, Path(work) / library.name)
             for each in (_seal(library), library):

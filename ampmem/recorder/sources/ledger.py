@@ -176,6 +176,7 @@ class Profiled(NamedTuple):
 
 _EMPTY = np.zeros(0, dtype=np.int64)
 NOTHING = Profiled(_EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY)
+# Above each time and each total, which fit into a signed integer of 64 bits.
 _NEVER = 1 << 63
 
 
@@ -284,6 +285,7 @@ class Ledger:
 
     def _counted_event(self, time: int, address: int, size: int, total: int, events: Profiled, place: int) -> None:
         if self._stale is None:
+            # Torch's counter is the process's, and is not reset when a profile starts.
             self._stale = total - size - self._counted
         own = size < 0 and address in self._blocks
         if size > 0:
@@ -298,6 +300,7 @@ class Ledger:
         elif total - self._stale < self._counted:  # unknown here, so of an earlier profile
             self._stale += size
         balance = total - self._stale - self._counted
+        # The total has moved by other bytes than this event's: another thread allocated or freed.
         if balance != self._balance:
             self._settle_others(time, balance, events, place)
         now = total - self._stale + self._uncounted

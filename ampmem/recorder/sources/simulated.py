@@ -134,6 +134,7 @@ class SimulatedSource(Source):
         """The last events; later out-of-memory errors are kept for :meth:`take_ooms`."""
         self._device.recorder = self._device.on_workspace = self._device.on_scratch = None
         self._at_end = self._alive()
+        # The script goes on without being recorded; that it does not fit is a result all the same.
         self._device.on_out_of_memory = self._failed_later
         self._device.allocator.driver.observer = None
         return self._drain()

@@ -85,6 +85,7 @@ def _without_client() -> None:
         kineto, register = getattr(library, KINETO), getattr(library, REGISTER_CLIENT)
     except (OSError, AttributeError):
         return
+    # A C++ method takes its object as the first argument; without a client there is nobody to notify.
     kineto.restype, register.argtypes, register.restype = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p), None
     register(kineto(), None)
 
@@ -125,6 +126,7 @@ def _waits_for(thread: str) -> int | None:
         call = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
     except OSError:
         return None
+    # The file has the number of the system call and its arguments; the first one of a futex is the address waited on.
     return int(call[1], 16) if len(call) > 1 else 0
 
 
@@ -236,6 +238,7 @@ class Window:
         """Stop in a forked child; the parent's profile goes on."""
         if not profiler_enabled():  # the thread that forked has no profile
             return
+        # The fork came from inside a hook of backward, or a node of the script.
         if in_backward():  # scopes that began in the profile must end in it
             atexit.register(self._end)
         else:
@@ -250,6 +253,7 @@ class Window:
 
     def _start(self) -> None:
         with _PREPARING:
+            # Preparing and enabling are two calls of torch: no other thread may prepare a profile in between.
             config = self._prepare()
             enable_profiler(config, _ACTIVITIES, _SCOPES)
             _open.add(self)
@@ -358,6 +362,7 @@ class EventTree:
         # Ops that a node calls have no number of their own. A node inside another on the engine's thread was made
         # there, by a recomputed forward: autograd numbers the nodes of each thread from 0 on.
         made_there = around.number >= 0 and thread != self._thread
+        # ELSEWHERE keeps its number apart from that of another node of the recorded thread, which may be equal.
         number = around.number if own < 0 else own + ELSEWHERE if made_there else own
         self._spans.append((event.start_time_ns, event.end_time_ns, place, number, thread))
         return _Around(place, own, number, thread)
@@ -390,6 +395,7 @@ def shift_between(markers: Sequence[Span], marks: Marks) -> Callable[[Column], C
     ``markers`` are all markers in the profile.
     """
     ends = (markers[:MARKERS], markers[-MARKERS:])
+    # The profiler counts ticks of the processor, whose rate the system corrects: so the offset may differ at the ends.
     offsets = [_offset(spans, burst) for spans, burst in zip(ends, marks, strict=True)]
     (first, _), (last, _) = ends[0][0], ends[1][0]
 

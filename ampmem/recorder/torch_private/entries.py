@@ -149,6 +149,7 @@ def at(path: str) -> Any:
     found: Any = import_module(first)
     for part in rest:
         first += f".{part}"
+        # A submodule is an attribute of its package only once somebody has imported it.
         inner = getattr(found, part, None)
         found = import_module(first) if inner is None else inner
     return found

@@ -153,6 +153,7 @@ def _running_total() -> ctypes.c_size_t | None:
     except (OSError, AttributeError):
         return None
     reporter.restype, reporter.argtypes = ctypes.c_void_p, []
+    # The reporter is a static object of C++ with a private layout: its members are found by what they do.
     words = (ctypes.c_size_t * _WORDS).from_address(reporter())
     found = set(range(_WORDS))
     for size in _TRIALS:
@@ -301,6 +302,7 @@ class CudaGauge(Gauge):
                 for pool, numbers in pools.items():
                     if type(numbers) is dict and numbers["peak"] > kept.get((name, pool), 0):
                         kept[name, pool] = numbers["peak"]
+        # The allocator knows one peak since its last reset: for the peak of a step it must be reset at each step's end.
         self._reset(device)
         allocated = stats["allocated_bytes"]["all"]
         return Reading(

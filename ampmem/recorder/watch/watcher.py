@@ -358,6 +358,7 @@ class Watcher:
             return
         self._folder, folder = "", self._folder
         with SIGNALS:
+            # The hooks of the full recording lie over those of the light session: they go first.
             self._end_full(Path(folder), failure)
             self._light.close(failure)
             if self.rows == 0:
@@ -507,6 +508,7 @@ class Watcher:
         options = replace(self.options, path=path, steps=FULL_STEPS, skip=0, first_step=self._first, force=True)
         if why is not Why.START:
             options = replace(options, baseline=True)
+        # There is one memory history and one active session: the light one makes room until the full one has ended.
         self._gauge.pause()
         release(self._light)
         try:
@@ -556,6 +558,7 @@ class Watcher:
         if self._file is None or (self.stopped_by is not None and not last) or self.forked():
             return
         try:
+            # A collection here would free tensors of the script at an instant at which it does not.
             with collection_paused():
                 write(self._file)
         except (OSError, AmpmemError) as error:
@@ -689,6 +692,8 @@ _PAGE = resource.getpagesize()
 def _resident() -> int:
     """The process's resident memory in bytes; its peak if the system does not report the current value."""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as stream:  # noqa: PTH123
+        # The second number is that of the resident pages.
         return int(stream.read().split()[1]) * _PAGE
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # In bytes on macOS, in KiB on Linux.
     return most if sys.platform == "darwin" else most * 1024

@@ -186,6 +186,7 @@ class TorchCuda:
 
     def observe_oom(self, observer: OomObserver) -> None:
         """Call ``observer`` whenever memory runs out, until :func:`forget_observer`."""
+        # One list for the process, with at most one observer: torch's own entry asks it.
         _observer[:] = [observer]
         _attach_once()
 

@@ -125,6 +125,7 @@ class Chain:
             columns = columns.take(self.place, axis=1)
         self._rows = np.concatenate([before, columns], axis=1)
         self.entries = self._rows[:, before.shape[1] :]
+        # Stable: what is at one address stays in the order of the trace.
         self._order = np.argsort(self._rows[_ADDRESS], kind="stable")
         self._kind, address, self._size, _, _ = self._sorted = self._rows.take(self._order, axis=1)
         self._same = address[1:] == address[:-1]
@@ -135,6 +136,8 @@ class Chain:
     def goes_on(self) -> bool:
         """Whether the entries follow from the blocks before without a gap."""
         kind, size = self._kind, self._size
+        # At each address an alloc, a free, the end of its wait and the next alloc follow each other. Anything else is a
+        # gap.
         follows = (kind[1:] == _NEXT[kind[:-1]]) & ((kind[1:] == IS_ALLOC) | (size[1:] == size[:-1]))
         return bool(self._born[:1].all() and np.where(self._same, follows, self._born[1:]).all())
 
@@ -150,6 +153,7 @@ class Chain:
         unknown = np.flatnonzero(self._born & (self._sorted[_SIZE] == 0))
         if len(unknown) and not self._size_blocks(unknown, last[unknown], final, settings):
             return None
+        # The row of the alloc, or of the block from before, that each entry is about: the last such row up to it.
         origin = np.maximum.accumulate(np.where(self._born, np.arange(len(self._born)), 0))
         self._rows[_SIZE:, self._order] = self._sorted[_SIZE:].take(origin, axis=1)
         held: BlockTable = self._rows.take(after, axis=1)
@@ -293,6 +297,7 @@ class History:
         held, final = extents_in(snapshot, device), HeldBlocks.of(snapshot, device)
         traces = snapshot["device_traces"]
         trace = self._read(traces, device)
+        # Each entry is a dictionary of over a kilobyte: a second trace may have to be read.
         traces.clear()
         if again is not None and not self._follows(trace, final, held):
             whole = _until_snapshot(again()["device_traces"], device, len(trace))
@@ -350,6 +355,7 @@ class History:
 
     def _settle(self, window: TraceWindow, start: int) -> Settled:
         trace, held, final = window
+        # Segments first: a block must lie in one when it begins.
         lost = self._reconcile_segments(held, trace, start)
         self._now = max(start, int(trace.time_ns[-1])) if len(trace) else start
         rows = self._first_followed(trace, final, start) if self._first else self._followed(trace, final, None)

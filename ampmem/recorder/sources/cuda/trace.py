@@ -90,6 +90,7 @@ def _surely_same(uses: Uses, there: Column, seen: SeenBlocks, known: Column) -> 
     """Certain matches at one address, if the profiler has seen fewer events than the trace has."""
     rows = list(zip(uses.entry[there].tolist(), uses.size[there].tolist(), uses.freed[there].tolist(), strict=True))
     sizes = seen.bytes[known].tolist()
+    # If the first and the last place that a block can have are equal, there is no other.
     early = _earliest(rows, sizes)
     late = _earliest(rows[::-1], sizes[::-1])[::-1]
     same = [(first, index) for index, first, last in zip(known.tolist(), early, late, strict=False) if first == last]

@@ -144,6 +144,7 @@ class Tracker:
             if self._library.ampmem_trace_stats(device, found):
                 raise RuntimeError("the allocator has no statistics")
             *stats, before, after, now, thread = found
+            # The allocator has made no row meanwhile: the statistics are those after exactly so many rows.
             if before == after:
                 break
         return CountedStats(Stats(*stats), after if before == after else None, now, thread)
@@ -156,6 +157,7 @@ class Tracker:
     def _frames(self, index: int) -> Frames:
         start = _POINTER()
         length = self._library.ampmem_trace_stack(index, ctypes.byref(start))
+        # Code object and instruction in turns; C++ holds references to the code objects.
         stack = start[:length]
         return list(map(self._place, zip(stack[::2], stack[1::2], strict=True)))
 
