@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import combinations
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from ampmem.events import Phase
 from ampmem.recorder.marker import Marker
@@ -72,29 +71,25 @@ class Do(Enum):
     """End the update of an optimizer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Enter:
+class Enter(NamedTuple):
     """The script enters ``phase``."""
 
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True)
-class SetMark:
+class SetMark(NamedTuple):
     """The script reaches ``mark`` of its step."""
 
     mark: Mark
 
 
-@dataclass(frozen=True, slots=True)
-class EndStep:
+class EndStep(NamedTuple):
     """A step ends: now, or earlier, at ``ended_ns``."""
 
     ended_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(NamedTuple):
     """Put ``message`` into the recording's notes."""
 
     message: str

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ampmem.names import CASTS_COMPILED
 from ampmem.patching import Undo, patch_call
 from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.log import Log, Misses
@@ -119,12 +118,7 @@ class Hooks:
         self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
         self.places = Places(options.place)
         self.code = CompiledCode(log, models, update.stacks)
-        self.compiled = UnseenByCompiled(
-            lambda: listener.recording and not self.modules.in_forward(),
-            listener.compiled_in_place,
-            partial(_casts_before_compiled, listener, log, arm_seen, self.code),
-            lambda: listener.remark(CASTS_COMPILED),
-        )
+        self.compiled = UnseenByCompiled(listener, log, self.modules, arm_seen, self.code)
         self.early: list[Callable[[], Undo]] = [
             self.optimizers.install,
             BackwardHooks(listener, log.misses).install,
@@ -149,17 +143,3 @@ class Hooks:
             self.others.append(partial(make_way_for_profilers, listener))
         if source.uses_history:
             self.others.append(partial(make_way_for_history, listener))
-
-
-def _casts_before_compiled(listener: Listener, log: Log, arm_seen: ArmSeen, code: CompiledCode) -> int | None:
-    """Note that compiled code runs; the number of parameter casts so far, or ``None`` if it is not under autocast.
-
-    A graph whose text says everything counts as one: it has no cast that was not seen.
-    """
-    if not listener.recording:
-        return None
-    arm_seen.compiled = True
-    if not arm_seen.on():
-        return None
-    arm_seen.sample()  # a compiled function calls no module
-    return log.casts + code.explained

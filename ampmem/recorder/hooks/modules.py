@@ -17,8 +17,10 @@ import torch
 from torch import nn
 
 from ampmem.events import Fact, Phase
+from ampmem.names import CASTS_COMPILED
 from ampmem.own_code import OWN_FOLDERS
 from ampmem.patching import Undo, added, hook, patch_call
+from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.guests import is_nn_parameter, is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
@@ -274,24 +276,19 @@ class UnseenByCompiled:
     Dynamo would otherwise compile the code once with them and once without. Meanwhile ops are seen by the dispatch
     mode, and the forward by the hooks on the compiled module itself.
 
-    ``needed`` says whether the hooks must stay, because nothing else has seen forward start. ``in_place`` is called
-    with the class of a model compiled in place (``model.compile()``) that runs then: its compiled code has the hooks'
-    calls inside, where they do nothing. ``casts`` returns the number of parameter casts so far, or ``None`` if autocast
-    would make none now; ``no_cast`` is called after compiled code in which autocast could have made casts and none was
-    seen.
+    They stay if nothing else has seen forward start. A model compiled in place (``model.compile()``) that runs then is
+    reported: its compiled code has the hooks' calls inside, where they do nothing. A note says so if autocast could
+    have made casts in compiled code, and none was seen.
     """
 
     def __init__(
-        self,
-        needed: Callable[[], bool],
-        in_place: Callable[[str], None],
-        casts: Callable[[], int | None],
-        no_cast: Callable[[], None],
+        self, listener: Listener, log: Log, modules: ModuleHooks, arm_seen: ArmSeen, code: CompiledCode
     ) -> None:
-        self._needed = needed
-        self._in_place = in_place
-        self._casts = casts
-        self._no_cast = no_cast
+        self._listener = listener
+        self._log = log
+        self._modules = modules
+        self._arm_seen = arm_seen
+        self._code = code
         self._under_autocast: tuple[int, int] | None = None
         """For the outermost compiled code running under autocast: ``id`` of its frame, and the casts before it."""
         self._thread = get_ident()
@@ -345,7 +342,7 @@ class UnseenByCompiled:
                 # With the callback None or False dynamo compiles nothing.
                 if self._put_back is None and callback is not None and callback is not False:
                     if frame.f_code.co_name == RUNS_COMPILED:
-                        if self._needed():
+                        if self._listener.recording and not self._modules.in_forward():
                             self._look_for_model(frame.f_locals.get("fn"))
                         else:
                             self._put_back, self._runs_in = taken_out(_is_own), id(frame)
@@ -359,7 +356,7 @@ class UnseenByCompiled:
         """Report the model that was compiled in place, if ``call`` is its compiled function."""
         module = getattr(call, "__self__", None) if type(call) is MethodType else None
         if isinstance(module, nn.Module) and call.__func__.__name__ == CALLS_MODULE and has_parameters(module):
-            self._in_place(type(module).__name__)
+            self._listener.compiled_in_place(type(module).__name__)
 
     def _count_casts(self, frame: int) -> None:
         """Compare the casts before and after the compiled code that runs in the frame with this ``id``."""
@@ -369,7 +366,20 @@ class UnseenByCompiled:
         elif began[0] == frame:
             self._under_autocast = None
             if casts == began[1]:
-                self._no_cast()
+                self._listener.remark(CASTS_COMPILED)
+
+    def _casts(self) -> int | None:
+        """Note that compiled code runs; the number of parameter casts so far, or ``None`` if it is not under autocast.
+
+        A graph whose text says everything counts as one: it has no cast that was not seen.
+        """
+        if not self._listener.recording:
+            return None
+        self._arm_seen.compiled = True
+        if not self._arm_seen.on():
+            return None
+        self._arm_seen.sample()  # a compiled function calls no module
+        return self._log.casts + self._code.explained
 
 
 def _is_own(function: Any) -> bool:

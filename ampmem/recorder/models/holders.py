@@ -588,46 +588,33 @@ class _Code:
             self.runs_script or is_torch(file) or file.startswith((*OWN_FOLDERS, *RECORDING_CODE, "<frozen"))
         )
         """Whether it belongs to the script or one of its libraries."""
-        self.names = frozenset(_names(code))
-        """The names of its variables."""
+        own = (code.co_varnames, code.co_cellvars, code.co_freevars)
+        self.names = frozenset(chain(*own) if code.co_flags & CO_OPTIMIZED else code.co_names)
+        """The names of its variables; of a module's code, those that it uses."""
 
     @cached_property
     def asks_for_locals(self) -> bool:
         """Whether the script may use this function's ``locals()`` dictionary, which must then stay as it is."""
-        return _asks_for_locals(self._code)
+        code = self._code
+        if "locals" in code.co_names or not _TAKE_SNAPSHOTS.intersection(code.co_names):
+            return "locals" in code.co_names
+        instructions = list(dis.get_instructions(code))
+        # An attribute of such a name, as in model.eval(), is among the code's names, too.
+        loads = [first for first in instructions if first.opname in _LOADS or "builtins" in code.co_names]
+        return any(each.argval in ("eval", "exec") for each in loads) or any(
+            first.argval in ("vars", "dir") and call.opname in ("PRECALL", "CALL") and call.arg == 0
+            for first, call in pairwise(instructions)
+        )
 
     @cached_property
     def assignments(self) -> dict[str, list[int]]:
-        """The lines that assign each of its variables."""
-        return _assignments(self._code)
-
-
-def _names(code: CodeType) -> tuple[str, ...]:
-    """The variables of ``code`` itself; for a module's code, the names that it uses."""
-    if not code.co_flags & CO_OPTIMIZED:
-        return code.co_names
-    return (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
-
-
-def _assignments(code: CodeType) -> dict[str, list[int]]:
-    """The lines that assign each variable, in order."""
-    found: dict[str, set[int]] = {}
-    for instruction in dis.get_instructions(code):
-        line = None if instruction.positions is None else instruction.positions.lineno
-        if line is not None and instruction.opname.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_D")):
-            stored = instruction.argval  # since Python 3.13 one instruction may store two variables
-            for name in stored if type(stored) is tuple else (stored,):
-                found.setdefault(str(name), set()).add(line)
-    return {name: sorted(lines) for name, lines in found.items()}
-
-
-def _asks_for_locals(code: CodeType) -> bool:
-    if "locals" in code.co_names or not _TAKE_SNAPSHOTS.intersection(code.co_names):
-        return "locals" in code.co_names
-    instructions = list(dis.get_instructions(code))
-    # An attribute of such a name, as in model.eval(), is among the code's names, too.
-    loads = [first for first in instructions if first.opname in _LOADS or "builtins" in code.co_names]
-    return any(each.argval in ("eval", "exec") for each in loads) or any(
-        first.argval in ("vars", "dir") and call.opname in ("PRECALL", "CALL") and call.arg == 0
-        for first, call in pairwise(instructions)
-    )
+        """The lines that assign each of its variables, in order."""
+        found: dict[str, set[int]] = {}
+        for instruction in dis.get_instructions(self._code):
+            line = None if instruction.positions is None else instruction.positions.lineno
+            stores = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_D")
+            if line is not None and instruction.opname.startswith(stores):
+                stored = instruction.argval  # since Python 3.13 one instruction may store two variables
+                for name in stored if type(stored) is tuple else (stored,):
+                    found.setdefault(str(name), set()).add(line)
+        return {name: sorted(lines) for name, lines in found.items()}

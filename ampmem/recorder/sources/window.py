@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import Column
-from ampmem.patching import patch_call
+from ampmem.patching import patch_call, set_variables
 from ampmem.recorder.facts.log import ELSEWHERE
 from ampmem.recorder.sources.extension import CPU, OTHER_DEVICE, Observed
 from ampmem.recorder.sources.torch_flags import log_level, without_warnings
@@ -212,17 +212,13 @@ class Window:
         if self._opened:
             self._start()
             return
-        previous = os.environ.get("KINETO_LOG_LEVEL")
-        os.environ["KINETO_LOG_LEVEL"] = "99"  # kineto reads it at its first start: no lines on stderr
+        restore = set_variables({"KINETO_LOG_LEVEL": "99"})  # kineto reads it at its first start: no lines on stderr
         try:
             with thread_ended():
                 self._start()
             self._opened = True
         finally:
-            if previous is None:
-                del os.environ["KINETO_LOG_LEVEL"]
-            else:
-                os.environ["KINETO_LOG_LEVEL"] = previous
+            restore()
 
     def close(self) -> tuple[Any, Marks]:
         """Stop; returns torch's result, and the markers of both ends. Raises :class:`ProfileLost` if it was lost."""

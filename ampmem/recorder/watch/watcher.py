@@ -647,14 +647,7 @@ class Watcher:
         models = [model for reference in self._models.values() if (model := reference()) is not None]
         parameters: list[torch.Tensor] = [each for model in models for each in model.parameters()]
         gradients = [grad for each in parameters if (grad := each.grad) is not None]
-        states = [
-            value
-            for optimizer in self._light.optimizers
-            for state in optimizer.state.values()
-            if isinstance(state, dict)
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
-        ]
+        states = self._light.listener.holders.state_of(self._light.optimizers)
         buffers = [each for model in models for each in model.buffers()]
         return [("parameters", parameters), ("gradients", gradients), ("optimizer state", states), ("buffers", buffers)]
 

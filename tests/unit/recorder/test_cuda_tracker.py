@@ -20,7 +20,7 @@ from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.cuda import source as cuda
 from ampmem.recorder.sources.cuda.device import Stats
 from ampmem.recorder.sources.cuda.events import HeldBlocks, History, TraceWindow
-from ampmem.recorder.sources.cuda.nodes import Ran, SeenNodes
+from ampmem.recorder.sources.cuda.nodes import SeenNodes
 from ampmem.recorder.sources.cuda.source import FEW_ENTRIES, CudaSource
 from ampmem.recorder.sources.cuda.trace import IS_ALLOC, IS_FREE, IS_SEGMENT, IS_SNAPSHOT, KINDS
 from ampmem.recorder.sources.cuda.tracker import (
@@ -275,8 +275,9 @@ def test_a_block_of_another_thread_has_the_node_that_ran_at_its_time(
     start = clock()
     gpu.free(gpu.malloc(600))
     gpu.elsewhere(lambda: gpu.free(gpu.malloc(500)))
-    spans = [Ran(start, clock(), "ExpBackward0", 77, 0)]
-    monkeypatch.setattr(source._nodes, "take", lambda go_on: SeenNodes(lambda: spans))
+    spans = np.array([(start, clock(), 1, 77, 0)])
+    seen = extension.Observed(*np.zeros((9, 0), dtype=np.int64), spans=spans, names=["", "ExpBackward0"])
+    monkeypatch.setattr(source._nodes, "take", lambda go_on: SeenNodes(seen))
     window = source.drain()
     assert [window.ops[each] for each in window.op] == ["", "", "ExpBackward0", "ExpBackward0"]
     assert window.sequence.tolist() == [-1, -1, 77, 77]
