@@ -54,7 +54,11 @@ class DeviceWatch:
 
     def _locate(self) -> Place:
         # The log has the op of the recorded thread; memory may run out on a thread of the autograd engine.
-        running = self._log.texts.value(self._log.running_op) if threading.get_ident() == self._thread else ""
+        running = (
+            self._log.texts.value(self._log.running_op or self._log.running_in_cpp())
+            if threading.get_ident() == self._thread
+            else ""
+        )
         return Place(
             step=self._log.step,
             op=running or (self._update.name if self._log.phase == Phase.OPTIMIZER else ""),

@@ -91,8 +91,8 @@ class Session:
         self.forked_child = partial(children.forked, listener)
         self.log, self.models, self.optimizers = listener.log, listener.models, listener.optimizers
         self._changes = ForcedChanges(options.forced, self._notes.add)
-        known = (listener, self.source, self.log, self.models, listener.update, listener.arm_seen, options)
-        self._hooks = Hooks(*known, hold_tensors=(listener.mode.saved.let_go, listener.casts.let_go))
+        hold_tensors = (listener.mode.saved.let_go, listener.casts.let_go)
+        self._hooks = Hooks(listener, self.source, options, hold_tensors=hold_tensors)
         self._unskim: Undo | None = None
         self._look: Callable[[], object] | None = None
         """Called after each module while the script is not recorded."""

@@ -179,7 +179,8 @@ class Log:
         """How many casts of parameters were seen."""
         self.in_graph: set[int] = set()
         """Text ids of all modules that ran with gradients on."""
-        self._running_op = 0
+        self.running_op = 0
+        """Text id of the op that the dispatch mode sees running in forward; 0 if there is none."""
         self.running_in_cpp: Callable[[], int] = lambda: 0
         """Returns the text id of the op that the C++ extension sees running; 0 if there is none."""
         self.reader: TensorReader | None = None
@@ -308,15 +309,6 @@ class Log:
         if threading.get_ident() != self._thread:
             made += ELSEWHERE
         self._ops += (start_ns, time_ns(), name, stack, made)
-
-    @property
-    def running_op(self) -> int:
-        """Text id of the op that the recorded thread is running in forward."""
-        return self._running_op or self.running_in_cpp()
-
-    @running_op.setter
-    def running_op(self, name: int) -> None:
-        self._running_op = name
 
     @property
     def on_own_thread(self) -> bool:

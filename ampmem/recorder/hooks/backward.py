@@ -14,7 +14,7 @@ from ampmem.names import FUNCTIONAL, INPUT, warning
 from ampmem.patching import Undo, hook, patch_call, together
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import gradient_of, is_tensor
-from ampmem.recorder.facts.log import Log, Misses
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
@@ -158,8 +158,8 @@ class BackwardHooks:
     ``grad`` stay torch's own: scripts import them by name, and dynamo knows them by identity.
     """
 
-    def __init__(self, listener: Listener, misses: Misses) -> None:
-        self._listener = listener
+    def __init__(self, listener: Listener) -> None:
+        self._listener, misses = listener, listener.log.misses
         self._started, self._ended = misses.guarded(self._note_start), misses.guarded(self._note_end)
         self._only_shapes, self._read_loss = misses.guarded(_only_shapes), misses.guarded(_scalar)
         self._begun = False

@@ -20,7 +20,6 @@ from ampmem.errors import UsageError
 from ampmem.own_code import is_torch
 from ampmem.patching import Undo, added, hook, patch_call
 from ampmem.recorder.facts.guests import is_tensor
-from ampmem.recorder.facts.log import Misses
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.torch_private.general import NEXT_BATCH, SAMPLER, on_module_after, on_module_before, tree_leaves
@@ -109,14 +108,14 @@ class Calls:
             self._listener.function_returned()
 
 
-def install_data(listener: Listener, misses: Misses) -> Callable[[], None]:
+def install_data(listener: Listener) -> Callable[[], None]:
     """Wrap ``__next__`` of the DataLoader's iterators; returns the undo."""
 
     def loaded(iterator: Any, batch: Any) -> None:
         listener.batch_loaded(_samples(iterator, batch))
 
-    started, ended = misses.guarded(listener.data_started), misses.guarded(listener.data_ended)
-    count = misses.guarded(loaded)
+    guarded = listener.log.misses.guarded
+    started, ended, count = guarded(listener.data_started), guarded(listener.data_ended), guarded(loaded)
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:

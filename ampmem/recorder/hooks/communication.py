@@ -23,8 +23,6 @@ from ampmem.recorder.facts.addresses import parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.models.models import Models
-from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private.distributed import (
     BROADCASTS,
     COLLECTIVES,
@@ -60,11 +58,10 @@ from ampmem.vocabulary import Communication
 class CollectiveHooks:
     """Logs the tensors that are passed to process groups."""
 
-    def __init__(self, listener: Listener, log: Log) -> None:
-        self._listener = listener
-        self._log = log
-        self._receives = log.texts.id(Communication.RECEIVE_BUFFERS)
-        self._look = log.misses.guarded(self._note)
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._log = listener, listener.log
+        self._receives = self._log.texts.id(Communication.RECEIVE_BUFFERS)
+        self._look = self._log.misses.guarded(self._note)
 
     def install(self) -> Undo:
         """Wrap every collective of process groups; returns the undo."""
@@ -166,10 +163,9 @@ class _Reducer:
 class DataParallelHooks:
     """Logs the memory that DDP has for communication; also follows it before a recording begins."""
 
-    def __init__(self, listener: Listener, log: Log) -> None:
-        self._listener = listener
-        self._log = log
-        self._text = log.texts.id
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._log = listener, listener.log
+        self._text = self._log.texts.id
         self._reducers: weakref.WeakKeyDictionary[Any, _Reducer] = weakref.WeakKeyDictionary()
 
     def install(self) -> Undo:
@@ -274,11 +270,9 @@ _Look = Callable[..., Any]
 class ShardingHooks:
     """Follows FSDP2's groups of parameters: gathered, resharded, reduced."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, arm_seen: ArmSeen) -> None:
-        self._listener = listener
-        self._log = log
-        self._models = models
-        self._arm_seen = arm_seen
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._log = listener, listener.log
+        self._models, self._arm_seen = listener.models, listener.arm_seen
         self._path = 0
         """Text id of the module whose group is being worked on."""
         self._names: dict[int, tuple[int, int]] = {}
@@ -402,9 +396,8 @@ def _word(dtype: torch.dtype) -> str:
 class FunctionHooks:
     """Logs the tensors of each collective that Python code starts."""
 
-    def __init__(self, listener: Listener, log: Log) -> None:
-        self._listener = listener
-        self._log = log
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._log = listener, listener.log
 
     def install(self) -> Undo:
         """Patch the functions of ``torch.distributed``, which fill their arguments; returns the undo."""
@@ -440,14 +433,14 @@ class FunctionHooks:
 class CommunicationHooks:
     """Installs each group of hooks once its module is imported; notes what this torch lacks."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, arm_seen: ArmSeen) -> None:
-        self._functions = FunctionHooks(listener, log)
-        self._sharding = ShardingHooks(listener, log, models, arm_seen)
-        self._misses = log.misses
+    def __init__(self, listener: Listener) -> None:
+        self._functions = FunctionHooks(listener)
+        self._sharding = ShardingHooks(listener)
+        self._misses = listener.log.misses
         self._undo = ExitStack()
         self._waiting: list[tuple[Callable[[], bool], Callable[[], Undo]]] | None = None
         """The hooks that are not installed yet, each with what tells that its module is imported; ``None`` at rest."""
-        self._look = log.misses.guarded(self._follow)
+        self._look = self._misses.guarded(self._follow)
 
     def install(self) -> Undo:
         """Begin; returns the undo of all hooks, including those installed later."""

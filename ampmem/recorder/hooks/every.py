@@ -14,7 +14,7 @@ import torch
 
 from ampmem.patching import Undo, patch_call
 from ampmem.recorder.compiled.code import CompiledCode
-from ampmem.recorder.facts.log import Log, Misses
+from ampmem.recorder.facts.log import Misses
 from ampmem.recorder.hooks import boundaries, children
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.boundaries import Calls
@@ -24,13 +24,10 @@ from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, UnseenByCompiled, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
-from ampmem.recorder.models.models import Models
 from ampmem.recorder.options import Options
 from ampmem.recorder.ranks.places import Places
-from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.window import OTHER_PROFILER, prepared_elsewhere
-from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private.cuda import HISTORY
 from ampmem.recorder.torch_private.general import PREPARE, SWAP
 
@@ -98,44 +95,33 @@ class Hooks:
     ``hold_tensors`` lists the other holders of weak references, which must let go when tensors are swapped.
     """
 
-    def __init__(
-        self,
-        listener: Listener,
-        source: Source,
-        log: Log,
-        models: Models,
-        update: RunningUpdate,
-        arm_seen: ArmSeen,
-        options: Options,
-        *,
-        hold_tensors: Sequence[LetGo],
-    ) -> None:
-        self.optimizers = OptimizerHooks(listener, log, models, update)
-        communication = CommunicationHooks(listener, log, models, arm_seen)
-        self.modules = ModuleHooks(listener, log, models, update.stacks, arm_seen, communication.follow)
-        step_on = options.step_on
-        self.data_parallel = DataParallelHooks(listener, log)
-        self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
+    def __init__(self, listener: Listener, source: Source, options: Options, *, hold_tensors: Sequence[LetGo]) -> None:
+        log, arm_seen = listener.log, listener.arm_seen
+        self.optimizers = OptimizerHooks(listener)
+        communication = CommunicationHooks(listener)
+        self.modules = ModuleHooks(listener, communication.follow)
+        self.data_parallel = DataParallelHooks(listener)
+        self.calls = Calls(options.step_on, listener) if isinstance(options.step_on, Marker) else None
         self.places = Places(options.place)
-        self.code = CompiledCode(log, models, update.stacks)
-        self.compiled = UnseenByCompiled(listener, log, self.modules, arm_seen, self.code)
+        self.code = CompiledCode(log, listener.models, listener.update.stacks)
+        self.compiled = UnseenByCompiled(listener, self.modules, self.code)
         self.early: list[Callable[[], Undo]] = [
             self.optimizers.install,
-            BackwardHooks(listener, log.misses).install,
+            BackwardHooks(listener).install,
             partial(children.install, listener),
             self.places.install,
             quiet_compiled_modules,
             self.compiled.install,
             CompileHooks(listener, log, self.code, self.modules, arm_seen).install,
             self.data_parallel.install,
-            CollectiveHooks(listener, log).install,
+            CollectiveHooks(listener).install,
             partial(let_go_of_swapped, (*hold_tensors, self.optimizers.let_go), log.misses),
         ]
         """Hooks installed from the start: those that find the ends of steps, and those that see objects being made."""
         if self.calls is not None:
             self.early.append(self.calls.install)
         self.others: list[Callable[[], Undo]] = [
-            partial(boundaries.install_data, listener, log.misses),
+            partial(boundaries.install_data, listener),
             communication.install,
         ]
         """Hooks installed only while recording."""

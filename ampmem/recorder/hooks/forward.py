@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from threading import get_ident
 from time import time_ns
 from typing import Any
@@ -411,7 +412,8 @@ class ForwardObserver:
 
     def _push_mode(self) -> None:
         self._mode.__enter__()  # type: ignore[no-untyped-call]
-        self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
+        leave = partial(self._mode.__exit__, None, None, None)
+        self._pop_mode = added("dispatch modes", "ForwardMode", leave)
 
     def _starts_in_cpp(self) -> bool:
         """Start the C++ extension, unless only the mode can see all that is to come; whether it runs."""
@@ -459,9 +461,6 @@ class ForwardObserver:
         addresses, self._mode.recomputed = self._mode.recomputed or [], None
         return addresses
 
-    def _exit_mode(self) -> None:
-        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-
     def backward_started(self) -> None:
         """Put the saved-tensor hooks on: the engine is about to run."""
         self._in_backward = True
@@ -499,7 +498,7 @@ class ForwardObserver:
         """Take our hooks off while torch.func or Dynamo disable hooks: torch refuses that while there are any."""
 
         def disable(error_message: str, fail_if_non_empty: bool = True) -> None:
-            if fail_if_non_empty and self._pop_hooks is not None and self._hooks_on_top():
+            if fail_if_non_empty and self._pop_hooks is not None and _top_hooks() == self._hooks:
                 self._leave_hooks()
                 self._suspended_on = get_ident()
             original(error_message, fail_if_non_empty)
@@ -514,9 +513,6 @@ class ForwardObserver:
                 self._enter_hooks()
 
         return enable
-
-    def _hooks_on_top(self) -> bool:
-        return _top_hooks() == self._hooks
 
     def _reads_nodes(self) -> bool:
         """Whether forward is observed on this thread and the script has no saved-tensor hooks on."""

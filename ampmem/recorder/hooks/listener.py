@@ -1,4 +1,4 @@
-"""The interface between the hooks and the session: what hooks report, and what they ask."""
+"""The interface between the hooks and the session: what hooks report, what they ask, and where they write."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampmem.events import Phase
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.cuda.late import LateNumber
+from ampmem.recorder.steering.arms import ArmSeen
 
 
 class Listener(Protocol):
-    """Receives what the hooks report, in the order in which it happens."""
+    """Receives what the hooks report, in the order in which it happens; has what they write into."""
+
+    log: Log
+    models: Models
+    update: RunningUpdate
+    arm_seen: ArmSeen
 
     @property
     def recording(self) -> bool:

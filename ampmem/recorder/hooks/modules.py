@@ -22,12 +22,8 @@ from ampmem.own_code import OWN_FOLDERS
 from ampmem.patching import Undo, added, hook, patch_call
 from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.guests import is_nn_parameter, is_tensor
-from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.anatomy import has_parameters
-from ampmem.recorder.models.models import Models
-from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private.general import (
     CALLS_MODULE,
     COMPILE,
@@ -61,24 +57,14 @@ WHOLE_GRADIENTS = (
 class ModuleHooks:
     """Keeps the stack of running modules and reports outermost forwards."""
 
-    def __init__(
-        self,
-        listener: Listener,
-        log: Log,
-        models: Models,
-        stacks: Stacks,
-        arm_seen: ArmSeen,
-        follow: Callable[[], None],
-    ) -> None:
-        self._listener = listener
-        self._log = log
-        self._models = models
-        self._stacks = stacks
-        self._arm_seen = arm_seen
+    def __init__(self, listener: Listener, follow: Callable[[], None]) -> None:
+        self._listener, self._log, self._models = listener, listener.log, listener.models
+        self._stacks, self._arm_seen = listener.update.stacks, listener.arm_seen
         self._follow = follow
         """Called before a forward starts."""
-        self._look_at_new = log.misses.guarded(models.registered)
-        self._look_before, self._look_after = log.misses.guarded(self._before), log.misses.guarded(self._ended)
+        guarded = self._log.misses.guarded
+        self._look_at_new = guarded(self._models.registered)
+        self._look_before, self._look_after = guarded(self._before), guarded(self._ended)
         self._running: list[tuple[int, int, int]] = []
         """(id, path, call) of each module in forward, outermost first; a transform has no path."""
         self._started_at: int | None = None
@@ -281,13 +267,9 @@ class UnseenByCompiled:
     have made casts in compiled code, and none was seen.
     """
 
-    def __init__(
-        self, listener: Listener, log: Log, modules: ModuleHooks, arm_seen: ArmSeen, code: CompiledCode
-    ) -> None:
-        self._listener = listener
-        self._log = log
+    def __init__(self, listener: Listener, modules: ModuleHooks, code: CompiledCode) -> None:
+        self._listener, self._log, self._arm_seen = listener, listener.log, listener.arm_seen
         self._modules = modules
-        self._arm_seen = arm_seen
         self._code = code
         self._under_autocast: tuple[int, int] | None = None
         """For the outermost compiled code running under autocast: ``id`` of its frame, and the casts before it."""

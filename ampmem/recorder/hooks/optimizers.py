@@ -19,11 +19,10 @@ from ampmem.names import StateName
 from ampmem.patching import Undo, added, hook, patch_call
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, states_of
-from ampmem.recorder.facts.log import Log, Repeated
+from ampmem.recorder.facts.log import Repeated
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.models.models import Models, Slot, parameter_record
+from ampmem.recorder.models.models import Slot, parameter_record
 from ampmem.recorder.models.optimizers import Optimizers, chosen_from, is_master, partition_of, twins_of
-from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import (
     OPTIMIZER_INIT,
@@ -57,11 +56,9 @@ class _Own:
 class OptimizerHooks:
     """Reports updates, and logs the state and gradients of optimizers."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, update: RunningUpdate) -> None:
-        self._listener = listener
-        self._log = log
-        self._models = models
-        self._update = update
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._models, self._update = listener, listener.models, listener.update
+        log = self._log = listener.log
         self._handle: Any = None
         """Handle of the hook that is called after each step."""
         self._updates = 0

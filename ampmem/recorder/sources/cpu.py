@@ -144,5 +144,5 @@ class ProfilerSource(Source):
     def _settle(self, seen: Observed) -> RawEvents:
         rows, op, ops = seen.on(extension.CPU)
         columns = (column[rows] for column in (seen.time_ns, seen.address, seen.bytes, seen.total))
-        events = Profiled(*columns, op=op, sequence=seen.own[rows])
+        events = Profiled(*columns, op, seen.own[rows])
         return self._ledger.settle(events, {name: place for place, name in enumerate(ops)})

@@ -23,7 +23,8 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -86,8 +87,8 @@ class Observed:
     own: Column
     number: Column
     thread: Column
-    spans: Column
-    names: list[str]
+    spans: Column = field(kw_only=True)
+    names: list[str] = field(kw_only=True)
 
     def on(self, device: int) -> tuple[Column, Column, tuple[str, ...]]:
         """The rows of ``device``; the name of the node around each, as an index; and the names, the empty one first."""
@@ -293,7 +294,8 @@ def _made(compiler: Sequence[str], library: Path) -> None:
             library.chmod(0o600)
             _seal(library).write_bytes(_sealed(library.read_bytes()))
             _seal(library).chmod(0o600)
-            if _can_load(library):
+            with suppress(AmpmemError):
+                _loaded(library)
                 return
     raise AmpmemError(f"the compiled extension does not work with torch {torch.__version__}, and was removed")
 
@@ -311,13 +313,6 @@ def left_out(library: Path) -> list[str]:
         parts = {"ampmem_trace_start": _NO_TRACE, "ampmem_workspaces": _NO_WORKSPACES}
         missing += [message for name, message in parts.items() if not hasattr(has, name)]
     return missing
-
-
-def _can_load(library: Path) -> bool:
-    try:
-        return _loaded(library) is not None
-    except AmpmemError:
-        return False
 
 
 def cuda_headers() -> Path | None:

@@ -27,7 +27,6 @@ from ampmem.recorder.sources.cuda.tracker import (
     NO_ROWS,
     Table,
     Tracked,
-    TrackedMark,
     devices_in,
     pools_in,
     threads_by_device,
@@ -355,10 +354,8 @@ def test_rows_of_one_device_become_a_trace() -> None:
 
 def test_events_of_other_threads_between_a_phase_and_its_mark_are_before_the_phase() -> None:
     rows = table(*(row(IS_ALLOC, 0x1000 * n, time_ns=n, size=1, thread=n % 2) for n in range(10, 20)))
-    mark = TrackedMark(since_ns=13, time_ns=14, thread=0)
-    assert trace_on(0, rows, np.array([0]), [""], [mark])[0].time_ns.tolist() == [10, 11, 12, 12, *range(14, 20)]
-    own = mark._replace(thread=1)
-    assert trace_on(0, rows, np.array([0]), [""], [own])[0].time_ns.tolist() == list(range(10, 20))
+    assert trace_on(0, rows, np.array([0]), [""], [(13, 14, 0)])[0].time_ns.tolist() == [10, 11, 12, 12, *range(14, 20)]
+    assert trace_on(0, rows, np.array([0]), [""], [(13, 14, 1)])[0].time_ns.tolist() == list(range(10, 20))
 
 
 def test_what_else_is_in_the_rows() -> None:

@@ -45,7 +45,6 @@ from ampmem.recorder.sources.cuda.tracker import (
     NO_ROWS,
     Table,
     Tracked,
-    TrackedMark,
     Tracker,
     devices_in,
     on_device,
@@ -523,7 +522,7 @@ class CudaSource(Source):
         profiled = self._take_nodes(go_on=go_on, table=self._table)
         self._stamps.take()  # all but the last
         span = {"since_ns": since_ns, "until_ns": time_ns()}
-        marks = [TrackedMark(count.since_ns, count.time_ns, self._number) for count, _ in self._marks.values()]
+        marks = [(count.since_ns, count.time_ns, self._number) for count, _ in self._marks.values()]
         trace, seen = trace_on(device, self._table, self._stack_of, tracker.names(), marks)
         settled = self._history.follow(trace, counted=stats, **span) if go_on else None
         if settled is not None:
@@ -566,12 +565,21 @@ class CudaSource(Source):
         return profiled
 
     def _raw(self, settled: Settled, nodes: Nodes, seen: SeenBlocks) -> RawEvents:
+        """The events with their autograd nodes; adds the marks among them."""
         if settled.lost:
             self._note("some allocator events were lost; their effect is shown at the start or end of the step")
         if self._device is not None:
             self._peaks.note_peak(self._device, settled.allocated_peak)
         self._settle_marks(settled)
-        return _raw(settled, nodes, seen, self._history)
+        known = np.flatnonzero(settled.seen >= 0)
+        if len(known) == len(settled.seen):  # the profiler saw each block
+            op, sequence = seen.op[settled.seen] + len(nodes.ops), seen.sequence[settled.seen]
+        else:  # the others have the node that ran at their time
+            op, sequence = nodes.at(settled.events.time_ns)
+            place = settled.seen[known]
+            op[known], sequence[known] = seen.op[place] + len(nodes.ops), seen.sequence[place]
+        ops, stacks = (*nodes.ops, *seen.ops), tuple(self._history.stacks.texts)
+        return replace(settled.events, op=op, sequence=sequence, ops=ops, stacks=stacks)
 
     def _settle_marks(self, settled: Settled) -> None:
         """Add the marks, with requested bytes as tensors have them: they end with the free.
@@ -626,16 +634,3 @@ class CudaSource(Source):
                 "CUDA graphs or memory pools of the script have their own memory: replays of a graph allocate "
                 "nothing, so ampmem does not see what they compute"
             )
-
-
-def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> RawEvents:
-    """The events with their autograd nodes: as the profiler saw the block, else by time."""
-    known = np.flatnonzero(settled.seen >= 0)
-    if len(known) == len(settled.seen):  # the profiler saw each
-        op, sequence = seen.op[settled.seen] + len(nodes.ops), seen.sequence[settled.seen]
-    else:
-        op, sequence = nodes.at(settled.events.time_ns)
-        place = settled.seen[known]
-        op[known], sequence[known] = seen.op[place] + len(nodes.ops), seen.sequence[place]
-    ops, stacks = (*nodes.ops, *seen.ops), tuple(history.stacks.texts)
-    return replace(settled.events, op=op, sequence=sequence, ops=ops, stacks=stacks)

@@ -20,6 +20,8 @@ from ampmem.recorder.sources.extension import CompiledExtension
 
 Frames: TypeAlias = Sequence[tuple[str, int, str]]
 """File, line and function of each frame of a stack, innermost first."""
+Mark: TypeAlias = tuple[int, int, int]
+"""The last time before a mark at which a thread began a phase or an op, the mark's own time, and that thread."""
 Table: TypeAlias = NDArray[np.int64]
 """Rows with the columns of :class:`Tracked`."""
 _POINTER = ctypes.POINTER(ctypes.c_int64)
@@ -58,14 +60,6 @@ class CountedStats(NamedTuple):
 
     stats: Stats
     rows: int | None
-    time_ns: int
-    thread: int
-
-
-class TrackedMark(NamedTuple):
-    """A mark at ``time_ns``, and the last time before it at which ``thread`` began a phase or an op."""
-
-    since_ns: int
     time_ns: int
     thread: int
 
@@ -170,7 +164,7 @@ class Tracker:
 
 
 def trace_on(
-    device: int, table: Table, stack_of: NDArray[np.int64], names: Sequence[str], marks: Sequence[TrackedMark] = ()
+    device: int, table: Table, stack_of: NDArray[np.int64], names: Sequence[str], marks: Sequence[Mark] = ()
 ) -> tuple[Trace, SeenBlocks]:
     """The rows of ``device`` as a trace, and as the blocks of recorded threads; ``stack_of`` maps stacks to texts."""
     rows = Tracked(*np.ascontiguousarray(on_device(device, table).T))
@@ -197,16 +191,16 @@ def trace_on(
     return trace, seen
 
 
-def _dated(rows: Tracked, marks: Sequence[TrackedMark]) -> NDArray[np.int64]:
+def _dated(rows: Tracked, marks: Sequence[Mark]) -> NDArray[np.int64]:
     """The times of ``rows``, those of other threads between the begin of a phase and its mark before that begin.
 
     The phase's begin is the instant of the mark, at which the allocator is asked only a little later.
     """
     times = rows.time_ns.copy()
-    for mark in marks:
-        between = (times >= mark.since_ns) & (times < mark.time_ns)
-        if between.any() and not (rows.thread[between] == mark.thread).any():
-            times[between] = mark.since_ns - 1
+    for since_ns, time_ns, thread in marks:
+        between = (times >= since_ns) & (times < time_ns)
+        if between.any() and not (rows.thread[between] == thread).any():
+            times[between] = since_ns - 1
     return times
 
 
