@@ -143,6 +143,6 @@ class ProfilerSource(Source):
 
     def _settle(self, seen: Observed) -> RawEvents:
         rows, op, ops = seen.on(extension.CPU)
-        columns = (column[rows] for column in (seen.time_ns, seen.address, seen.bytes, seen.total))
-        events = Profiled(*columns, op, seen.own[rows])
+        time, address, size, total = (column[rows] for column in (seen.time_ns, seen.address, seen.bytes, seen.total))
+        events = Profiled(time, address, size, total, op, seen.own[rows])
         return self._ledger.settle(events, {name: place for place, name in enumerate(ops)})
