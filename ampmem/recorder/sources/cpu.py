@@ -18,11 +18,11 @@ from ampmem.recorder.facts.addresses import AliveBlocks, RealAddresses
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.base import Place, RawEvents, Source
-from ampmem.recorder.sources.extension import Observed
-from ampmem.recorder.sources.ledger import NOTHING, Ledger, Profiled
+from ampmem.recorder.sources.extension import NOTHING_OBSERVED, Observed
+from ampmem.recorder.sources.ledger import Ledger, Profiled
 from ampmem.recorder.sources.storages import Storages
 from ampmem.recorder.sources.torch_flags import counting_begins, torch_flag
-from ampmem.recorder.sources.window import EventTree, ProfileLost, Window, check_free, install
+from ampmem.recorder.sources.window import ProfileLost, Window, check_free, install
 from ampmem.units import format_bytes
 from ampmem.vocabulary import SourceKind
 
@@ -72,9 +72,7 @@ class ProfilerSource(Source):
 
     def __init__(self, storages: Storages) -> None:
         self._ledger = Ledger(storages)
-        self._extension = extension.find()
-        self._window = Window()
-        """Used where there is no compiled extension."""
+        self._observer = extension.find() or Window()
         self._notes: list[str] = []
         self.see = storages.see
         self._knows = storages.knows
@@ -90,36 +88,22 @@ class ProfilerSource(Source):
     def start(self, baseline: Mapping[int, int]) -> None:
         """Begin recording."""
         self._ledger.add_baseline(baseline)
-        if self._extension is not None:
-            self._extension.start()
-        else:
-            self._window.open()
+        self._observer.start()
 
     def drain(self) -> RawEvents:
         """The events since the last call."""
-        if self._extension is not None:
-            return self._settle(self._extension.take())
-        result, marks = self._window.close()
-        self._window.open()
-        return self._settle(EventTree(result.experimental_event_tree()).observed(marks))
+        return self._settle(self._observer.take(go_on=True))
 
     def stop(self) -> RawEvents:
         """The last events."""
-        if self._extension is not None:
-            self._extension.stop()
-            return self._settle(self._extension.take())
         try:
-            result, marks = self._window.close()
+            return self._settle(self._observer.take(go_on=False))
         except ProfileLost:
-            return self._ledger.settle(NOTHING, {"": 0})
-        return self._settle(EventTree(result.experimental_event_tree()).observed(marks))
+            return self._settle(NOTHING_OBSERVED)
 
     def abandon(self) -> None:
         """Switch the profiler off in a forked child."""
-        if self._extension is not None:
-            self._extension.stop()
-        else:
-            self._window.abandon()
+        self._observer.abandon()
 
     def install(self) -> Callable[[], None]:
         """Count all threads, and keep the script's ``record_function`` scopes out; returns the undo."""
@@ -128,7 +112,7 @@ class ProfilerSource(Source):
             undo.callback(restore)
             if problem is not None:
                 self._notes = [NOT_COUNTED.format(why=problem)]
-            if self._extension is None:
+            if isinstance(self._observer, Window):
                 undo.callback(install())
             return undo.pop_all().close
 

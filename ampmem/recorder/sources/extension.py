@@ -103,6 +103,9 @@ class Observed:
         return rows, index[name], tuple(ops)
 
 
+NOTHING_OBSERVED = Observed(*np.zeros((9, 0), np.int64), spans=np.zeros((0, 5), np.int64), names=[""])
+
+
 class CompiledExtension:
     """Records the calling thread, and the backward passes that it starts, from :meth:`start` to :meth:`stop`."""
 
@@ -130,8 +133,8 @@ class CompiledExtension:
         if self.library.ampmem_start():
             raise RuntimeError("torch refused ampmem's C++ extension")
 
-    def stop(self) -> None:
-        """Stop, on the thread that has started; what was not taken is dropped."""
+    def abandon(self) -> None:
+        """Stop, on the thread that has started; what was not taken is dropped at the next start."""
         self.library.ampmem_stop()
 
     def names(self) -> list[str]:
@@ -145,8 +148,10 @@ class CompiledExtension:
             self._names.append(self.library.ampmem_name(index).decode("utf-8", "backslashreplace"))
         return self._names
 
-    def take(self) -> Observed:
-        """What was observed since the last call; recording goes on."""
+    def take(self, *, go_on: bool = True) -> Observed:
+        """What was observed since the last call; recording goes on, or stops."""
+        if not go_on:
+            self.abandon()
         counts, taken = _COUNTS(), _TAKEN()
         self.library.ampmem_count(counts)
         blocks, spans = np.empty((counts[0], _BLOCK), np.int64), np.empty((counts[1], _SPAN), np.int64)
@@ -157,13 +162,10 @@ class CompiledExtension:
     def works(self) -> bool:
         """Whether it sees one storage come and go, which no other thread's do."""
         self.start()
-        try:
-            storage = torch.UntypedStorage(_TRIED)
-            address = storage.data_ptr()
-            del storage
-        finally:
-            self.stop()
-        seen = self.take()
+        storage = torch.UntypedStorage(_TRIED)
+        address = storage.data_ptr()
+        del storage
+        seen = self.take(go_on=False)
         rows = (seen.address == address) & (seen.device == CPU)
         came_and_went: bool = seen.bytes[rows].tolist() == [_TRIED, -_TRIED]
         return came_and_went

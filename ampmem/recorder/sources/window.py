@@ -32,8 +32,8 @@ from ampmem.errors import RecordingError, UsageError
 from ampmem.events import Column
 from ampmem.patching import patch_call, set_variables
 from ampmem.recorder.facts.log import ELSEWHERE
-from ampmem.recorder.sources.extension import CPU, OTHER_DEVICE, Observed
-from ampmem.recorder.sources.torch_flags import log_level, without_warnings
+from ampmem.recorder.sources.extension import CPU, NOTHING_OBSERVED, OTHER_DEVICE, Observed
+from ampmem.recorder.sources.torch_flags import counting_begins, log_level, without_warnings
 from ampmem.recorder.torch_private.general import (
     ALLOCATION,
     BACKWARD_SCOPE,
@@ -198,20 +198,32 @@ def prepared_elsewhere() -> Iterator[None]:
 
 
 class Window:
-    """A profile of the calling thread, and of the backward passes it starts."""
+    """A profile of the calling thread, and of the backward passes it starts; used like a :class:`CompiledExtension`.
 
-    def __init__(self) -> None:
+    ``device`` says that blocks of a CUDA device are wanted: torch's event tree has those only inside another event.
+    """
+
+    def __init__(self, *, device: bool = False) -> None:
         self._config = profile(profile_memory=True).config()
         self._marks: list[ClockMark] = []
         self._opened = False
+        self._device = device
+        self._scope: Any = None
+        """The scope around the whole window, for a device."""
         self.lost = False
         """Whether another thread has prepared a profile since the start."""
 
-    def open(self) -> None:
+    def start(self) -> None:
         """Start the profiler."""
-        if self._opened:
-            self._start()
-            return
+        with counting_begins() if self._device else nullcontext():
+            if self._opened:
+                self._start()
+            else:
+                self._start_first()
+        if self._device:
+            self._scope = enter_scope(WHOLE)
+
+    def _start_first(self) -> None:
         restore = set_variables({"KINETO_LOG_LEVEL": "99"})  # kineto reads it at its first start: no lines on stderr
         try:
             with thread_ended():
@@ -220,18 +232,29 @@ class Window:
         finally:
             restore()
 
-    def close(self) -> tuple[Any, Marks]:
-        """Stop; returns torch's result, and the markers of both ends. Raises :class:`ProfileLost` if it was lost."""
+    def take(self, *, go_on: bool) -> Observed:
+        """What was observed since the start, or the last call. Raises :class:`ProfileLost` if it was lost."""
+        self._leave_scope()
         with _PREPARING:
             _open.discard(self)
             if self.lost:
                 self._end()
                 raise ProfileLost
             marks = (self._marks, _mark())
-            return _disabled(), marks
+            result = _disabled()
+        if go_on:  # before the long walk: no event is missed meanwhile
+            self.start()
+        return EventTree(result.experimental_event_tree()).observed(marks)
+
+    def _leave_scope(self) -> None:
+        """End the scope, which must not outlast the profile that it is in."""
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            exit_scope(scope)
 
     def abandon(self) -> None:
         """Stop in a forked child; the parent's profile goes on."""
+        self._leave_scope()
         if not profiler_enabled():  # the thread that forked has no profile
             return
         # The fork came from inside a hook of backward, or a node of the script.
@@ -291,7 +314,7 @@ def install() -> Callable[[], None]:
 
 
 WHOLE = "ampmem::window"
-"""The name of a scope around a whole window: torch's event tree has a device's blocks only inside another event."""
+"""The name of the scope around a whole window."""
 
 
 class _Around(NamedTuple):
@@ -364,7 +387,9 @@ class EventTree:
         return _Around(place, own, number, thread)
 
     def observed(self, marks: Marks) -> Observed:
-        """The same as the compiled extension observes, in order of time."""
+        """The same as the compiled extension observes, in order of time; nothing if the clock's markers are missing."""
+        if len(self.markers) < 2 * MARKERS:
+            return NOTHING_OBSERVED
         shift = shift_between(self.markers, marks)
         devices = {device: _index_of(device) for device in {each[-1] for each in self._allocations}}
         numbers = [(*rest, devices[device]) for *rest, device in self._allocations]

@@ -140,8 +140,8 @@ def test_the_profiler_is_asked_for_no_calls_of_the_cuda_runtime(monkeypatch: pyt
     profile = window.Window()
     for filters in (True, False) if window.FILTERS else (False,):
         monkeypatch.setattr(window, "FILTERS", filters)
-        profile.open()
-        profile.close()
+        profile.start()
+        profile.take(go_on=False)
     assert asked[-1] == ({ProfilerActivity.CPU},)
     if len(asked) == 2:
         activities, parts = asked[0]

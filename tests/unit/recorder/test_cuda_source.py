@@ -730,7 +730,7 @@ def test_where_nodes_of_two_threads_overlap_no_name_is_guessed() -> None:
 
 
 def test_the_nodes_of_a_backward_are_recorded_with_their_times() -> None:
-    recorder = NodeRecorder()
+    recorder = NodeRecorder(windows.Window(device=True))
     recorder.start()
     assert recorder.running
     weight = torch.ones(3, 3, requires_grad=True)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ampmem.events import Column
 from ampmem.recorder.sources.cuda.trace import NO_BLOCKS, SeenBlocks, devices_by_thread
-from ampmem.recorder.sources.extension import CompiledExtension, Observed
+from ampmem.recorder.sources.extension import NOTHING_OBSERVED, CompiledExtension, Observed
 from ampmem.recorder.sources.torch_flags import counting_begins
-from ampmem.recorder.sources.window import MARKERS, WHOLE, EventTree, ProfileLost, Window
-from ampmem.recorder.torch_private.general import enter_scope, exit_scope
+from ampmem.recorder.sources.window import ProfileLost, Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +43,13 @@ class Nodes:
 class SeenNodes:
     """What was observed in a window: the nodes that ran, by thread, and the devices' blocks."""
 
-    def __init__(self, seen: Observed | None = None) -> None:
+    def __init__(self, seen: Observed = NOTHING_OBSERVED) -> None:
         self._seen = seen
         self._nodes: dict[int, Nodes] = {}
         self.devices: Callable[[], Mapping[int, set[int]]] = self._devices_by_thread
         """Gives the devices on which each thread allocated. Like the nodes, it is asked only if needed."""
 
     def _devices_by_thread(self) -> Mapping[int, set[int]]:
-        if self._seen is None:
-            return {}
         rows = np.flatnonzero(self._seen.device >= 0)
         return devices_by_thread(self._seen.device[rows], self._seen.thread[rows])
 
@@ -63,18 +60,14 @@ class SeenNodes:
         """
         known = self._nodes.get(device)
         if known is None:
-            devices = self.devices()
-            ran = [] if self._seen is None else self._seen.spans.tolist()
-            names = [] if self._seen is None else self._seen.names
-            here = (row for row in ran if device in devices.get(row[-1], {device}))
+            devices, names = self.devices(), self._seen.names
+            here = (row for row in self._seen.spans.tolist() if device in devices.get(row[-1], {device}))
             known = nodes_of([Ran(start, end, names[name], *rest) for start, end, name, *rest in here])
             self._nodes[device] = known
         return known
 
     def blocks(self, device: int) -> SeenBlocks:
         """The blocks of ``device``."""
-        if self._seen is None:
-            return NO_BLOCKS
         rows, op, ops = self._seen.on(device)
         return SeenBlocks(
             time_ns=self._seen.time_ns[rows],
@@ -87,76 +80,36 @@ class SeenNodes:
 
 
 class NodeRecorder:
-    """Records the nodes from one :meth:`take` to the next."""
+    """Records the nodes from one :meth:`take` to the next, by the compiled extension or the profiler."""
 
-    def __init__(self) -> None:
-        self._window = Window()
-        self._scope: Any = None
+    def __init__(self, observer: CompiledExtension | Window) -> None:
+        self._observer = observer
         self.running = False
         """Whether nodes are being recorded."""
 
     def start(self) -> None:
-        """Start the profiler."""
+        """Start the observer."""
         with counting_begins():
-            self._window.open()
-        self._scope = enter_scope(WHOLE)
-        self.running = True
-
-    def abandon(self) -> None:
-        """Stop in a forked child."""
-        if self.running:
-            self._left()
-            self._window.abandon()
-
-    def _left(self) -> None:
-        """End the scope, which must not outlast the profile that it is in."""
-        self.running = False
-        scope, self._scope = self._scope, None
-        exit_scope(scope)
-
-    def take(self, *, go_on: bool) -> SeenNodes:
-        """The nodes since the last call, or since :meth:`start`."""
-        if not self.running:
-            return SeenNodes()
-        self._left()
-        try:
-            result, marks = self._window.close()
-        except ProfileLost:
-            return SeenNodes()
-        if go_on:
-            self.start()
-        tree = EventTree(result.experimental_event_tree())
-        # Without markers the nodes' times are unknown.
-        return SeenNodes(tree.observed(marks) if len(tree.markers) >= 2 * MARKERS else None)
-
-
-class ObservedNodes:
-    """Records the nodes, as :class:`NodeRecorder` does, by the compiled extension."""
-
-    def __init__(self, extension: CompiledExtension) -> None:
-        self._extension = extension
-        self.running = False
-        """Whether nodes are being recorded."""
-
-    def start(self) -> None:
-        """Start the extension."""
-        with counting_begins():
-            self._extension.start()
+            self._observer.start()
         self.running = True
 
     def abandon(self) -> None:
         """Stop in a forked child."""
         if self.running:
             self.running = False
-            self._extension.stop()
+            self._observer.abandon()
 
     def take(self, *, go_on: bool) -> SeenNodes:
         """The nodes since the last call, or since :meth:`start`."""
         if not self.running:
             return SeenNodes()
-        if not go_on:
-            self.abandon()
-        return SeenNodes(self._extension.take())
+        self.running = False
+        try:
+            seen = self._observer.take(go_on=go_on)
+        except ProfileLost:
+            return SeenNodes()
+        self.running = go_on
+        return SeenNodes(seen)
 
 
 NO_NODES = Nodes(since_ns=NO_BLOCKS.op, op=NO_BLOCKS.op, sequence=NO_BLOCKS.op, ops=("",))

@@ -38,7 +38,7 @@ from ampmem.recorder.models.live import collection_paused
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, Source, joined
 from ampmem.recorder.sources.cuda.device import Snapshot, Stats, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import HeldBlocks, History, Level, Settled, TraceWindow, extents_in
-from ampmem.recorder.sources.cuda.nodes import NO_NODES, NodeRecorder, Nodes, ObservedNodes, SeenNodes
+from ampmem.recorder.sources.cuda.nodes import NO_NODES, NodeRecorder, Nodes, SeenNodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
 from ampmem.recorder.sources.cuda.trace import IS_ALLOC, IS_FREE, IS_SEGMENT, Counted, MarkCount, SeenBlocks, Stamps
 from ampmem.recorder.sources.cuda.tracker import (
@@ -55,7 +55,7 @@ from ampmem.recorder.sources.cuda.tracker import (
     until_snapshot,
 )
 from ampmem.recorder.sources.extension import find
-from ampmem.recorder.sources.window import check_free, install
+from ampmem.recorder.sources.window import Window, check_free, install
 from ampmem.recorder.torch_private.general import in_backward
 from ampmem.units import format_count
 from ampmem.vocabulary import Mark, SourceKind
@@ -179,7 +179,7 @@ class CudaSource(Source):
         self._history = History(self._settings())
         self._peaks = self._no_peaks()
         self._stamps = Stamps()
-        self._nodes = NodeRecorder() if extension is None else ObservedNodes(extension)
+        self._nodes = NodeRecorder(extension or Window(device=True))
         self._tag: Callable[[str], None] | None = None
         self._marks: dict[tuple[int, Mark], tuple[MarkCount, LayersRecord]] = {}
         self._layers: list[LayersRecord] = []
@@ -231,7 +231,7 @@ class CudaSource(Source):
         """Keep the script's scopes out of the profile that names nodes, and follow graph captures; returns the undo."""
         with ExitStack() as undo:
             undo.callback(self._api.follow_captures())
-            if isinstance(self._nodes, NodeRecorder):
+            if self._extension is None:
                 undo.callback(install())
             return undo.pop_all().close
 
