@@ -22,7 +22,7 @@ from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, 
 from ampmem.recorder.facts.log import Repeated
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Slot, parameter_record
-from ampmem.recorder.models.optimizers import Optimizers, chosen_from, is_master, partition_of, twins_of
+from ampmem.recorder.models.optimizers import Optimizers, chosen_from, is_master, parameters_of, partition_of, twins_of
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
 from ampmem.recorder.torch_private.general import (
     OPTIMIZER_INIT,
@@ -266,7 +266,7 @@ class OptimizerHooks:
             idle = id(optimizer) not in self._records
             if idle:
                 self._note_tensors(optimizer, names, named=True)
-                theirs = (names.get(id(parameter), []) for _, _, parameter in _given(optimizer))
+                theirs = (names.get(id(parameter), []) for parameter in parameters_of(optimizer))
                 self._idle |= {self._log.texts.value(name) for known in theirs for name, _ in known}
             states = self._states_of(optimizer) or ()
             logged += [state for parameter, state in states if not idle or id(parameter) in names]
@@ -455,13 +455,6 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]
     for group_index, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             yield group_index, index, parameter
-
-
-def _given(optimizer: Optimizer) -> list[tuple[int, int, torch.Tensor]]:
-    """(group, index, parameter) of each parameter of ``optimizer``; empty if it is not set up, which was noted."""
-    with suppress(Exception):  # a custom class may have anything as its groups
-        return list(_parameters(optimizer))
-    return []
 
 
 def _plain_tensors(state: Any) -> list[tuple[str, torch.Tensor]] | None:

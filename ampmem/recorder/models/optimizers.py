@@ -54,7 +54,7 @@ class Optimizers:
             key
             for key, reference in self._living.items()
             if (optimizer := reference()) is not None
-            and any(id(parameter) in parameters for parameter in _parameters(optimizer))
+            and any(id(parameter) in parameters for parameter in parameters_of(optimizer))
         )
         self._held[id(module)] = (weakref.ref(module), holders)
         return holders
@@ -68,7 +68,7 @@ class Optimizers:
     def _parameters(self, optimizer: int) -> Iterator[torch.Tensor]:
         reference = self._living.get(optimizer)
         living = None if reference is None else reference()
-        return iter(()) if living is None else _parameters(living)
+        return iter(()) if living is None else parameters_of(living)
 
     def _forget(self, optimizer: int) -> None:
         self._living.pop(optimizer, None)
@@ -76,7 +76,7 @@ class Optimizers:
         self._died(optimizer)
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     """The parameters of ``optimizer``; none if its class raises, as a wrapper that is not set up may."""
     with suppress(Exception):
         for group in optimizer.param_groups:

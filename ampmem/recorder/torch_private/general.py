@@ -135,14 +135,9 @@ def tracked_below(tensor: torch.Tensor) -> bool:
 
 # -- modules, data ----------------------------------------------------------------------
 
-PARAMETERS = attribute(
-    "torch.nn.Module", "_parameters", "to read a module's own attribute without its __getattr__", example=nn.Module
-)
-BUFFERS = attribute(
-    "torch.nn.Module", "_buffers", "to read a module's own attribute without its __getattr__", example=nn.Module
-)
-CHILDREN = attribute(
-    "torch.nn.Module", "_modules", "to read a module's own attribute without its __getattr__", example=nn.Module
+PARAMETERS, BUFFERS, CHILDREN = (
+    attribute("torch.nn.Module", name, "to read a module's own attribute without its __getattr__", example=nn.Module)
+    for name in ("_parameters", "_buffers", "_modules")
 )
 is_tracing: Callable[[], bool] = optional(
     "torch.jit",
