@@ -64,7 +64,7 @@ def forward() -> None:
 def recorded() -> Callable[[], None]:
     """Forward under ampmem's mode, with stacks."""
     log = Log(RealAddresses())
-    mode = ForwardMode(log, CastHooks(log, Models(log)), Stacks(enabled=True), print)
+    mode = ForwardMode(log, CastHooks(log, Models(log)), Stacks(enabled=True))
     mode.saved._readable = lambda: True
 
     def run() -> None:

@@ -60,11 +60,11 @@ def seen(run: Callable[[], object], *, by_extension: bool) -> Seen:
     casts = CastHooks(log, models)
     notes: list[str] = []
     log.misses.note = notes.append
-    mode = ForwardMode(log, casts, stacks, notes.append)
+    mode = ForwardMode(log, casts, stacks)
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(extension.VARIABLE, "on" if by_extension else "off")
-        observer = ForwardObserver(log, mode, SavedTensors(log), lambda _: False, notes.append)
+        observer = ForwardObserver(log, mode, SavedTensors(log), lambda _: False)
     undo = observer.install()
     try:
         observer.enter()

@@ -197,7 +197,7 @@ class ForwardMode(TorchDispatchMode):
     # Without it torch raises at each higher-order op under the mode, such as flex attention.
     supports_higher_order_operators = True
 
-    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, note: Callable[[str], None]) -> None:
+    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
         self.casts = casts
@@ -208,7 +208,7 @@ class ForwardMode(TorchDispatchMode):
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
         self._may_copy: dict[Any, bool] = {}
         """The ops of :data:`_MAY_COPY` seen so far, and whether each may cast."""
-        self._additions = InPlaceAdditions(PRODUCT, note)
+        self._additions = InPlaceAdditions(PRODUCT, log.misses.say)
         self.alone = True
         """Whether the script has no dispatch mode of its own below this one."""
         self.recomputed: list[int] | None = None
@@ -337,12 +337,8 @@ class SavedTensors:
         script has assigned to its ``data`` since.
         """
         with without_functions():
-            if not self._forked():
-                try:
-                    if not self._log.observed:  # else it is read from the node, which has the op's name
-                        self._log.about(Fact.SAVED, tensor)
-                except Exception as error:
-                    self._log.misses.add(error)
+            if not self._forked() and not self._log.observed:  # else it is read from the node, which has the op's name
+                self._log.about(Fact.SAVED, tensor)
             return tensor if tensor.is_leaf else unseen_detach(tensor), version_of(tensor)
 
     @unseen
@@ -359,21 +355,13 @@ class ForwardObserver:
     """Pushes and pops the dispatch mode and the saved-tensor hooks; pops only its own.
 
     Where the C++ extension can see the ops as the mode would, it does so, and no mode is pushed (``hooks/ops.py``).
-    ``owns_mode`` says whether a mode is the simulated device's; ``note`` puts a note into the recording.
+    ``owns_mode`` says whether a mode is the simulated device's.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        mode: ForwardMode,
-        saved: SavedTensors,
-        owns_mode: Callable[[object], bool],
-        note: Callable[[str], None],
-    ) -> None:
+    def __init__(self, log: Log, mode: ForwardMode, saved: SavedTensors, owns_mode: Callable[[object], bool]) -> None:
         self._log = log
         self._mode = mode
         self._owns_mode = owns_mode
-        self._note = note
         self._hooks = (saved.pack, saved.unpack)
         self._ops = OpRecorder.find(log, mode.casts, mode.stacks, log.misses.guarded(self._go_on_with_mode))
         self._by_cpp = False
@@ -452,7 +440,7 @@ class ForwardObserver:
                 self._pop_mode = None
                 self._log.observed = False
             else:
-                self._note(
+                self._log.misses.say(
                     "the script's own dispatch mode was on top of ampmem's, so ampmem's mode stayed on in backward"
                 )
 
