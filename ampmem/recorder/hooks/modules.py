@@ -146,7 +146,9 @@ class ModuleHooks:
             self._models.add_registered()
             owned = self._models.owns(module)
             if not owned and not _needs_gradient(args):
-                self._transform(module)
+                if not self._running:
+                    self._before_transform = self._listener.data_started(transform=True)
+                self._running.append((id(module), 0, 0))
                 return
             if any(base.__name__ == _FSDP1 for base in type(module).__mro__):
                 self._listener.remark(WHOLE_GRADIENTS)
@@ -174,11 +176,6 @@ class ModuleHooks:
         if self._listener.recording and not self._said_elsewhere and has_parameters(module):
             self._said_elsewhere = True
             self._listener.forward_elsewhere(type(module).__name__)
-
-    def _transform(self, module: nn.Module) -> None:
-        if not self._running:
-            self._before_transform = self._listener.data_started(transform=True)
-        self._running.append((id(module), 0, 0))
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Torch calls it with (module, args, result) if the forward raised.

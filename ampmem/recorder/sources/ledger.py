@@ -271,8 +271,10 @@ class Ledger:
                     expected = total
                     continue
             self._counted, rows.place = counted, place
-            if total == 0 and (size > 0 or address in self._mappings):
-                self._mapped(time, address, size)
+            if total == 0 and size > 0:  # the profiler has no total for mapped files and shared memory
+                self._map(time, address, size)
+            elif total == 0 and address in self._mappings:
+                self._unmap(time, address)
             else:
                 self._counted_event(time, address, size, total, events, place)
             rows.leave_out(place, self._uncounted - (self._stale or 0))
@@ -349,13 +351,6 @@ class Ledger:
             if size:
                 self._rows.add((time, Action.ALLOC, OTHER_THREADS, size, UNKNOWN, self._elsewhere, -1))
             self._others = size
-
-    def _mapped(self, time: int, address: int, size: int) -> None:
-        """Add or remove the mapping of a file or of shared memory, for which the profiler has no total."""
-        if size > 0:
-            self._map(time, address, size)
-        else:
-            self._unmap(time, address)
 
     def _unmap(self, time: int, address: int) -> None:
         for part in self._mappings.remove(address):

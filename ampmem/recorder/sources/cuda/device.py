@@ -132,7 +132,9 @@ class TorchCuda:
         if not self._asks_nvml:
             return None
         try:
-            used = _process_used(device)
+            nvml, handle = _nvml(device)
+            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            used = next((int(each.usedGpuMemory) for each in processes if each.pid == os.getpid()), None)
         except Exception:  # no pynvml, no permission, not supported: NVML has many errors
             used = None
         self._asks_nvml = used is not None  # NVML may not find this process, since containers hide process ids
@@ -236,12 +238,6 @@ def _observed(device: int, segment: int, total: int, free: int) -> None:
             observer(device, segment, total, free)
     except Exception:
         return
-
-
-def _process_used(device: int) -> int | None:
-    nvml, handle = _nvml(device)
-    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    return next((int(each.usedGpuMemory) for each in processes if each.pid == os.getpid()), None)
 
 
 @functools.cache
