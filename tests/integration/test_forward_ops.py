@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.hooks import forward
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources import extension
+from ampmem.recorder.torch_private import general
 
 pytestmark = pytest.mark.slow
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -259,7 +259,7 @@ PROGRAMS = (
 
 @pytest.fixture(autouse=True)
 def compiled(compiled_extension: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "compiles", lambda: False)  # other tests in this process do
+    monkeypatch.setattr(general, "compiles", lambda: False)  # other tests in this process do
     monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
 
 

@@ -23,33 +23,7 @@ from ampmem.recorder.facts.addresses import parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.torch_private.distributed import (
-    BROADCASTS,
-    COLLECTIVES,
-    INPUTS,
-    POST_BACKWARD,
-    REBUILD_BUCKETS,
-    RECEIVES,
-    REDUCE,
-    REDUCER_INIT,
-    RESHARD,
-    STATIC_GRAPH,
-    UNSHARD,
-    WAIT,
-    collectives,
-    fsdp_module,
-    fully_sharded,
-    functional,
-    gathered,
-    is_gathering,
-    params_of,
-    places,
-    returning_collectives,
-    shard_of,
-    whole_gradients,
-    whole_memory,
-    whole_of,
-)
+from ampmem.recorder.torch_private import distributed as private
 from ampmem.recorder.torch_private.entries import Place, Use, probe
 from ampmem.recorder.torch_private.general import TorchDispatchMode, op_schema, tree_leaves, without_functions
 from ampmem.vocabulary import Communication
@@ -66,7 +40,8 @@ class CollectiveHooks:
     def install(self) -> Undo:
         """Wrap every collective of process groups; returns the undo."""
         return together(
-            patch_call(*place, functools.partial(self._wrap, receives=place in RECEIVES)) for place in COLLECTIVES
+            patch_call(*place, functools.partial(self._wrap, receives=place in private.RECEIVES))
+            for place in private.COLLECTIVES
         )
 
     def _wrap(self, original: Callable[..., Any], *, receives: bool) -> Callable[..., Any]:
@@ -171,10 +146,10 @@ class DataParallelHooks:
     def install(self) -> Undo:
         """Wrap the reducer's three functions and the broadcasts; returns the undo."""
         looks: dict[Place, Callable[..., object]] = {
-            REDUCER_INIT: self._new,
-            REBUILD_BUCKETS: self._asked_to_rebuild,
-            STATIC_GRAPH: self._static,
-            **dict.fromkeys(BROADCASTS, self._broadcast),
+            private.REDUCER_INIT: self._new,
+            private.REBUILD_BUCKETS: self._asked_to_rebuild,
+            private.STATIC_GRAPH: self._static,
+            **dict.fromkeys(private.BROADCASTS, self._broadcast),
         }
         guarded = self._log.misses.guarded
         return together(
@@ -281,15 +256,17 @@ class ShardingHooks:
     def install(self) -> Undo:
         """Patch FSDP2's functions on a group; returns the undo."""
         wrappers: dict[str, tuple[_Look | None, _Look | None]] = {
-            UNSHARD: (self._begins, self._unsharded),
-            WAIT: (self._waits, self._waited),
-            RESHARD: (self._gives_up, self._gave_up),
-            POST_BACKWARD: (self._has_gradients, self._reduced_group),
-            REDUCE: (self._reduces, self._reduced),
-            INPUTS: (None, self._gave_inputs),
+            private.UNSHARD: (self._begins, self._unsharded),
+            private.WAIT: (self._waits, self._waited),
+            private.RESHARD: (self._gives_up, self._gave_up),
+            private.POST_BACKWARD: (self._has_gradients, self._reduced_group),
+            private.REDUCE: (self._reduces, self._reduced),
+            private.INPUTS: (None, self._gave_inputs),
         }
         return together(
-            patch_call(*place, self._wrapper(*looks)) for name, looks in wrappers.items() for place in places(name)
+            patch_call(*place, self._wrapper(*looks))
+            for name, looks in wrappers.items()
+            for place in private.places(name)
         )
 
     def look(self) -> None:
@@ -327,27 +304,27 @@ class ShardingHooks:
                 self._log.about(Fact.COMMUNICATION, tensor, name, self._path)
 
     def _begins(self, group: Any, *_: Any, **__: Any) -> None:
-        self._path = self._models.known_path_id(fsdp_module(group))
+        self._path = self._models.known_path_id(private.fsdp_module(group))
 
     def _unsharded(self, _: Any, __: Any, group: Any, *___: Any) -> None:
-        self._note(Communication.ALL_GATHER, [gathered(group)])
+        self._note(Communication.ALL_GATHER, [private.gathered(group)])
 
     def _gave_inputs(self, _: Any, inputs: Any, *__: Any) -> None:
         self._note(Communication.ALL_GATHER, tree_leaves(inputs))
 
     def _waits(self, group: Any) -> bool:
         self._begins(group)
-        return is_gathering(group)
+        return private.is_gathering(group)
 
     def _waited(self, was_gathering: bool | None, _: Any, group: Any) -> None:
         if was_gathering:
             self._note_whole(group)
 
     def _note_whole(self, group: Any) -> None:
-        for param in params_of(group):
+        for param in private.params_of(group):
             self._models.sharded.add(param)
-            self._note(Communication.UNSHARDED_PARAMETERS, whole_memory(param))
-            shard, whole = shard_of(param), whole_of(param)
+            self._note(Communication.UNSHARDED_PARAMETERS, private.whole_memory(param))
+            shard, whole = private.shard_of(param), private.whole_of(param)
             if shard is not None and whole is not None and shard.dtype != whole.dtype:
                 self._arm_seen.other = True
                 self._log.misses.say(_POLICY.format(whole=_word(whole.dtype), shard=_word(shard.dtype)))
@@ -357,7 +334,7 @@ class ShardingHooks:
 
     def _gives_up(self, group: Any) -> list[int]:
         self._begins(group)
-        wholes = [whole for param in params_of(group) if (whole := whole_of(param)) is not None]
+        wholes = [whole for param in private.params_of(group) if (whole := private.whole_of(param)) is not None]
         return [self._log.storage_address(part) for whole in wholes for part in parts_of(whole)]
 
     def _gave_up(self, addresses: list[int] | None, _: Any, group: Any) -> None:
@@ -370,8 +347,8 @@ class ShardingHooks:
         self._note_gradients(group)
 
     def _note_gradients(self, group: Any) -> None:
-        for param in params_of(group):
-            self._note(Communication.UNSHARDED_GRADIENTS, whole_gradients(param))
+        for param in private.params_of(group):
+            self._note(Communication.UNSHARDED_GRADIENTS, private.whole_gradients(param))
 
     def _reduces(self, params: Any, gradients: Any, *_: Any, **__: Any) -> None:
         self._note(Communication.UNSHARDED_GRADIENTS, gradients)
@@ -381,7 +358,7 @@ class ShardingHooks:
 
     def _reduced_group(self, _: Any, __: Any, group: Any, *___: Any) -> None:
         self._note_gradients(group)  # micro-batches whose gradients are not reduced yet
-        shards = [shard for param in params_of(group) if (shard := shard_of(param)) is not None]
+        shards = [shard for param in private.params_of(group) if (shard := private.shard_of(param)) is not None]
         gradients = [(self._names.get(id(shard), (0, 0))[0], shard.grad) for shard in shards if shard.grad is not None]
         if len(gradients) > 1:  # all in one storage, which is not a single parameter's
             gradients.insert(0, (0, gradients[0][1]))
@@ -401,11 +378,11 @@ class FunctionHooks:
 
     def install(self) -> Undo:
         """Patch the functions of ``torch.distributed``, which fill their arguments; returns the undo."""
-        return self._patched(collectives(), filled=lambda result, arguments: arguments)
+        return self._patched(private.collectives(), filled=lambda result, arguments: arguments)
 
     def install_returning(self) -> Undo:
         """Patch the functional collectives, which return new tensors (DTensor uses them); returns the undo."""
-        return self._patched(returning_collectives(), filled=lambda result, arguments: result)
+        return self._patched(private.returning_collectives(), filled=lambda result, arguments: result)
 
     def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[[Any, Any], Any]) -> Undo:
         return together(
@@ -446,8 +423,8 @@ class CommunicationHooks:
         """Begin; returns the undo of all hooks, including those installed later."""
         self._waiting = [
             (torch.distributed.is_available, self._functions.install),
-            (functional, self._functions.install_returning),
-            (fully_sharded, self._install_sharding),
+            (private.functional, self._functions.install_returning),
+            (private.fully_sharded, self._install_sharding),
         ]
         self.follow()
         return self._close
@@ -464,7 +441,7 @@ class CommunicationHooks:
             if is_imported():
                 self._waiting.remove(entry)  # first, so that an install that fails is not tried again
                 self._undo.callback(install())
-        if fully_sharded():
+        if private.fully_sharded():
             self._sharding.look()
 
     def _install_sharding(self) -> Undo:

@@ -24,26 +24,7 @@ from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.guests import is_nn_parameter, is_tensor
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.anatomy import has_parameters
-from ampmem.recorder.torch_private.general import (
-    CALLS_MODULE,
-    COMPILE,
-    HAS_HOOKS,
-    RUNS_COMPILED,
-    compiled_code,
-    hooks_with_kwargs,
-    in_backward,
-    is_tracing,
-    module_hooks,
-    never_compiled,
-    on_module_after,
-    on_module_before,
-    on_new_buffer,
-    on_new_module,
-    on_new_parameter,
-    taken_out,
-    tree_leaves,
-    untraced,
-)
+from ampmem.recorder.torch_private import general as private
 
 _FSDP1 = "FullyShardedDataParallel"
 _MODULE = nn.Module.forward.__code__.co_filename
@@ -81,13 +62,13 @@ class ModuleHooks:
     def install(self) -> Callable[[], None]:
         """Register the hooks; returns the undo."""
         with ExitStack() as undo:
-            after = on_module_after(self._after, with_kwargs=True, always_call=True)
-            undo.callback(hooks_with_kwargs.pop, after.id, None)  # removing the handle leaves this entry behind
+            after = private.on_module_after(self._after, with_kwargs=True, always_call=True)
+            undo.callback(private.hooks_with_kwargs.pop, after.id, None)  # removing the handle leaves this entry behind
             undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
-            undo.callback(hook(on_module_before, self.before))
-            undo.callback(hook(on_new_parameter, self._changed))
-            undo.callback(hook(on_new_buffer, self._changed))
-            undo.callback(hook(on_new_module, self._changed))
+            undo.callback(hook(private.on_module_before, self.before))
+            undo.callback(hook(private.on_new_parameter, self._changed))
+            undo.callback(hook(private.on_new_buffer, self._changed))
+            undo.callback(hook(private.on_new_module, self._changed))
             return undo.pop_all().close
 
     def compiled_starts(self, module: nn.Module, trains: bool, inputs: list[Any]) -> None:
@@ -118,12 +99,12 @@ class ModuleHooks:
             self._look_before(module, args, sys._getframe(1))
 
     # Most modules run inside of others. What that takes touches none of the script's objects, so it needs no guard.
-    @never_compiled
-    @untraced
+    @private.never_compiled
+    @private.untraced
     def _starts_inside(self, module: nn.Module, caller: FrameType) -> bool:
         """Note that ``module``, which has a name, is about to run inside of another; whether that is so."""
         # Other threads may run modules at once; the stack of running ones is the recorded thread's.
-        if self._started_at is None or get_ident() != self._thread or is_tracing():
+        if self._started_at is None or get_ident() != self._thread or private.is_tracing():
             return False
         path = self._models.known_path_id(module)
         if path:
@@ -137,7 +118,7 @@ class ModuleHooks:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], caller: FrameType) -> None:
         # Tracing by torch.jit is not part of a step, and its tracer fails under a dispatch mode.
-        if is_tracing():
+        if private.is_tracing():
             return
         if not self._listener.on_thread():
             self._ran_elsewhere(module)
@@ -156,7 +137,7 @@ class ModuleHooks:
             self._started_at, self._feeds_batch, self._thread = len(self._running), owned, get_ident()
             self._follow()
             try:
-                self._listener.forward_started(module, recomputing=in_backward() and torch.is_grad_enabled())
+                self._listener.forward_started(module, recomputing=private.in_backward() and torch.is_grad_enabled())
             except BaseException:  # StopScript: the module will not run
                 self._started_at = None
                 raise
@@ -182,8 +163,8 @@ class ModuleHooks:
         if not torch.compiler.is_compiling() and not self._ends_inside(module):
             self._look_after(module, kwargs)
 
-    @never_compiled
-    @untraced
+    @private.never_compiled
+    @private.untraced
     def _ends_inside(self, module: nn.Module) -> bool:
         """Note that ``module``, the innermost that runs, has ended, and another goes on; whether that is so."""
         running = self._running
@@ -223,7 +204,7 @@ class ModuleHooks:
 
     def _note_inputs(self, arguments: Any) -> None:
         sizes: list[int] = []
-        for leaf in tree_leaves(arguments):
+        for leaf in private.tree_leaves(arguments):
             if is_tensor(leaf) and leaf.grad_fn is None and not is_nn_parameter(leaf):
                 self._log.about(Fact.INPUT, leaf)
                 if leaf.requires_grad:
@@ -238,7 +219,7 @@ def _needs_gradient(args: tuple[Any, ...]) -> bool:
     """Whether any of ``args`` is a tensor that requires a gradient."""
     if not torch.is_grad_enabled():
         return False
-    return any(is_tensor(leaf) and leaf.requires_grad for leaf in tree_leaves(args))
+    return any(is_tensor(leaf) and leaf.requires_grad for leaf in private.tree_leaves(args))
 
 
 def quiet_compiled_modules() -> Undo:
@@ -246,11 +227,11 @@ def quiet_compiled_modules() -> Undo:
 
     def wrap(original: Callable[[], Any]) -> Callable[[], Any]:
         def _has_any_global_hook() -> Any:
-            return original() and any(not _is_own(each) for each in module_hooks())
+            return original() and any(not _is_own(each) for each in private.module_hooks())
 
         return _has_any_global_hook
 
-    return patch_call(*HAS_HOOKS, wrap)
+    return patch_call(*private.HAS_HOOKS, wrap)
 
 
 class UnseenByCompiled:
@@ -279,7 +260,7 @@ class UnseenByCompiled:
     def install(self) -> Callable[[], None]:
         """Patch the function with which dynamo enters and leaves compiled code; returns the undo."""
         with ExitStack() as undo:
-            undo.callback(patch_call(*COMPILE, self._wrap_compile))
+            undo.callback(patch_call(*private.COMPILE, self._wrap_compile))
             undo.callback(self._end)
             self._look()
             return undo.pop_all().close
@@ -298,7 +279,7 @@ class UnseenByCompiled:
 
     def _look(self) -> None:
         """Patch dynamo, if it has been imported by now."""
-        place = compiled_code()
+        place = private.compiled_code()
         if place is not None and self._unpatch is None:
             self._unpatch = patch_call(*place, self._wrap)
 
@@ -316,15 +297,15 @@ class UnseenByCompiled:
         def _maybe_set_eval_frame(callback: Any) -> Any:
             if get_ident() == self._thread:
                 frame = sys._getframe(1)
-                if frame.f_code.co_name == RUNS_COMPILED:
+                if frame.f_code.co_name == private.RUNS_COMPILED:
                     self._count_casts(id(frame))
                 # With the callback None or False dynamo compiles nothing.
                 if self._put_back is None and callback is not None and callback is not False:
-                    if frame.f_code.co_name == RUNS_COMPILED:
+                    if frame.f_code.co_name == private.RUNS_COMPILED:
                         if self._listener.recording and not self._modules.in_forward():
                             self._look_for_model(frame.f_locals.get("fn"))
                         else:
-                            self._put_back, self._runs_in = taken_out(_is_own), id(frame)
+                            self._put_back, self._runs_in = private.taken_out(_is_own), id(frame)
                 elif id(frame) == self._runs_in:
                     self.show()
             return original(callback)
@@ -334,7 +315,7 @@ class UnseenByCompiled:
     def _look_for_model(self, call: Any) -> None:
         """Report the model that was compiled in place, if ``call`` is its compiled function."""
         module = getattr(call, "__self__", None) if type(call) is MethodType else None
-        if isinstance(module, nn.Module) and call.__func__.__name__ == CALLS_MODULE and has_parameters(module):
+        if isinstance(module, nn.Module) and call.__func__.__name__ == private.CALLS_MODULE and has_parameters(module):
             self._listener.compiled_in_place(type(module).__name__)
 
     def _count_casts(self, frame: int) -> None:

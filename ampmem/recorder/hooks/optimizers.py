@@ -24,16 +24,7 @@ from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Slot, parameter_record
 from ampmem.recorder.models.optimizers import Optimizers, chosen_from, is_master, parameters_of, partition_of, twins_of
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.torch_private.general import (
-    OPTIMIZER_INIT,
-    SCALER_STEP,
-    found_inf,
-    fused_or_foreach,
-    on_step_after,
-    on_step_before,
-    running_steps,
-    scale_of,
-)
+from ampmem.recorder.torch_private import general as private
 
 _Names: TypeAlias = dict[int, list[tuple[int, int]]]
 """Text ids of name and module, by ``id`` of the parameter; a flat copy has those of all parameters in it."""
@@ -99,11 +90,11 @@ class OptimizerHooks:
     def install(self) -> Callable[[], None]:
         """Register the hooks and wrap ``GradScaler.step``; returns the undo."""
         with ExitStack() as undo:
-            undo.callback(hook(on_step_before, self._log.misses.guarded(self._before)))
-            handle = self._handle = on_step_after(self._log.misses.guarded(self._after))
-            undo.callback(added(on_step_after.__module__, on_step_after.__name__, handle.remove))
-            undo.callback(patch_call(*SCALER_STEP, self._wrap_scaler))
-            undo.callback(patch_call(*OPTIMIZER_INIT, self._wrap_init))
+            undo.callback(hook(private.on_step_before, self._log.misses.guarded(self._before)))
+            handle = self._handle = private.on_step_after(self._log.misses.guarded(self._after))
+            undo.callback(added(private.on_step_after.__module__, private.on_step_after.__name__, handle.remove))
+            undo.callback(patch_call(*private.SCALER_STEP, self._wrap_scaler))
+            undo.callback(patch_call(*private.OPTIMIZER_INIT, self._wrap_init))
             return undo.pop_all().close
 
     def records(self) -> list[OptimizerRecord]:
@@ -125,7 +116,7 @@ class OptimizerHooks:
         # Torch calls no hook after a step that raised: such a step looks as if it still ran.
         stepping = self._update.stepping
         if stepping:  # a step inside another, or an earlier step raised
-            running = running_steps()
+            running = private.running_steps()
             running[id(optimizer)] -= 1  # this one
             # A class whose step calls its base's step has two entries.
             stepping[:] = [entry for n, entry in enumerate(stepping) if stepping[:n].count(entry) < running[entry]]
@@ -180,7 +171,7 @@ class OptimizerHooks:
             if not stepping:
                 self._note_others(optimizer)
         if not stepping:
-            found = found_inf(optimizer)  # GradScaler sets it on fused optimizers
+            found = private.found_inf(optimizer)  # GradScaler sets it on fused optimizers
             skipped = False if found is None else number_of(found)
             self._updated(optimizer, skipped)
         if optimizer not in self._told:  # not before: what it will wait for has not been followed in this step
@@ -411,7 +402,7 @@ class OptimizerHooks:
         """Note that ``scaler`` is about to update; returns the number of updates before."""
         if not self._listener.on_thread() or not scaler.is_enabled():
             return None
-        scale = scale_of(scaler)  # get_scale() would synchronize with the device
+        scale = private.scale_of(scaler)  # get_scale() would synchronize with the device
         self._listener.scaled(scaler.get_scale() if scale is None else number_of(scale))
         self._listener.optimizer_started(type(optimizer).__name__)
         return self._updates
@@ -442,7 +433,7 @@ def implementation(optimizer: Optimizer) -> str:
         return "fused"
     if group.get("foreach") is not None or "foreach" not in group:
         return "foreach" if group.get("foreach") else "for-loop"
-    _, foreach = fused_or_foreach(group["params"], group.get("differentiable", False), use_fused=False)
+    _, foreach = private.fused_or_foreach(group["params"], group.get("differentiable", False), use_fused=False)
     return "foreach" if foreach else "for-loop"
 
 

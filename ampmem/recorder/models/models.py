@@ -21,17 +21,7 @@ from ampmem.recorder.facts.addresses import PLAIN, bytes_of, dtype_of, elements_
 from ampmem.recorder.facts.log import Log, Repeated
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named_parameters, named_tensors, tree
 from ampmem.recorder.models.live import dictionaries_with, live_modules
-from ampmem.recorder.torch_private.distributed import (
-    flat_wholes,
-    fsdp_groups,
-    fully_sharded,
-    is_offloaded,
-    is_part_of_whole,
-    padding_of,
-    params_of,
-    shard_of,
-    stand_ins,
-)
+from ampmem.recorder.torch_private import distributed as private
 from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS, base_of
 
 
@@ -46,20 +36,20 @@ class Sharded:
 
     def look(self, modules: Iterable[nn.Module]) -> Iterator[Any]:
         """Yield FSDP2's groups among ``modules``, and note their parameters."""
-        if not fully_sharded():
+        if not private.fully_sharded():
             return
         for module in modules:
-            for group in fsdp_groups(module):
-                for param in params_of(group):
+            for group in private.fsdp_groups(module):
+                for param in private.params_of(group):
                     self.add(param)
                 yield group
 
     def add(self, param: Any) -> None:
         """Note the tensors of FSDP2's object ``param``."""
-        shard = shard_of(param)
+        shard = private.shard_of(param)
         if shard is not None:
             self._by_shard[id(shard)] = weakref.ref(param)
-        for tensor in stand_ins(param):
+        for tensor in private.stand_ins(param):
             self._by_stand_in[id(tensor)] = weakref.ref(param)
 
     def kept(self, parameter: nn.Parameter) -> nn.Parameter:
@@ -68,9 +58,9 @@ class Sharded:
             return parameter
         reference = self._by_stand_in.get(id(parameter))
         param = None if reference is None else reference()
-        if param is None or not any(tensor is parameter for tensor in stand_ins(param)):
+        if param is None or not any(tensor is parameter for tensor in private.stand_ins(param)):
             return parameter
-        shard = shard_of(param)
+        shard = private.shard_of(param)
         return parameter if shard is None else shard
 
     def manages(self, parameter: torch.Tensor) -> bool:
@@ -79,17 +69,17 @@ class Sharded:
 
     def offloaded(self, parameter: torch.Tensor) -> bool:
         """Whether ``parameter`` is a shard that FSDP2 keeps on the CPU."""
-        return is_offloaded(self._param(parameter))
+        return private.is_offloaded(self._param(parameter))
 
     def padding(self, parameter: torch.Tensor) -> int:
         """Bytes of padding in the memory of the shard ``parameter``."""
         param = self._param(parameter)
-        return 0 if param is None else padding_of(param) * parameter.element_size()
+        return 0 if param is None else private.padding_of(param) * parameter.element_size()
 
     def _param(self, parameter: torch.Tensor) -> Any:
         reference = self._by_shard.get(id(parameter))
         param = None if reference is None else reference()
-        return param if param is not None and shard_of(param) is parameter else None
+        return param if param is not None and private.shard_of(param) is parameter else None
 
 
 _MOST_RUNS = 100_000
@@ -445,7 +435,7 @@ class Models:
     def _record_all(self) -> None:
         first: dict[tuple[tuple[int, int], ...], str] = {}
         covered = Covered(self._log.data_address)
-        flat = (flat_wholes(module) for module in self.modules())
+        flat = (private.flat_wholes(module) for module in self.modules())
         wholes = {id(parameter): elements for parameter, elements in chain.from_iterable(flat)}
         for slot, parameter in self.parameters():
             place = covered.place(parameter)
@@ -565,7 +555,7 @@ def parameter_record(
         shares=shares,
         model=model,
         in_graph=in_graph,
-        global_elements=parameter.numel() if is_part_of_whole(parameter) else None,
+        global_elements=parameter.numel() if private.is_part_of_whole(parameter) else None,
     )
 
 

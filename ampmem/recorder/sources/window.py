@@ -34,26 +34,7 @@ from ampmem.patching import patch_call, set_variables
 from ampmem.recorder.facts.log import ELSEWHERE
 from ampmem.recorder.sources.extension import CPU, NOTHING_OBSERVED, OTHER_DEVICE, Observed
 from ampmem.recorder.sources.torch_flags import counting_begins, log_level, without_warnings
-from ampmem.recorder.torch_private.general import (
-    ALLOCATION,
-    BACKWARD_SCOPE,
-    CONFIG_LOADER,
-    ENTER_SCOPE,
-    FILTERS,
-    KINETO,
-    OP_FIELDS,
-    REGISTER_CLIENT,
-    STOP_THREAD,
-    USER_SCOPE,
-    disable_profiler,
-    enable_profiler,
-    enable_record_function,
-    enter_scope,
-    exit_scope,
-    in_backward,
-    prepare_profiler,
-    profiler_enabled,
-)
+from ampmem.recorder.torch_private import general as private
 
 _SIZE = 4096
 """Upper bound of the size of a ``ConfigLoader`` in bytes."""
@@ -82,7 +63,7 @@ def _without_client() -> None:
         return
     try:
         library = _torch_cpu()
-        kineto, register = getattr(library, KINETO), getattr(library, REGISTER_CLIENT)
+        kineto, register = getattr(library, private.KINETO), getattr(library, private.REGISTER_CLIENT)
     except (OSError, AttributeError):
         return
     # A C++ method takes its object as the first argument; without a client there is nobody to notify.
@@ -103,7 +84,7 @@ def _end(thread: str) -> None:
     """End kineto's ``thread``. It goes on if this torch does not export the function for that."""
     try:
         library = _torch_cpu()
-        instance, stop = getattr(library, CONFIG_LOADER), getattr(library, STOP_THREAD)
+        instance, stop = getattr(library, private.CONFIG_LOADER), getattr(library, private.STOP_THREAD)
     except (OSError, AttributeError):
         return
     instance.restype, stop.argtypes, stop.restype = ctypes.c_void_p, (ctypes.c_void_p,), None
@@ -147,7 +128,7 @@ _ALLOCATIONS = "CPU_INSTANT_EVENT"
 Torch's event tree has allocations without it, too; kineto would format a text for each, which doubles the time to close
 a window. But without it torch warns on stderr that kineto has not seen them all.
 """
-_SCOPES = {USER_SCOPE, BACKWARD_SCOPE}
+_SCOPES = {private.USER_SCOPE, private.BACKWARD_SCOPE}
 """The recorded scopes: ampmem's markers, and the autograd nodes that backward runs.
 
 Recording every op too would double the cost of profiling; the dispatch mode sees the ops of forward already.
@@ -221,7 +202,7 @@ class Window:
             else:
                 self._start_first()
         if self._device:
-            self._scope = enter_scope(WHOLE)
+            self._scope = private.enter_scope(WHOLE)
 
     def _start_first(self) -> None:
         restore = set_variables({"KINETO_LOG_LEVEL": "99"})  # kineto reads it at its first start: no lines on stderr
@@ -250,22 +231,22 @@ class Window:
         """End the scope, which must not outlast the profile that it is in."""
         scope, self._scope = self._scope, None
         if scope is not None:
-            exit_scope(scope)
+            private.exit_scope(scope)
 
     def abandon(self) -> None:
         """Stop in a forked child; the parent's profile goes on."""
         self._leave_scope()
-        if not profiler_enabled():  # the thread that forked has no profile
+        if not private.profiler_enabled():  # the thread that forked has no profile
             return
         # The fork came from inside a hook of backward, or a node of the script.
-        if in_backward():  # scopes that began in the profile must end in it
+        if private.in_backward():  # scopes that began in the profile must end in it
             atexit.register(self._end)
         else:
             self._end()
 
     def _end(self) -> None:
         """Drop the profile; torch crashes if kineto has no prepared profile to end, hence the new preparation."""
-        if profiler_enabled():
+        if private.profiler_enabled():
             if self.lost:
                 self._prepare()
             _disabled()
@@ -274,15 +255,17 @@ class Window:
         with _PREPARING:
             # Preparing and enabling are two calls of torch: no other thread may prepare a profile in between.
             config = self._prepare()
-            enable_profiler(config, _ACTIVITIES, _SCOPES)
+            private.enable_profiler(config, _ACTIVITIES, _SCOPES)
             _open.add(self)
         self._marks = _mark()
 
     def _prepare(self) -> Any:
-        if FILTERS:
-            prepare_profiler(self._config, set(_PARTS), _PARTS if log_level() is None else _without_allocations())
+        if private.FILTERS:
+            private.prepare_profiler(
+                self._config, set(_PARTS), _PARTS if log_level() is None else _without_allocations()
+            )
         else:
-            prepare_profiler(self._config, _ACTIVITIES)
+            private.prepare_profiler(self._config, _ACTIVITIES)
         return self._config
 
 
@@ -292,13 +275,13 @@ def _without_allocations() -> dict[ProfilerActivity, set[str]]:
 
 def _disabled() -> Any:
     """Torch's result, without its warning that kineto has seen no allocations."""
-    with without_warnings() if FILTERS else nullcontext():
-        return disable_profiler()
+    with without_warnings() if private.FILTERS else nullcontext():
+        return private.disable_profiler()
 
 
 def check_free() -> None:
     """Raise :class:`UsageError` if another profiler is running: a second would replace it."""
-    if profiler_enabled():
+    if private.profiler_enabled():
         raise UsageError(
             "torch.profiler is running, and PyTorch allows only one profiler at a time; start ampmem outside of it"
         )
@@ -310,7 +293,7 @@ def install() -> Callable[[], None]:
     A scope that the profiler saw begin must not end after that profiler was stopped: it points into
     what the profiler had recorded. Scopes begun while recording is off do nothing.
     """
-    return patch_call(*ENTER_SCOPE, _without_recording)
+    return patch_call(*private.ENTER_SCOPE, _without_recording)
 
 
 WHOLE = "ampmem::window"
@@ -356,14 +339,14 @@ class EventTree:
         """Read the ``events`` inside ``around``; returns their children, each list with the node around it."""
         fields = list(map(_fields, events))
         kinds = list(map(type, fields))
-        allocated = [kind is ALLOCATION for kind in kinds]
+        allocated = [kind is private.ALLOCATION for kind in kinds]
         if any(allocated):
             self._runs.append((len(self._times), around))
             self._times += map(_start, compress(events, allocated))
             self._allocations += map(_of_allocation, compress(fields, allocated))
         found = []
         for event, of_event, kind in zip(events, fields, kinds, strict=True):
-            if kind is OP_FIELDS:  # otherwise a call of the CUDA runtime
+            if kind is private.OP_FIELDS:  # otherwise a call of the CUDA runtime
                 name = event.name
                 if name == MARKER:
                     self.markers.append((event.start_time_ns, event.end_time_ns))
@@ -445,19 +428,19 @@ def _mark() -> list[ClockMark]:
     marks = []
     for _ in range(MARKERS):
         before = time_ns()
-        scope = enter_scope(MARKER)
+        scope = private.enter_scope(MARKER)
         within = time_ns()
-        exit_scope(scope)
+        private.exit_scope(scope)
         marks.append(ClockMark(before, within, time_ns()))
     return marks
 
 
 def _without_recording(original: Callable[..., Any]) -> Callable[..., Any]:
     def __enter__(scope: Any) -> Any:
-        enable_record_function(False)
+        private.enable_record_function(False)
         try:
             return original(scope)
         finally:
-            enable_record_function(True)
+            private.enable_record_function(True)
 
     return __enter__

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from ampmem.recorder.sources import window
 from ampmem.recorder.sources.cuda.device import TorchCuda
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
+from ampmem.recorder.torch_private import general
 
 
 def late(query: Any) -> LateNumber:
@@ -120,7 +121,7 @@ def node(name: str, fields: type[SimpleNamespace], *children: Any) -> SimpleName
 
 
 def test_calls_of_the_cuda_runtime_are_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "OP_FIELDS", OpFields)
+    monkeypatch.setattr(general, "OP_FIELDS", OpFields)
     launch = node("cudaLaunchKernel", SimpleNamespace)
     markers = [node(window.MARKER, OpFields) for _ in range(2 * window.MARKERS)]
     marks = [window.ClockMark(1, 5, 9)] * window.MARKERS
@@ -130,16 +131,16 @@ def test_calls_of_the_cuda_runtime_are_no_nodes(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_profiler_is_asked_for_no_calls_of_the_cuda_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    real = window.prepare_profiler
+    real = general.prepare_profiler
 
     def prepare(config: Any, activities: Any, *rest: Any) -> None:
         asked.append((set(activities), *rest))
         real(config, activities, *rest)
 
-    monkeypatch.setattr(window, "prepare_profiler", prepare)
+    monkeypatch.setattr(general, "prepare_profiler", prepare)
     profile = window.Window()
-    for filters in (True, False) if window.FILTERS else (False,):
-        monkeypatch.setattr(window, "FILTERS", filters)
+    for filters in (True, False) if general.FILTERS else (False,):
+        monkeypatch.setattr(general, "FILTERS", filters)
         profile.start()
         profile.take(go_on=False)
     assert asked[-1] == ({ProfilerActivity.CPU},)

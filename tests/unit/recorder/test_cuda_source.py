@@ -44,6 +44,7 @@ from ampmem.recorder.sources.cuda.trace import (
 )
 from ampmem.recorder.sources.window import MARKER, ClockMark, EventTree
 from ampmem.recorder.torch_private import cuda as torch_private
+from ampmem.recorder.torch_private import general
 from ampmem.recorder.torch_private.general import next_node
 from ampmem.recorder.writing import Joiner
 from ampmem.vocabulary import Mark
@@ -1014,8 +1015,8 @@ class _OpFields(SimpleNamespace):
 
 @pytest.fixture
 def made_up_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "ALLOCATION", _Fields)
-    monkeypatch.setattr(windows, "OP_FIELDS", _OpFields)
+    monkeypatch.setattr(general, "ALLOCATION", _Fields)
+    monkeypatch.setattr(general, "OP_FIELDS", _OpFields)
 
 
 def _memory(thread: int, when: int, address: int, size: int) -> Any:
