@@ -88,6 +88,7 @@ class Placement:
 
     def note(self) -> None:
         """Check the device of each parameter that was not on the recorded one so far."""
+        # Called at each mark: once all were on the device, nothing new can be found until names change.
         if self._all_here_in == self._models.generation:
             return
         if self._here.issuperset(self._models.parameter_names()):

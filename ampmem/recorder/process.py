@@ -45,6 +45,7 @@ class _Ending:
         self._session = session
 
     def __del__(self) -> None:
+        # Called when the thread's local data is freed, on the thread that ends.
         if _sessions and active() is self._session:  # globals are gone when the interpreter shuts down
             self._session.close()
 

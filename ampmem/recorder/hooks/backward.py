@@ -249,6 +249,7 @@ def _scalar(roots: Any) -> float | LateNumber | None:
     if not is_tensor(root) or root.numel() != 1 or root.is_meta:
         return None
     root = private.below_functorch(root)
+    # A subclass may run code of its own when it is read, or synchronize ranks as a DTensor does.
     if type(root) is not torch.Tensor:
         return None
     with private.without_dispatch():  # the script's own dispatch modes must see only the script's ops

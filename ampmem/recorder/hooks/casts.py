@@ -80,6 +80,7 @@ class CastHooks:
         else:
             self._log.casts += 1
             self._log.fact(Fact.CAST_COPY, address, parameter, module, copy)
+            # Autocast caches the casts of leaves alone: one of a view is made anew at each use.
             if is_view(source):
                 self._log.fact(Fact.VIEW_CAST, address, parameter, module, copy)
         if parameter is not None or (source.is_leaf and source.requires_grad):

@@ -188,6 +188,7 @@ class DataParallelHooks:
         **___: object,
     ) -> None:
         """``reducer`` was made with these arguments; its integer tensors note which parameters a step used."""
+        # Sparse gradients have no bucket.
         sparse = {index for index, expected in enumerate(expect_sparse_gradients) if expected}
         dense = [params[index].numel() for bucket in bucket_indices for index in bucket if index not in sparse]
         known = self._reducers[reducer] = _Reducer(elements=sum(dense))
@@ -201,6 +202,7 @@ class DataParallelHooks:
             if self._listener.recording:
                 self._listener.remark(MADE_BEFORE)
         if rebuilt:
+            # Rebuilding replaces the buckets; the integer tensors, which note the used parameters, stay.
             kept = [block for block in known.blocks if not block.floating]
             self._take(known, kept + [block for block in made if block.floating])
         elif self._listener.recording and not known.noted:
@@ -338,6 +340,7 @@ class ShardingHooks:
         return [self._log.storage_address(part) for whole in wholes for part in parts_of(whole)]
 
     def _gave_up(self, addresses: list[int] | None, _: Any, group: Any) -> None:
+        # Resharding frees the storages: whatever is allocated there next is not a parameter.
         for address in addresses or ():
             self._models.parameters_at.remove(address)
         self._note_whole(group)  # parameters that stay gathered, wholly or in part
@@ -360,6 +363,7 @@ class ShardingHooks:
         self._note_gradients(group)  # micro-batches whose gradients are not reduced yet
         shards = [shard for param in private.params_of(group) if (shard := private.shard_of(param)) is not None]
         gradients = [(self._names.get(id(shard), (0, 0))[0], shard.grad) for shard in shards if shard.grad is not None]
+        # FSDP2 reduces a group's gradients into one storage, of which each shard's gradient is a view.
         if len(gradients) > 1:  # all in one storage, which is not a single parameter's
             gradients.insert(0, (0, gradients[0][1]))
         for name, gradient in gradients:

@@ -41,6 +41,7 @@ def make_way_for_profilers(listener: Listener) -> Undo:
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def _prepare_trace(profiler: Any) -> Any:
+            # One profiler per process: ampmem's ends before the script's is prepared.
             if listener.on_thread():
                 listener.stop_recording(OTHER_PROFILER)
                 return original(profiler)

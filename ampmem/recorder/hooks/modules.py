@@ -62,6 +62,7 @@ class ModuleHooks:
     def install(self) -> Callable[[], None]:
         """Register the hooks; returns the undo."""
         with ExitStack() as undo:
+            # always_call: a module that raised has ended, too.
             after = private.on_module_after(self._after, with_kwargs=True, always_call=True)
             undo.callback(private.hooks_with_kwargs.pop, after.id, None)  # removing the handle leaves this entry behind
             undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))

@@ -128,6 +128,7 @@ class OpRecorder:
         op_count, fact_count, names, forms, stacks, _, _ = self.counts()
         if not op_count and not fact_count:
             return
+        # Python makes the room, and C++ fills at most so much: another thread may add rows after the count.
         ops, facts = np.empty((op_count, _OP), np.int64), np.empty((fact_count, _FACT), np.int64)
         taken = _TAKEN()
         self._library.ampmem_ops_take(ops.ctypes.data, op_count, facts.ctypes.data, fact_count, taken)

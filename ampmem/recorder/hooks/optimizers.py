@@ -327,6 +327,7 @@ class OptimizerHooks:
 
     def _copy_of(self, parameter: torch.Tensor, twinless: Sequence[tuple[Slot, torch.Tensor]]) -> _Own | None:
         """``parameter`` as a copy of some of the ``twinless`` parameters; ``None`` if it is not one."""
+        # Engines for mixed precision copy parameters one by one, all into one flat tensor, or a slice per rank.
         candidates = [candidate for _, candidate in twinless]
         twins: Sequence[int] = twins_of(parameter, candidates) or partition_of(parameter, candidates)
         reached = sum(candidates[place].numel() for place in twins)
@@ -348,6 +349,7 @@ class OptimizerHooks:
         Those that copy a module's parameters are master copies, all others are parameters.
         """
         for _, _, parameter in _parameters(optimizer):
+            # The id of a freed parameter may be another's by now.
             own = self._own.get(id(parameter))
             if own is None or own.parameter() is not parameter:
                 continue
@@ -388,6 +390,7 @@ class OptimizerHooks:
 
     def _wrap_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            # A scaler that skips an update does not call the optimizer's step: then the number of updates stays.
             updates = started(scaler, optimizer)
             result = original(scaler, optimizer, *args, **kwargs)
             if updates is not None and self._updates == updates:
@@ -429,6 +432,7 @@ def _record(optimizer: Optimizer) -> OptimizerRecord:
 def implementation(optimizer: Optimizer) -> str:
     """How ``optimizer`` runs its update: ``foreach``, ``fused`` or ``for-loop``."""
     group = optimizer.param_groups[0]
+    # The defaults of foreach and fused are decided by torch at each step, and are not in the group.
     if group.get("fused"):
         return "fused"
     if group.get("foreach") is not None or "foreach" not in group:

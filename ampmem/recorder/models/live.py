@@ -115,6 +115,7 @@ def _may_have_memory() -> dict[int, type]:
 
     Each class more makes the walk through all objects a thirtieth longer.
     """
+    # The classes of today: scripts define new ones at any time.
     kinds = _with_subclasses(Tensor).items()
     return {key: kind for key, kind in kinds if _qualified(kind) not in _NO_MEMORY and not _wraps_others(kind)}
 

@@ -122,6 +122,8 @@ def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     if tensor.numel() and tensor.is_contiguous():  # as a rule
         yield 0, tensor.nbytes
         return
+    # Dimensions of one element have no stride that counts. The smallest strides first: they may make one contiguous
+    # block.
     dimensions = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
     block, pieces = 1, 1
     while dimensions and dimensions[0][0] == block:
@@ -273,6 +275,7 @@ class Models:
         modules = [module for reference in registered.values() if (module := reference()) is not None]
         if self.changed:
             self.refresh()  # names the roots' submodules, which then are not roots
+        # A module that is part of another is named with that one.
         parents = _parents(modules)
         roots = [m for m in modules if not self.known_path_id(m) and id(m) not in parents and has_parameters(m)]
         if roots:
@@ -444,6 +447,7 @@ class Models:
             record = parameter_record(
                 slot.name, parameter, kind=slot.kind(), shares=shares, model=slot.model, in_graph=self._in_graph(slot)
             )
+            # Views of one storage, such as tied or fused weights, must be counted once.
             overlap = covered.overlap(place, record.bytes) if shares is None else 0
             padding = self.sharded.padding(parameter) if shares is None else 0
             if overlap or padding:

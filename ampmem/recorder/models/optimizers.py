@@ -40,6 +40,7 @@ class Optimizers:
 
     def add(self, optimizer: Optimizer) -> None:
         """Add ``optimizer``."""
+        # By id: an optimizer of the script may define equality, or be not hashable.
         key = id(optimizer)
         self._living[key] = weakref.ref(optimizer, lambda _: self._forget(key))
         self._held.clear()
@@ -144,6 +145,7 @@ def chosen_from(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[
         return []
     every = list(enumerate(parameters))
     others = [(place, each) for place, each in every if each.dtype != copy.dtype]
+    # On a device: reading values would make the host wait for it.
     if _values(copy, 0) is None:
         for pool in (others, every if others else []):
             for matrices in (True, False):

@@ -88,6 +88,7 @@ class Stacks:
         if not self._enabled:
             return 0
         stack = self._above(sys._getframe(1))
+        # Most stacks were seen before: in each step a script runs the same lines.
         known = self._index.get(stack)
         return known if known is not None else self._add(stack)
 

@@ -75,6 +75,7 @@ def joined(parts: Sequence[RawEvents]) -> RawEvents:
     index = {name: place for place, name in enumerate(names)}
     columns = (*_TABLE, "sequence", "stack")
     counts = np.cumsum([0, *(len(part.time_ns) for part in parts)])[:-1].tolist()
+    # Positions of segments count the events of their own part.
     shifted = [
         replace(part.segments, position=part.segments.position + before)
         for part, before in zip(parts, counts, strict=True)

@@ -206,6 +206,7 @@ def find() -> CompiledExtension | None:
         library = path()
     except RuntimeError:
         return None
+    # A dangling link is there, too: whoever made it has to be told, and not to be passed over.
     return _load(library) if os.path.lexists(library) else None
 
 
@@ -340,12 +341,14 @@ def _compiled(compiler: Sequence[str], work: Path) -> list[Path]:
         (work / name).touch()
     flags = [*compiler, *_FLAGS, *(f"-I{folder}" for folder in folders), "-c"]
     sources = [source for source in SOURCES if source.name not in _MORE or headers is not None]
+    # The needed one first: it alone is tried if the parts together do not work.
     sources.sort(key=lambda source: source.name != _NEEDED)
     objects = [work / f"{source.stem}.o" for source in sources]
 
     def compile(source: Path, made: Path) -> str | None:
         return _ran([*flags, str(source), "-o", str(made)])
 
+    # Compilers are processes: the threads only wait for them.
     with ThreadPoolExecutor(len(sources)) as pool:
         said = list(pool.map(compile, sources, objects))
     if said[0] is not None:

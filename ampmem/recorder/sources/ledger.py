@@ -257,6 +257,7 @@ class Ledger:
                 next_beside = beside[-1].time_ns if beside else _NEVER
                 rows.shift(self._uncounted - (self._stale or 0))
                 counted, expected = self._counted, self._expected()
+            # The usual event: the total moves by its own bytes, so no other thread was at work.
             if total == expected + size and total:
                 if size > 0 and address not in blocks and address not in foreign:
                     if address in dead:
@@ -335,6 +336,7 @@ class Ledger:
         if missing <= 0:
             return []
         later = zip(events.address[place:].tolist(), events.bytes[place:].tolist(), strict=True)
+        # An address that is handed out again was freed before, and what is freed here later is alive now.
         reused, freed_here = fates(later, self._blocks)
         dead = dict.fromkeys([*((self._dead & self._blocks.keys()) - freed_here), *reused])
         proven = proven_dead(missing, self._blocks, dead)

@@ -88,6 +88,7 @@ class SimulatedSource(Source):
         """Start recording. ``baseline`` is ignored: the device knows what is alive."""
         now = time_ns()
         total = 0
+        # What is on the device already was left by a step that was skipped, or by another recording.
         self._first_step = not self._device.live()
         for address, (size, block, stream) in self._device.live().items():
             total += size
@@ -248,6 +249,7 @@ class SimulatedSource(Source):
 
 
 def _raw(events: list[DeviceEvent], segments: SegmentColumns) -> RawEvents:
+    # 0 is the empty name: outside of backward no node runs.
     names: dict[str, int] = {"": 0}
     op = [names.setdefault(event.node, len(names)) for event in events]
     rows = [(e.time_ns, e.action, e.address, e.bytes, e.block_bytes, e.stream, e.allocated, e.sequence) for e in events]

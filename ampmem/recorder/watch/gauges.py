@@ -120,6 +120,7 @@ class CpuGauge(Gauge):
             undo()
             why = why or f"this torch ({torch.__version__}) keeps its memory total elsewhere"
             raise UsageError(f"the CPU's memory cannot be watched: {why}; watch a GPU, or simulate one with --gpu h100")
+        # What the counter says now is of before, too: from here on only its changes count.
         self._before -= self._total.value
         return undo
 
@@ -158,6 +159,7 @@ def _running_total() -> ctypes.c_size_t | None:
     found = set(range(_WORDS))
     for size in _TRIALS:
         before = list(words)
+        # Other threads may allocate meanwhile: two trials of different sizes leave one word.
         block = torch.UntypedStorage(size)
         during = list(words)
         del block
@@ -240,6 +242,7 @@ class CudaGauge(Gauge):
         self._wanted = True
         with ExitStack() as undo:
             undo.callback(self._end)
+            # Below torch.cuda.memory_stats and all that uses it.
             for place in torch_private.ASKS_STATS:
                 undo.callback(patch_call(*place, self._put_back))
             for place in torch_private.RESETS_PEAKS:
@@ -278,6 +281,7 @@ class CudaGauge(Gauge):
                 self._begin_ring()
 
     def _begin_ring(self) -> None:
+        # A process has one history: the script's own must not be emptied.
         if self._on and not self._api.history_is_on():  # else the script records one itself
             self._ring, self._lines = True, {}
             self._api.history(on=True, entries=RING, stacks=True)

@@ -146,6 +146,7 @@ class Chain:
 
         ``None`` if they are not those of ``final``, or if only a ``final`` can tell the size of some block.
         """
+        # A block is there after the trace if the last that happened at its address is not the end of its wait.
         last = np.concatenate([~self._same, _ONE[: len(self._kind)]])
         after = self._order[last & (self._kind != IS_DONE)]
         if final is not None and not _same_blocks(final.table, self._rows.take(after, axis=1)):
@@ -464,6 +465,7 @@ class History:
         np.multiply(_CHANGE.take(kind, axis=1)[:, None], chain.entries[_REQUESTED:_STREAM], out=sums[:, :, 1:])
         (requested, allocated), (awaiting, awaiting_size) = np.cumsum(sums, axis=2, out=sums)
         calls = list(_segment_calls(trace))
+        # Without a snapshot the allocator's own counts show whether an entry was lost.
         if counted is not None and (
             counted.blocks != int((after[_KIND] == IS_ALLOC).sum())
             or counted.requested != int(requested[-1] + awaiting[-1])
@@ -471,7 +473,9 @@ class History:
         ):
             return None
         self._held, self._sums = after, tuple(sums[:, :, -1].ravel().tolist())
+        # The end of a wait frees nothing that a tensor has: it is no event, but it changes what awaits other streams.
         is_row, time = kind != IS_DONE, trace.time_ns[chain.place]
+        # The first of several equal peaks, as a loop over the events would find it.
         peak = int(np.argmax(requested))
         reserved = self._segments.held.size
         if calls:
@@ -700,6 +704,7 @@ class _Writer:
         """All events as rows."""
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 8).T
         action, size = table[1], table[3]
+        # Each row changes the sum by its own bytes.
         delta = np.where(action == Action.FREE, -size, size)
         # Counted backwards from the segments, so that errors of earlier windows do not add up.
         allocated = self._requested - (delta.sum() - np.cumsum(delta))

@@ -61,6 +61,7 @@ class SeenNodes:
         known = self._nodes.get(device)
         if known is None:
             devices, names = self.devices(), self._seen.names
+            # A thread that allocated nowhere may have run nodes here: of those nothing is known that speaks against it.
             here = (row for row in self._seen.spans.tolist() if device in devices.get(row[-1], {device}))
             known = nodes_of([Ran(start, end, names[name], *rest) for start, end, name, *rest in here])
             self._nodes[device] = known
@@ -155,6 +156,7 @@ def _changes(spans: Sequence[Ran], names: dict[str, int]) -> list[tuple[int, int
         if not open_spans:
             return instant, 0, -1
         newest = open_spans[-1]
+        # Nested if the newest ends before all others. If not, two threads run at once, and either may have allocated.
         clear = all(each.end >= newest.end for each in open_spans)
         return (instant, newest.op, newest.number) if clear else (instant, 0, -1)
 

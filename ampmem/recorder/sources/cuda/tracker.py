@@ -112,6 +112,7 @@ class Tracker:
         They are ``None`` if other threads never stop to allocate.
         """
         tables, lost, stats = [], False, None
+        # Rows first, counts second: they belong together only if no row was added in between.
         for _ in range(_TRIES):
             table, more = self.take()
             tables.append(table)
@@ -225,6 +226,7 @@ def until_snapshot(device: int, table: Table, first: int) -> int:
 
 def threads_by_device(table: Table) -> dict[int, set[int]]:
     """The devices on which each recorded thread allocated or freed."""
+    # Only rows of recorded threads have the size of their block.
     rows = table[table[:, _BLOCK] > 0]
     return devices_by_thread(rows[:, _DEVICE], rows[:, _THREAD])
 
