@@ -54,6 +54,7 @@ class Session:
     """
 
     LISTENER: type[ScriptListener] = ScriptListener
+    """The class of the session's listener."""
 
     def __init__(
         self,
