@@ -7,8 +7,9 @@ runs several in reverse order.
 from __future__ import annotations
 
 import dis
+import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -94,6 +95,12 @@ def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     return _put(owner, name, unseen(wrapper(vars(owner)[name])))
 
 
+def patch_call(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
+    """:func:`patch` by a function that calls the original; it gets the original's name, docstring and attributes."""
+    original = vars(owner)[name]
+    return _put(owner, name, unseen(functools.update_wrapper(wrapper(original), original)))
+
+
 def unseen(function: _FunctionT) -> _FunctionT:
     """Make stacks, tracebacks and warnings leave out the frames of ``function``, which passes calls on to the script.
 
@@ -136,6 +143,14 @@ def hook(register: Callable[..., Handle], *arguments: Any, **how: Any) -> Undo:
 def added(owner: str, name: str, remove: Callable[[], object]) -> Undo:
     """Note something that was added to a list or stack of torch's; ``remove`` takes it away."""
     return _enter(_Entry(what=InPlace(owner, name)), remove)
+
+
+def together(undos: Iterable[Undo]) -> Undo:
+    """One undo for all of ``undos``, the last one first; if making one of them fails, those before it are undone."""
+    with ExitStack() as stack:
+        for undo in undos:
+            stack.callback(undo)
+        return stack.pop_all().close
 
 
 def set_variables(variables: Mapping[str, str]) -> Undo:

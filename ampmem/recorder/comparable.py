@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ampmem.patching import Undo, hook, patch
+from ampmem.patching import Undo, hook, patch_call
 from ampmem.recorder.torch_private.general import LOSSES, in_backward, on_step_before
 from ampmem.results import GRADIENT, LOSS, ResultsWriter, Values
 
@@ -43,7 +42,7 @@ class Results:
         """Install patches and hooks; returns an undo that also closes the file."""
         with ExitStack() as undo:
             undo.callback(self.close)
-            undo.callback(patch(*LOSSES, self._wrap_backward))
+            undo.callback(patch_call(*LOSSES, self._wrap_backward))
             undo.callback(hook(on_step_before, self._before_update))
             return undo.pop_all().close
 
@@ -52,7 +51,6 @@ class Results:
         self._writer.close()
 
     def _wrap_backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def backward(tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
             if not in_backward():
                 for root in (tensors,) if isinstance(tensors, Tensor) else tensors:

@@ -53,7 +53,12 @@ class DeviceWatch:
         return self._source.take_layers(), self._source.take_ooms()
 
     def _locate(self) -> Place:
-        running = self._log.texts.value(self._log.running_op) if threading.get_ident() == self._thread else ""
+        # The log has the op of the recorded thread; memory may run out on a thread of the autograd engine.
+        running = (
+            self._log.texts.value(self._log.running_op or self._log.running_in_cpp())
+            if threading.get_ident() == self._thread
+            else ""
+        )
         return Place(
             step=self._log.step,
             op=running or (self._update.name if self._log.phase == Phase.OPTIMIZER else ""),
@@ -83,6 +88,7 @@ class Placement:
 
     def note(self) -> None:
         """Check the device of each parameter that was not on the recorded one so far."""
+        # Called at each mark: once all were on the device, nothing new can be found until names change.
         if self._all_here_in == self._models.generation:
             return
         if self._here.issuperset(self._models.parameter_names()):

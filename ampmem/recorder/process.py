@@ -45,6 +45,7 @@ class _Ending:
         self._session = session
 
     def __del__(self) -> None:
+        # Called when the thread's local data is freed, on the thread that ends.
         if _sessions and active() is self._session:  # globals are gone when the interpreter shuts down
             self._session.close()
 
@@ -80,8 +81,10 @@ def _nested() -> UsageError:
 
 def release(session: ActiveSession) -> None:
     """Forget ``session``, which has ended."""
+    # atexit holds the bound method, and so the session with all that it knows.
     atexit.unregister(session.close)
     _sessions.pop(_ACTIVE, None)
+    # Of the calling thread: on any other there is none.
     vars(_thread).pop("ending", None)
 
 
@@ -96,6 +99,7 @@ def _after_fork_in_child() -> None:
         session.forget()
 
 
+# Python has no way to take these back: they are registered once, and ask which session is active at each fork.
 os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
@@ -112,6 +116,8 @@ def leave_to_parent(writer: object, path: Path) -> None:
     object is kept forever. Its descriptors are closed: the child may outlive the parent.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(writer))
+    # While a transaction is open SQLite has its rollback journal open, too: a child that held it would keep a deleted
+    # file.
     files = [found for name in (path, path.with_name(f"{path.name}-journal")) if (found := identity_of(name))]
     for descriptor in _descriptors():
         with suppress(OSError):  # the descriptor that listed the others is closed already

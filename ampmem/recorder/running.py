@@ -102,6 +102,7 @@ class Stopwatch:
         if self._synchronize and torch.cuda.is_initialized():  # without it, the time excludes the device's pending work
             torch.cuda.synchronize()
         now = time_ns()
+        # The first step begins with the first module, not with the script.
         if self._since is not None:
             self.durations_ns.append(now - self._since)
         self._since = now

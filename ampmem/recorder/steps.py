@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import combinations
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from ampmem.events import Phase
 from ampmem.recorder.marker import Marker
@@ -72,29 +71,25 @@ class Do(Enum):
     """End the update of an optimizer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Enter:
+class Enter(NamedTuple):
     """The script enters ``phase``."""
 
     phase: Phase
 
 
-@dataclass(frozen=True, slots=True)
-class SetMark:
+class SetMark(NamedTuple):
     """The script reaches ``mark`` of its step."""
 
     mark: Mark
 
 
-@dataclass(frozen=True, slots=True)
-class EndStep:
+class EndStep(NamedTuple):
     """A step ends: now, or earlier, at ``ended_ns``."""
 
     ended_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(NamedTuple):
     """Put ``message`` into the recording's notes."""
 
     message: str
@@ -215,6 +210,7 @@ class Rounds:
         """
         if max(self.updates.values(), default=0) >= PATIENCE:
             return set()
+        # At the script's end only those that have trained: one that was never used is nothing to wait for.
         beside = self.beside & self._ever if ever else self.beside
         return {optimizer for optimizer in beside if self._is_due(optimizer, turns)}
 
@@ -236,6 +232,7 @@ class Rounds:
 
         It may be freed before the step is known to have ended, for example if it was local to a function.
         """
+        # Python gives the id of a freed optimizer to a new one; a negative key is nobody's id.
         self._dead -= 1
         self._names[self._dead] = self._names.get(optimizer, "an optimizer")
         if optimizer in self.updates:
@@ -521,19 +518,20 @@ class StepMachine:
 
     # Data, and ends of steps that the user sets.
 
-    def data_started(self) -> Actions:
-        """A DataLoader is about to make a batch: this step's, or the next one's before backward."""
+    def data_started(self, *, transform: bool = False) -> Actions:
+        """A DataLoader is about to make a batch: this step's, or the next one's before backward.
+
+        With ``transform`` a module that is not part of a model is about to run: on the batch, unless a model has run
+        since the batch was made.
+        """
+        if transform and self._model_ran:
+            return
         if self.phase is Phase.FORWARD and not self._in_model:
             yield from self._enter(Phase.DATA)
             return
         self._model_ran = False
         if self.phase in (Phase.SETUP, Phase.BETWEEN):
             yield from self._enter(Phase.DATA)
-
-    def transform_started(self) -> Actions:
-        """A module that is not part of a model is about to run."""
-        if not self._model_ran:
-            yield from self.data_started()
 
     def data_ended(self, before: Phase) -> Actions:
         """The batch is made or transformed, or the DataLoader is exhausted; ``before`` is the phase to go back to."""

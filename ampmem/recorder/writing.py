@@ -8,7 +8,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -18,29 +17,25 @@ from ampmem.events import (
     Column,
     EventColumns,
     Fact,
-    FactColumns,
     Phase,
     PhaseColumns,
     PlaceRecord,
     RunRecord,
-    SegmentColumns,
     StepRecord,
 )
 from ampmem.names import warning
 from ampmem.recorder.compiled.code import BACKWARD, CompiledCode, Who
-from ampmem.recorder.device import Placement, Taken
-from ampmem.recorder.facts.log import ELSEWHERE, Log, OpColumns, Texts
-from ampmem.recorder.hooks.optimizers import OptimizerHooks
+from ampmem.recorder.device import Taken
+from ampmem.recorder.facts.log import ELSEWHERE, Log, OpColumns
+from ampmem.recorder.hooks.every import Hooks
 from ampmem.recorder.marker import Marker
-from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.options import Options
 from ampmem.recorder.outcome import IN_PLACE, Outcome
 from ampmem.recorder.process import leave_to_parent
-from ampmem.recorder.ranks.places import Places
+from ampmem.recorder.script_listener import ScriptListener
 from ampmem.recorder.sources.base import RawEvents, Source
-from ampmem.recorder.steering.arms import ArmSeen, arm_record
-from ampmem.recorder.steering.steering import Steering
+from ampmem.recorder.steering.arms import arm_record
 from ampmem.recording import Batch, Description, RecordingWriter
 from ampmem.recording.database import written_here
 from ampmem.version import __version__
@@ -96,73 +91,58 @@ class Describer:
 
     forced: Arm
     source: Source
-    placement: Placement
-    models: Models
-    optimizers: OptimizerHooks
-    arm_seen: ArmSeen
-    steering: Steering | None
+    listener: ScriptListener
+    hooks: Hooks
     notes: Notes
     outcome: Outcome
-    places: Places
-    compiled: CompiledCode
-    log: Log
     _described: tuple[object, ...] = field(default=(), init=False)
 
     def changed(self) -> bool:
         """Whether a new description would differ from the last."""
-        notes = self._all_notes()
-        place = self.places.now()
-        arm = (self.arm_seen.copy(), self._low_precision(), bool(self.log.casts))
-        known = (self.models.generation, self.optimizers.generation, arm, notes, place)
+        seen, optimizers = self.listener, self.hooks.optimizers
+        arm = (seen.arm_seen.copy(), self._low_precision(), bool(seen.log.casts))
+        known = (seen.models.generation, optimizers.generation, arm, self._all_notes(), self.hooks.places.now())
         changed, self._described = known != self._described, known
         return changed
 
     def description(self) -> Description:
         """The current description. Goes through all parameters, and reads them anew if one has changed."""
-        assign = self.optimizers.assign
-        known = [*self.models.records(assign), *map(assign, self.optimizers.own_parameters.values())]
-        parameters = tuple(self.placement.of_the_run(known))
-        wrapped = self.steering is not None and self.steering.wrapped
+        seen, optimizers = self.listener, self.hooks.optimizers
+        own = map(optimizers.assign, optimizers.own_parameters.values())
+        parameters = tuple(seen.placement.of_the_run([*seen.models.records(optimizers.assign), *own]))
         return Description(
             arm=arm_record(
-                self.arm_seen,
+                seen.arm_seen,
                 parameters,
                 low=self._low_precision(),
-                casts=bool(self.log.casts),
+                casts=bool(seen.log.casts),
                 forced=self.forced,
-                wrapped=wrapped,
+                wrapped=seen.steering is not None and seen.steering.wrapped,
             ),
             parameters=parameters,
-            optimizers=tuple(self.optimizers.records()),
+            optimizers=tuple(optimizers.records()),
             notes=self._all_notes(),
             device_name=self.source.device_name,
             prediction=self.source.prediction(),
             allocator=self.source.allocator(),
             failure=self.outcome.failure,
-            place=self.places.now(),
+            place=self.hooks.places.now(),
         )
 
     def _low_precision(self) -> bool:
-        return any(dtype in self.log.texts for dtype in LOW_PRECISION)
+        return any(dtype in self.listener.log.texts for dtype in LOW_PRECISION)
 
     def _all_notes(self) -> tuple[str, ...]:
         model = self.outcome.in_place
         unseen = [] if model is None else [warning(IN_PLACE.format(model=model))]
-        return self.notes.beside([*unseen, *self.source.notes(), *self.placement.notes(), *self.compiled.notes()])
+        return self.notes.beside(
+            [*unseen, *self.source.notes(), *self.listener.placement.notes(), *self.hooks.code.notes()]
+        )
 
 
 _NONE = np.zeros(1, dtype=np.int64)
 _NO_OP = np.zeros((3, 1), dtype=np.int64)
 """What comes before the first module and the first op, so that the index of the last is one higher."""
-
-
-class Joined(TypedDict):
-    """One window in the form in which the recording stores it."""
-
-    events: EventColumns
-    segments: SegmentColumns
-    facts: FactColumns
-    phases: PhaseColumns
 
 
 class Joiner:
@@ -177,9 +157,10 @@ class Joiner:
         self._count = 0
         self._stack_ids = _NONE
 
-    def join(self, raw: RawEvents) -> Joined:
-        """The events since the last call in stored form, with the facts and phases."""
+    def join(self, raw: RawEvents) -> Batch:
+        """The events since the last call in stored form, with the new facts, phases and texts."""
         phases = self._log.take_phases()
+        # The last change of the window before goes on until the first one of this.
         step, phase = self._steps_and_phases(raw.time_ns, phases)
         ops = self._log.take_ops()
         module_times, modules = self._log.take_modules()
@@ -228,7 +209,8 @@ class Joiner:
             segments = replace(segments, position=segments.position + self._count)
         self._count += len(events)
         facts = self._compiled.name_saved(self._log.take_facts())
-        return Joined(events=events, segments=segments, facts=facts, phases=phases)
+        texts = self._log.texts.take_new()
+        return Batch(texts=texts, events=events, facts=facts, phases=phases, step=None, segments=segments)
 
     def _stack_texts(self) -> Column:
         """The text id of each stack so far."""
@@ -267,10 +249,9 @@ def _origins(raw: RawEvents, ops: OpColumns) -> Column:
 class StepWriter:
     """Writes one recording."""
 
-    def __init__(self, file: RecordingWriter, joiner: Joiner, texts: Texts, describer: Describer) -> None:
+    def __init__(self, file: RecordingWriter, joiner: Joiner, describer: Describer) -> None:
         self.file = file
         self._joiner = joiner
-        self._texts = texts
         self._describer = describer
         self._given = self._freed = _NONE
         """Addresses of the models' inputs, and those that were freed, in the last transaction."""
@@ -287,14 +268,13 @@ class StepWriter:
             RecordingError: the file cannot be written.
         """
         joined = self._joiner.join(raw)
-        facts, events = joined["facts"], joined["events"]
+        facts, events = joined.facts, joined.events
         self._given = facts.address[facts.fact == Fact.INPUT]
         self._freed = events.address[events.action == Action.FREE]
         layers, ooms = taken
-        batch = Batch(**joined, texts=self._texts.take_new(), step=step, layers=layers, ooms=ooms)
         # Going through all parameters in every step would cost.
         description = self._describer.description() if self._describer.changed() or last else None
-        self.file.append(batch, description)
+        self.file.append(replace(joined, step=step, layers=layers, ooms=ooms), description)
 
     def forget(self) -> None:
         """Leave the recording to the parent, in a forked child."""

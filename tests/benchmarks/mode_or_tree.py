@@ -36,6 +36,7 @@ from ampmem.recorder.hooks.ops import OpRecorder
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources import extension, window
+from ampmem.recorder.torch_private import general
 
 LAYERS, TURNS = 50, 15
 
@@ -64,7 +65,7 @@ def forward() -> None:
 def recorded() -> Callable[[], None]:
     """Forward under ampmem's mode, with stacks."""
     log = Log(RealAddresses())
-    mode = ForwardMode(log, CastHooks(log, Models(log)), Stacks(enabled=True), print)
+    mode = ForwardMode(log, CastHooks(log, Models(log)), Stacks(enabled=True))
     mode.saved._readable = lambda: True
 
     def run() -> None:
@@ -101,8 +102,10 @@ def under(mode: TorchDispatchMode) -> None:
 def in_tree(*, every_op: bool) -> tuple[float, float, float]:
     """Seconds of forward itself, of making the tree, and of going through it, attributes unread."""
     config = profile(profile_memory=True, record_shapes=every_op).config()
-    window.prepare_profiler(config, set(window._PARTS), window._PARTS)
-    window.enable_profiler(config, window._ACTIVITIES, window._SCOPES | ({RecordScope.FUNCTION} if every_op else set()))
+    general.prepare_profiler(config, set(window._PARTS), window._PARTS)
+    general.enable_profiler(
+        config, window._ACTIVITIES, window._SCOPES | ({RecordScope.FUNCTION} if every_op else set())
+    )
     start = process_time()
     forward()
     ran = process_time()

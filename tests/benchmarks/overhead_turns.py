@@ -251,12 +251,12 @@ PARTS: dict[str, str] = {
     "start: the session and its hooks": """block:Profile.__enter__ recorder.session:Session.__init__
         recorder.session:Session.start recorder.session:Session._begin""",
     "start: the tensors that are alive": "recorder.session:live_at_start recorder.sources.storages:Storages.add",
-    "torch's profiler, or its memory history, on and off": """recorder.sources.window:Window.open
-        recorder.sources.window:Window.close recorder.sources.cuda.device:TorchCuda.history
+    "torch's profiler, or its memory history, on and off": """recorder.sources.window:Window.start
+        recorder.sources.window:Window.take recorder.sources.cuda.device:TorchCuda.history
         recorder.sources.cuda.nodes:NodeRecorder.start""",
     "dispatch mode: ampmem's, around each op": "recorder.hooks.forward:ForwardMode.__torch_dispatch__",
     "dispatch mode: before each op": "recorder.hooks.forward:ForwardMode._before",
-    "dispatch mode: what ops return": "recorder.hooks.forward:ForwardMode._after",
+    "dispatch mode: what ops return": "recorder.hooks.forward:ForwardMode._note_result",
     "dispatch mode: Python frames": "recorder.models.stacks:Stacks.capture",
     "dispatch mode: the log": "recorder.facts.log:Log.op",
     "dispatch mode: tags of events": "recorder.sources.cuda.source:CudaSource._stamp",
@@ -285,7 +285,7 @@ PARTS: dict[str, str] = {
     "numbers read later": """recorder.sources.cuda.late:LateNumber.__init__
         recorder.sources.cuda.late:LateNumber.value""",
     "step's end: the wait": "recorder.sources.cuda.device:TorchCuda.synchronize",
-    "step's end: the profiler's tree": """recorder.sources.cpu:ProfilerSource._events
+    "step's end: the profiler's tree": """recorder.sources.cpu:ProfilerSource._settle
         recorder.sources.cuda.nodes:NodeRecorder.take""",
     "step's end: the allocator's snapshot": "recorder.sources.cuda.device:TorchCuda.snapshot",
     "step's end: reading the trace": "recorder.sources.cuda.events:History.read",
@@ -296,10 +296,10 @@ PARTS: dict[str, str] = {
     "step's end: joining events": "recorder.writing:Joiner.join",
     "step's end: the log as columns": """recorder.facts.log:Log.take_facts recorder.facts.log:Log.take_ops
         recorder.facts.log:Log.take_phases recorder.facts.log:Log.take_modules""",
-    "following the script's phases": """recorder.session:Session.forward_started
-        recorder.session:Session.forward_ended recorder.session:Session.backward_started
-        recorder.session:Session.backward_ended recorder.session:Session.optimizer_started
-        recorder.session:Session.updated""",
+    "following the script's phases": """recorder.script_listener:ScriptListener.forward_started
+        recorder.script_listener:ScriptListener.forward_ended recorder.script_listener:ScriptListener.backward_started
+        recorder.script_listener:ScriptListener.backward_ended recorder.script_listener:ScriptListener.optimizer_started
+        recorder.script_listener:ScriptListener.updated""",
     "step's end: what is known of the run": """recorder.writing:Describer.description
         recorder.writing:Describer.changed""",
     "SQLite: the file made and closed": "recording:RecordingWriter.__init__ recording:RecordingWriter.close",

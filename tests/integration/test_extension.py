@@ -263,7 +263,7 @@ def tracker(compiled_extension: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     tracker.take()
     yield tracker
     tracker.stop()
-    found.stop()
+    found.abandon()
     torch.cuda.memory._record_memory_history(None)
 
 

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from ampmem.events import Fact
 from ampmem.recorder.facts.addresses import RealAddresses
 from ampmem.recorder.facts.log import Log
-from ampmem.recorder.hooks import forward
 from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.forward import ForwardMode, ForwardObserver, SavedTensors
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources import extension
+from ampmem.recorder.torch_private import general
 
 pytestmark = pytest.mark.slow
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -60,11 +60,11 @@ def seen(run: Callable[[], object], *, by_extension: bool) -> Seen:
     casts = CastHooks(log, models)
     notes: list[str] = []
     log.misses.note = notes.append
-    mode = ForwardMode(log, casts, stacks, notes.append)
+    mode = ForwardMode(log, casts, stacks)
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(extension.VARIABLE, "on" if by_extension else "off")
-        observer = ForwardObserver(log, mode, SavedTensors(log), lambda _: False, notes.append)
+        observer = ForwardObserver(log, mode, SavedTensors(log), lambda _: False)
     undo = observer.install()
     try:
         observer.enter()
@@ -259,7 +259,7 @@ PROGRAMS = (
 
 @pytest.fixture(autouse=True)
 def compiled(compiled_extension: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forward, "compiles", lambda: False)  # other tests in this process do
+    monkeypatch.setattr(general, "compiles", lambda: False)  # other tests in this process do
     monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
 
 

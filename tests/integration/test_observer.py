@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ampmem
 from ampmem.errors import UsageError
-from ampmem.recorder.hooks import forward
 from ampmem.recorder.sources import extension
+from ampmem.recorder.torch_private import general
 
 clean_start = measure.clean_start
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("clean_start")]
@@ -201,7 +201,7 @@ def test_with_the_extension_nothing_moves_at_all(
     """Without a dispatch mode there is nothing to tolerate: no scalars, no results that exist twice."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(compiled_extension))
     monkeypatch.setenv(extension.VARIABLE, "on")
-    monkeypatch.setattr(forward, "compiles", lambda: False)  # other tests in this process do
+    monkeypatch.setattr(general, "compiles", lambda: False)  # other tests in this process do
     run = partial(train_tagger, make, autocast)
     run()  # what happens once in a process
     without, (with_ampmem, recording) = plain(run, scalar=0), observed(run, scalar=0)

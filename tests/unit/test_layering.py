@@ -52,6 +52,7 @@ INSIDE: dict[str, tuple[str, ...]] = {
         "compiled sources steps",
         "running",
         "hooks device",
+        "script_listener",
         "writing",
         "session simulated_block",
         "watch",

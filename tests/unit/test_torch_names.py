@@ -108,10 +108,17 @@ def test_private_names_of_torch_are_in_a_few_modules() -> None:
     assert {path: names for path, names in found.items() if names} == {}
 
 
+PATCHES = ("patch", "patch_call")
+
+
 def patches_by_name(source: str) -> Iterator[str]:
-    """Calls of ``patch`` that spell out what is patched, and so take it for granted that torch has it."""
+    """Calls of ``patch`` and ``patch_call`` that spell out what is patched: they take for granted that torch has it."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and is_name(node.func, "patch") and not isinstance(node.args[0], ast.Starred):
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in PATCHES
+            and not isinstance(node.args[0], ast.Starred)
+        ):
             yield ast.unparse(node)
 
 

@@ -25,6 +25,7 @@ def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     DTensor and torchao's tensors wrap others (``__tensor_flatten__``), which may be wrappers again; a sparse tensor has
     indices and values.
     """
+    # As a rule; the rest asks C++ several times.
     if type(tensor) in PLAIN and tensor.layout is torch.strided:
         return (tensor,)
     try:

@@ -179,7 +179,8 @@ class Log:
         """How many casts of parameters were seen."""
         self.in_graph: set[int] = set()
         """Text ids of all modules that ran with gradients on."""
-        self._running_op = 0
+        self.running_op = 0
+        """Text id of the op that the dispatch mode sees running in forward; 0 if there is none."""
         self.running_in_cpp: Callable[[], int] = lambda: 0
         """Returns the text id of the op that the C++ extension sees running; 0 if there is none."""
         self.reader: TensorReader | None = None
@@ -274,6 +275,7 @@ class Log:
     def begin_step(self, since_ns: int, step: int) -> None:
         """Log afterwards that everything after ``since_ns`` belongs to ``step``."""
         width = len(PhaseColumns.names())
+        # From the newest back: few changes of phase can be later than that time.
         for row in range(len(self._phases) - width, -1, -width):
             if self._phases[row] < since_ns:
                 break
@@ -307,15 +309,6 @@ class Log:
         if threading.get_ident() != self._thread:
             made += ELSEWHERE
         self._ops += (start_ns, time_ns(), name, stack, made)
-
-    @property
-    def running_op(self) -> int:
-        """Text id of the op that the recorded thread is running in forward."""
-        return self._running_op or self.running_in_cpp()
-
-    @running_op.setter
-    def running_op(self, name: int) -> None:
-        self._running_op = name
 
     @property
     def on_own_thread(self) -> bool:
@@ -406,5 +399,6 @@ def _split(flat: list[int], kind: type[Columns], more: list[Column]) -> dict[str
     table = np.fromiter(flat, dtype=np.int64, count=len(flat)).reshape(-1, len(names))
     if more:
         table = np.concatenate([table, *more])
+        # Stable: rows of equal times stay in the order in which they were logged.
         table = table.take(np.argsort(table[:, 0], kind="stable"), axis=0)
     return dict(zip(names, np.ascontiguousarray(table.T), strict=True))

@@ -145,8 +145,10 @@ class TensorReader:
         count = self._library.ampmem_tensors_count(ctypes.byref(forms))
         if not count:
             return None
+        # Other threads may add facts between the count and the take: those are taken the next time.
         facts = np.empty((count, _FACT), np.int64)
         facts = facts[: self._library.ampmem_tensors_take(facts.ctypes.data, count)]
+        # Rows of the hook on gradients, which C++ writes without asking Python for text ids.
         hooked = np.flatnonzero(facts[:, -1] < 0)
         if len(hooked):
             self._forms.learn(forms.value)

@@ -5,36 +5,20 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from ampmem.events import Fact
 from ampmem.names import FUNCTIONAL, INPUT, warning
-from ampmem.patching import Undo, hook, patch
+from ampmem.patching import Undo, hook, patch_call, together
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import gradient_of, is_tensor
-from ampmem.recorder.facts.log import Log, Misses
+from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.models import Models, Slot
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.torch_private.general import (
-    ENGINE,
-    FIRST_GRADIENTS,
-    below_functorch,
-    compiles_backward,
-    forget_gradient_hooks,
-    gradient_hooks,
-    in_backward,
-    makes_graph,
-    never_compiled,
-    of_functorch,
-    passed_on_uncompiled,
-    tracked_below,
-    untraced,
-    without_dispatch,
-)
+from ampmem.recorder.torch_private import general as private
 
 _MAY_BE_FREED = warning(
     "backward ran in compiled autograd, which leaves ampmem's hooks out, and the script's own hooks on gradients ran "
@@ -87,10 +71,10 @@ class GradientHooks:
 
     def backward_started(self) -> None:
         """Take the hooks off if backward is compiled."""
-        if compiles_backward():
+        if private.compiles_backward():
             self._take_off()
             self._compiled = True
-            if any(gradient_hooks(parameter) for _, parameter in self._models.parameters()):
+            if any(private.gradient_hooks(parameter) for _, parameter in self._models.parameters()):
                 self._log.misses.say(_MAY_BE_FREED)
 
     def backward_ended(self) -> None:
@@ -130,8 +114,8 @@ class GradientHooks:
             undo()
         # Found through the models: torch refuses to swap a parameter that anybody has a weak reference to.
         for _, parameter in self._models.parameters():
-            if id(parameter) in self._watched and not gradient_hooks(parameter):
-                forget_gradient_hooks(parameter)
+            if id(parameter) in self._watched and not private.gradient_hooks(parameter):
+                private.forget_gradient_hooks(parameter)
         self._watched.clear()
         self._version = 0
 
@@ -141,8 +125,8 @@ class GradientHooks:
             self._log.about(Fact.GRADIENT, gradient, name, path)
 
 
-@never_compiled
-@untraced
+@private.never_compiled
+@private.untraced
 def _called(hook: Callable[[torch.Tensor], object], parameter: torch.Tensor) -> None:
     """Call ``hook``, a function in C, of which dynamo would warn."""
     hook(parameter)
@@ -159,8 +143,8 @@ class BackwardHooks:
     ``grad`` stay torch's own: scripts import them by name, and dynamo knows them by identity.
     """
 
-    def __init__(self, listener: Listener, misses: Misses) -> None:
-        self._listener = listener
+    def __init__(self, listener: Listener) -> None:
+        self._listener, misses = listener, listener.log.misses
         self._started, self._ended = misses.guarded(self._note_start), misses.guarded(self._note_end)
         self._only_shapes, self._read_loss = misses.guarded(_only_shapes), misses.guarded(_scalar)
         self._begun = False
@@ -170,14 +154,11 @@ class BackwardHooks:
 
     def install(self) -> Undo:
         """Install the patches; returns their undo."""
-        with ExitStack() as undo:
-            undo.callback(patch(*FIRST_GRADIENTS, self._wrap_first))
-            undo.callback(patch(*ENGINE, self._wrap_engine))
-            return undo.pop_all().close
+        wrappers = ((private.FIRST_GRADIENTS, self._wrap_first), (private.ENGINE, self._wrap_engine))
+        return together(patch_call(*place, wrap) for place, wrap in wrappers)
 
     def _wrap_first(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @passed_on_uncompiled
-        @functools.wraps(original)
+        @private.passed_on_uncompiled
         def make(*args: Any, **kwargs: Any) -> Any:
             begins, raised = self._begins(args, kwargs), True
             try:
@@ -191,8 +172,7 @@ class BackwardHooks:
         return make
 
     def _wrap_engine(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @passed_on_uncompiled
-        @functools.wraps(original)
+        @private.passed_on_uncompiled
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self._goes_on(args, kwargs):
                 return original(*args, **kwargs)
@@ -206,13 +186,13 @@ class BackwardHooks:
 
         return run
 
-    @never_compiled
+    @private.never_compiled
     def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Note the start of the step's backward; whether it is one.
 
         It is not inside another one, in a trace of torch.compile, or for shapes alone.
         """
-        if self._running or not self._listener.on_thread() or in_backward() or makes_graph():
+        if self._running or not self._listener.on_thread() or private.in_backward() or private.makes_graph():
             return False
         if self._begun:  # the engine has never run: vmap refused the gradients
             self._end(args, kwargs, None, raised=True)
@@ -222,10 +202,10 @@ class BackwardHooks:
         self._started(_roots(args, kwargs))
         return True
 
-    @never_compiled
+    @private.never_compiled
     def _goes_on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the engine is about to run the step's backward."""
-        if self._running or not self._listener.on_thread() or in_backward():
+        if self._running or not self._listener.on_thread() or private.in_backward():
             return False
         self._running = self._begun or self._begins(args, kwargs)
         return self._running
@@ -239,11 +219,11 @@ class BackwardHooks:
 
     def _note_end(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, raised: bool) -> None:
         made_graph = not raised and _creates_graph(args, kwargs)
-        gradients = [each for each in result or () if is_tensor(each) and of_functorch(each)]
+        gradients = [each for each in result or () if is_tensor(each) and private.of_functorch(each)]
         if gradients:
             self._listener.remark(FUNCTIONAL)
             # torch.func always passes create_graph=True; if no outer level tracks the gradients, no graph is made.
-            made_graph = made_graph and any(map(tracked_below, gradients))
+            made_graph = made_graph and any(map(private.tracked_below, gradients))
         self._listener.backward_ended(raised=raised, differentiable=made_graph)
 
 
@@ -268,8 +248,9 @@ def _scalar(roots: Any) -> float | LateNumber | None:
     root = roots[0] if isinstance(roots, (tuple, list)) and len(roots) == 1 else roots
     if not is_tensor(root) or root.numel() != 1 or root.is_meta:
         return None
-    root = below_functorch(root)
+    root = private.below_functorch(root)
+    # A subclass may run code of its own when it is read, or synchronize ranks as a DTensor does.
     if type(root) is not torch.Tensor:
         return None
-    with without_dispatch():  # the script's own dispatch modes must see only the script's ops
+    with private.without_dispatch():  # the script's own dispatch modes must see only the script's ops
         return number_of(root)

@@ -7,7 +7,6 @@ named as the end of a step; and on the DataLoader: allocations while it makes a 
 from __future__ import annotations
 
 import dis
-import functools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,9 +18,8 @@ from torch import nn
 
 from ampmem.errors import UsageError
 from ampmem.own_code import is_torch
-from ampmem.patching import Undo, added, hook, patch
+from ampmem.patching import Undo, added, hook, patch_call
 from ampmem.recorder.facts.guests import is_tensor
-from ampmem.recorder.facts.log import Misses
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.marker import Marker
 from ampmem.recorder.torch_private.general import NEXT_BATCH, SAMPLER, on_module_after, on_module_before, tree_leaves
@@ -60,13 +58,9 @@ def install_skimming(
 
     with ExitStack() as undo:
         undo.callback(hook(on_module_before, before))
-        undo.callback(_hook_after(after))
+        handle = on_module_after(after, always_call=True)
+        undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", handle.remove))
         return undo.pop_all().close
-
-
-def _hook_after(after: Callable[..., None]) -> Undo:
-    handle = on_module_after(after, always_call=True)
-    return added("torch.nn.modules.module", "register_module_forward_hook", handle.remove)
 
 
 _RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)
@@ -97,6 +91,7 @@ class Calls:
             if sys.getprofile() is profiler:
                 sys.setprofile(None)
 
+        # For this thread alone, as Python has it.
         sys.setprofile(profiler)
         return added("sys", "setprofile", remove)
 
@@ -113,17 +108,16 @@ class Calls:
             self._listener.function_returned()
 
 
-def install_data(listener: Listener, misses: Misses) -> Callable[[], None]:
+def install_data(listener: Listener) -> Callable[[], None]:
     """Wrap ``__next__`` of the DataLoader's iterators; returns the undo."""
 
     def loaded(iterator: Any, batch: Any) -> None:
         listener.batch_loaded(_samples(iterator, batch))
 
-    started, ended = misses.guarded(listener.data_started), misses.guarded(listener.data_ended)
-    count = misses.guarded(loaded)
+    guarded = listener.log.misses.guarded
+    started, ended, count = guarded(listener.data_started), guarded(listener.data_ended), guarded(loaded)
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def __next__(iterator: Any) -> Any:
             if not listener.recording or not listener.on_thread():
                 return original(iterator)
@@ -139,7 +133,7 @@ def install_data(listener: Listener, misses: Misses) -> Callable[[], None]:
 
         return __next__
 
-    return patch(*NEXT_BATCH, wrap)
+    return patch_call(*NEXT_BATCH, wrap)
 
 
 def _samples(iterator: Any, batch: Any) -> int | None:

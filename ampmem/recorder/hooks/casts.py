@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from ampmem.events import Fact
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 from ampmem.recorder.facts.addresses import parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -81,6 +80,7 @@ class CastHooks:
         else:
             self._log.casts += 1
             self._log.fact(Fact.CAST_COPY, address, parameter, module, copy)
+            # Autocast caches the casts of leaves alone: one of a view is made anew at each use.
             if is_view(source):
                 self._log.fact(Fact.VIEW_CAST, address, parameter, module, copy)
         if parameter is not None or (source.is_leaf and source.requires_grad):
@@ -114,6 +114,7 @@ class CastHooks:
 
     def let_go(self, tensors: tuple[torch.Tensor, ...]) -> Undo:
         """Let go of ``tensors``, which are about to be swapped: each gets the other's storage."""
+        # torch refuses to swap a tensor to which there are weak references.
         held = [address for address, copy in self.copies.items() if any(copy() is tensor for tensor in tensors)]
         for address in held:
             del self.copies[address]
@@ -139,6 +140,7 @@ class CastHooks:
     def _cleared(self, held: dict[int, int], at: int) -> None:
         """Note that the cache was cleared; it held the copies that lost a reference."""
         for address, copy in self.copies.items():
+            # The cache has a reference of its own to each copy in it, which clearing gives up.
             if _holders(copy) < held.get(address, 0):
                 self._log.fact(Fact.CACHED, address, at=at)
         self.forget_dead()
@@ -147,7 +149,6 @@ class CastHooks:
         """Compare the copies before and after autocast's cache is cleared; returns the undo."""
 
         def wrap(original: Callable[[], None]) -> Callable[[], None]:
-            @functools.wraps(original)
             def clear_autocast_cache() -> None:
                 if threading.get_ident() != self._thread:  # autocast's cache is per thread
                     original()
@@ -162,7 +163,7 @@ class CastHooks:
         guarded = self._log.misses.guarded
         before, after = guarded(self._held), guarded(self._cleared)
 
-        return patch(*CLEAR_CACHE, wrap)
+        return patch_call(*CLEAR_CACHE, wrap)
 
 
 def _holders(copy: weakref.ref[torch.Tensor] | SeenCopy) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 
 if TYPE_CHECKING:  # the command line imports this module before torch, and the listener's types need torch
     from ampmem.recorder.hooks.listener import Listener
@@ -25,15 +24,15 @@ def install(listener: Listener) -> Undo:
     """Count child processes; returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def start(process: BaseProcess) -> Any:
+            # Workers of a DataLoader and servers of a Manager start here, too: they run no model.
             if not loads_data(sys._getframe(1)):
                 listener.process_started()
             return original(process)
 
         return start
 
-    return patch(*PLACE, wrap)
+    return patch_call(*PLACE, wrap)
 
 
 def forked(listener: Listener) -> None:

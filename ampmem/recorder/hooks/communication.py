@@ -18,40 +18,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ampmem.events import Fact
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call, together
 from ampmem.recorder.facts.addresses import parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.models.models import Models
-from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.torch_private.distributed import (
-    BROADCASTS,
-    COLLECTIVES,
-    INPUTS,
-    POST_BACKWARD,
-    REBUILD_BUCKETS,
-    RECEIVES,
-    REDUCE,
-    REDUCER_INIT,
-    RESHARD,
-    STATIC_GRAPH,
-    UNSHARD,
-    WAIT,
-    collectives,
-    fsdp_module,
-    fully_sharded,
-    functional,
-    gathered,
-    is_gathering,
-    params_of,
-    places,
-    returning_collectives,
-    shard_of,
-    whole_gradients,
-    whole_memory,
-    whole_of,
-)
+from ampmem.recorder.torch_private import distributed as private
 from ampmem.recorder.torch_private.entries import Place, Use, probe
 from ampmem.recorder.torch_private.general import TorchDispatchMode, op_schema, tree_leaves, without_functions
 from ampmem.vocabulary import Communication
@@ -60,23 +32,21 @@ from ampmem.vocabulary import Communication
 class CollectiveHooks:
     """Logs the tensors that are passed to process groups."""
 
-    def __init__(self, listener: Listener, log: Log) -> None:
-        self._listener = listener
-        self._log = log
-        self._receives = log.texts.id(Communication.RECEIVE_BUFFERS)
-        self._look = log.misses.guarded(self._note)
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._log = listener, listener.log
+        self._receives = self._log.texts.id(Communication.RECEIVE_BUFFERS)
+        self._look = self._log.misses.guarded(self._note)
 
     def install(self) -> Undo:
         """Wrap every collective of process groups; returns the undo."""
-        with ExitStack() as undo:
-            for place in COLLECTIVES:
-                undo.callback(patch(*place, functools.partial(self._wrap, receives=place in RECEIVES)))
-            return undo.pop_all().close
+        return together(
+            patch_call(*place, functools.partial(self._wrap, receives=place in private.RECEIVES))
+            for place in private.COLLECTIVES
+        )
 
     def _wrap(self, original: Callable[..., Any], *, receives: bool) -> Callable[..., Any]:
         look = self._look
 
-        @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             look(receives, args, kwargs)
             return original(*args, **kwargs)
@@ -133,6 +103,7 @@ class Allocations(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, result: Any) -> None:
+        # A mode also sees the ops that C++ calls, such as those of DDP's reducer.
         schema = op_schema(func)
         if schema is None or any(value.alias_info is not None for value in schema.returns):
             return  # a view, or an argument itself (in place, out=)
@@ -167,106 +138,77 @@ class _Reducer:
 class DataParallelHooks:
     """Logs the memory that DDP has for communication; also follows it before a recording begins."""
 
-    def __init__(self, listener: Listener, log: Log) -> None:
-        self._listener = listener
-        self._log = log
-        self._text = log.texts.id
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._log = listener, listener.log
+        self._text = self._log.texts.id
         self._reducers: weakref.WeakKeyDictionary[Any, _Reducer] = weakref.WeakKeyDictionary()
-        guarded = log.misses.guarded
-        self._look_at_new, self._look_at_rebuilt = guarded(self._new), guarded(self._asked_to_rebuild)
-        self._look_at_static, self._look_at_broadcast = guarded(self._static), guarded(self._broadcast)
 
     def install(self) -> Undo:
         """Wrap the reducer's three functions and the broadcasts; returns the undo."""
-        with ExitStack() as undo:
-            undo.callback(patch(*REDUCER_INIT, self._wrap_init))
-            undo.callback(patch(*REBUILD_BUCKETS, self._wrap_rebuild))
-            undo.callback(patch(*STATIC_GRAPH, self._wrap_static))
-            for place in BROADCASTS:
-                undo.callback(patch(*place, self._wrap_broadcast))
-            return undo.pop_all().close
+        looks: dict[Place, Callable[..., object]] = {
+            private.REDUCER_INIT: self._new,
+            private.REBUILD_BUCKETS: self._asked_to_rebuild,
+            private.STATIC_GRAPH: self._static,
+            **dict.fromkeys(private.BROADCASTS, self._broadcast),
+        }
+        guarded = self._log.misses.guarded
+        return together(
+            patch_call(*place, functools.partial(self._wrap, guarded(look))) for place, look in looks.items()
+        )
 
     def blocks(self) -> dict[int, int]:
         """Address and bytes of the blocks of all live reducers."""
         return {made.address: made.bytes for known in self._reducers.values() for made in known.blocks}
 
-    def _wrap_init(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def __init__(reducer: Any, *args: Any, **kwargs: Any) -> None:
-            _, made = self._watched(original, reducer, *args, **kwargs)
-            if made is not None:
-                self._look_at_new(reducer, made, *args, **kwargs)
+    def _wrap(self, look: Callable[..., object], original: Callable[..., Any]) -> Callable[..., Any]:
+        """``original``, followed by ``look`` with its result, what it allocated, and its arguments."""
 
-        return __init__
-
-    def _wrap_rebuild(self, original: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        @functools.wraps(original)
-        def _rebuild_buckets(reducer: Any) -> bool:
-            rebuilt, made = self._watched(original, reducer)
-            if made is not None:
-                self._look_at_rebuilt(reducer, made if rebuilt else None)
-            return bool(rebuilt)
-
-        return _rebuild_buckets
-
-    def _wrap_static(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        @functools.wraps(original)
-        def _set_static_graph(reducer: Any) -> None:
-            _, made = self._watched(original, reducer)
-            if made is not None:
-                self._look_at_static(reducer, made)
-
-        return _set_static_graph
-
-    def _wrap_broadcast(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def broadcast(*args: Any, **kwargs: Any) -> Any:
-            result, made = self._watched(original, *args, **kwargs)
-            if made is not None:
-                self._look_at_broadcast(made)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._listener.on_thread():
+                return original(*args, **kwargs)
+            # DDP allocates its buckets in C++, out of Python's sight; but by ops of torch, which a mode sees.
+            with Allocations(self._log, follow=self._listener.recording) as seen:
+                result = original(*args, **kwargs)
+            look(result, seen.made, *args, **kwargs)
             return result
 
-        return broadcast
-
-    def _watched(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, list[Made] | None]:
-        """The result of ``original`` and what it allocated; ``None`` for the latter if nothing was watched."""
-        if torch.compiler.is_compiling() or not self._listener.on_thread():
-            return original(*args, **kwargs), None
-        with Allocations(self._log, follow=self._listener.recording) as seen:
-            return original(*args, **kwargs), seen.made
+        return run
 
     def _new(
         self,
-        reducer: Any,
+        _: object,
         made: list[Made],
+        reducer: Any,
         params: Sequence[torch.Tensor],
         bucket_indices: Iterable[Iterable[int]],
         per_bucket_size_limits: object = None,
         process_group: object = None,
         expect_sparse_gradients: Sequence[bool] = (),
-        *_: object,
-        **__: object,
+        *__: object,
+        **___: object,
     ) -> None:
         """``reducer`` was made with these arguments; its integer tensors note which parameters a step used."""
+        # Sparse gradients have no bucket.
         sparse = {index for index, expected in enumerate(expect_sparse_gradients) if expected}
         dense = [params[index].numel() for bucket in bucket_indices for index in bucket if index not in sparse]
         known = self._reducers[reducer] = _Reducer(elements=sum(dense))
         self._take(known, made)
 
-    def _asked_to_rebuild(self, reducer: Any, made: list[Made] | None) -> None:
-        """A forward begins; ``made`` is what the reducer allocated if it rebuilt its buckets, else ``None``."""
+    def _asked_to_rebuild(self, rebuilt: bool, made: list[Made], reducer: Any) -> None:
+        """A forward begins; ``made`` is what the reducer allocated, its new buckets if it ``rebuilt`` them."""
         known = self._reducers.get(reducer)
         if known is None:
             known = self._reducers[reducer] = _Reducer(elements=None)
             if self._listener.recording:
                 self._listener.remark(MADE_BEFORE)
-        if made is not None:
+        if rebuilt:
+            # Rebuilding replaces the buckets; the integer tensors, which note the used parameters, stay.
             kept = [block for block in known.blocks if not block.floating]
             self._take(known, kept + [block for block in made if block.floating])
         elif self._listener.recording and not known.noted:
             self._log_blocks(known)
 
-    def _static(self, reducer: Any, made: list[Made]) -> None:
+    def _static(self, _: object, made: list[Made], reducer: Any) -> None:
         """DDP set ``static_graph`` on ``reducer``; ``made`` is what it allocated to note the used parameters."""
         known = self._reducers.get(reducer)
         if known is not None:
@@ -288,7 +230,7 @@ class DataParallelHooks:
         for block in known.blocks:
             self._log.fact(Fact.COMMUNICATION, block.address, self._text(Communication.REDUCE_BUCKETS))
 
-    def _broadcast(self, made: list[Made]) -> None:
+    def _broadcast(self, _: object, made: list[Made], *__: object, **___: object) -> None:
         if self._listener.recording:
             for block in made:  # it may be freed by now, hence the time
                 self._log.fact(Fact.COMMUNICATION, block.address, self._text(Communication.BROADCAST), at=block.time_ns)
@@ -305,11 +247,9 @@ _Look = Callable[..., Any]
 class ShardingHooks:
     """Follows FSDP2's groups of parameters: gathered, resharded, reduced."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, arm_seen: ArmSeen) -> None:
-        self._listener = listener
-        self._log = log
-        self._models = models
-        self._arm_seen = arm_seen
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._log = listener, listener.log
+        self._models, self._arm_seen = listener.models, listener.arm_seen
         self._path = 0
         """Text id of the module whose group is being worked on."""
         self._names: dict[int, tuple[int, int]] = {}
@@ -318,18 +258,18 @@ class ShardingHooks:
     def install(self) -> Undo:
         """Patch FSDP2's functions on a group; returns the undo."""
         wrappers: dict[str, tuple[_Look | None, _Look | None]] = {
-            UNSHARD: (self._begins, self._unsharded),
-            WAIT: (self._waits, self._waited),
-            RESHARD: (self._gives_up, self._gave_up),
-            POST_BACKWARD: (self._has_gradients, self._reduced_group),
-            REDUCE: (self._reduces, self._reduced),
-            INPUTS: (None, self._gave_inputs),
+            private.UNSHARD: (self._begins, self._unsharded),
+            private.WAIT: (self._waits, self._waited),
+            private.RESHARD: (self._gives_up, self._gave_up),
+            private.POST_BACKWARD: (self._has_gradients, self._reduced_group),
+            private.REDUCE: (self._reduces, self._reduced),
+            private.INPUTS: (None, self._gave_inputs),
         }
-        with ExitStack() as undo:
-            for name, (before, after) in wrappers.items():
-                for place in places(name):
-                    undo.callback(patch(*place, self._wrapper(before, after)))
-            return undo.pop_all().close
+        return together(
+            patch_call(*place, self._wrapper(*looks))
+            for name, looks in wrappers.items()
+            for place in private.places(name)
+        )
 
     def look(self) -> None:
         """Name the shards, and log the parameters that are gathered already; called when a forward begins."""
@@ -346,7 +286,6 @@ class ShardingHooks:
         look_after = None if after is None else guarded(after)
 
         def wrap(original: _Look) -> _Look:
-            @functools.wraps(original)
             def run(*args: Any, **kwargs: Any) -> Any:
                 if not (listener.recording and listener.on_thread()):
                     return original(*args, **kwargs)
@@ -367,27 +306,27 @@ class ShardingHooks:
                 self._log.about(Fact.COMMUNICATION, tensor, name, self._path)
 
     def _begins(self, group: Any, *_: Any, **__: Any) -> None:
-        self._path = self._models.known_path_id(fsdp_module(group))
+        self._path = self._models.known_path_id(private.fsdp_module(group))
 
     def _unsharded(self, _: Any, __: Any, group: Any, *___: Any) -> None:
-        self._note(Communication.ALL_GATHER, [gathered(group)])
+        self._note(Communication.ALL_GATHER, [private.gathered(group)])
 
     def _gave_inputs(self, _: Any, inputs: Any, *__: Any) -> None:
         self._note(Communication.ALL_GATHER, tree_leaves(inputs))
 
     def _waits(self, group: Any) -> bool:
         self._begins(group)
-        return is_gathering(group)
+        return private.is_gathering(group)
 
     def _waited(self, was_gathering: bool | None, _: Any, group: Any) -> None:
         if was_gathering:
             self._note_whole(group)
 
     def _note_whole(self, group: Any) -> None:
-        for param in params_of(group):
+        for param in private.params_of(group):
             self._models.sharded.add(param)
-            self._note(Communication.UNSHARDED_PARAMETERS, whole_memory(param))
-            shard, whole = shard_of(param), whole_of(param)
+            self._note(Communication.UNSHARDED_PARAMETERS, private.whole_memory(param))
+            shard, whole = private.shard_of(param), private.whole_of(param)
             if shard is not None and whole is not None and shard.dtype != whole.dtype:
                 self._arm_seen.other = True
                 self._log.misses.say(_POLICY.format(whole=_word(whole.dtype), shard=_word(shard.dtype)))
@@ -397,10 +336,11 @@ class ShardingHooks:
 
     def _gives_up(self, group: Any) -> list[int]:
         self._begins(group)
-        wholes = [whole for param in params_of(group) if (whole := whole_of(param)) is not None]
+        wholes = [whole for param in private.params_of(group) if (whole := private.whole_of(param)) is not None]
         return [self._log.storage_address(part) for whole in wholes for part in parts_of(whole)]
 
     def _gave_up(self, addresses: list[int] | None, _: Any, group: Any) -> None:
+        # Resharding frees the storages: whatever is allocated there next is not a parameter.
         for address in addresses or ():
             self._models.parameters_at.remove(address)
         self._note_whole(group)  # parameters that stay gathered, wholly or in part
@@ -410,8 +350,8 @@ class ShardingHooks:
         self._note_gradients(group)
 
     def _note_gradients(self, group: Any) -> None:
-        for param in params_of(group):
-            self._note(Communication.UNSHARDED_GRADIENTS, whole_gradients(param))
+        for param in private.params_of(group):
+            self._note(Communication.UNSHARDED_GRADIENTS, private.whole_gradients(param))
 
     def _reduces(self, params: Any, gradients: Any, *_: Any, **__: Any) -> None:
         self._note(Communication.UNSHARDED_GRADIENTS, gradients)
@@ -421,8 +361,9 @@ class ShardingHooks:
 
     def _reduced_group(self, _: Any, __: Any, group: Any, *___: Any) -> None:
         self._note_gradients(group)  # micro-batches whose gradients are not reduced yet
-        shards = [shard for param in params_of(group) if (shard := shard_of(param)) is not None]
+        shards = [shard for param in private.params_of(group) if (shard := private.shard_of(param)) is not None]
         gradients = [(self._names.get(id(shard), (0, 0))[0], shard.grad) for shard in shards if shard.grad is not None]
+        # FSDP2 reduces a group's gradients into one storage, of which each shard's gradient is a view.
         if len(gradients) > 1:  # all in one storage, which is not a single parameter's
             gradients.insert(0, (0, gradients[0][1]))
         for name, gradient in gradients:
@@ -436,91 +377,82 @@ def _word(dtype: torch.dtype) -> str:
 class FunctionHooks:
     """Logs the tensors of each collective that Python code starts."""
 
-    def __init__(self, listener: Listener, log: Log) -> None:
-        self._listener = listener
-        self._log = log
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._log = listener, listener.log
 
     def install(self) -> Undo:
-        """Patch the functions of ``torch.distributed``; returns the undo."""
-        return self._patched(collectives(), filled=self._arguments)
+        """Patch the functions of ``torch.distributed``, which fill their arguments; returns the undo."""
+        return self._patched(private.collectives(), filled=lambda result, arguments: arguments)
 
     def install_returning(self) -> Undo:
         """Patch the functional collectives, which return new tensors (DTensor uses them); returns the undo."""
-        return self._patched(returning_collectives(), filled=self._result)
+        return self._patched(private.returning_collectives(), filled=lambda result, arguments: result)
 
-    def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[..., Any]) -> Undo:
-        with ExitStack() as undo:
-            for part, place in places:
-                undo.callback(patch(*place, functools.partial(self._wrapper, self._log.texts.id(part), filled)))
-            return undo.pop_all().close
+    def _patched(self, places: Iterable[tuple[str, Place]], *, filled: Callable[[Any, Any], Any]) -> Undo:
+        return together(
+            patch_call(*place, functools.partial(self._wrapper, self._log.texts.id(part), filled))
+            for part, place in places
+        )
 
     def _wrapper(self, part: int, filled: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-        look, listener = self._log.misses.guarded(functools.partial(self._look, part, filled)), self._listener
+        look, listener = self._log.misses.guarded(self._look), self._listener
 
-        @functools.wraps(original)
         def run(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if listener.recording and listener.on_thread():
-                look(result, args, kwargs)
+                look(part, filled(result, (args, kwargs)))
             return result
 
         return run
 
-    def _look(self, part: int, filled: Callable[..., Any], result: Any, args: Any, kwargs: Any) -> None:
-        for leaf in tree_leaves(filled(result, args, kwargs)):
+    def _look(self, part: int, tensors: Any) -> None:
+        for leaf in tree_leaves(tensors):
             if is_tensor(leaf):
                 self._log.about(Fact.COLLECTIVE, leaf, part, self._log.module)
-
-    @staticmethod
-    def _arguments(_: Any, args: Any, kwargs: Any) -> Any:
-        return (args, kwargs)
-
-    @staticmethod
-    def _result(result: Any, _: Any, __: Any) -> Any:
-        return result
 
 
 class CommunicationHooks:
     """Installs each group of hooks once its module is imported; notes what this torch lacks."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, arm_seen: ArmSeen) -> None:
-        self._functions = FunctionHooks(listener, log)
-        self._sharding = ShardingHooks(listener, log, models, arm_seen)
-        self._misses = log.misses
-        self._undo: ExitStack | None = None
-        self._called = self._functional = self._sharded = False
-        self._look = log.misses.guarded(self._follow)
+    def __init__(self, listener: Listener) -> None:
+        self._functions = FunctionHooks(listener)
+        self._sharding = ShardingHooks(listener)
+        self._misses = listener.log.misses
+        self._undo = ExitStack()
+        self._waiting: list[tuple[Callable[[], bool], Callable[[], Undo]]] | None = None
+        """The hooks that are not installed yet, each with what tells that its module is imported; ``None`` at rest."""
+        self._look = self._misses.guarded(self._follow)
 
     def install(self) -> Undo:
         """Begin; returns the undo of all hooks, including those installed later."""
-        self._undo = ExitStack()
-        self._called = self._functional = self._sharded = False
+        self._waiting = [
+            (torch.distributed.is_available, self._functions.install),
+            (private.functional, self._functions.install_returning),
+            (private.fully_sharded, self._install_sharding),
+        ]
         self.follow()
         return self._close
 
     def follow(self) -> None:
         """Install the hooks whose modules are imported by now; called when a forward begins."""
-        if self._undo is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        if self._waiting is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
             self._look()
 
     def _follow(self) -> None:
-        assert self._undo is not None
-        if not self._called:
-            self._called = True
-            self._undo.callback(self._functions.install())
-        if not self._functional and functional():
-            self._functional = True
-            self._undo.callback(self._functions.install_returning())
-        if not fully_sharded():
-            return
-        if not self._sharded:
-            self._sharded = True
-            for message in probe(Use.SHARDED):
-                self._misses.say(message)
-            self._undo.callback(self._sharding.install())
-        self._sharding.look()
+        assert self._waiting is not None
+        for entry in list(self._waiting):
+            is_imported, install = entry
+            if is_imported():
+                self._waiting.remove(entry)  # first, so that an install that fails is not tried again
+                self._undo.callback(install())
+        if private.fully_sharded():
+            self._sharding.look()
+
+    def _install_sharding(self) -> Undo:
+        for message in probe(Use.SHARDED):
+            self._misses.say(message)
+        return self._sharding.install()
 
     def _close(self) -> None:
-        undo, self._undo = self._undo, None
-        if undo is not None:
-            undo.close()
+        self._waiting = None
+        self._undo.close()

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial, wraps
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from ampmem.names import CASTS_COMPILED
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 from ampmem.recorder.compiled.code import CompiledCode
-from ampmem.recorder.facts.log import Log, Misses
+from ampmem.recorder.facts.log import Misses
 from ampmem.recorder.hooks import boundaries, children
 from ampmem.recorder.hooks.backward import BackwardHooks
 from ampmem.recorder.hooks.boundaries import Calls
@@ -25,13 +24,10 @@ from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.hooks.modules import ModuleHooks, UnseenByCompiled, quiet_compiled_modules
 from ampmem.recorder.hooks.optimizers import OptimizerHooks
 from ampmem.recorder.marker import Marker
-from ampmem.recorder.models.models import Models
 from ampmem.recorder.options import Options
 from ampmem.recorder.ranks.places import Places
-from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.window import OTHER_PROFILER, prepared_elsewhere
-from ampmem.recorder.steering.arms import ArmSeen
 from ampmem.recorder.torch_private.cuda import HISTORY
 from ampmem.recorder.torch_private.general import PREPARE, SWAP
 
@@ -44,8 +40,8 @@ def make_way_for_profilers(listener: Listener) -> Undo:
     """End the recording when the script prepares a profiler: PyTorch allows only one. Returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
         def _prepare_trace(profiler: Any) -> Any:
+            # One profiler per process: ampmem's ends before the script's is prepared.
             if listener.on_thread():
                 listener.stop_recording(OTHER_PROFILER)
                 return original(profiler)
@@ -55,14 +51,13 @@ def make_way_for_profilers(listener: Listener) -> Undo:
 
         return _prepare_trace
 
-    return patch(*PREPARE, wrap)
+    return patch_call(*PREPARE, wrap)
 
 
 def make_way_for_history(listener: Listener) -> Undo:
     """End the recording when the script calls ``_record_memory_history``: there is one history. Returns the undo."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
         def _record_memory_history(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("record_cuda", True):  # otherwise only of pinned host memory, a separate history
                 listener.stop_recording("the script called _record_memory_history, and PyTorch keeps only one history")
@@ -70,7 +65,7 @@ def make_way_for_history(listener: Listener) -> Undo:
 
         return _record_memory_history
 
-    return patch(*HISTORY, wrap)
+    return patch_call(*HISTORY, wrap)
 
 
 def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
@@ -80,8 +75,8 @@ def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
     """
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
         def swap_tensors(t1: Any, t2: Any) -> None:
+            # torch.utils.swap_tensors raises if either tensor has a weak reference, and exchanges all that they have.
             with ExitStack() as again:
                 for let_go in guarded:
                     take = let_go((t1, t2))
@@ -92,7 +87,7 @@ def let_go_of_swapped(holders: Sequence[LetGo], misses: Misses) -> Undo:
         return swap_tensors
 
     guarded = [misses.guarded(let_go) for let_go in holders]
-    return patch(*SWAP, wrap)
+    return patch_call(*SWAP, wrap)
 
 
 class Hooks:
@@ -101,49 +96,33 @@ class Hooks:
     ``hold_tensors`` lists the other holders of weak references, which must let go when tensors are swapped.
     """
 
-    def __init__(
-        self,
-        listener: Listener,
-        source: Source,
-        log: Log,
-        models: Models,
-        update: RunningUpdate,
-        arm_seen: ArmSeen,
-        options: Options,
-        *,
-        hold_tensors: Sequence[LetGo],
-    ) -> None:
-        self.optimizers = OptimizerHooks(listener, log, models, update)
-        communication = CommunicationHooks(listener, log, models, arm_seen)
-        self.modules = ModuleHooks(listener, log, models, update.stacks, arm_seen, communication.follow)
-        step_on = options.step_on
-        self.data_parallel = DataParallelHooks(listener, log)
-        self.calls = Calls(step_on, listener) if isinstance(step_on, Marker) else None
+    def __init__(self, listener: Listener, source: Source, options: Options, *, hold_tensors: Sequence[LetGo]) -> None:
+        log, arm_seen = listener.log, listener.arm_seen
+        self.optimizers = OptimizerHooks(listener)
+        communication = CommunicationHooks(listener)
+        self.modules = ModuleHooks(listener, communication.follow)
+        self.data_parallel = DataParallelHooks(listener)
+        self.calls = Calls(options.step_on, listener) if isinstance(options.step_on, Marker) else None
         self.places = Places(options.place)
-        self.code = CompiledCode(log, models, update.stacks)
-        self.compiled = UnseenByCompiled(
-            lambda: listener.recording and not self.modules.in_forward(),
-            listener.compiled_in_place,
-            partial(_casts_before_compiled, listener, log, arm_seen, self.code),
-            lambda: listener.remark(CASTS_COMPILED),
-        )
+        self.code = CompiledCode(log, listener.models, listener.update.stacks)
+        self.compiled = UnseenByCompiled(listener, self.modules, self.code)
         self.early: list[Callable[[], Undo]] = [
             self.optimizers.install,
-            BackwardHooks(listener, log.misses).install,
+            BackwardHooks(listener).install,
             partial(children.install, listener),
             self.places.install,
             quiet_compiled_modules,
             self.compiled.install,
             CompileHooks(listener, log, self.code, self.modules, arm_seen).install,
             self.data_parallel.install,
-            CollectiveHooks(listener, log).install,
+            CollectiveHooks(listener).install,
             partial(let_go_of_swapped, (*hold_tensors, self.optimizers.let_go), log.misses),
         ]
         """Hooks installed from the start: those that find the ends of steps, and those that see objects being made."""
         if self.calls is not None:
             self.early.append(self.calls.install)
         self.others: list[Callable[[], Undo]] = [
-            partial(boundaries.install_data, listener, log.misses),
+            partial(boundaries.install_data, listener),
             communication.install,
         ]
         """Hooks installed only while recording."""
@@ -151,17 +130,3 @@ class Hooks:
             self.others.append(partial(make_way_for_profilers, listener))
         if source.uses_history:
             self.others.append(partial(make_way_for_history, listener))
-
-
-def _casts_before_compiled(listener: Listener, log: Log, arm_seen: ArmSeen, code: CompiledCode) -> int | None:
-    """Note that compiled code runs; the number of parameter casts so far, or ``None`` if it is not under autocast.
-
-    A graph whose text says everything counts as one: it has no cast that was not seen.
-    """
-    if not listener.recording:
-        return None
-    arm_seen.compiled = True
-    if not arm_seen.on():
-        return None
-    arm_seen.sample()  # a compiled function calls no module
-    return log.casts + code.explained

@@ -5,10 +5,10 @@ In forward, saved tensors are read from the autograd nodes: autograd itself is n
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from threading import get_ident
 from time import time_ns
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from ampmem.additions import ADD, InPlaceAdditions
 from ampmem.events import Fact
 from ampmem.own_code import OP_CALLER
-from ampmem.patching import Undo, added, patch, unseen
+from ampmem.patching import Undo, added, patch_call, together, unseen
 from ampmem.recorder.facts.addresses import PLAIN, parts_of
 from ampmem.recorder.facts.guests import is_tensor
 from ampmem.recorder.facts.log import Log
@@ -26,35 +26,7 @@ from ampmem.recorder.hooks.casts import CastHooks
 from ampmem.recorder.hooks.ops import OpRecorder
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.process import forked_since
-from ampmem.recorder.torch_private.general import (
-    COPY,
-    DETACH,
-    DEVICE,
-    DISABLE_SAVED_HOOKS,
-    ENABLE_SAVED_HOOKS,
-    HOOKS_ON_SAVED,
-    PRODUCT,
-    SAVES,
-    TO_COPY,
-    TorchDispatchMode,
-    compiles,
-    current_mode,
-    is_view,
-    never_compiled,
-    next_node,
-    node_number,
-    op_schema,
-    pop_saved_hooks,
-    push_saved_hooks,
-    saved_by,
-    saved_hooks_refused,
-    saved_names,
-    to_save,
-    top_saved_hooks,
-    version_of,
-    without_dispatch,
-    without_functions,
-)
+from ampmem.recorder.torch_private import general as private
 
 
 class SavedByNodes:
@@ -84,8 +56,8 @@ class SavedByNodes:
         torch makes it would never end.
         """
         if torch.is_grad_enabled() and self._readable():
-            self._results = [weakref.ref(each) for each in results if is_tensor(each) and not is_view(each)]
-            self._op, self._number = op, next_node() - 1
+            self._results = [weakref.ref(each) for each in results if is_tensor(each) and not private.is_view(each)]
+            self._op, self._number = op, private.next_node() - 1
 
     def read(self) -> None:
         """Log the tensors saved by nodes made since the last call."""
@@ -93,8 +65,9 @@ class SavedByNodes:
         for reference in results:
             result = reference()
             node = None if result is None else result.grad_fn
+            # Autograd numbers nodes as they are made: the op's own has the number that was the next before it.
             if node is not None:
-                if node_number(node) == self._number:  # else it is an older node, and the op made none
+                if private.node_number(node) == self._number:  # else it is an older node, and the op made none
                     self._read(node, type(result) in PLAIN)
                 break
         if self._functions:
@@ -111,11 +84,12 @@ class SavedByNodes:
 
     def _read(self, node: Any, plain: bool) -> None:
         kind = type(node)
+        # The attributes of a class never change, and looking for them takes longer than reading them.
         names = self._names.get(kind)
         if names is None:
-            names = self._names[kind] = saved_names(kind)
+            names = self._names[kind] = private.saved_names(kind)
         # A node returns a new alias of its result: no mode may see that op, but a subclass needs dispatch to make it.
-        with without_dispatch() if plain and names else nullcontext():
+        with private.without_dispatch() if plain and names else nullcontext():
             saved = [_unpacked(getattr, node, name) for name in names]
         for tensors in saved:
             for tensor in tensors:
@@ -128,11 +102,11 @@ class SavedByNodes:
             context = reference()
             if context is None:  # freed: no gradient is needed, or its forward failed
                 continue
-            if to_save(context) is not None:  # its forward still runs
+            if private.to_save(context) is not None:  # its forward still runs
                 running.append(reference)
                 continue
             name = self._log.texts.id(type(context).__name__.removesuffix("Backward"))
-            for tensor in _unpacked(saved_by, context):
+            for tensor in _unpacked(private.saved_by, context):
                 if tensor is not None:
                     self._log.about(Fact.SAVED, tensor, name)
         self._functions = running
@@ -142,7 +116,6 @@ class SavedByNodes:
         self._readable = readable
 
         def wrap(original: Callable[..., None]) -> Callable[..., None]:
-            @functools.wraps(original)
             def save_for_backward(ctx: Any, *tensors: torch.Tensor | None) -> None:
                 original(ctx, *tensors)
                 if self._readable():
@@ -156,7 +129,6 @@ class SavedByNodes:
         def wrap_hooks(original: Callable[..., None]) -> Callable[..., None]:
             """Read saved tensors before the script registers hooks on them, which reading would then run."""
 
-            @functools.wraps(original)
             def register_hooks(saved: Any, *hooks: Any) -> None:
                 read()
                 original(saved, *hooks)
@@ -164,10 +136,9 @@ class SavedByNodes:
             return register_hooks
 
         read = self._log.misses.guarded(self.read)
-        with ExitStack() as undo:
-            undo.callback(patch(*SAVES, wrap))
-            undo.callback(patch(*HOOKS_ON_SAVED, wrap_hooks))
-            return undo.pop_all().close
+        return together(
+            patch_call(*place, each) for place, each in ((private.SAVES, wrap), (private.HOOKS_ON_SAVED, wrap_hooks))
+        )
 
 
 def _unpacked(ask: Callable[..., Any], *arguments: Any) -> Sequence[torch.Tensor | None]:
@@ -194,22 +165,24 @@ In inference mode the dispatch mode sees these ops themselves: there is no autog
 """
 
 
-class ForwardMode(TorchDispatchMode):
+class ForwardMode(private.TorchDispatchMode):
     """Logs each op and the storages that it returns."""
 
     # Without it torch raises at each higher-order op under the mode, such as flex attention.
     supports_higher_order_operators = True
 
-    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks, note: Callable[[str], None]) -> None:
+    def __init__(self, log: Log, casts: CastHooks, stacks: Stacks) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._log = log
         self.casts = casts
         self.stacks = stacks
         self.saved = SavedByNodes(log)
+        self.read_saved = log.misses.guarded(self.saved.read)
+        self._after = log.misses.guarded(self._note_result)
         self._ops: dict[Any, tuple[int, bool, bool]] = {}
         self._may_copy: dict[Any, bool] = {}
         """The ops of :data:`_MAY_COPY` seen so far, and whether each may cast."""
-        self._additions = InPlaceAdditions(PRODUCT, note)
+        self._additions = InPlaceAdditions(private.PRODUCT, log.misses.say)
         self.alone = True
         """Whether the script has no dispatch mode of its own below this one."""
         self.recomputed: list[int] | None = None
@@ -226,10 +199,10 @@ class ForwardMode(TorchDispatchMode):
         return False
 
     # At a graph break dynamo compiles what uncompiled code calls, and fails at code that begins with its end.
-    @never_compiled
+    @private.never_compiled
     @unseen
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is DETACH or func is DEVICE:
+        if func is private.DETACH or func is private.DEVICE:
             return func(*args, **kwargs) if kwargs else func(*args)
         log = self._log
         if func is ADD and self.alone:
@@ -257,7 +230,7 @@ class ForwardMode(TorchDispatchMode):
     def _chosen(self, func: Any, args: Any, kwargs: Any) -> Any:
         """``func``, or the op that torch would call in its place without this mode."""
         try:
-            with without_functions():
+            with private.without_functions():
                 plain = all(type(each) in PLAIN for each in args)  # a simulated device chooses by itself
                 return self._additions.choose(func, args, kwargs) if plain else func
         except Exception as error:
@@ -266,7 +239,7 @@ class ForwardMode(TorchDispatchMode):
 
     def _before(self, func: Any, args: Any) -> tuple[int, bool, bool]:
         try:
-            with without_functions():
+            with private.without_functions():
                 self.saved.read()
                 op = self._ops.get(func)
                 if op is None:
@@ -278,22 +251,15 @@ class ForwardMode(TorchDispatchMode):
             self._log.misses.add(error)
             return 0, False, False
 
-    def _after(self, *seen: Any) -> None:
-        try:
-            with without_functions():
-                self._note_result(*seen)
-        except Exception as error:
-            self._log.misses.add(error)
-
     def _note_result(self, func: Any, name: int, args: Any, result: Any, makes_storage: bool) -> None:
         """Log the ``result`` of ``func``, which is not a view op."""
         results = result if isinstance(result, (tuple, list)) else (result,)
         self.saved.returned(name, results)
         if makes_storage:
             self._note(name, results)
-            if func is TO_COPY:
+            if func is private.TO_COPY:
                 self.casts.made(args[0], result, self._log.module)
-        elif func is COPY:
+        elif func is private.COPY:
             self.casts.copied(args[1], result, self._log.module)
         elif func in self._may_copy and self._lies_elsewhere(result, args[0]):
             self._note(name, results)
@@ -306,17 +272,9 @@ class ForwardMode(TorchDispatchMode):
             map(self._log.storage_address, parts_of(source))
         )
 
-    def read_saved(self) -> None:
-        """Log what autograd saved for the newest op."""
-        try:
-            with without_functions():
-                self.saved.read()
-        except Exception as error:
-            self._log.misses.add(error)
-
     def _new_op(self, func: Any) -> tuple[int, bool, bool]:
         """Text id of the op's name; whether it returns new storages; whether it is not a view op."""
-        schema = op_schema(func)
+        schema = private.op_schema(func)
         if schema is None:  # a higher-order operator
             return self._log.texts.id(str(func)), False, False
         aliases = [value.alias_info for value in schema.returns if value.alias_info is not None]
@@ -352,22 +310,20 @@ class SavedTensors:
         A leaf is kept itself, as autograd does: it has no graph to be in a cycle with, and backward must see what the
         script has assigned to its ``data`` since.
         """
-        with without_functions():
-            if not self._forked():
-                try:
-                    if not self._log.observed:  # else it is read from the node, which has the op's name
-                        self._log.about(Fact.SAVED, tensor)
-                except Exception as error:
-                    self._log.misses.add(error)
-            return tensor if tensor.is_leaf else unseen_detach(tensor), version_of(tensor)
+        with private.without_functions():
+            if not self._forked() and not self._log.observed:  # else it is read from the node, which has the op's name
+                self._log.about(Fact.SAVED, tensor)
+            return tensor if tensor.is_leaf else unseen_detach(tensor), private.version_of(tensor)
 
     @unseen
     def unpack(self, packed: tuple[torch.Tensor, int]) -> torch.Tensor:
         """The tensor that :meth:`pack` kept; raises ``RuntimeError`` if it was overwritten since."""
         tensor, version = packed
-        if version_of(tensor) != version:
+        if private.version_of(tensor) != version:
             kind, shape = tensor.type(), list(tensor.shape)
-            raise RuntimeError(_OVERWRITTEN.format(kind=kind, shape=shape, now=version_of(tensor), then=version))
+            raise RuntimeError(
+                _OVERWRITTEN.format(kind=kind, shape=shape, now=private.version_of(tensor), then=version)
+            )
         return tensor
 
 
@@ -375,21 +331,13 @@ class ForwardObserver:
     """Pushes and pops the dispatch mode and the saved-tensor hooks; pops only its own.
 
     Where the C++ extension can see the ops as the mode would, it does so, and no mode is pushed (``hooks/ops.py``).
-    ``owns_mode`` says whether a mode is the simulated device's; ``note`` puts a note into the recording.
+    ``owns_mode`` says whether a mode is the simulated device's.
     """
 
-    def __init__(
-        self,
-        log: Log,
-        mode: ForwardMode,
-        saved: SavedTensors,
-        owns_mode: Callable[[object], bool],
-        note: Callable[[str], None],
-    ) -> None:
+    def __init__(self, log: Log, mode: ForwardMode, saved: SavedTensors, owns_mode: Callable[[object], bool]) -> None:
         self._log = log
         self._mode = mode
         self._owns_mode = owns_mode
-        self._note = note
         self._hooks = (saved.pack, saved.unpack)
         self._ops = OpRecorder.find(log, mode.casts, mode.stacks, log.misses.guarded(self._go_on_with_mode))
         self._by_cpp = False
@@ -413,7 +361,7 @@ class ForwardObserver:
         if self._pop_mode is not None:
             return
         # Modes are a stack: above the script's mode, ours must be popped before theirs is, so at the forward's end.
-        below = current_mode()
+        below = private.current_mode()
         not_ours = below is not None and not self._owns_mode(below)
         self._mode.alone = not not_ours
         self._leave_with_forward = not_ours or _top_hooks() not in (None, self._hooks)
@@ -428,12 +376,13 @@ class ForwardObserver:
 
     def _push_mode(self) -> None:
         self._mode.__enter__()  # type: ignore[no-untyped-call]
-        self._pop_mode = added("dispatch modes", "ForwardMode", self._exit_mode)
+        leave = partial(self._mode.__exit__, None, None, None)
+        self._pop_mode = added("dispatch modes", "ForwardMode", leave)
 
     def _starts_in_cpp(self) -> bool:
         """Start the C++ extension, unless only the mode can see all that is to come; whether it runs."""
         ops = self._ops
-        if ops is None or self._log.stamps_ops() or not self._log.on_own_thread or ops.fails or compiles():
+        if ops is None or self._log.stamps_ops() or not self._log.on_own_thread or ops.fails or private.compiles():
             return False
         if not self._mode.casts.of_plain_models() or not ops.start():
             return False
@@ -442,7 +391,8 @@ class ForwardObserver:
 
     def _go_on_with_mode(self) -> None:
         """Push the mode in the middle of a forward, unless it would be in the way of one of the script's."""
-        if self._by_cpp and self._pop_mode is not None and current_mode() is None:
+        # Called by C++ after the first op that it cannot see right, in the middle of the model's forward.
+        if self._by_cpp and self._pop_mode is not None and private.current_mode() is None:
             self._pop_mode()
             self._by_cpp = False
             self._push_mode()
@@ -460,13 +410,13 @@ class ForwardObserver:
     def leave(self) -> None:
         """Stop observing ops, unless the script's mode is on top of ours: then ours stays until that one is popped."""
         if self._pop_mode is not None:
-            if self._by_cpp or current_mode() is self._mode:
+            if self._by_cpp or private.current_mode() is self._mode:
                 self._mode.read_saved()
                 self._pop_mode()
                 self._pop_mode = None
                 self._log.observed = False
             else:
-                self._note(
+                self._log.misses.say(
                     "the script's own dispatch mode was on top of ampmem's, so ampmem's mode stayed on in backward"
                 )
 
@@ -474,9 +424,6 @@ class ForwardObserver:
         """End recomputation; returns the addresses that its ops returned."""
         addresses, self._mode.recomputed = self._mode.recomputed or [], None
         return addresses
-
-    def _exit_mode(self) -> None:
-        self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def backward_started(self) -> None:
         """Put the saved-tensor hooks on: the engine is about to run."""
@@ -490,8 +437,13 @@ class ForwardObserver:
         self._take_hooks_out()  # the engine restores the hooks of its start at each node
 
     def _enter_hooks(self) -> None:
-        if self._in_backward and self._pop_hooks is None and _top_hooks() is None and saved_hooks_refused() is None:
-            push_saved_hooks(*self._hooks)
+        if (
+            self._in_backward
+            and self._pop_hooks is None
+            and _top_hooks() is None
+            and private.saved_hooks_refused() is None
+        ):
+            private.push_saved_hooks(*self._hooks)
             self._pop_hooks = added("saved-tensor hooks", "SavedTensors", self._take_hooks_out)
 
     def _leave_hooks(self) -> None:
@@ -504,18 +456,18 @@ class ForwardObserver:
         above = []
         while (top := _top_hooks()) not in (None, self._hooks):
             above.append(top)
-            pop_saved_hooks()
+            private.pop_saved_hooks()
         if top is not None:
-            pop_saved_hooks()
+            private.pop_saved_hooks()
+        # Torch has only push and pop: the script's hooks go back on, in their order.
         for pack, unpack in reversed(above):
-            push_saved_hooks(pack, unpack)
+            private.push_saved_hooks(pack, unpack)
 
     def _wrap_disable(self, original: Callable[..., None]) -> Callable[..., None]:
         """Take our hooks off while torch.func or Dynamo disable hooks: torch refuses that while there are any."""
 
-        @functools.wraps(original)
         def disable(error_message: str, fail_if_non_empty: bool = True) -> None:
-            if fail_if_non_empty and self._pop_hooks is not None and self._hooks_on_top():
+            if fail_if_non_empty and self._pop_hooks is not None and _top_hooks() == self._hooks:
                 self._leave_hooks()
                 self._suspended_on = get_ident()
             original(error_message, fail_if_non_empty)
@@ -523,7 +475,6 @@ class ForwardObserver:
         return disable
 
     def _wrap_enable(self, original: Callable[[], None]) -> Callable[[], None]:
-        @functools.wraps(original)
         def enable() -> None:
             original()
             if self._suspended_on == get_ident():  # hooks are per thread
@@ -532,9 +483,6 @@ class ForwardObserver:
 
         return enable
 
-    def _hooks_on_top(self) -> bool:
-        return _top_hooks() == self._hooks
-
     def _reads_nodes(self) -> bool:
         """Whether forward is observed on this thread and the script has no saved-tensor hooks on."""
         return self.active and get_ident() == self._thread and _top_hooks() in (None, self._hooks)
@@ -542,9 +490,10 @@ class ForwardObserver:
     def install(self) -> Callable[[], None]:
         """Patch the functions that disable hooks, and those with which Functions save tensors; returns the undo."""
         with ExitStack() as undo:
-            undo.callback(patch(*DISABLE_SAVED_HOOKS, self._wrap_disable))
-            undo.callback(patch(*ENABLE_SAVED_HOOKS, self._wrap_enable))
+            undo.callback(patch_call(*private.DISABLE_SAVED_HOOKS, self._wrap_disable))
+            undo.callback(patch_call(*private.ENABLE_SAVED_HOOKS, self._wrap_enable))
             undo.callback(self._mode.saved.install(self._reads_nodes))
+            # A session may end inside backward: an error, or another thread's wish.
             undo.callback(self.backward_ended)
             return undo.pop_all().close
 
@@ -553,10 +502,10 @@ def unseen_detach(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor.detach()`` hidden from dispatch modes: the script's modes must count only the script's ops."""
     if type(tensor) not in PLAIN:
         return tensor.detach()  # a subclass implements detach by dispatch
-    with without_dispatch():
+    with private.without_dispatch():
         return tensor.detach()
 
 
 def _top_hooks() -> tuple[Any, Any] | None:
     """The saved-tensor hooks on top of the stack, or ``None``."""
-    return top_saved_hooks(True)
+    return private.top_saved_hooks(True)

@@ -1,4 +1,4 @@
-"""The interface between the hooks and the session: what hooks report, and what they ask."""
+"""The interface between the hooks and the session: what hooks report, what they ask, and where they write."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ampmem.events import Phase
+from ampmem.recorder.facts.log import Log
+from ampmem.recorder.models.models import Models
+from ampmem.recorder.running import RunningUpdate
 from ampmem.recorder.sources.cuda.late import LateNumber
+from ampmem.recorder.steering.arms import ArmSeen
 
 
 class Listener(Protocol):
-    """Receives what the hooks report, in the order in which it happens."""
+    """Receives what the hooks report, in the order in which it happens; has what they write into."""
+
+    log: Log
+    models: Models
+    update: RunningUpdate
+    arm_seen: ArmSeen
 
     @property
     def recording(self) -> bool:
@@ -73,14 +82,14 @@ class Listener(Protocol):
     def scaled(self, scale: float | LateNumber | None) -> None:
         """A GradScaler is about to step with ``scale``."""
 
-    def data_started(self) -> Phase:
-        """A DataLoader is about to make a batch; returns the phase to go back to."""
+    def data_started(self, *, transform: bool = False) -> Phase:
+        """A DataLoader is about to make a batch; returns the phase to go back to.
+
+        With ``transform`` a module that is not part of a model is about to run, probably on a batch.
+        """
 
     def batch_loaded(self, samples: int | None) -> None:
         """A DataLoader has made a batch; ``samples`` is the common first dimension of its tensors, if there is one."""
-
-    def transform_started(self) -> Phase:
-        """A module that is not part of a model is about to run; returns the phase to go back to."""
 
     def data_ended(self, before: Phase) -> None:
         """The batch is made or transformed, or the DataLoader is exhausted; go back to phase ``before``."""

@@ -6,7 +6,6 @@ a tensor that requires a gradient. Any other module is a transform of the batch.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,35 +17,14 @@ import torch
 from torch import nn
 
 from ampmem.events import Fact, Phase
+from ampmem.names import CASTS_COMPILED
 from ampmem.own_code import OWN_FOLDERS
-from ampmem.patching import Undo, added, hook, patch
+from ampmem.patching import Undo, added, hook, patch_call
+from ampmem.recorder.compiled.code import CompiledCode
 from ampmem.recorder.facts.guests import is_nn_parameter, is_tensor
-from ampmem.recorder.facts.log import Log
 from ampmem.recorder.hooks.listener import Listener
 from ampmem.recorder.models.anatomy import has_parameters
-from ampmem.recorder.models.models import Models
-from ampmem.recorder.models.stacks import Stacks
-from ampmem.recorder.steering.arms import ArmSeen
-from ampmem.recorder.torch_private.general import (
-    CALLS_MODULE,
-    COMPILE,
-    HAS_HOOKS,
-    RUNS_COMPILED,
-    compiled_code,
-    hooks_with_kwargs,
-    in_backward,
-    is_tracing,
-    module_hooks,
-    never_compiled,
-    on_module_after,
-    on_module_before,
-    on_new_buffer,
-    on_new_module,
-    on_new_parameter,
-    taken_out,
-    tree_leaves,
-    untraced,
-)
+from ampmem.recorder.torch_private import general as private
 
 _FSDP1 = "FullyShardedDataParallel"
 _MODULE = nn.Module.forward.__code__.co_filename
@@ -60,24 +38,14 @@ WHOLE_GRADIENTS = (
 class ModuleHooks:
     """Keeps the stack of running modules and reports outermost forwards."""
 
-    def __init__(
-        self,
-        listener: Listener,
-        log: Log,
-        models: Models,
-        stacks: Stacks,
-        arm_seen: ArmSeen,
-        follow: Callable[[], None],
-    ) -> None:
-        self._listener = listener
-        self._log = log
-        self._models = models
-        self._stacks = stacks
-        self._arm_seen = arm_seen
+    def __init__(self, listener: Listener, follow: Callable[[], None]) -> None:
+        self._listener, self._log, self._models = listener, listener.log, listener.models
+        self._stacks, self._arm_seen = listener.update.stacks, listener.arm_seen
         self._follow = follow
         """Called before a forward starts."""
-        self._look_at_new = log.misses.guarded(models.registered)
-        self._look_before, self._look_after = log.misses.guarded(self._before), log.misses.guarded(self._ended)
+        guarded = self._log.misses.guarded
+        self._look_at_new = guarded(self._models.registered)
+        self._look_before, self._look_after = guarded(self._before), guarded(self._ended)
         self._running: list[tuple[int, int, int]] = []
         """(id, path, call) of each module in forward, outermost first; a transform has no path."""
         self._started_at: int | None = None
@@ -94,13 +62,14 @@ class ModuleHooks:
     def install(self) -> Callable[[], None]:
         """Register the hooks; returns the undo."""
         with ExitStack() as undo:
-            after = on_module_after(self._after, with_kwargs=True, always_call=True)
-            undo.callback(hooks_with_kwargs.pop, after.id, None)  # removing the handle leaves this entry behind
+            # always_call: a module that raised has ended, too.
+            after = private.on_module_after(self._after, with_kwargs=True, always_call=True)
+            undo.callback(private.hooks_with_kwargs.pop, after.id, None)  # removing the handle leaves this entry behind
             undo.callback(added("torch.nn.modules.module", "register_module_forward_hook", after.remove))
-            undo.callback(hook(on_module_before, self.before))
-            undo.callback(hook(on_new_parameter, self._changed))
-            undo.callback(hook(on_new_buffer, self._changed))
-            undo.callback(hook(on_new_module, self._changed))
+            undo.callback(hook(private.on_module_before, self.before))
+            undo.callback(hook(private.on_new_parameter, self._changed))
+            undo.callback(hook(private.on_new_buffer, self._changed))
+            undo.callback(hook(private.on_new_module, self._changed))
             return undo.pop_all().close
 
     def compiled_starts(self, module: nn.Module, trains: bool, inputs: list[Any]) -> None:
@@ -131,11 +100,12 @@ class ModuleHooks:
             self._look_before(module, args, sys._getframe(1))
 
     # Most modules run inside of others. What that takes touches none of the script's objects, so it needs no guard.
-    @never_compiled
-    @untraced
+    @private.never_compiled
+    @private.untraced
     def _starts_inside(self, module: nn.Module, caller: FrameType) -> bool:
         """Note that ``module``, which has a name, is about to run inside of another; whether that is so."""
-        if self._started_at is None or get_ident() != self._thread or is_tracing():
+        # Other threads may run modules at once; the stack of running ones is the recorded thread's.
+        if self._started_at is None or get_ident() != self._thread or private.is_tracing():
             return False
         path = self._models.known_path_id(module)
         if path:
@@ -149,7 +119,7 @@ class ModuleHooks:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...], caller: FrameType) -> None:
         # Tracing by torch.jit is not part of a step, and its tracer fails under a dispatch mode.
-        if is_tracing():
+        if private.is_tracing():
             return
         if not self._listener.on_thread():
             self._ran_elsewhere(module)
@@ -158,7 +128,9 @@ class ModuleHooks:
             self._models.add_registered()
             owned = self._models.owns(module)
             if not owned and not _needs_gradient(args):
-                self._transform(module)
+                if not self._running:
+                    self._before_transform = self._listener.data_started(transform=True)
+                self._running.append((id(module), 0, 0))
                 return
             if any(base.__name__ == _FSDP1 for base in type(module).__mro__):
                 self._listener.remark(WHOLE_GRADIENTS)
@@ -166,7 +138,7 @@ class ModuleHooks:
             self._started_at, self._feeds_batch, self._thread = len(self._running), owned, get_ident()
             self._follow()
             try:
-                self._listener.forward_started(module, recomputing=in_backward() and torch.is_grad_enabled())
+                self._listener.forward_started(module, recomputing=private.in_backward() and torch.is_grad_enabled())
             except BaseException:  # StopScript: the module will not run
                 self._started_at = None
                 raise
@@ -187,18 +159,13 @@ class ModuleHooks:
             self._said_elsewhere = True
             self._listener.forward_elsewhere(type(module).__name__)
 
-    def _transform(self, module: nn.Module) -> None:
-        if not self._running:
-            self._before_transform = self._listener.transform_started()
-        self._running.append((id(module), 0, 0))
-
     def _after(self, module: nn.Module, args: Any, kwargs: Any = None, result: Any = None) -> None:
         # Torch calls it with (module, args, result) if the forward raised.
         if not torch.compiler.is_compiling() and not self._ends_inside(module):
             self._look_after(module, kwargs)
 
-    @never_compiled
-    @untraced
+    @private.never_compiled
+    @private.untraced
     def _ends_inside(self, module: nn.Module) -> bool:
         """Note that ``module``, the innermost that runs, has ended, and another goes on; whether that is so."""
         running = self._running
@@ -238,7 +205,7 @@ class ModuleHooks:
 
     def _note_inputs(self, arguments: Any) -> None:
         sizes: list[int] = []
-        for leaf in tree_leaves(arguments):
+        for leaf in private.tree_leaves(arguments):
             if is_tensor(leaf) and leaf.grad_fn is None and not is_nn_parameter(leaf):
                 self._log.about(Fact.INPUT, leaf)
                 if leaf.requires_grad:
@@ -253,20 +220,19 @@ def _needs_gradient(args: tuple[Any, ...]) -> bool:
     """Whether any of ``args`` is a tensor that requires a gradient."""
     if not torch.is_grad_enabled():
         return False
-    return any(is_tensor(leaf) and leaf.requires_grad for leaf in tree_leaves(args))
+    return any(is_tensor(leaf) and leaf.requires_grad for leaf in private.tree_leaves(args))
 
 
 def quiet_compiled_modules() -> Undo:
     """Make compiled modules warn about global hooks only if the script has some; returns the undo."""
 
     def wrap(original: Callable[[], Any]) -> Callable[[], Any]:
-        @functools.wraps(original)
         def _has_any_global_hook() -> Any:
-            return original() and any(not _is_own(each) for each in module_hooks())
+            return original() and any(not _is_own(each) for each in private.module_hooks())
 
         return _has_any_global_hook
 
-    return patch(*HAS_HOOKS, wrap)
+    return patch_call(*private.HAS_HOOKS, wrap)
 
 
 class UnseenByCompiled:
@@ -275,24 +241,15 @@ class UnseenByCompiled:
     Dynamo would otherwise compile the code once with them and once without. Meanwhile ops are seen by the dispatch
     mode, and the forward by the hooks on the compiled module itself.
 
-    ``needed`` says whether the hooks must stay, because nothing else has seen forward start. ``in_place`` is called
-    with the class of a model compiled in place (``model.compile()``) that runs then: its compiled code has the hooks'
-    calls inside, where they do nothing. ``casts`` returns the number of parameter casts so far, or ``None`` if autocast
-    would make none now; ``no_cast`` is called after compiled code in which autocast could have made casts and none was
-    seen.
+    They stay if nothing else has seen forward start. A model compiled in place (``model.compile()``) that runs then is
+    reported: its compiled code has the hooks' calls inside, where they do nothing. A note says so if autocast could
+    have made casts in compiled code, and none was seen.
     """
 
-    def __init__(
-        self,
-        needed: Callable[[], bool],
-        in_place: Callable[[str], None],
-        casts: Callable[[], int | None],
-        no_cast: Callable[[], None],
-    ) -> None:
-        self._needed = needed
-        self._in_place = in_place
-        self._casts = casts
-        self._no_cast = no_cast
+    def __init__(self, listener: Listener, modules: ModuleHooks, code: CompiledCode) -> None:
+        self._listener, self._log, self._arm_seen = listener, listener.log, listener.arm_seen
+        self._modules = modules
+        self._code = code
         self._under_autocast: tuple[int, int] | None = None
         """For the outermost compiled code running under autocast: ``id`` of its frame, and the casts before it."""
         self._thread = get_ident()
@@ -304,7 +261,7 @@ class UnseenByCompiled:
     def install(self) -> Callable[[], None]:
         """Patch the function with which dynamo enters and leaves compiled code; returns the undo."""
         with ExitStack() as undo:
-            undo.callback(patch(*COMPILE, self._wrap_compile))
+            undo.callback(patch_call(*private.COMPILE, self._wrap_compile))
             undo.callback(self._end)
             self._look()
             return undo.pop_all().close
@@ -323,12 +280,11 @@ class UnseenByCompiled:
 
     def _look(self) -> None:
         """Patch dynamo, if it has been imported by now."""
-        place = compiled_code()
+        place = private.compiled_code()
         if place is not None and self._unpatch is None:
-            self._unpatch = patch(*place, self._wrap)
+            self._unpatch = patch_call(*place, self._wrap)
 
     def _wrap_compile(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
             compiled = original(*args, **kwargs)
             self._look()
@@ -339,19 +295,18 @@ class UnseenByCompiled:
     def _wrap(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         # Dynamo calls it before and after compiled code; in between, the compiler calls it too, and code that is
         # excluded from compilation.
-        @functools.wraps(original)
         def _maybe_set_eval_frame(callback: Any) -> Any:
             if get_ident() == self._thread:
                 frame = sys._getframe(1)
-                if frame.f_code.co_name == RUNS_COMPILED:
+                if frame.f_code.co_name == private.RUNS_COMPILED:
                     self._count_casts(id(frame))
                 # With the callback None or False dynamo compiles nothing.
                 if self._put_back is None and callback is not None and callback is not False:
-                    if frame.f_code.co_name == RUNS_COMPILED:
-                        if self._needed():
+                    if frame.f_code.co_name == private.RUNS_COMPILED:
+                        if self._listener.recording and not self._modules.in_forward():
                             self._look_for_model(frame.f_locals.get("fn"))
                         else:
-                            self._put_back, self._runs_in = taken_out(_is_own), id(frame)
+                            self._put_back, self._runs_in = private.taken_out(_is_own), id(frame)
                 elif id(frame) == self._runs_in:
                     self.show()
             return original(callback)
@@ -361,8 +316,8 @@ class UnseenByCompiled:
     def _look_for_model(self, call: Any) -> None:
         """Report the model that was compiled in place, if ``call`` is its compiled function."""
         module = getattr(call, "__self__", None) if type(call) is MethodType else None
-        if isinstance(module, nn.Module) and call.__func__.__name__ == CALLS_MODULE and has_parameters(module):
-            self._in_place(type(module).__name__)
+        if isinstance(module, nn.Module) and call.__func__.__name__ == private.CALLS_MODULE and has_parameters(module):
+            self._listener.compiled_in_place(type(module).__name__)
 
     def _count_casts(self, frame: int) -> None:
         """Compare the casts before and after the compiled code that runs in the frame with this ``id``."""
@@ -372,7 +327,20 @@ class UnseenByCompiled:
         elif began[0] == frame:
             self._under_autocast = None
             if casts == began[1]:
-                self._no_cast()
+                self._listener.remark(CASTS_COMPILED)
+
+    def _casts(self) -> int | None:
+        """Note that compiled code runs; the number of parameter casts so far, or ``None`` if it is not under autocast.
+
+        A graph whose text says everything counts as one: it has no cast that was not seen.
+        """
+        if not self._listener.recording:
+            return None
+        self._arm_seen.compiled = True
+        if not self._arm_seen.on():
+            return None
+        self._arm_seen.sample()  # a compiled function calls no module
+        return self._log.casts + self._code.explained
 
 
 def _is_own(function: Any) -> bool:

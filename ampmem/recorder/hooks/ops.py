@@ -57,6 +57,7 @@ class OpRecorder:
         self._before: object = None
         self._other = _called_from_cpp(other)
         library.ampmem_ops_clear()
+        # The log asks for what C++ has when it is taken, and for the op that runs when memory runs out.
         log.collect, log.running_in_cpp = self.take, self.running_op
         casts.collect, casts.drop = self._take_casts, self._forget
 
@@ -97,6 +98,7 @@ class OpRecorder:
         if call is None:
             self._library.ampmem_ops_before(None)
             return
+        # ctypes frees a callback with its Python object: it must live for as long as C++ may call it.
         before = _called_from_cpp(call)
         self._library.ampmem_ops_before(before)
         self._before = before  # not earlier: C++ has the one that is freed now
@@ -126,6 +128,7 @@ class OpRecorder:
         op_count, fact_count, names, forms, stacks, _, _ = self.counts()
         if not op_count and not fact_count:
             return
+        # Python makes the room, and C++ fills at most so much: another thread may add rows after the count.
         ops, facts = np.empty((op_count, _OP), np.int64), np.empty((fact_count, _FACT), np.int64)
         taken = _TAKEN()
         self._library.ampmem_ops_take(ops.ctypes.data, op_count, facts.ctypes.data, fact_count, taken)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,25 +16,15 @@ from torch.optim import Optimizer
 
 from ampmem.events import Fact, OptimizerRecord, ParameterRecord
 from ampmem.names import StateName
-from ampmem.patching import Undo, added, hook, patch
+from ampmem.patching import Undo, added, hook, patch_call
 from ampmem.recorder.facts.addresses import PLAIN
 from ampmem.recorder.facts.guests import attributes_of, gradient_of, is_tensor, states_of
-from ampmem.recorder.facts.log import Log, Repeated
+from ampmem.recorder.facts.log import Repeated
 from ampmem.recorder.hooks.listener import Listener
-from ampmem.recorder.models.models import Models, Slot, parameter_record
-from ampmem.recorder.models.optimizers import Optimizers, chosen_from, is_master, partition_of, twins_of
-from ampmem.recorder.running import RunningUpdate
+from ampmem.recorder.models.models import Slot, parameter_record
+from ampmem.recorder.models.optimizers import Optimizers, chosen_from, is_master, parameters_of, partition_of, twins_of
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.torch_private.general import (
-    OPTIMIZER_INIT,
-    SCALER_STEP,
-    found_inf,
-    fused_or_foreach,
-    on_step_after,
-    on_step_before,
-    running_steps,
-    scale_of,
-)
+from ampmem.recorder.torch_private import general as private
 
 _Names: TypeAlias = dict[int, list[tuple[int, int]]]
 """Text ids of name and module, by ``id`` of the parameter; a flat copy has those of all parameters in it."""
@@ -58,11 +47,9 @@ class _Own:
 class OptimizerHooks:
     """Reports updates, and logs the state and gradients of optimizers."""
 
-    def __init__(self, listener: Listener, log: Log, models: Models, update: RunningUpdate) -> None:
-        self._listener = listener
-        self._log = log
-        self._models = models
-        self._update = update
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._models, self._update = listener, listener.models, listener.update
+        log = self._log = listener.log
         self._handle: Any = None
         """Handle of the hook that is called after each step."""
         self._updates = 0
@@ -103,11 +90,11 @@ class OptimizerHooks:
     def install(self) -> Callable[[], None]:
         """Register the hooks and wrap ``GradScaler.step``; returns the undo."""
         with ExitStack() as undo:
-            undo.callback(hook(on_step_before, self._log.misses.guarded(self._before)))
-            handle = self._handle = on_step_after(self._log.misses.guarded(self._after))
-            undo.callback(added(on_step_after.__module__, on_step_after.__name__, handle.remove))
-            undo.callback(patch(*SCALER_STEP, self._wrap_scaler))
-            undo.callback(patch(*OPTIMIZER_INIT, self._wrap_init))
+            undo.callback(hook(private.on_step_before, self._log.misses.guarded(self._before)))
+            handle = self._handle = private.on_step_after(self._log.misses.guarded(self._after))
+            undo.callback(added(private.on_step_after.__module__, private.on_step_after.__name__, handle.remove))
+            undo.callback(patch_call(*private.SCALER_STEP, self._wrap_scaler))
+            undo.callback(patch_call(*private.OPTIMIZER_INIT, self._wrap_init))
             return undo.pop_all().close
 
     def records(self) -> list[OptimizerRecord]:
@@ -126,9 +113,10 @@ class OptimizerHooks:
         if not self._listener.on_thread():
             return
         self._go_last()
+        # Torch calls no hook after a step that raised: such a step looks as if it still ran.
         stepping = self._update.stepping
         if stepping:  # a step inside another, or an earlier step raised
-            running = running_steps()
+            running = private.running_steps()
             running[id(optimizer)] -= 1  # this one
             # A class whose step calls its base's step has two entries.
             stepping[:] = [entry for n, entry in enumerate(stepping) if stepping[:n].count(entry) < running[entry]]
@@ -164,6 +152,7 @@ class OptimizerHooks:
 
         Torch iterates over them, and ours may end the recording, which removes it.
         """
+        # An OrderedDict in the order of registration; the last one sees what all others have done, too.
         hooks = None if self._handle is None else self._handle.hooks_dict_ref()
         if hooks and next(reversed(hooks)) != self._handle.id:
             hooks.move_to_end(self._handle.id)
@@ -182,7 +171,7 @@ class OptimizerHooks:
             if not stepping:
                 self._note_others(optimizer)
         if not stepping:
-            found = found_inf(optimizer)  # GradScaler sets it on fused optimizers
+            found = private.found_inf(optimizer)  # GradScaler sets it on fused optimizers
             skipped = False if found is None else number_of(found)
             self._updated(optimizer, skipped)
         if optimizer not in self._told:  # not before: what it will wait for has not been followed in this step
@@ -268,7 +257,7 @@ class OptimizerHooks:
             idle = id(optimizer) not in self._records
             if idle:
                 self._note_tensors(optimizer, names, named=True)
-                theirs = (names.get(id(parameter), []) for _, _, parameter in _given(optimizer))
+                theirs = (names.get(id(parameter), []) for parameter in parameters_of(optimizer))
                 self._idle |= {self._log.texts.value(name) for known in theirs for name, _ in known}
             states = self._states_of(optimizer) or ()
             logged += [state for parameter, state in states if not idle or id(parameter) in names]
@@ -338,6 +327,7 @@ class OptimizerHooks:
 
     def _copy_of(self, parameter: torch.Tensor, twinless: Sequence[tuple[Slot, torch.Tensor]]) -> _Own | None:
         """``parameter`` as a copy of some of the ``twinless`` parameters; ``None`` if it is not one."""
+        # Engines for mixed precision copy parameters one by one, all into one flat tensor, or a slice per rank.
         candidates = [candidate for _, candidate in twinless]
         twins: Sequence[int] = twins_of(parameter, candidates) or partition_of(parameter, candidates)
         reached = sum(candidates[place].numel() for place in twins)
@@ -359,6 +349,7 @@ class OptimizerHooks:
         Those that copy a module's parameters are master copies, all others are parameters.
         """
         for _, _, parameter in _parameters(optimizer):
+            # The id of a freed parameter may be another's by now.
             own = self._own.get(id(parameter))
             if own is None or own.parameter() is not parameter:
                 continue
@@ -384,7 +375,6 @@ class OptimizerHooks:
         return take
 
     def _wrap_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def __init__(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             original(optimizer, *args, **kwargs)
             self._made.append(weakref.ref(optimizer))
@@ -399,8 +389,8 @@ class OptimizerHooks:
         self._listener.optimizer_made(optimizer)
 
     def _wrap_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def step(scaler: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            # A scaler that skips an update does not call the optimizer's step: then the number of updates stays.
             updates = started(scaler, optimizer)
             result = original(scaler, optimizer, *args, **kwargs)
             if updates is not None and self._updates == updates:
@@ -415,7 +405,7 @@ class OptimizerHooks:
         """Note that ``scaler`` is about to update; returns the number of updates before."""
         if not self._listener.on_thread() or not scaler.is_enabled():
             return None
-        scale = scale_of(scaler)  # get_scale() would synchronize with the device
+        scale = private.scale_of(scaler)  # get_scale() would synchronize with the device
         self._listener.scaled(scaler.get_scale() if scale is None else number_of(scale))
         self._listener.optimizer_started(type(optimizer).__name__)
         return self._updates
@@ -442,11 +432,12 @@ def _record(optimizer: Optimizer) -> OptimizerRecord:
 def implementation(optimizer: Optimizer) -> str:
     """How ``optimizer`` runs its update: ``foreach``, ``fused`` or ``for-loop``."""
     group = optimizer.param_groups[0]
+    # The defaults of foreach and fused are decided by torch at each step, and are not in the group.
     if group.get("fused"):
         return "fused"
     if group.get("foreach") is not None or "foreach" not in group:
         return "foreach" if group.get("foreach") else "for-loop"
-    _, foreach = fused_or_foreach(group["params"], group.get("differentiable", False), use_fused=False)
+    _, foreach = private.fused_or_foreach(group["params"], group.get("differentiable", False), use_fused=False)
     return "foreach" if foreach else "for-loop"
 
 
@@ -459,13 +450,6 @@ def _parameters(optimizer: Optimizer) -> Iterator[tuple[int, int, torch.Tensor]]
     for group_index, group in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(group["params"]):
             yield group_index, index, parameter
-
-
-def _given(optimizer: Optimizer) -> list[tuple[int, int, torch.Tensor]]:
-    """(group, index, parameter) of each parameter of ``optimizer``; empty if it is not set up, which was noted."""
-    with suppress(Exception):  # a custom class may have anything as its groups
-        return list(_parameters(optimizer))
-    return []
 
 
 def _plain_tensors(state: Any) -> list[tuple[str, torch.Tensor]] | None:

@@ -75,7 +75,8 @@ class HolderLog:
     def note(self) -> None:
         """Log each large storage that an object holds now, and its place in the object."""
         with collection_paused():
-            self._note_holders(self._left_behind())
+            mine = (tensor for tensor in live_tensors() if not is_nn_parameter(tensor))
+            self._note_holders(_largest(self._by_address(mine)))
 
     def note_rest(
         self, models: Models, states: Iterable[Any], blocks: AliveBlocks | None, inputs: Set[int] = frozenset()
@@ -132,10 +133,6 @@ class HolderLog:
                     Fact.HELD, self._log.storage_address(tensor), self._log.texts.id(name), tensor=_plain(tensor)
                 )
         return list(optimizers.values())
-
-    def _left_behind(self) -> list[Tensor]:
-        """One tensor of each of the largest storages, without parameters."""
-        return _largest(self._by_address(tensor for tensor in live_tensors() if not is_nn_parameter(tensor)))
 
     def _unknown(self, models: Models, known: set[int], blocks: AliveBlocks | None) -> list[Tensor]:
         """One tensor of each of the largest unknown storages; none if they add up to little."""
@@ -257,6 +254,7 @@ def names_of_holders(tensors: list[Tensor], optimizers: dict[int, Any] | None = 
     level: list[Any] = list(tensors)
     own: list[Any] = [tensors, up]
     for _ in range(_LEVELS):
+        # One walk through all objects for a whole level, as it takes the same time for many as for one.
         owners = [owner for owner in gc.get_referrers(*level) if not _is_own(owner, level, own)]
         wanted = {id(item) for item in level}
         found: list[Any] = []
@@ -287,6 +285,7 @@ def _is_own(owner: Any, level: list[Any], own: list[Any]) -> bool:
         return True
     if not issubclass(type(owner), tuple) or tuple.__len__(owner) != len(level):
         return False
+    # Python packs the arguments of get_referrers(*level) into a tuple, which refers to all of them.
     return all(map(operator.is_, tuple.__iter__(owner), level))
 
 
@@ -474,6 +473,7 @@ def _of_function(frame: FrameType) -> dict[str, Any]:
     """The variables of a function; leaves no snapshot of ``f_locals`` behind."""
     variables = frame.f_locals
     found = dict(variables)
+    # Before Python 3.13 a frame keeps the dictionary that f_locals made, and with it the values, until it ends.
     if _SNAPSHOTS and sys.getrefcount(variables) <= _REFERENCES:
         variables.clear()
     return found
@@ -523,6 +523,7 @@ class _Held:
             del self._items[key], self._kinds[key]
 
         self._items[key] = _items_of(kind)
+        # A class may be freed, and another one get its id.
         self._kinds[key] = weakref.ref(kind, forget)
 
 
@@ -587,46 +588,33 @@ class _Code:
             self.runs_script or is_torch(file) or file.startswith((*OWN_FOLDERS, *RECORDING_CODE, "<frozen"))
         )
         """Whether it belongs to the script or one of its libraries."""
-        self.names = frozenset(_names(code))
-        """The names of its variables."""
+        own = (code.co_varnames, code.co_cellvars, code.co_freevars)
+        self.names = frozenset(chain(*own) if code.co_flags & CO_OPTIMIZED else code.co_names)
+        """The names of its variables; of a module's code, those that it uses."""
 
     @cached_property
     def asks_for_locals(self) -> bool:
         """Whether the script may use this function's ``locals()`` dictionary, which must then stay as it is."""
-        return _asks_for_locals(self._code)
+        code = self._code
+        if "locals" in code.co_names or not _TAKE_SNAPSHOTS.intersection(code.co_names):
+            return "locals" in code.co_names
+        instructions = list(dis.get_instructions(code))
+        # An attribute of such a name, as in model.eval(), is among the code's names, too.
+        loads = [first for first in instructions if first.opname in _LOADS or "builtins" in code.co_names]
+        return any(each.argval in ("eval", "exec") for each in loads) or any(
+            first.argval in ("vars", "dir") and call.opname in ("PRECALL", "CALL") and call.arg == 0
+            for first, call in pairwise(instructions)
+        )
 
     @cached_property
     def assignments(self) -> dict[str, list[int]]:
-        """The lines that assign each of its variables."""
-        return _assignments(self._code)
-
-
-def _names(code: CodeType) -> tuple[str, ...]:
-    """The variables of ``code`` itself; for a module's code, the names that it uses."""
-    if not code.co_flags & CO_OPTIMIZED:
-        return code.co_names
-    return (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
-
-
-def _assignments(code: CodeType) -> dict[str, list[int]]:
-    """The lines that assign each variable, in order."""
-    found: dict[str, set[int]] = {}
-    for instruction in dis.get_instructions(code):
-        line = None if instruction.positions is None else instruction.positions.lineno
-        if line is not None and instruction.opname.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_D")):
-            stored = instruction.argval  # since Python 3.13 one instruction may store two variables
-            for name in stored if type(stored) is tuple else (stored,):
-                found.setdefault(str(name), set()).add(line)
-    return {name: sorted(lines) for name, lines in found.items()}
-
-
-def _asks_for_locals(code: CodeType) -> bool:
-    if "locals" in code.co_names or not _TAKE_SNAPSHOTS.intersection(code.co_names):
-        return "locals" in code.co_names
-    instructions = list(dis.get_instructions(code))
-    # An attribute of such a name, as in model.eval(), is among the code's names, too.
-    loads = [first for first in instructions if first.opname in _LOADS or "builtins" in code.co_names]
-    return any(each.argval in ("eval", "exec") for each in loads) or any(
-        first.argval in ("vars", "dir") and call.opname in ("PRECALL", "CALL") and call.arg == 0
-        for first, call in pairwise(instructions)
-    )
+        """The lines that assign each of its variables, in order."""
+        found: dict[str, set[int]] = {}
+        for instruction in dis.get_instructions(self._code):
+            line = None if instruction.positions is None else instruction.positions.lineno
+            stores = ("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_D")
+            if line is not None and instruction.opname.startswith(stores):
+                stored = instruction.argval  # since Python 3.13 one instruction may store two variables
+                for name in stored if type(stored) is tuple else (stored,):
+                    found.setdefault(str(name), set()).add(line)
+        return {name: sorted(lines) for name, lines in found.items()}

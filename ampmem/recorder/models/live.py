@@ -64,7 +64,11 @@ def live_at_start(variables: Iterable[Any] = (), *, tensors: bool = True) -> tup
     the classes, since each object refers to its own. For few classes that takes half as long as going through a list of
     all objects; modules have hundreds of classes, for which it would take longer.
     """
-    kinds = {key: kind for key, kind in _with_subclasses(Optimizer).items() if not _is_idle(kind)}
+    kinds = {
+        key: kind
+        for key, kind in _with_subclasses(Optimizer).items()
+        if not (_qualified(kind).startswith("torch.") and never_made(kind))
+    }
     near = _optimizers_in(variables) if kinds else []
     if near:
         kinds = {}
@@ -111,6 +115,7 @@ def _may_have_memory() -> dict[int, type]:
 
     Each class more makes the walk through all objects a thirtieth longer.
     """
+    # The classes of today: scripts define new ones at any time.
     kinds = _with_subclasses(Tensor).items()
     return {key: kind for key, kind in kinds if _qualified(kind) not in _NO_MEMORY and not _wraps_others(kind)}
 
@@ -159,13 +164,9 @@ def _with_subclasses(kind: type) -> dict[int, type]:
         found = pending.pop()
         if id(found) not in types:
             types[id(found)] = found
+            # By way of `type`: a metaclass may have a method of that name.
             pending.extend(type.__subclasses__(found))
     return types
-
-
-def _is_idle(kind: type) -> bool:
-    """Whether ``kind`` is one of torch's own optimizers and has no instance."""
-    return _is_of_torch(kind) and never_made(kind)
 
 
 def _wraps_others(kind: type) -> bool:
@@ -180,10 +181,6 @@ def _wraps_others(kind: type) -> bool:
 def is_of_device(kind: type) -> bool:
     """Whether tensors of this class are those of a simulated device, which has their memory."""
     return _qualified(kind) == _FAKE and is_simulating()
-
-
-def _is_of_torch(kind: type) -> bool:
-    return _qualified(kind).startswith("torch.")
 
 
 def _qualified(kind: type) -> str:

@@ -19,20 +19,9 @@ from torch.optim import Optimizer
 from ampmem.events import Fact, ParameterRecord
 from ampmem.recorder.facts.addresses import PLAIN, bytes_of, dtype_of, elements_of, parts_of
 from ampmem.recorder.facts.log import Log, Repeated
-from ampmem.recorder.facts.tensors import TensorReader
 from ampmem.recorder.models.anatomy import children, has_parameters, held_as, named_parameters, named_tensors, tree
 from ampmem.recorder.models.live import dictionaries_with, live_modules
-from ampmem.recorder.torch_private.distributed import (
-    flat_wholes,
-    fsdp_groups,
-    fully_sharded,
-    is_offloaded,
-    is_part_of_whole,
-    padding_of,
-    params_of,
-    shard_of,
-    stand_ins,
-)
+from ampmem.recorder.torch_private import distributed as private
 from ampmem.recorder.torch_private.general import BUFFERS, PARAMETERS, base_of
 
 
@@ -47,20 +36,20 @@ class Sharded:
 
     def look(self, modules: Iterable[nn.Module]) -> Iterator[Any]:
         """Yield FSDP2's groups among ``modules``, and note their parameters."""
-        if not fully_sharded():
+        if not private.fully_sharded():
             return
         for module in modules:
-            for group in fsdp_groups(module):
-                for param in params_of(group):
+            for group in private.fsdp_groups(module):
+                for param in private.params_of(group):
                     self.add(param)
                 yield group
 
     def add(self, param: Any) -> None:
         """Note the tensors of FSDP2's object ``param``."""
-        shard = shard_of(param)
+        shard = private.shard_of(param)
         if shard is not None:
             self._by_shard[id(shard)] = weakref.ref(param)
-        for tensor in stand_ins(param):
+        for tensor in private.stand_ins(param):
             self._by_stand_in[id(tensor)] = weakref.ref(param)
 
     def kept(self, parameter: nn.Parameter) -> nn.Parameter:
@@ -69,9 +58,9 @@ class Sharded:
             return parameter
         reference = self._by_stand_in.get(id(parameter))
         param = None if reference is None else reference()
-        if param is None or not any(tensor is parameter for tensor in stand_ins(param)):
+        if param is None or not any(tensor is parameter for tensor in private.stand_ins(param)):
             return parameter
-        shard = shard_of(param)
+        shard = private.shard_of(param)
         return parameter if shard is None else shard
 
     def manages(self, parameter: torch.Tensor) -> bool:
@@ -80,17 +69,17 @@ class Sharded:
 
     def offloaded(self, parameter: torch.Tensor) -> bool:
         """Whether ``parameter`` is a shard that FSDP2 keeps on the CPU."""
-        return is_offloaded(self._param(parameter))
+        return private.is_offloaded(self._param(parameter))
 
     def padding(self, parameter: torch.Tensor) -> int:
         """Bytes of padding in the memory of the shard ``parameter``."""
         param = self._param(parameter)
-        return 0 if param is None else padding_of(param) * parameter.element_size()
+        return 0 if param is None else private.padding_of(param) * parameter.element_size()
 
     def _param(self, parameter: torch.Tensor) -> Any:
         reference = self._by_shard.get(id(parameter))
         param = None if reference is None else reference()
-        return param if param is not None and shard_of(param) is parameter else None
+        return param if param is not None and private.shard_of(param) is parameter else None
 
 
 _MOST_RUNS = 100_000
@@ -133,6 +122,8 @@ def _runs(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     if tensor.numel() and tensor.is_contiguous():  # as a rule
         yield 0, tensor.nbytes
         return
+    # Dimensions of one element have no stride that counts. The smallest strides first: they may make one contiguous
+    # block.
     dimensions = sorted((stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
     block, pieces = 1, 1
     while dimensions and dimensions[0][0] == block:
@@ -284,6 +275,7 @@ class Models:
         modules = [module for reference in registered.values() if (module := reference()) is not None]
         if self.changed:
             self.refresh()  # names the roots' submodules, which then are not roots
+        # A module that is part of another is named with that one.
         parents = _parents(modules)
         roots = [m for m in modules if not self.known_path_id(m) and id(m) not in parents and has_parameters(m)]
         if roots:
@@ -330,13 +322,13 @@ class Models:
         if self.changed:
             self.refresh()
         in_graph = torch.is_grad_enabled()
+        # Widths are noted only with gradients on: what was noted without them has to be looked at once more.
         known = not self.swapped and self._noted_in_graph >= in_graph
-        if not self._noted.log(self.generation, self._read if known else None, self._note):
+        places = self._parameter_places, self._buffer_places
+        read = (lambda reader, number, key: reader.modules(number, key, *places)) if known else None
+        if not self._noted.log(self.generation, read, self._note):
             self.version += 1
             self._noted_in_graph = in_graph
-
-    def _read(self, reader: TensorReader, number: int, key: int) -> int:
-        return reader.modules(number, key, self._parameter_places, self._buffer_places)
 
     def _note(self) -> None:
         self.parameters_at.clear()
@@ -446,7 +438,7 @@ class Models:
     def _record_all(self) -> None:
         first: dict[tuple[tuple[int, int], ...], str] = {}
         covered = Covered(self._log.data_address)
-        flat = (flat_wholes(module) for module in self.modules())
+        flat = (private.flat_wholes(module) for module in self.modules())
         wholes = {id(parameter): elements for parameter, elements in chain.from_iterable(flat)}
         for slot, parameter in self.parameters():
             place = covered.place(parameter)
@@ -455,6 +447,7 @@ class Models:
             record = parameter_record(
                 slot.name, parameter, kind=slot.kind(), shares=shares, model=slot.model, in_graph=self._in_graph(slot)
             )
+            # Views of one storage, such as tied or fused weights, must be counted once.
             overlap = covered.overlap(place, record.bytes) if shares is None else 0
             padding = self.sharded.padding(parameter) if shares is None else 0
             if overlap or padding:
@@ -515,6 +508,7 @@ class Models:
                 self._parts.add(id(module))
             for kind, slots in ((PARAMETERS, self._parameters), (BUFFERS, self._buffers)):
                 for key, tensor in named_tensors(module, kind).items():
+                    # A shared tensor has the name of its first place, as in named_parameters().
                     if id(tensor) in seen:
                         continue
                     seen.add(id(tensor))
@@ -565,7 +559,7 @@ def parameter_record(
         shares=shares,
         model=model,
         in_graph=in_graph,
-        global_elements=parameter.numel() if is_part_of_whole(parameter) else None,
+        global_elements=parameter.numel() if private.is_part_of_whole(parameter) else None,
     )
 
 

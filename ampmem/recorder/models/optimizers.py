@@ -40,6 +40,7 @@ class Optimizers:
 
     def add(self, optimizer: Optimizer) -> None:
         """Add ``optimizer``."""
+        # By id: an optimizer of the script may define equality, or be not hashable.
         key = id(optimizer)
         self._living[key] = weakref.ref(optimizer, lambda _: self._forget(key))
         self._held.clear()
@@ -54,7 +55,7 @@ class Optimizers:
             key
             for key, reference in self._living.items()
             if (optimizer := reference()) is not None
-            and any(id(parameter) in parameters for parameter in _parameters(optimizer))
+            and any(id(parameter) in parameters for parameter in parameters_of(optimizer))
         )
         self._held[id(module)] = (weakref.ref(module), holders)
         return holders
@@ -68,7 +69,7 @@ class Optimizers:
     def _parameters(self, optimizer: int) -> Iterator[torch.Tensor]:
         reference = self._living.get(optimizer)
         living = None if reference is None else reference()
-        return iter(()) if living is None else _parameters(living)
+        return iter(()) if living is None else parameters_of(living)
 
     def _forget(self, optimizer: int) -> None:
         self._living.pop(optimizer, None)
@@ -76,7 +77,7 @@ class Optimizers:
         self._died(optimizer)
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[torch.Tensor]:
+def parameters_of(optimizer: Optimizer) -> Iterator[torch.Tensor]:
     """The parameters of ``optimizer``; none if its class raises, as a wrapper that is not set up may."""
     with suppress(Exception):
         for group in optimizer.param_groups:
@@ -144,6 +145,7 @@ def chosen_from(copy: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[
         return []
     every = list(enumerate(parameters))
     others = [(place, each) for place, each in every if each.dtype != copy.dtype]
+    # On a device: reading values would make the host wait for it.
     if _values(copy, 0) is None:
         for pool in (others, every if others else []):
             for matrices in (True, False):

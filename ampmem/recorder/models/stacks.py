@@ -88,6 +88,7 @@ class Stacks:
         if not self._enabled:
             return 0
         stack = self._above(sys._getframe(1))
+        # Most stacks were seen before: in each step a script runs the same lines.
         known = self._index.get(stack)
         return known if known is not None else self._add(stack)
 
@@ -178,6 +179,7 @@ def current_stack() -> str:
 
 def code_at(address: int) -> CodeType:
     """The code object that is at ``address``, as ``id`` gives it."""
+    # In CPython the id of an object is its address; the caller knows that the object is alive.
     code: CodeType = ctypes.cast(address, ctypes.py_object).value
     return code
 

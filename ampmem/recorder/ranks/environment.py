@@ -70,5 +70,6 @@ def start_of(process: int) -> str:
     """An identifier of a process that stays unique when its number is reused."""
     began = ""
     with suppress(OSError, IndexError):
+        # Field 22 is the start time. The name, in parentheses, may have spaces and parentheses of its own.
         began = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{process} {began}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 from torch import distributed
 
 from ampmem.events import MeshAxis, PlaceRecord
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 from ampmem.recorder.torch_private.distributed import NEW_MESH
 
 
@@ -30,14 +29,13 @@ class Places:
         """Follow the meshes that the script makes; returns the undo."""
 
         def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
             def made(mesh: Any, *arguments: Any, **options: Any) -> None:
                 original(mesh, *arguments, **options)
                 self._made(mesh)
 
             return made
 
-        return patch(*NEW_MESH, wrap)
+        return patch_call(*NEW_MESH, wrap)
 
     def now(self) -> PlaceRecord | None:
         """The place of this process by now; ``None`` if nothing says that it is one of several."""

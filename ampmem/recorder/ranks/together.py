@@ -63,6 +63,7 @@ class Together:
             return None
         try:
             store = _store()
+            # The first rank to write decides; all others read its answer, so no two act differently.
             if unless and _agreed(store, _GO_ON) == _GO_ON:
                 return unless
             return self._agree(store, size)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ampmem.events import (
     NO_SEGMENTS,
@@ -46,29 +47,35 @@ class RawEvents:
     stacks: tuple[str, ...] = ("",)
     segments: SegmentColumns = NO_SEGMENTS
 
+    @classmethod
+    def from_table(
+        cls,
+        table: Sequence[Column] | NDArray[np.int64],
+        *,
+        op: Column,
+        sequence: Column,
+        ops: tuple[str, ...] = ("",),
+        stack: Column | None = None,
+        segments: SegmentColumns = NO_SEGMENTS,
+    ) -> RawEvents:
+        """The events whose other columns are the rows of ``table``, in the order of :data:`_TABLE`."""
+        columns = dict(zip(_TABLE, table, strict=True))
+        return cls(**columns, op=op, sequence=sequence, ops=ops, stack=stack, segments=segments)
 
+
+_TABLE = ("time_ns", "action", "address", "bytes", "block_bytes", "stream", "allocated")
 _NONE = np.zeros(0, dtype=np.int64)
-
-NO_EVENTS = RawEvents(
-    time_ns=_NONE,
-    action=_NONE,
-    address=_NONE,
-    bytes=_NONE,
-    block_bytes=_NONE,
-    stream=_NONE,
-    allocated=_NONE,
-    op=_NONE,
-    sequence=_NONE,
-    ops=("",),
-)
+NO_EVENTS = RawEvents.from_table([_NONE] * len(_TABLE), op=_NONE, sequence=_NONE)
 
 
 def joined(parts: Sequence[RawEvents]) -> RawEvents:
     """The ``parts`` of one window joined in order; the stacks of each are among those of the last."""
+    # Each part has its own numbers for the names of nodes.
     names = dict.fromkeys(name for part in parts for name in part.ops)
     index = {name: place for place, name in enumerate(names)}
-    columns = ("time_ns", "action", "address", "bytes", "block_bytes", "stream", "allocated", "sequence", "stack")
+    columns = (*_TABLE, "sequence", "stack")
     counts = np.cumsum([0, *(len(part.time_ns) for part in parts)])[:-1].tolist()
+    # Positions of segments count the events of their own part.
     shifted = [
         replace(part.segments, position=part.segments.position + before)
         for part, before in zip(parts, counts, strict=True)

@@ -23,7 +23,8 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -56,8 +57,8 @@ _NO_WORKSPACES = (
     "the part for the workspaces of cuBLAS does not work with this torch: at the end of a recording ampmem looks for "
     "Python objects that hold them instead"
 )
-CPU = -1
-"""The device of the CPU's blocks."""
+CPU, OTHER_DEVICE = -1, -2
+"""The devices of the CPU's blocks, and of those that are neither the CPU's nor CUDA's."""
 _BLOCK, _SPAN = 9, 5
 """Integers of a block and of a node in the extension's tables."""
 _COUNTS, _TAKEN = ctypes.c_int64 * 3, ctypes.c_int64 * 2
@@ -67,14 +68,14 @@ _TRIED = 4099
 """Bytes of the storage with which a library is tried."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Observed:
     """Blocks that were allocated (``bytes`` > 0) or freed (< 0), in order, with the innermost node around each.
 
     Times are those of ``time.time_ns``. ``total`` is what torch counts in all. ``device`` is a CUDA device's index,
     -1 for the CPU and -2 for others. ``name`` is an index into ``names``; ``own`` is the node's sequence number, -1 if
     it has none, and ``number`` that of the innermost node that has one. ``spans`` are the nodes that have ended, as
-    rows of start, end, name, number and thread.
+    rows of start, end, name, number and thread. The other columns are in the order of the extension's table.
     """
 
     time_ns: Column
@@ -86,8 +87,8 @@ class Observed:
     own: Column
     number: Column
     thread: Column
-    spans: Column
-    names: list[str]
+    spans: Column = field(kw_only=True)
+    names: list[str] = field(kw_only=True)
 
     def on(self, device: int) -> tuple[Column, Column, tuple[str, ...]]:
         """The rows of ``device``; the name of the node around each, as an index; and the names, the empty one first."""
@@ -102,6 +103,9 @@ class Observed:
         return rows, index[name], tuple(ops)
 
 
+NOTHING_OBSERVED = Observed(*np.zeros((9, 0), np.int64), spans=np.zeros((0, 5), np.int64), names=[""])
+
+
 class CompiledExtension:
     """Records the calling thread, and the backward passes that it starts, from :meth:`start` to :meth:`stop`."""
 
@@ -109,6 +113,7 @@ class CompiledExtension:
         """Load ``library``. Raises ``OSError`` if that is impossible, ``AttributeError`` if a function is missing."""
         self.library = ctypes.CDLL(str(library))
         """The loaded library. While one of its functions runs, other threads run Python."""
+        # CDLL gives up the GIL around each call, PyDLL does not; both are one library in memory.
         self.with_gil = ctypes.PyDLL(str(library))
         """The same, but no other thread runs Python meanwhile: for functions that call Python."""
         self.library.ampmem_name.restype = ctypes.c_char_p
@@ -128,8 +133,8 @@ class CompiledExtension:
         if self.library.ampmem_start():
             raise RuntimeError("torch refused ampmem's C++ extension")
 
-    def stop(self) -> None:
-        """Stop, on the thread that has started; what was not taken is dropped."""
+    def abandon(self) -> None:
+        """Stop, on the thread that has started; what was not taken is dropped at the next start."""
         self.library.ampmem_stop()
 
     def names(self) -> list[str]:
@@ -143,37 +148,24 @@ class CompiledExtension:
             self._names.append(self.library.ampmem_name(index).decode("utf-8", "backslashreplace"))
         return self._names
 
-    def take(self) -> Observed:
-        """What was observed since the last call; recording goes on."""
+    def take(self, *, go_on: bool = True) -> Observed:
+        """What was observed since the last call; recording goes on, or stops."""
+        if not go_on:
+            self.abandon()
         counts, taken = _COUNTS(), _TAKEN()
         self.library.ampmem_count(counts)
         blocks, spans = np.empty((counts[0], _BLOCK), np.int64), np.empty((counts[1], _SPAN), np.int64)
         self.library.ampmem_take(blocks.ctypes.data, len(blocks), spans.ctypes.data, len(spans), taken)
-        time, address, size, total, device, name, own, number, thread = np.ascontiguousarray(blocks[: taken[0]].T)
-        return Observed(
-            time_ns=time,
-            address=address,
-            bytes=size,
-            total=total,
-            device=device,
-            name=name,
-            own=own,
-            number=number,
-            thread=thread,
-            spans=spans[: taken[1]],
-            names=self._names_so_far(counts[2]),
-        )
+        columns = np.ascontiguousarray(blocks[: taken[0]].T)
+        return Observed(*columns, spans=spans[: taken[1]], names=self._names_so_far(counts[2]))
 
     def works(self) -> bool:
         """Whether it sees one storage come and go, which no other thread's do."""
         self.start()
-        try:
-            storage = torch.UntypedStorage(_TRIED)
-            address = storage.data_ptr()
-            del storage
-        finally:
-            self.stop()
-        seen = self.take()
+        storage = torch.UntypedStorage(_TRIED)
+        address = storage.data_ptr()
+        del storage
+        seen = self.take(go_on=False)
         rows = (seen.address == address) & (seen.device == CPU)
         came_and_went: bool = seen.bytes[rows].tolist() == [_TRIED, -_TRIED]
         return came_and_went
@@ -214,6 +206,7 @@ def find() -> CompiledExtension | None:
         library = path()
     except RuntimeError:
         return None
+    # A dangling link is there, too: whoever made it has to be told, and not to be passed over.
     return _load(library) if os.path.lexists(library) else None
 
 
@@ -251,6 +244,7 @@ def _own_content(path: Path) -> bytes:
         raise AmpmemError(f"{path} is a symbolic link")
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe would wait for its writer
     try:
+        # Asked of the open file: what is at the path may be replaced between two questions.
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid():
             raise AmpmemError(f"{path} belongs to another user")
@@ -284,6 +278,7 @@ def build() -> Path:
         if cache.is_symlink():
             raise AmpmemError(f"{cache} is a symbolic link, through which no library is loaded: remove it")
         cache.chmod(0o700)
+        # In the same folder, so that a rename puts the finished library in place at once: other processes load it.
         with tempfile.TemporaryDirectory(dir=cache) as work:
             _made(compiler, Path(work) / library.name)
             for each in (_seal(library), library):
@@ -302,7 +297,8 @@ def _made(compiler: Sequence[str], library: Path) -> None:
             library.chmod(0o600)
             _seal(library).write_bytes(_sealed(library.read_bytes()))
             _seal(library).chmod(0o600)
-            if _can_load(library):
+            with suppress(AmpmemError):
+                _loaded(library)
                 return
     raise AmpmemError(f"the compiled extension does not work with torch {torch.__version__}, and was removed")
 
@@ -320,13 +316,6 @@ def left_out(library: Path) -> list[str]:
         parts = {"ampmem_trace_start": _NO_TRACE, "ampmem_workspaces": _NO_WORKSPACES}
         missing += [message for name, message in parts.items() if not hasattr(has, name)]
     return missing
-
-
-def _can_load(library: Path) -> bool:
-    try:
-        return _loaded(library) is not None
-    except AmpmemError:
-        return False
 
 
 def cuda_headers() -> Path | None:
@@ -352,12 +341,14 @@ def _compiled(compiler: Sequence[str], work: Path) -> list[Path]:
         (work / name).touch()
     flags = [*compiler, *_FLAGS, *(f"-I{folder}" for folder in folders), "-c"]
     sources = [source for source in SOURCES if source.name not in _MORE or headers is not None]
+    # The needed one first: it alone is tried if the parts together do not work.
     sources.sort(key=lambda source: source.name != _NEEDED)
     objects = [work / f"{source.stem}.o" for source in sources]
 
     def compile(source: Path, made: Path) -> str | None:
         return _ran([*flags, str(source), "-o", str(made)])
 
+    # Compilers are processes: the threads only wait for them.
     with ThreadPoolExecutor(len(sources)) as pool:
         said = list(pool.map(compile, sources, objects))
     if said[0] is not None:

@@ -176,6 +176,7 @@ class Profiled(NamedTuple):
 
 _EMPTY = np.zeros(0, dtype=np.int64)
 NOTHING = Profiled(_EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY, _EMPTY)
+# Above each time and each total, which fit into a signed integer of 64 bits.
 _NEVER = 1 << 63
 
 
@@ -256,6 +257,7 @@ class Ledger:
                 next_beside = beside[-1].time_ns if beside else _NEVER
                 rows.shift(self._uncounted - (self._stale or 0))
                 counted, expected = self._counted, self._expected()
+            # The usual event: the total moves by its own bytes, so no other thread was at work.
             if total == expected + size and total:
                 if size > 0 and address not in blocks and address not in foreign:
                     if address in dead:
@@ -270,8 +272,10 @@ class Ledger:
                     expected = total
                     continue
             self._counted, rows.place = counted, place
-            if total == 0 and (size > 0 or address in self._mappings):
-                self._mapped(time, address, size)
+            if total == 0 and size > 0:  # the profiler has no total for mapped files and shared memory
+                self._map(time, address, size)
+            elif total == 0 and address in self._mappings:
+                self._unmap(time, address)
             else:
                 self._counted_event(time, address, size, total, events, place)
             rows.leave_out(place, self._uncounted - (self._stale or 0))
@@ -284,6 +288,7 @@ class Ledger:
 
     def _counted_event(self, time: int, address: int, size: int, total: int, events: Profiled, place: int) -> None:
         if self._stale is None:
+            # Torch's counter is the process's, and is not reset when a profile starts.
             self._stale = total - size - self._counted
         own = size < 0 and address in self._blocks
         if size > 0:
@@ -298,6 +303,7 @@ class Ledger:
         elif total - self._stale < self._counted:  # unknown here, so of an earlier profile
             self._stale += size
         balance = total - self._stale - self._counted
+        # The total has moved by other bytes than this event's: another thread allocated or freed.
         if balance != self._balance:
             self._settle_others(time, balance, events, place)
         now = total - self._stale + self._uncounted
@@ -330,6 +336,7 @@ class Ledger:
         if missing <= 0:
             return []
         later = zip(events.address[place:].tolist(), events.bytes[place:].tolist(), strict=True)
+        # An address that is handed out again was freed before, and what is freed here later is alive now.
         reused, freed_here = fates(later, self._blocks)
         dead = dict.fromkeys([*((self._dead & self._blocks.keys()) - freed_here), *reused])
         proven = proven_dead(missing, self._blocks, dead)
@@ -346,13 +353,6 @@ class Ledger:
             if size:
                 self._rows.add((time, Action.ALLOC, OTHER_THREADS, size, UNKNOWN, self._elsewhere, -1))
             self._others = size
-
-    def _mapped(self, time: int, address: int, size: int) -> None:
-        """Add or remove the mapping of a file or of shared memory, for which the profiler has no total."""
-        if size > 0:
-            self._map(time, address, size)
-        else:
-            self._unmap(time, address)
 
     def _unmap(self, time: int, address: int) -> None:
         for part in self._mappings.remove(address):
@@ -458,15 +458,5 @@ class _Rows:
             order = np.argsort(np.concatenate([added[0], places]), kind="stable")
             columns = [np.concatenate(parts)[order] for parts in zip(added[1:], columns, strict=True)]
         time, action, address, size, allocated, op, sequence = columns
-        return RawEvents(
-            time_ns=time,
-            action=action,
-            address=address,
-            bytes=size,
-            block_bytes=size,
-            stream=np.zeros_like(size),
-            allocated=allocated,
-            op=op,
-            sequence=sequence,
-            ops=ops,
-        )
+        table = [time, action, address, size, size, np.zeros_like(size), allocated]
+        return RawEvents.from_table(table, op=op, sequence=sequence, ops=ops)

@@ -88,6 +88,7 @@ class SimulatedSource(Source):
         """Start recording. ``baseline`` is ignored: the device knows what is alive."""
         now = time_ns()
         total = 0
+        # What is on the device already was left by a step that was skipped, or by another recording.
         self._first_step = not self._device.live()
         for address, (size, block, stream) in self._device.live().items():
             total += size
@@ -134,6 +135,7 @@ class SimulatedSource(Source):
         """The last events; later out-of-memory errors are kept for :meth:`take_ooms`."""
         self._device.recorder = self._device.on_workspace = self._device.on_scratch = None
         self._at_end = self._alive()
+        # The script goes on without being recorded; that it does not fit is a result all the same.
         self._device.on_out_of_memory = self._failed_later
         self._device.allocator.driver.observer = None
         return self._drain()
@@ -247,24 +249,13 @@ class SimulatedSource(Source):
 
 
 def _raw(events: list[DeviceEvent], segments: SegmentColumns) -> RawEvents:
+    # 0 is the empty name: outside of backward no node runs.
     names: dict[str, int] = {"": 0}
     op = [names.setdefault(event.node, len(names)) for event in events]
-    rows = [(e.time_ns, e.action, e.address, e.bytes, e.block_bytes, e.allocated, e.sequence, e.stream) for e in events]
-    columns = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 8).T)
-    time, action, address, size, block, allocated, sequence, stream = columns
-    return RawEvents(
-        time_ns=time,
-        action=action,
-        address=address,
-        bytes=size,
-        block_bytes=block,
-        stream=stream,
-        allocated=allocated,
-        op=np.array(op, dtype=np.int64),
-        sequence=sequence,
-        ops=tuple(names),
-        segments=segments,
-    )
+    rows = [(e.time_ns, e.action, e.address, e.bytes, e.block_bytes, e.stream, e.allocated, e.sequence) for e in events]
+    *table, sequence = np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, 8).T)
+    op_column = np.array(op, dtype=np.int64)
+    return RawEvents.from_table(table, op=op_column, sequence=sequence, ops=tuple(names), segments=segments)
 
 
 def _context(gpu: GpuSpec) -> str:

@@ -55,7 +55,7 @@ class Storages:
         # torch.load has read, such as the optimizer state of a resumed training.
         with without_functions():
             for tensor, any_memory in chain(zip(kept, repeat(True)), zip(tensors, repeat(False))):
-                storage, address = _of_cpu(tensor)
+                storage, address = cpu_storage(tensor)
                 if storage is None or not (address and storage.nbytes()) or address in self.baseline:
                     continue
                 if any_memory or storage.resizable():
@@ -67,9 +67,11 @@ class Storages:
 
         Hooks call it where the script's function modes see nothing.
         """
-        storage, address = _of_cpu(tensor)
+        storage, address = cpu_storage(tensor)
         if storage is None:
             return
+        # The same object at the same address: as a rule nothing is new, and this is called for each tensor of each
+        # step.
         known = self._references.get(address)
         if known is not None and known() is storage and self._places.get(id(storage)) == address:
             return
@@ -107,6 +109,8 @@ class Storages:
 
     def _watch(self, storage: torch.UntypedStorage, address: int) -> None:
         self._places[id(storage)] = address
+        # Python's object for a storage is kept alive by the storage, once it was made: it dies when the memory is
+        # freed.
         self._references[address] = weakref.ref(storage, functools.partial(self._note_death, address, id(storage)))
 
     def _left(self, storage: torch.UntypedStorage, address: int) -> None:
@@ -122,11 +126,12 @@ class Storages:
         self._died.append(Died(time_ns(), address))
         if self._places.get(identity) == address:
             del self._places[identity]
+        # Another storage may have been seen at this address since: then the reference kept is that one's.
         if self._references.get(address) is reference:
             del self._references[address]
 
 
-def _of_cpu(tensor: torch.Tensor) -> tuple[torch.UntypedStorage | None, int]:
+def cpu_storage(tensor: torch.Tensor) -> tuple[torch.UntypedStorage | None, int]:
     """``tensor``'s storage, which may be empty, and its address; ``None`` if it is not on the CPU, or unknown."""
     try:
         storage = torch.Tensor.untyped_storage(tensor)

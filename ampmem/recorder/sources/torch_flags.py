@@ -24,6 +24,7 @@ def torch_flag(name: str, kind: type[_CellT]) -> _CellT | None:
         path = Path(torch.__file__).parent / "lib" / library
         if path.exists():
             try:
+                # The dynamic linker loads a file once: this is the library that torch uses, with its variables.
                 return kind.in_dll(ctypes.CDLL(str(path)), name)
             except (OSError, ValueError):
                 return None

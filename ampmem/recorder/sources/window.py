@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from itertools import compress
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock
 from time import monotonic, time_ns
@@ -29,26 +30,11 @@ from torch.profiler import ProfilerActivity
 
 from ampmem.errors import RecordingError, UsageError
 from ampmem.events import Column
-from ampmem.patching import patch
-from ampmem.recorder.sources.torch_flags import log_level, without_warnings
-from ampmem.recorder.torch_private.general import (
-    BACKWARD_SCOPE,
-    CONFIG_LOADER,
-    ENTER_SCOPE,
-    FILTERS,
-    KINETO,
-    REGISTER_CLIENT,
-    STOP_THREAD,
-    USER_SCOPE,
-    disable_profiler,
-    enable_profiler,
-    enable_record_function,
-    enter_scope,
-    exit_scope,
-    in_backward,
-    prepare_profiler,
-    profiler_enabled,
-)
+from ampmem.patching import patch_call, set_variables
+from ampmem.recorder.facts.log import ELSEWHERE
+from ampmem.recorder.sources.extension import CPU, NOTHING_OBSERVED, OTHER_DEVICE, Observed
+from ampmem.recorder.sources.torch_flags import counting_begins, log_level, without_warnings
+from ampmem.recorder.torch_private import general as private
 
 _SIZE = 4096
 """Upper bound of the size of a ``ConfigLoader`` in bytes."""
@@ -77,9 +63,10 @@ def _without_client() -> None:
         return
     try:
         library = _torch_cpu()
-        kineto, register = getattr(library, KINETO), getattr(library, REGISTER_CLIENT)
+        kineto, register = getattr(library, private.KINETO), getattr(library, private.REGISTER_CLIENT)
     except (OSError, AttributeError):
         return
+    # A C++ method takes its object as the first argument; without a client there is nobody to notify.
     kineto.restype, register.argtypes, register.restype = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_void_p), None
     register(kineto(), None)
 
@@ -97,7 +84,7 @@ def _end(thread: str) -> None:
     """End kineto's ``thread``. It goes on if this torch does not export the function for that."""
     try:
         library = _torch_cpu()
-        instance, stop = getattr(library, CONFIG_LOADER), getattr(library, STOP_THREAD)
+        instance, stop = getattr(library, private.CONFIG_LOADER), getattr(library, private.STOP_THREAD)
     except (OSError, AttributeError):
         return
     instance.restype, stop.argtypes, stop.restype = ctypes.c_void_p, (ctypes.c_void_p,), None
@@ -120,6 +107,7 @@ def _waits_for(thread: str) -> int | None:
         call = Path(f"/proc/self/task/{thread}/syscall").read_text().split()
     except OSError:
         return None
+    # The file has the number of the system call and its arguments; the first one of a futex is the address waited on.
     return int(call[1], 16) if len(call) > 1 else 0
 
 
@@ -140,7 +128,7 @@ _ALLOCATIONS = "CPU_INSTANT_EVENT"
 Torch's event tree has allocations without it, too; kineto would format a text for each, which doubles the time to close
 a window. But without it torch warns on stderr that kineto has not seen them all.
 """
-_SCOPES = {USER_SCOPE, BACKWARD_SCOPE}
+_SCOPES = {private.USER_SCOPE, private.BACKWARD_SCOPE}
 """The recorded scopes: ampmem's markers, and the autograd nodes that backward runs.
 
 Recording every op too would double the cost of profiling; the dispatch mode sees the ops of forward already.
@@ -191,70 +179,93 @@ def prepared_elsewhere() -> Iterator[None]:
 
 
 class Window:
-    """A profile of the calling thread, and of the backward passes it starts."""
+    """A profile of the calling thread, and of the backward passes it starts; used like a :class:`CompiledExtension`.
 
-    def __init__(self) -> None:
+    ``device`` says that blocks of a CUDA device are wanted: torch's event tree has those only inside another event.
+    """
+
+    def __init__(self, *, device: bool = False) -> None:
         self._config = profile(profile_memory=True).config()
         self._marks: list[ClockMark] = []
         self._opened = False
+        self._device = device
+        self._scope: Any = None
+        """The scope around the whole window, for a device."""
         self.lost = False
         """Whether another thread has prepared a profile since the start."""
 
-    def open(self) -> None:
+    def start(self) -> None:
         """Start the profiler."""
-        if self._opened:
-            self._start()
-            return
-        previous = os.environ.get("KINETO_LOG_LEVEL")
-        os.environ["KINETO_LOG_LEVEL"] = "99"  # kineto reads it at its first start: no lines on stderr
+        with counting_begins() if self._device else nullcontext():
+            if self._opened:
+                self._start()
+            else:
+                self._start_first()
+        if self._device:
+            self._scope = private.enter_scope(WHOLE)
+
+    def _start_first(self) -> None:
+        restore = set_variables({"KINETO_LOG_LEVEL": "99"})  # kineto reads it at its first start: no lines on stderr
         try:
             with thread_ended():
                 self._start()
             self._opened = True
         finally:
-            if previous is None:
-                del os.environ["KINETO_LOG_LEVEL"]
-            else:
-                os.environ["KINETO_LOG_LEVEL"] = previous
+            restore()
 
-    def close(self) -> tuple[Any, Marks]:
-        """Stop; returns torch's result, and the markers of both ends. Raises :class:`ProfileLost` if it was lost."""
+    def take(self, *, go_on: bool) -> Observed:
+        """What was observed since the start, or the last call. Raises :class:`ProfileLost` if it was lost."""
+        self._leave_scope()
         with _PREPARING:
             _open.discard(self)
             if self.lost:
                 self._end()
                 raise ProfileLost
             marks = (self._marks, _mark())
-            return _disabled(), marks
+            result = _disabled()
+        if go_on:  # before the long walk: no event is missed meanwhile
+            self.start()
+        return EventTree(result.experimental_event_tree()).observed(marks)
+
+    def _leave_scope(self) -> None:
+        """End the scope, which must not outlast the profile that it is in."""
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            private.exit_scope(scope)
 
     def abandon(self) -> None:
         """Stop in a forked child; the parent's profile goes on."""
-        if not profiler_enabled():  # the thread that forked has no profile
+        self._leave_scope()
+        if not private.profiler_enabled():  # the thread that forked has no profile
             return
-        if in_backward():  # scopes that began in the profile must end in it
+        # The fork came from inside a hook of backward, or a node of the script.
+        if private.in_backward():  # scopes that began in the profile must end in it
             atexit.register(self._end)
         else:
             self._end()
 
     def _end(self) -> None:
         """Drop the profile; torch crashes if kineto has no prepared profile to end, hence the new preparation."""
-        if profiler_enabled():
+        if private.profiler_enabled():
             if self.lost:
                 self._prepare()
             _disabled()
 
     def _start(self) -> None:
         with _PREPARING:
+            # Preparing and enabling are two calls of torch: no other thread may prepare a profile in between.
             config = self._prepare()
-            enable_profiler(config, _ACTIVITIES, _SCOPES)
+            private.enable_profiler(config, _ACTIVITIES, _SCOPES)
             _open.add(self)
         self._marks = _mark()
 
     def _prepare(self) -> Any:
-        if FILTERS:
-            prepare_profiler(self._config, set(_PARTS), _PARTS if log_level() is None else _without_allocations())
+        if private.FILTERS:
+            private.prepare_profiler(
+                self._config, set(_PARTS), _PARTS if log_level() is None else _without_allocations()
+            )
         else:
-            prepare_profiler(self._config, _ACTIVITIES)
+            private.prepare_profiler(self._config, _ACTIVITIES)
         return self._config
 
 
@@ -264,13 +275,13 @@ def _without_allocations() -> dict[ProfilerActivity, set[str]]:
 
 def _disabled() -> Any:
     """Torch's result, without its warning that kineto has seen no allocations."""
-    with without_warnings() if FILTERS else nullcontext():
-        return disable_profiler()
+    with without_warnings() if private.FILTERS else nullcontext():
+        return private.disable_profiler()
 
 
 def check_free() -> None:
     """Raise :class:`UsageError` if another profiler is running: a second would replace it."""
-    if profiler_enabled():
+    if private.profiler_enabled():
         raise UsageError(
             "torch.profiler is running, and PyTorch allows only one profiler at a time; start ampmem outside of it"
         )
@@ -282,7 +293,104 @@ def install() -> Callable[[], None]:
     A scope that the profiler saw begin must not end after that profiler was stopped: it points into
     what the profiler had recorded. Scopes begun while recording is off do nothing.
     """
-    return patch(*ENTER_SCOPE, _without_recording)
+    return patch_call(*private.ENTER_SCOPE, _without_recording)
+
+
+WHOLE = "ampmem::window"
+"""The name of the scope around a whole window."""
+
+
+class _Around(NamedTuple):
+    """The node around the current place of the walk, as in :class:`Observed`."""
+
+    name: int = 0
+    own: int = -1
+    number: int = -1
+    thread: int = -1
+
+
+_fields, _start = attrgetter("extra_fields"), attrgetter("start_time_ns")
+_of_allocation = attrgetter("ptr", "alloc_size", "total_allocated", "device")
+
+
+class EventTree:
+    """Reads blocks and autograd nodes out of a profile's event tree.
+
+    Each attribute of an event costs a call into C++: those of allocations, which are most of the tree, are read by
+    loops in C.
+    """
+
+    def __init__(self, roots: list[Any]) -> None:
+        self.markers: list[Span] = []
+        self._names: dict[str, int] = {"": 0}
+        self._spans: list[tuple[int, int, int, int, int]] = []
+        """The nodes that ran, as in :class:`Observed`; parents come before their children."""
+        self._times: list[int] = []
+        self._allocations: list[tuple[int, int, int, torch.device]] = []
+        self._runs: list[tuple[int, _Around]] = []
+        """(index of the first allocation, node around it) of each run of allocations."""
+        self._thread: int | None = None
+        """The profiler's number of the recorded thread, known from the markers."""
+        pending = [(roots, _Around())]
+        while pending:
+            pending += reversed(self._visit(*pending.pop()))
+
+    def _visit(self, events: list[Any], around: _Around) -> list[tuple[list[Any], _Around]]:
+        """Read the ``events`` inside ``around``; returns their children, each list with the node around it."""
+        fields = list(map(_fields, events))
+        kinds = list(map(type, fields))
+        allocated = [kind is private.ALLOCATION for kind in kinds]
+        if any(allocated):
+            self._runs.append((len(self._times), around))
+            self._times += map(_start, compress(events, allocated))
+            self._allocations += map(_of_allocation, compress(fields, allocated))
+        found = []
+        for event, of_event, kind in zip(events, fields, kinds, strict=True):
+            if kind is private.OP_FIELDS:  # otherwise a call of the CUDA runtime
+                name = event.name
+                if name == MARKER:
+                    self.markers.append((event.start_time_ns, event.end_time_ns))
+                    self._thread = event.start_tid
+                    continue
+                inside = around
+                if name != WHOLE and not name.startswith(COLLECTIVES):
+                    inside = self._node(event, name, of_event.sequence_number, around)
+                if children := event.children:
+                    found.append((children, inside))
+        return found
+
+    def _node(self, event: Any, name: str, own: int, around: _Around) -> _Around:
+        thread, place = event.start_tid, self._names.setdefault(name, len(self._names))
+        # Ops that a node calls have no number of their own. A node inside another on the engine's thread was made
+        # there, by a recomputed forward: autograd numbers the nodes of each thread from 0 on.
+        made_there = around.number >= 0 and thread != self._thread
+        # ELSEWHERE keeps its number apart from that of another node of the recorded thread, which may be equal.
+        number = around.number if own < 0 else own + ELSEWHERE if made_there else own
+        self._spans.append((event.start_time_ns, event.end_time_ns, place, number, thread))
+        return _Around(place, own, number, thread)
+
+    def observed(self, marks: Marks) -> Observed:
+        """The same as the compiled extension observes, in order of time; nothing if the clock's markers are missing."""
+        if len(self.markers) < 2 * MARKERS:
+            return NOTHING_OBSERVED
+        shift = shift_between(self.markers, marks)
+        devices = {device: _index_of(device) for device in {each[-1] for each in self._allocations}}
+        numbers = [(*rest, devices[device]) for *rest, device in self._allocations]
+        around = np.array([each for _, each in self._runs], dtype=np.int64).reshape(-1, len(_Around._fields))
+        counts = np.diff([*(first for first, _ in self._runs), len(self._times)])
+        columns = [
+            shift(np.array(self._times, dtype=np.int64)),
+            *np.array(numbers, dtype=np.int64).reshape(-1, 4).T,
+            *np.repeat(around, counts, axis=0).T,
+        ]
+        order = np.argsort(columns[0], kind="stable")  # a thread of the engine comes after the threads before it
+        spans = np.array(self._spans, dtype=np.int64).reshape(-1, 5)
+        spans[:, :2] = shift(spans[:, :2])
+        return Observed(*(column[order] for column in columns), spans=spans, names=list(self._names))
+
+
+def _index_of(device: torch.device) -> int:
+    return CPU if device.type == "cpu" else (device.index or 0) if device.type == "cuda" else OTHER_DEVICE
 
 
 def shift_between(markers: Sequence[Span], marks: Marks) -> Callable[[Column], Column]:
@@ -291,6 +399,7 @@ def shift_between(markers: Sequence[Span], marks: Marks) -> Callable[[Column], C
     ``markers`` are all markers in the profile.
     """
     ends = (markers[:MARKERS], markers[-MARKERS:])
+    # The profiler counts ticks of the processor, whose rate the system corrects: so the offset may differ at the ends.
     offsets = [_offset(spans, burst) for spans, burst in zip(ends, marks, strict=True)]
     (first, _), (last, _) = ends[0][0], ends[1][0]
 
@@ -319,20 +428,19 @@ def _mark() -> list[ClockMark]:
     marks = []
     for _ in range(MARKERS):
         before = time_ns()
-        scope = enter_scope(MARKER)
+        scope = private.enter_scope(MARKER)
         within = time_ns()
-        exit_scope(scope)
+        private.exit_scope(scope)
         marks.append(ClockMark(before, within, time_ns()))
     return marks
 
 
 def _without_recording(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def __enter__(scope: Any) -> Any:
-        enable_record_function(False)
+        private.enable_record_function(False)
         try:
             return original(scope)
         finally:
-            enable_record_function(True)
+            private.enable_record_function(True)
 
     return __enter__

@@ -85,6 +85,7 @@ def when_cuda_is_ready(action: Callable[[], None]) -> None:
     torch.cuda._lazy_call(action)
 
 
+# Called through the module at each call, as the simulated device replaces some of these functions.
 def record_history(*arguments: Any, **options: Any) -> None:
     """Switch the allocator's history on or off, without ampmem's patch of the public function."""
     torch.cuda.memory._record_memory_history_impl(*arguments, **options)

@@ -217,6 +217,7 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
     if not isinstance(module, at(f"{_PACKAGE}._fully_shard").FSDPModule):
         return []
     state = getattr(module, _STATE)()
+    # FSDP2 may divide one module's parameters between several groups since torch 2.12.
     several, one = (getattr(state, name, None) for name in _GROUPS)
     return list(several) if several is not None else [one] if one is not None else []
 

@@ -34,18 +34,17 @@ class Use(Enum):
 class PrivateName:
     """One private name.
 
-    ``since`` is the first torch known to have it; 2.11 is the oldest that was checked. ``without`` says what ampmem
-    does if it is missing; empty: it cannot record. ``example`` makes an object that has the name, for attributes of
-    instances and not of ``owner`` itself. ``own`` requires a name that ``owner`` does not inherit.
+    ``without`` says what ampmem does if it is missing; empty: it cannot record. ``example`` makes an object that has
+    the name, for attributes of instances and not of ``owner`` itself. ``own`` requires a name that ``owner`` does not
+    inherit.
     """
 
     owner: str
     name: str
     why: str
-    since: str
-    without: str
-    use: Use
-    example: Callable[[], object] | None
+    without: str = ""
+    use: Use = Use.ALWAYS
+    example: Callable[[], object] | None = None
     own: bool = False
 
     @property
@@ -77,17 +76,15 @@ class Missing:
         raise UsageError("a private name of torch is missing")
 
 
-def needed(owner: str, name: str, why: str, *, since: str = "2.11", use: Use = Use.ALWAYS) -> Any:
+def needed(owner: str, name: str, why: str, *, use: Use = Use.ALWAYS) -> Any:
     """The attribute ``name`` of ``owner``; if it is missing, ampmem refuses to record."""
-    found = _added(owner, name, why, since=since, use=use).find()
+    found = _added(PrivateName(owner=owner, name=name, why=why, use=use)).find()
     return Missing if found is NOTHING else found
 
 
-def optional(
-    owner: str, name: str, why: str, *, without: str, otherwise: Any, since: str = "2.11", use: Use = Use.ALWAYS
-) -> Any:
+def optional(owner: str, name: str, why: str, *, without: str, otherwise: Any) -> Any:
     """The attribute ``name`` of ``owner``, else ``otherwise``; then ``without`` goes into the recording's notes."""
-    found = _added(owner, name, why, since=since, without=without, use=use).find()
+    found = _added(PrivateName(owner=owner, name=name, why=why, without=without)).find()
     return otherwise if found is NOTHING else found
 
 
@@ -97,18 +94,23 @@ def attribute(
     why: str,
     *,
     example: Callable[[], object] | None = None,
-    since: str = "2.11",
     without: str = "",
     use: Use = Use.ALWAYS,
 ) -> str:
     """``name`` itself, for attributes read anew each time: of ``owner``, or of the object that ``example`` makes."""
-    return _added(owner, name, why, since=since, without=without, use=use, example=example).name
+    _added(PrivateName(owner=owner, name=name, why=why, without=without, use=use, example=example))
+    return name
 
 
-def patched(owner: str, name: str, why: str, *, since: str = "2.11", without: str = "", use: Use = Use.ALWAYS) -> Place:
+def patched(owner: str, name: str, why: str, *, without: str = "", use: Use = Use.ALWAYS) -> Place:
     """The place of ``name``, to be patched; if it is missing, a place that nothing calls."""
-    entry = _added(owner, name, why, since=since, without=without, use=use, own=True)
+    entry = _added(PrivateName(owner=owner, name=name, why=why, without=without, use=use, own=True))
     return (type("Nowhere", (), {name: None}) if entry.find() is NOTHING else at(owner)), name
+
+
+def _added(entry: PrivateName) -> PrivateName:
+    ENTRIES.append(entry)
+    return entry
 
 
 def probe(*uses: Use) -> list[str]:
@@ -141,30 +143,13 @@ def _is_tested(version: str) -> bool:
     return found is not None and TESTED[0] <= (int(found[1]), int(found[2])) <= TESTED[1]
 
 
-def _added(
-    owner: str,
-    name: str,
-    why: str,
-    *,
-    since: str,
-    use: Use,
-    without: str = "",
-    example: Callable[[], object] | None = None,
-    own: bool = False,
-) -> PrivateName:
-    entry = PrivateName(
-        owner=owner, name=name, why=why, since=since, without=without, use=use, example=example, own=own
-    )
-    ENTRIES.append(entry)
-    return entry
-
-
 def at(path: str) -> Any:
     """The module, class or object at ``path``, which begins with ``torch``."""
     first, *rest = path.split(".")
     found: Any = import_module(first)
     for part in rest:
         first += f".{part}"
+        # A submodule is an attribute of its package only once somebody has imported it.
         inner = getattr(found, part, None)
         found = import_module(first) if inner is None else inner
     return found

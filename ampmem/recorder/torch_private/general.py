@@ -1,4 +1,4 @@
-"""Every private torch API that recording uses: what for, since when, and what ampmem does without it.
+"""Every private torch API that recording uses: what for, and what ampmem does without it.
 
 APIs for CUDA devices are in ``cuda.py``, for torch.distributed in ``distributed.py``; nothing else in
 ``ampmem/recorder`` uses private APIs (the simulated device's are in ``simulator/private/``). Public functions that are
@@ -112,6 +112,7 @@ def below_functorch(tensor: torch.Tensor) -> torch.Tensor | None:
     """``tensor`` without torch.func's wrappers; ``None`` if it is batched, or unknown."""
     if None in (_is_grad_tracking, _get_unwrapped, _is_batched):
         return None
+    # Each level of torch.func.grad wraps once more.
     while _is_grad_tracking(tensor):
         tensor = _get_unwrapped(tensor)
     return None if _is_batched(tensor) else tensor
@@ -134,14 +135,9 @@ def tracked_below(tensor: torch.Tensor) -> bool:
 
 # -- modules, data ----------------------------------------------------------------------
 
-PARAMETERS = attribute(
-    "torch.nn.Module", "_parameters", "to read a module's own attribute without its __getattr__", example=nn.Module
-)
-BUFFERS = attribute(
-    "torch.nn.Module", "_buffers", "to read a module's own attribute without its __getattr__", example=nn.Module
-)
-CHILDREN = attribute(
-    "torch.nn.Module", "_modules", "to read a module's own attribute without its __getattr__", example=nn.Module
+PARAMETERS, BUFFERS, CHILDREN = (
+    attribute("torch.nn.Module", name, "to read a module's own attribute without its __getattr__", example=nn.Module)
+    for name in ("_parameters", "_buffers", "_modules")
 )
 is_tracing: Callable[[], bool] = optional(
     "torch.jit",
@@ -206,6 +202,8 @@ def taken_out(is_meant: Callable[[Any], bool]) -> Callable[[], None]:
 
     def put_back() -> None:
         for hooks, key, value in taken:
+            # A dictionary keeps the order of insertion, and torch calls hooks in that order: those with higher keys go
+            # last.
             later = [(other, hooks.pop(other)) for other in list(hooks) if other > key]
             hooks[key] = value
             hooks.update(later)
@@ -256,6 +254,7 @@ _BACKENDS = "cached_backends"
 
 def compiles() -> bool:
     """Whether the script has called torch.compile."""
+    # Asked only if dynamo is loaded: importing it here would take the script seconds.
     module = sys.modules.get(_EVAL_FRAME)
     return module is not None and any(getattr(module, _BACKENDS, {None: True}).values())
 
@@ -294,6 +293,7 @@ prepare_profiler: Callable[..., None] = needed("torch._C._autograd", "_prepare_p
 profiler_enabled: Callable[[], bool] = needed(
     "torch._C._autograd", "_profiler_enabled", "to know whether another profiler runs: a process has only one"
 )
+# pybind11 writes the names of a function's parameters into its docstring: there is no other way to ask.
 FILTERS = "activity_filter" in str(prepare_profiler.__doc__)
 """Whether torch can filter an activity (since 2.12). If not, "CPU" includes each call of CUDA's runtime."""
 enable_record_function: Callable[[bool], None] = needed(
@@ -325,6 +325,7 @@ for _owner, _names in {
 ENTER_SCOPE: Place = patched(
     "torch.autograd.profiler.record_function", "__enter__", "to keep the script's record_function out of the profile"
 )
+# Mangled names of C++ (Itanium ABI): `_ZN`, each part with its length, `E`, and the types of the arguments.
 CONFIG_LOADER, STOP_THREAD = (f"_ZN9libkineto12ConfigLoader{name}Ev" for name in ("8instance", "10stopThread"))
 """Symbols of libtorch_cpu that end kineto's thread; without them a forked child hangs at its end."""
 KINETO, REGISTER_CLIENT = (
@@ -696,6 +697,7 @@ attribute("torch.autograd.graph.Node", "_raw_saved_result", "to know which tenso
 
 def saved_names(kind: type) -> tuple[str, ...]:
     """Names of the attributes of this class of nodes that are saved tensors, or tuples of them."""
+    # A node has two attributes for each saved tensor: `_saved_NAME` unpacks it, and `_raw_saved_NAME` does not.
     names = (name.removeprefix("_raw") for name in dir(kind) if name.startswith("_raw"))
     return tuple(name for name in names if hasattr(kind, name))
 

@@ -7,7 +7,6 @@ the peak of a phase: so the peaks before a reset are added again to all that a s
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -20,14 +19,16 @@ import torch
 
 from ampmem.allocator.oom import OutOfMemory
 from ampmem.errors import UsageError
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 from ampmem.recorder.models.live import live_tensors
 from ampmem.recorder.sources.cpu import count_all_threads
 from ampmem.recorder.sources.cuda.device import Snapshot, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.oom import last_failure
+from ampmem.recorder.sources.storages import cpu_storage
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import CPU_REPORTER
 from ampmem.simulator.device import SimulatedDevice
+from ampmem.vocabulary import SourceKind
 
 RING = 100_000
 """Maximum number of entries of the allocator's history; older allocations have no stack."""
@@ -63,6 +64,7 @@ class UnservedRequest:
 class Gauge(ABC):
     """Measures one device. Only a CUDA device knows which line of the script allocated a block."""
 
+    kind: SourceKind
     sampled = False
     """Whether the peak is only the largest of the values at the times of reading."""
 
@@ -102,6 +104,7 @@ class CpuGauge(Gauge):
     Source: ``ProfiledCPUMemoryReporter`` in PyTorch's ``c10/core/CPUAllocator.cpp``.
     """
 
+    kind = SourceKind.CPU
     sampled = True
 
     def __init__(self) -> None:
@@ -109,18 +112,15 @@ class CpuGauge(Gauge):
         self._before = self._most = 0
 
     def install(self, short: Callable[[UnservedRequest], None]) -> Undo:
-        self._before = sum({each.data_ptr(): each.nbytes() for each in map(_storage, live_tensors()) if each}.values())
+        found = map(cpu_storage, live_tensors())
+        self._before = sum({address: storage.nbytes() for storage, address in found if storage and address}.values())
         undo, why = count_all_threads()
-        if why is None:
-            self._total = _running_total()
-            why = (
-                None
-                if self._total is not None
-                else (f"this torch ({torch.__version__}) keeps its memory total elsewhere")
-            )
-        if why is not None or self._total is None:
+        self._total = _running_total() if why is None else None
+        if self._total is None:
             undo()
+            why = why or f"this torch ({torch.__version__}) keeps its memory total elsewhere"
             raise UsageError(f"the CPU's memory cannot be watched: {why}; watch a GPU, or simulate one with --gpu h100")
+        # What the counter says now is of before, too: from here on only its changes count.
         self._before -= self._total.value
         return undo
 
@@ -141,14 +141,6 @@ class CpuGauge(Gauge):
         return max(self._before + self._total.value, 0)  # what no tensor held at the start may be freed since
 
 
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    try:
-        storage = tensor.untyped_storage()
-        return storage if storage.device.type == "cpu" and storage.data_ptr() else None
-    except (RuntimeError, NotImplementedError, ValueError):
-        return None
-
-
 _TRIALS = (4 << 20, 12 << 20)
 """Bytes of trial allocations, which show the counter that rises and falls by as much."""
 _WORDS = 40
@@ -162,10 +154,12 @@ def _running_total() -> ctypes.c_size_t | None:
     except (OSError, AttributeError):
         return None
     reporter.restype, reporter.argtypes = ctypes.c_void_p, []
+    # The reporter is a static object of C++ with a private layout: its members are found by what they do.
     words = (ctypes.c_size_t * _WORDS).from_address(reporter())
     found = set(range(_WORDS))
     for size in _TRIALS:
         before = list(words)
+        # Other threads may allocate meanwhile: two trials of different sizes leave one word.
         block = torch.UntypedStorage(size)
         during = list(words)
         del block
@@ -178,6 +172,8 @@ def _running_total() -> ctypes.c_size_t | None:
 
 class SimulatedGauge(Gauge):
     """The modelled allocator's counters, which include a peak since the last reading."""
+
+    kind = SourceKind.SIMULATED
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
@@ -226,6 +222,8 @@ class CudaGauge(Gauge):
     If wanted, the allocator's history, which has the line of each allocation, is kept as a ring.
     """
 
+    kind = SourceKind.CUDA
+
     def __init__(self, *, stacks: bool) -> None:
         self._api = TorchCuda()
         self._stacks = stacks
@@ -244,10 +242,11 @@ class CudaGauge(Gauge):
         self._wanted = True
         with ExitStack() as undo:
             undo.callback(self._end)
+            # Below torch.cuda.memory_stats and all that uses it.
             for place in torch_private.ASKS_STATS:
-                undo.callback(patch(*place, self._put_back))
+                undo.callback(patch_call(*place, self._put_back))
             for place in torch_private.RESETS_PEAKS:
-                undo.callback(patch(*place, self._forget))
+                undo.callback(patch_call(*place, self._forget))
             self._api.when_ready(self._switch_on)
             return undo.pop_all().close
 
@@ -282,6 +281,7 @@ class CudaGauge(Gauge):
                 self._begin_ring()
 
     def _begin_ring(self) -> None:
+        # A process has one history: the script's own must not be emptied.
         if self._on and not self._api.history_is_on():  # else the script records one itself
             self._ring, self._lines = True, {}
             self._api.history(on=True, entries=RING, stacks=True)
@@ -306,6 +306,7 @@ class CudaGauge(Gauge):
                 for pool, numbers in pools.items():
                     if type(numbers) is dict and numbers["peak"] > kept.get((name, pool), 0):
                         kept[name, pool] = numbers["peak"]
+        # The allocator knows one peak since its last reset: for the peak of a step it must be reset at each step's end.
         self._reset(device)
         allocated = stats["allocated_bytes"]["all"]
         return Reading(
@@ -331,7 +332,6 @@ class CudaGauge(Gauge):
         return self._device
 
     def _put_back(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def memory_stats(device: Any, *args: Any) -> Any:
             stats = original(device, *args)
             for (name, pool), peak in self._peaks.get(_index(device), {}).items():
@@ -343,7 +343,6 @@ class CudaGauge(Gauge):
         return memory_stats
 
     def _forget(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def reset_peak_memory_stats(device: Any, *args: Any) -> Any:
             result = original(device, *args)
             self._peaks.pop(_index(device), None)

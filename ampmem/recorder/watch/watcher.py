@@ -33,6 +33,7 @@ from ampmem.recorder.models.holders import names_of_holders
 from ampmem.recorder.models.live import collection_paused, live_at_start, live_tensors
 from ampmem.recorder.options import Options
 from ampmem.recorder.process import active, become_active, check_none, release
+from ampmem.recorder.script_listener import ScriptListener
 from ampmem.recorder.session import Session
 from ampmem.recorder.sources.base import Source
 from ampmem.recorder.sources.choose import records_cuda
@@ -56,10 +57,44 @@ from ampmem.recording.watched_file import WatchedFile
 from ampmem.signals import SIGNALS
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.version import __version__
-from ampmem.vocabulary import SourceKind
 
 _SHAPES = 3
 """Maximum number of a batch's tensors that are named."""
+
+
+class LightListener(ScriptListener):
+    """Reports phases and batches to ``watcher``, too."""
+
+    watcher: Watcher
+
+    def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if not in_backward():  # else it is recomputed
+            self.watcher.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
+            self.watcher.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
+        super().skimmed(module, args)
+
+    def skimmed_over(self) -> None:
+        if not in_backward():
+            self.watcher.entered(Phase.BETWEEN)
+        super().skimmed_over()
+
+    def backward_started(self, loss: float | LateNumber | None) -> None:
+        self.watcher.entered(Phase.BACKWARD)
+        super().backward_started(loss)
+
+    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
+        self.watcher.entered(Phase.BETWEEN)
+        super().backward_ended(raised=raised, differentiable=differentiable)
+
+    def update_begins(self, optimizer: Optimizer, *_: object) -> None:
+        """Note that a ``step`` begins."""
+        if self.on_thread() and not in_backward():
+            self.watcher.entered(Phase.OPTIMIZER)
+
+    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
+        super().updated(optimizer, skipped=skipped)  # the step may end with it, in this phase
+        if not in_backward():
+            self.watcher.entered(Phase.BETWEEN)
 
 
 class LightSession(Session):
@@ -68,11 +103,14 @@ class LightSession(Session):
     ``look`` is called after each module's forward, for gauges whose peak is only sampled.
     """
 
+    LISTENER = LightListener
+    listener: LightListener
+
     def __init__(
         self, options: Options, watcher: Watcher, *, source: Source | None, look: Callable[[], object] | None
     ) -> None:
         super().__init__(replace(options, timed=True, skip=0, steps=None), source=source)
-        self._watcher = watcher
+        self._watcher = self.listener.watcher = watcher
         self._look = look
 
     def _install(self) -> None:
@@ -81,37 +119,9 @@ class LightSession(Session):
             for optimizer in live_at_start(tensors=False)[0]:
                 self.add_optimizer(optimizer)
         self.skim()
-        self.at_end(hook(on_step_before, self._update_begins))
+        self._undo.callback(hook(on_step_before, self.listener.update_begins))
 
-    def skimmed(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not in_backward():  # else it is recomputed
-            self._watcher.fed(module, *_batch(args, sys._getframe(2).f_locals.get("kwargs")))
-            self._watcher.entered(Phase.FORWARD if torch.is_grad_enabled() else Phase.EVALUATION)
-        super().skimmed(module, args)
-
-    def skimmed_over(self) -> None:
-        if not in_backward():
-            self._watcher.entered(Phase.BETWEEN)
-        super().skimmed_over()
-
-    def backward_started(self, loss: float | LateNumber | None) -> None:
-        self._watcher.entered(Phase.BACKWARD)
-        super().backward_started(loss)
-
-    def backward_ended(self, *, raised: bool, differentiable: bool) -> None:
-        self._watcher.entered(Phase.BETWEEN)
-        super().backward_ended(raised=raised, differentiable=differentiable)
-
-    def _update_begins(self, optimizer: Optimizer, *_: object) -> None:
-        if self.on_thread() and not in_backward():
-            self._watcher.entered(Phase.OPTIMIZER)
-
-    def updated(self, optimizer: int, *, skipped: float | LateNumber | None) -> None:
-        super().updated(optimizer, skipped=skipped)  # the step may end with it, in this phase
-        if not in_backward():
-            self._watcher.entered(Phase.BETWEEN)
-
-    def _end_step(self, ended_ns: int | None) -> None:
+    def end_step(self, ended_ns: int | None) -> None:
         self.outcome.steps += 1
         self._watcher.step_ended(self.outcome.number - 1)
 
@@ -348,6 +358,7 @@ class Watcher:
             return
         self._folder, folder = "", self._folder
         with SIGNALS:
+            # The hooks of the full recording lie over those of the light session: they go first.
             self._end_full(Path(folder), failure)
             self._light.close(failure)
             if self.rows == 0:
@@ -497,6 +508,7 @@ class Watcher:
         options = replace(self.options, path=path, steps=FULL_STEPS, skip=0, first_step=self._first, force=True)
         if why is not Why.START:
             options = replace(options, baseline=True)
+        # There is one memory history and one active session: the light one makes room until the full one has ended.
         self._gauge.pause()
         release(self._light)
         try:
@@ -546,6 +558,7 @@ class Watcher:
         if self._file is None or (self.stopped_by is not None and not last) or self.forked():
             return
         try:
+            # A collection here would free tensors of the script at an instant at which it does not.
             with collection_paused():
                 write(self._file)
         except (OSError, AmpmemError) as error:
@@ -562,7 +575,7 @@ class Watcher:
         return WatchedHeader(
             ampmem=__version__,
             torch=torch.__version__,
-            source=_kind_of(options, self._simulated),
+            source=self._gauge.kind.value,
             device=name,
             script=options.script,
             arguments=options.arguments,
@@ -634,14 +647,7 @@ class Watcher:
         models = [model for reference in self._models.values() if (model := reference()) is not None]
         parameters: list[torch.Tensor] = [each for model in models for each in model.parameters()]
         gradients = [grad for each in parameters if (grad := each.grad) is not None]
-        states = [
-            value
-            for optimizer in self._light.optimizers
-            for state in optimizer.state.values()
-            if isinstance(state, dict)
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
-        ]
+        states = self._light.listener.holders.state_of(self._light.optimizers)
         buffers = [each for model in models for each in model.buffers()]
         return [("parameters", parameters), ("gradients", gradients), ("optimizer state", states), ("buffers", buffers)]
 
@@ -673,18 +679,14 @@ def _gauge_of(options: Options, simulated: SimulatedDevice | None) -> Gauge:
     return CudaGauge(stacks=options.stacks) if records_cuda(options) else CpuGauge()
 
 
-def _kind_of(options: Options, simulated: SimulatedDevice | None) -> str:
-    if simulated is not None:
-        return SourceKind.SIMULATED.value
-    return SourceKind.CUDA.value if records_cuda(options) else SourceKind.CPU.value
-
-
 _PAGE = resource.getpagesize()
 
 
 def _resident() -> int:
     """The process's resident memory in bytes; its peak if the system does not report the current value."""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", "rb") as stream:  # noqa: PTH123
+        # The second number is that of the resident pages.
         return int(stream.read().split()[1]) * _PAGE
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # In bytes on macOS, in KiB on Linux.
     return most if sys.platform == "darwin" else most * 1024

@@ -12,10 +12,9 @@ from torch._C._profiler import ProfilerActivity
 from torch.overrides import TorchFunctionMode
 
 from ampmem.recorder.sources import window
-from ampmem.recorder.sources.cuda import nodes
 from ampmem.recorder.sources.cuda.device import TorchCuda
 from ampmem.recorder.sources.cuda.late import LateNumber, number_of
-from ampmem.recorder.sources.cuda.nodes import _Walk
+from ampmem.recorder.torch_private import general
 
 
 def late(query: Any) -> LateNumber:
@@ -122,26 +121,28 @@ def node(name: str, fields: type[SimpleNamespace], *children: Any) -> SimpleName
 
 
 def test_calls_of_the_cuda_runtime_are_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "OP_FIELDS", OpFields)
+    monkeypatch.setattr(general, "OP_FIELDS", OpFields)
     launch = node("cudaLaunchKernel", SimpleNamespace)
-    walk = _Walk([launch, node("MmBackward0", OpFields, launch)])
-    assert [span[2] for span in walk.spans] == ["MmBackward0"]
+    markers = [node(window.MARKER, OpFields) for _ in range(2 * window.MARKERS)]
+    marks = [window.ClockMark(1, 5, 9)] * window.MARKERS
+    seen = window.EventTree([*markers, launch, node("MmBackward0", OpFields, launch)]).observed((marks, marks))
+    assert [seen.names[name] for name in seen.spans[:, 2].tolist()] == ["MmBackward0"]
 
 
 def test_the_profiler_is_asked_for_no_calls_of_the_cuda_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    real = window.prepare_profiler
+    real = general.prepare_profiler
 
     def prepare(config: Any, activities: Any, *rest: Any) -> None:
         asked.append((set(activities), *rest))
         real(config, activities, *rest)
 
-    monkeypatch.setattr(window, "prepare_profiler", prepare)
+    monkeypatch.setattr(general, "prepare_profiler", prepare)
     profile = window.Window()
-    for filters in (True, False) if window.FILTERS else (False,):
-        monkeypatch.setattr(window, "FILTERS", filters)
-        profile.open()
-        profile.close()
+    for filters in (True, False) if general.FILTERS else (False,):
+        monkeypatch.setattr(general, "FILTERS", filters)
+        profile.start()
+        profile.take(go_on=False)
     assert asked[-1] == ({ProfilerActivity.CPU},)
     if len(asked) == 2:
         activities, parts = asked[0]

@@ -26,11 +26,11 @@ from ampmem.recorder.facts.log import ELSEWHERE, Log
 from ampmem.recorder.models.models import Models
 from ampmem.recorder.models.stacks import Stacks
 from ampmem.recorder.sources import extension
+from ampmem.recorder.sources import window as windows
 from ampmem.recorder.sources.base import NO_EVENTS
-from ampmem.recorder.sources.cuda import nodes as cuda_nodes
 from ampmem.recorder.sources.cuda import source as cuda
 from ampmem.recorder.sources.cuda.device import TorchCuda
-from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Ran, SeenNodes, _Walk, nodes_of
+from ampmem.recorder.sources.cuda.nodes import NodeRecorder, Ran, SeenNodes, nodes_of
 from ampmem.recorder.sources.cuda.source import CudaSource, TracePeaks
 from ampmem.recorder.sources.cuda.trace import (
     NO_BLOCKS,
@@ -42,8 +42,9 @@ from ampmem.recorder.sources.cuda.trace import (
     read_trace,
     timed,
 )
-from ampmem.recorder.sources.window import MARKER
+from ampmem.recorder.sources.window import MARKER, ClockMark, EventTree
 from ampmem.recorder.torch_private import cuda as torch_private
+from ampmem.recorder.torch_private import general
 from ampmem.recorder.torch_private.general import next_node
 from ampmem.recorder.writing import Joiner
 from ampmem.vocabulary import Mark
@@ -710,11 +711,16 @@ def test_nodes_run_innermost_first_and_hand_their_number_on() -> None:
 
 
 def test_nodes_of_other_devices_threads_name_nothing_on_this_one() -> None:
-    spans = (Ran(10, 40, "here", 4, 2), Ran(30, 60, "there", 5, 3), Ran(70, 80, "of the recorded thread", 6, 1))
-    seen = SeenNodes(lambda: spans, devices=lambda: {2: {0}, 3: {1}})
-    names = {device: [seen.nodes(device).name_at(when) for when in (15, 35, 50, 75)] for device in (0, 1)}
-    assert names[0] == ["here", "here", "", "of the recorded thread"]
-    assert names[1] == ["", "there", "there", "of the recorded thread"]
+    names = ["", "here", "there", "of the recorded thread"]
+    spans = np.array([(10, 40, 1, 4, 2), (30, 60, 2, 5, 3), (70, 80, 3, 6, 1)])
+    blocks = dict.fromkeys(
+        ("time_ns", "address", "bytes", "total", "name", "own", "number"), np.zeros(2, dtype=np.int64)
+    )
+    allocated = {"device": np.array([0, 1]), "thread": np.array([2, 3])}
+    seen = SeenNodes(extension.Observed(**blocks, **allocated, spans=spans, names=names))
+    running = {device: [seen.nodes(device).name_at(when) for when in (15, 35, 50, 75)] for device in (0, 1)}
+    assert running[0] == ["here", "here", "", "of the recorded thread"]
+    assert running[1] == ["", "there", "there", "of the recorded thread"]
 
 
 def test_where_nodes_of_two_threads_overlap_no_name_is_guessed() -> None:
@@ -725,7 +731,7 @@ def test_where_nodes_of_two_threads_overlap_no_name_is_guessed() -> None:
 
 
 def test_the_nodes_of_a_backward_are_recorded_with_their_times() -> None:
-    recorder = NodeRecorder()
+    recorder = NodeRecorder(windows.Window(device=True))
     recorder.start()
     assert recorder.running
     weight = torch.ones(3, 3, requires_grad=True)
@@ -1009,12 +1015,12 @@ class _OpFields(SimpleNamespace):
 
 @pytest.fixture
 def made_up_fields(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_nodes, "ALLOCATION", _Fields)
-    monkeypatch.setattr(cuda_nodes, "OP_FIELDS", _OpFields)
+    monkeypatch.setattr(general, "ALLOCATION", _Fields)
+    monkeypatch.setattr(general, "OP_FIELDS", _OpFields)
 
 
 def _memory(thread: int, when: int, address: int, size: int) -> Any:
-    fields = _Fields(device=torch.device("cuda", 0), ptr=address, alloc_size=size)
+    fields = _Fields(device=torch.device("cuda", 0), ptr=address, alloc_size=size, total_allocated=0)
     return SimpleNamespace(start_time_ns=when, start_tid=thread, children=[], extra_fields=fields)
 
 
@@ -1022,12 +1028,17 @@ def _memory(thread: int, when: int, address: int, size: int) -> Any:
 def test_a_node_that_the_engines_thread_made_is_not_taken_for_one_of_the_recorded_threads() -> None:
     recomputed = _node("MmBackward0", 2, 3, 30, 40, _memory(2, 35, 4096, 512))
     checkpoint = _node("CheckpointFunctionBackward", 2, 3, 20, 50, _memory(2, 25, 512, 512), recomputed)
-    walk = _Walk([_node(MARKER, 1, -1, 1, 2), checkpoint])
-    assert [(span[2], span[3]) for span in walk.spans] == [
+    markers = [_node(MARKER, 1, -1, when, when + 1) for when in (1, 2, 3, 4, 60, 61, 62, 63)]
+    first, last = (
+        [ClockMark(when, when + 1, when + 1) for when in burst] for burst in ((1, 2, 3, 4), (60, 61, 62, 63))
+    )
+    seen = EventTree([*markers, checkpoint]).observed((first, last))
+    assert [(seen.names[name], number) for _, _, name, number, _ in seen.spans.tolist()] == [
         ("CheckpointFunctionBackward", 3),
         ("MmBackward0", 3 + ELSEWHERE),
     ]
-    blocks = walk.blocks()[0]
+    assert seen.own.tolist() == [3, 3]
+    blocks = SeenNodes(seen).blocks(0)
     assert [blocks.ops[op] for op in blocks.op] == ["CheckpointFunctionBackward", "MmBackward0"]
     assert blocks.sequence.tolist() == [3, 3 + ELSEWHERE]
 
@@ -1059,6 +1070,6 @@ def test_what_the_engines_thread_computes_again_is_named_after_its_own_op() -> N
         op=np.zeros(3, dtype=np.int64),
         sequence=np.array([made, number + ELSEWHERE, made + ELSEWHERE]),
     )
-    modules = [texts.value(module) for module in joiner.join(raw)["events"].module.tolist()]
+    modules = [texts.value(module) for module in joiner.join(raw).events.module.tolist()]
     # The last one is of a node inside another's backward whose forward was on the recorded thread all the same.
     assert modules == ["linear", "dropout", "dropout" if number == made else "linear"]

@@ -20,14 +20,13 @@ from ampmem.recorder.sources import extension
 from ampmem.recorder.sources.cuda import source as cuda
 from ampmem.recorder.sources.cuda.device import Stats
 from ampmem.recorder.sources.cuda.events import HeldBlocks, History, TraceWindow
-from ampmem.recorder.sources.cuda.nodes import Ran, SeenNodes
+from ampmem.recorder.sources.cuda.nodes import SeenNodes
 from ampmem.recorder.sources.cuda.source import FEW_ENTRIES, CudaSource
 from ampmem.recorder.sources.cuda.trace import IS_ALLOC, IS_FREE, IS_SEGMENT, IS_SNAPSHOT, KINDS
 from ampmem.recorder.sources.cuda.tracker import (
     NO_ROWS,
     Table,
     Tracked,
-    TrackedMark,
     devices_in,
     pools_in,
     threads_by_device,
@@ -242,7 +241,7 @@ def test_rows_have_to_come_to_what_the_allocator_counts(name: str) -> None:
     assert history.follow(trace, since_ns=6, until_ns=9, counted=wrong) is None
     settled = history.follow(trace, since_ns=6, until_ns=9, counted=counted)
     assert settled is not None
-    assert (settled.allocated.tolist(), settled.block_bytes.tolist()) == ([700, 701], [1024, 512])
+    assert (settled.events.allocated.tolist(), settled.events.block_bytes.tolist()) == ([700, 701], [1024, 512])
 
 
 def test_the_allocator_is_described_without_a_snapshot(clock: Clock) -> None:
@@ -275,8 +274,9 @@ def test_a_block_of_another_thread_has_the_node_that_ran_at_its_time(
     start = clock()
     gpu.free(gpu.malloc(600))
     gpu.elsewhere(lambda: gpu.free(gpu.malloc(500)))
-    spans = [Ran(start, clock(), "ExpBackward0", 77, 0)]
-    monkeypatch.setattr(source._nodes, "take", lambda go_on: SeenNodes(lambda: spans))
+    spans = np.array([(start, clock(), 1, 77, 0)])
+    seen = extension.Observed(*np.zeros((9, 0), dtype=np.int64), spans=spans, names=["", "ExpBackward0"])
+    monkeypatch.setattr(source._nodes, "take", lambda go_on: SeenNodes(seen))
     window = source.drain()
     assert [window.ops[each] for each in window.op] == ["", "", "ExpBackward0", "ExpBackward0"]
     assert window.sequence.tolist() == [-1, -1, 77, 77]
@@ -354,10 +354,8 @@ def test_rows_of_one_device_become_a_trace() -> None:
 
 def test_events_of_other_threads_between_a_phase_and_its_mark_are_before_the_phase() -> None:
     rows = table(*(row(IS_ALLOC, 0x1000 * n, time_ns=n, size=1, thread=n % 2) for n in range(10, 20)))
-    mark = TrackedMark(since_ns=13, time_ns=14, thread=0)
-    assert trace_on(0, rows, np.array([0]), [""], [mark])[0].time_ns.tolist() == [10, 11, 12, 12, *range(14, 20)]
-    own = mark._replace(thread=1)
-    assert trace_on(0, rows, np.array([0]), [""], [own])[0].time_ns.tolist() == list(range(10, 20))
+    assert trace_on(0, rows, np.array([0]), [""], [(13, 14, 0)])[0].time_ns.tolist() == [10, 11, 12, 12, *range(14, 20)]
+    assert trace_on(0, rows, np.array([0]), [""], [(13, 14, 1)])[0].time_ns.tolist() == list(range(10, 20))
 
 
 def test_what_else_is_in_the_rows() -> None:

@@ -47,7 +47,7 @@ def seeing(cache: Path) -> Iterator[CompiledExtension]:
     assert found is not None
     found.start()
     yield found
-    found.stop()
+    found.abandon()
     found.take()
 
 
@@ -84,7 +84,7 @@ def test_it_sees_the_blocks_and_nodes_that_the_profiler_sees(seeing: CompiledExt
     seeing.take()
     backward()
     seen = seeing.take()
-    seeing.stop()
+    seeing.abandon()
     assert rows(seen) == of_profiler()
     assert {"TanhBackward0", "MmBackward0"} <= {node for _, node in rows(seen)}
 
@@ -141,7 +141,7 @@ def test_it_leaves_no_profiler_behind(cache: Path) -> None:
     assert found is not None
     found.start()
     assert profiler_enabled()
-    found.stop()
+    found.abandon()
     assert not profiler_enabled()
     torch.ones(1000)
     assert rows(found.take()) == []

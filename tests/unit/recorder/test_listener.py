@@ -29,6 +29,10 @@ class Diary:
 
     def __init__(self) -> None:
         self.heard: list[str] = []
+        self.log = Log(RealAddresses())
+        self.models = Models(self.log)
+        self.update = RunningUpdate(self.log, Stacks(enabled=False))
+        self.arm_seen = ArmSeen(device_type="cpu")
 
     def on_thread(self) -> bool:
         return True
@@ -60,12 +64,8 @@ class Diary:
     def scaled(self, scale: float | LateNumber | None) -> None:
         self.heard.append(f"scaled by {scale}")
 
-    def data_started(self) -> Phase:
-        self.heard.append("data")
-        return Phase.SETUP
-
-    def transform_started(self) -> Phase:
-        self.heard.append("transform")
+    def data_started(self, *, transform: bool = False) -> Phase:
+        self.heard.append("transform" if transform else "data")
         return Phase.SETUP
 
     def function_returned(self) -> None:
@@ -87,15 +87,8 @@ class Diary:
 def test_one_step_as_the_hooks_report_it() -> None:
     diary = Diary()
     listener: Listener = diary
-    log = Log(RealAddresses())
-    models = Models(log)
-    update = RunningUpdate(log, Stacks(enabled=False))
-    hooks = [
-        ModuleHooks(listener, log, models, update.stacks, ArmSeen(device_type="cpu"), follow=lambda: None),
-        BackwardHooks(listener, log.misses),
-        OptimizerHooks(listener, log, models, update),
-    ]
-    undo = [*(each.install() for each in hooks), boundaries.install_data(listener, log.misses)]
+    hooks = [ModuleHooks(listener, follow=lambda: None), BackwardHooks(listener), OptimizerHooks(listener)]
+    undo = [*(each.install() for each in hooks), boundaries.install_data(listener)]
     try:
         model = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False))
         torch.nn.init.ones_(model[0].weight)

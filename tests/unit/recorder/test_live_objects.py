@@ -161,7 +161,7 @@ def test_all_objects_are_looked_at_if_no_optimizer_is_in_variables() -> None:
 
 def test_nothing_is_looked_at_if_no_optimizer_was_ever_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "never_made", lambda _: True)
-    monkeypatch.setattr(live, "_is_of_torch", lambda _: True)  # tests have classes of their own
+    monkeypatch.setattr(live, "_qualified", lambda _: "torch.optim.SGD")  # tests have classes of their own
     for look in ("get_referrers", "get_referents"):
         monkeypatch.setattr(gc, look, lambda *_: pytest.fail("there is nothing to find"))
     assert live_at_start([{"variable": 1}], tensors=False) == ([], [])

@@ -311,7 +311,7 @@ class Script:
 
     def transform(self) -> None:
         before = self.machine.phase
-        self.act(self.machine.transform_started())
+        self.act(self.machine.data_started(transform=True))
         self.act(self.machine.data_ended(before))
 
     def play(self, events: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ampmem.allocator.settings import UNCACHED, VARIABLES, backend_of_environment
-from ampmem.patching import Undo, patch
+from ampmem.patching import Undo, patch_call
 from ampmem.recorder.torch_private import cuda as torch_private
 from ampmem.recorder.torch_private.general import in_backward
 
@@ -24,7 +24,7 @@ OomObserver = Callable[[int, int, int, int], None]
 """Called with the device, the bytes requested, the device's total (or the process's limit), and the free bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Statistics of one device, as ``torch.cuda.memory_stats`` has them, all pools together.
 
@@ -77,17 +77,11 @@ class TorchCuda:
         else:
             torch_private.when_cuda_is_ready(action)
 
-    def settings_in_force(self) -> str | None:
-        """The allocator's settings as text, once CUDA is initialized; ``None`` if torch does not say."""
-        return torch_private.settings_in_force()
-
-    def set_settings(self, text: str) -> None:
-        """Set the allocator's settings."""
-        torch_private.set_settings(text)
-
-    def caches(self) -> bool:
-        """Whether PyTorch's caching allocator is in use: the history has no other allocations."""
-        return torch_private.allocator_is_on()
+    settings_in_force = staticmethod(torch_private.settings_in_force)
+    set_settings = staticmethod(torch_private.set_settings)
+    caches = staticmethod(torch_private.allocator_is_on)
+    """The history has no allocations that pass the caching allocator."""
+    metadata_setter = staticmethod(torch_private.metadata_setter)
 
     def history_is_on(self) -> bool:
         """Whether memory history is being recorded already."""
@@ -138,7 +132,9 @@ class TorchCuda:
         if not self._asks_nvml:
             return None
         try:
-            used = _process_used(device)
+            nvml, handle = _nvml(device)
+            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            used = next((int(each.usedGpuMemory) for each in processes if each.pid == os.getpid()), None)
         except Exception:  # no pynvml, no permission, not supported: NVML has many errors
             used = None
         self._asks_nvml = used is not None  # NVML may not find this process, since containers hide process ids
@@ -162,19 +158,39 @@ class TorchCuda:
 
     def follow_captures(self) -> Undo:
         """Follow the CUDA graphs that any thread captures; returns the undo."""
-        return _follow_captures()
+
+        def wrap_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+            def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(graph, *args, **kwargs)
+                _captured.add(id(graph))
+                return result
+
+            return capture_begin
+
+        def wrap_end(original: Callable[..., Any]) -> Callable[..., Any]:
+            def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+                try:
+                    return original(graph, *args, **kwargs)
+                finally:
+                    _captured.discard(id(graph))
+
+            return capture_end
+
+        with ExitStack() as undo:
+            undo.callback(_captured.clear)
+            undo.callback(patch_call(*torch_private.BEGIN_CAPTURE, wrap_begin))
+            undo.callback(patch_call(*torch_private.END_CAPTURE, wrap_end))
+            return undo.pop_all().close
 
     def capturing(self) -> bool:
         """Whether any thread is capturing a CUDA graph: a call that synchronizes would end the capture."""
         return bool(_captured) or torch.cuda.is_current_stream_capturing()
 
     def observe_oom(self, observer: OomObserver) -> None:
-        """Call ``observer`` whenever memory runs out, until the process ends."""
-        _observe_oom(observer)
-
-    def metadata_setter(self) -> Callable[[str], None] | None:
-        """A function that tags the calling thread's events; ``None`` if torch cannot, or the script uses the tags."""
-        return torch_private.metadata_setter()
+        """Call ``observer`` whenever memory runs out, until :func:`forget_observer`."""
+        # One list for the process, with at most one observer: torch's own entry asks it.
+        _observer[:] = [observer]
+        _attach_once()
 
 
 def cuda_available() -> bool:
@@ -200,40 +216,8 @@ _captured: set[int] = set()
 """``id`` of each graph that is being captured."""
 
 
-def _follow_captures() -> Undo:
-    def wrap_begin(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(graph, *args, **kwargs)
-            _captured.add(id(graph))
-            return result
-
-        return capture_begin
-
-    def wrap_end(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(graph, *args, **kwargs)
-            finally:
-                _captured.discard(id(graph))
-
-        return capture_end
-
-    with ExitStack() as undo:
-        undo.callback(_captured.clear)
-        undo.callback(patch(*torch_private.BEGIN_CAPTURE, wrap_begin))
-        undo.callback(patch(*torch_private.END_CAPTURE, wrap_end))
-        return undo.pop_all().close
-
-
 _observer: list[OomObserver] = []
 """The current observer: torch's own list of observers only grows, so it gets one entry, once."""
-
-
-def _observe_oom(observer: OomObserver) -> None:
-    _observer[:] = [observer]
-    _attach_once()
 
 
 @functools.cache
@@ -254,12 +238,6 @@ def _observed(device: int, segment: int, total: int, free: int) -> None:
             observer(device, segment, total, free)
     except Exception:
         return
-
-
-def _process_used(device: int) -> int | None:
-    nvml, handle = _nvml(device)
-    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    return next((int(each.usedGpuMemory) for each in processes if each.pid == os.getpid()), None)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from ampmem.allocator.segments import RESERVING, Extent, SegmentLog, extent_of_c
 from ampmem.allocator.settings import Settings, round_size
 from ampmem.allocator.snapshot import ALLOC, FREE_COMPLETED, FREE_REQUESTED, read_segments
 from ampmem.events import Action, Column, SegmentColumns
+from ampmem.recorder.sources.base import RawEvents
 from ampmem.recorder.sources.cuda.device import Snapshot, Stats
 from ampmem.recorder.sources.cuda.trace import (
     IS_ALLOC,
@@ -124,6 +125,7 @@ class Chain:
             columns = columns.take(self.place, axis=1)
         self._rows = np.concatenate([before, columns], axis=1)
         self.entries = self._rows[:, before.shape[1] :]
+        # Stable: what is at one address stays in the order of the trace.
         self._order = np.argsort(self._rows[_ADDRESS], kind="stable")
         self._kind, address, self._size, _, _ = self._sorted = self._rows.take(self._order, axis=1)
         self._same = address[1:] == address[:-1]
@@ -134,6 +136,8 @@ class Chain:
     def goes_on(self) -> bool:
         """Whether the entries follow from the blocks before without a gap."""
         kind, size = self._kind, self._size
+        # At each address an alloc, a free, the end of its wait and the next alloc follow each other. Anything else is a
+        # gap.
         follows = (kind[1:] == _NEXT[kind[:-1]]) & ((kind[1:] == IS_ALLOC) | (size[1:] == size[:-1]))
         return bool(self._born[:1].all() and np.where(self._same, follows, self._born[1:]).all())
 
@@ -142,6 +146,7 @@ class Chain:
 
         ``None`` if they are not those of ``final``, or if only a ``final`` can tell the size of some block.
         """
+        # A block is there after the trace if the last that happened at its address is not the end of its wait.
         last = np.concatenate([~self._same, _ONE[: len(self._kind)]])
         after = self._order[last & (self._kind != IS_DONE)]
         if final is not None and not _same_blocks(final.table, self._rows.take(after, axis=1)):
@@ -149,6 +154,7 @@ class Chain:
         unknown = np.flatnonzero(self._born & (self._sorted[_SIZE] == 0))
         if len(unknown) and not self._size_blocks(unknown, last[unknown], final, settings):
             return None
+        # The row of the alloc, or of the block from before, that each entry is about: the last such row up to it.
         origin = np.maximum.accumulate(np.where(self._born, np.arange(len(self._born)), 0))
         self._rows[_SIZE:, self._order] = self._sorted[_SIZE:].take(origin, axis=1)
         held: BlockTable = self._rows.take(after, axis=1)
@@ -203,20 +209,6 @@ def blocks_before(trace: Trace, final: BlockTable, settings: Settings) -> BlockT
     return np.concatenate([final.compress(alone, axis=1), older], axis=1)
 
 
-def rewound_blocks(entries: list[TraceEntry], final: HeldBlocks) -> HeldBlocks:
-    """The blocks before the first entry: ``final`` with every entry undone, newest first."""
-    before = HeldBlocks(dict(final.alive), dict(final.awaiting))
-    for entry in reversed(entries):
-        if entry.action == ALLOC:
-            before.alive.pop(entry.address, None)
-        elif entry.action == FREE_REQUESTED:
-            before.awaiting.pop(entry.address, None)
-            before.alive[entry.address] = LiveBlock(entry.size, entry.block, entry.stream)
-        elif entry.action == FREE_COMPLETED:
-            before.awaiting[entry.address] = LiveBlock(entry.size, 0, entry.stream)
-    return before
-
-
 def true_sizes(entries: list[TraceEntry], final: dict[int, LiveBlock]) -> dict[int, int]:
     """Block sizes of the allocs, by index: from the profiler, or from ``final``.
 
@@ -257,27 +249,19 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """The events of a window as columns; ``lost`` counts the blocks and segments in which trace and state differ.
+    """The events of a window; ``lost`` counts the blocks and segments in which trace and state differ.
 
-    ``seen`` is the index of an event's block in the profiler's, or -1. ``awaiting_ns`` and ``awaiting`` are times, and
-    the requested bytes that await other streams from then on. ``peak`` is the state with the most requested bytes,
-    ``allocated_peak`` the most block bytes of live blocks.
+    No autograd nodes are known of ``events``. ``seen`` is the index of an event's block in the profiler's, or -1.
+    ``awaiting_ns`` and ``awaiting`` are times, and the requested bytes that await other streams from then on. ``peak``
+    is the state with the most requested bytes, ``allocated_peak`` the most block bytes of live blocks.
     """
 
-    time_ns: Column
-    action: Column
-    address: Column
-    bytes: Column
-    block_bytes: Column
-    stream: Column
-    allocated: Column
-    stack: Column
+    events: RawEvents
     seen: Column
     awaiting_ns: Column
     awaiting: Column
     peak: Level
     allocated_peak: int
-    segments: SegmentColumns
     lost: int
 
     def awaiting_at(self, instant_ns: int) -> int:
@@ -314,6 +298,7 @@ class History:
         held, final = extents_in(snapshot, device), HeldBlocks.of(snapshot, device)
         traces = snapshot["device_traces"]
         trace = self._read(traces, device)
+        # Each entry is a dictionary of over a kilobyte: a second trace may have to be read.
         traces.clear()
         if again is not None and not self._follows(trace, final, held):
             whole = _until_snapshot(again()["device_traces"], device, len(trace))
@@ -371,20 +356,21 @@ class History:
 
     def _settle(self, window: TraceWindow, start: int) -> Settled:
         trace, held, final = window
+        # Segments first: a block must lie in one when it begins.
         lost = self._reconcile_segments(held, trace, start)
         self._now = max(start, int(trace.time_ns[-1])) if len(trace) else start
         rows = self._first_followed(trace, final, start) if self._first else self._followed(trace, final, None)
         if rows is None:
-            rows, differ = self._gone_through(trace.entries(), final, start)
+            rows, differ = self._gone_through(trace, final, start)
             lost += differ
         lost += self._segments.agree(self._now, rows.table.shape[1], held)
         self._first = False
         return rows.settled(self._segments.take(), lost)
 
-    def _gone_through(self, entries: list[TraceEntry], final: HeldBlocks, start: int) -> tuple[_Rows, int]:
+    def _gone_through(self, trace: Trace, final: HeldBlocks, start: int) -> tuple[_Rows, int]:
         """The rows of a trace that may have gaps, and how many blocks differ from those known."""
         live, known = HeldBlocks.in_table(self._held)
-        before = rewound_blocks(entries, final)
+        before, entries = HeldBlocks.in_table(blocks_before(trace, final.table, self._settings)), trace.entries()
         awaiting = self._awaiting_again(before.awaiting, known)
         writer = _Writer(HeldBlocks(live, awaiting), self._settings, final.alive, true_sizes(entries, final.alive))
         lost = self._reconcile(writer, live, before.alive, start)
@@ -400,9 +386,13 @@ class History:
 
     def _follows(self, trace: Trace, final: HeldBlocks, held: list[Extent]) -> bool:
         """Whether the state before ``trace``, computed backwards, is the known one; false for the first window."""
-        before = rewound_blocks(trace.entries(), final)
+        before = blocks_before(trace, final.table, self._settings)
         reserved = sum(extent.size for extent in _before(held, trace))
-        return not self._first and reserved == self._segments.held.size and _same_blocks(before.table, self._held)
+        return (
+            not self._first
+            and reserved == self._segments.held.size
+            and _same_blocks(before[:, np.argsort(before[_ADDRESS])], self._held)
+        )
 
     def _awaiting_again(self, before: dict[int, LiveBlock], known: dict[int, LiveBlock]) -> dict[int, LiveBlock]:
         """The blocks that awaited other streams at the start. The end of a wait may be among the lost entries."""
@@ -475,6 +465,7 @@ class History:
         np.multiply(_CHANGE.take(kind, axis=1)[:, None], chain.entries[_REQUESTED:_STREAM], out=sums[:, :, 1:])
         (requested, allocated), (awaiting, awaiting_size) = np.cumsum(sums, axis=2, out=sums)
         calls = list(_segment_calls(trace))
+        # Without a snapshot the allocator's own counts show whether an entry was lost.
         if counted is not None and (
             counted.blocks != int((after[_KIND] == IS_ALLOC).sum())
             or counted.requested != int(requested[-1] + awaiting[-1])
@@ -482,7 +473,9 @@ class History:
         ):
             return None
         self._held, self._sums = after, tuple(sums[:, :, -1].ravel().tolist())
+        # The end of a wait frees nothing that a tensor has: it is no event, but it changes what awaits other streams.
         is_row, time = kind != IS_DONE, trace.time_ns[chain.place]
+        # The first of several equal peaks, as a loop over the events would find it.
         peak = int(np.argmax(requested))
         reserved = self._segments.held.size
         if calls:
@@ -593,7 +586,10 @@ def _add_blocks(trace: Trace, seen: SeenBlocks) -> None:
 
 
 class _Rows(NamedTuple):
-    """Events of a window, with the columns of :class:`Settled` as rows, and the requested bytes that await streams."""
+    """Events of a window, and the requested bytes that await other streams.
+
+    The rows of ``table`` are time, action, address, bytes, block bytes, stream, stack, ``seen`` and allocated bytes.
+    """
 
     table: NDArray[np.int64]
     awaiting_ns: Column
@@ -602,23 +598,18 @@ class _Rows(NamedTuple):
     allocated_peak: int
 
     def settled(self, segments: SegmentColumns, lost: int) -> Settled:
-        """The columns of :class:`Settled`."""
-        time, action, address, size, block, stream, stack, seen, allocated = self.table
+        """The window of these events."""
+        *first, stack, seen, allocated = self.table
+        none = np.zeros_like(seen)
         return Settled(
-            time_ns=time,
-            action=action,
-            address=address,
-            bytes=size,
-            block_bytes=block,
-            stream=stream,
-            allocated=allocated,
-            stack=stack,
+            events=RawEvents.from_table(
+                [*first, allocated], op=none, sequence=none - 1, stack=stack, segments=segments
+            ),
             seen=seen,
             awaiting_ns=self.awaiting_ns,
             awaiting=self.awaiting,
             peak=self.peak,
             allocated_peak=self.allocated_peak,
-            segments=segments,
             lost=lost,
         )
 
@@ -713,6 +704,7 @@ class _Writer:
         """All events as rows."""
         table = np.array(self._rows, dtype=np.int64).reshape(-1, 8).T
         action, size = table[1], table[3]
+        # Each row changes the sum by its own bytes.
         delta = np.where(action == Action.FREE, -size, size)
         # Counted backwards from the segments, so that errors of earlier windows do not add up.
         allocated = self._requested - (delta.sum() - np.cumsum(delta))

@@ -35,6 +35,7 @@ class OomKeeper:
         """Memory ran out; called on the thread that requested it, without the allocator's lock."""
         now = time_ns()
         place = _NOWHERE if self.locate is None else self.locate()
+        # Now, while the memory is full: when the script gets its error, tensors of its frames may be freed.
         snapshot = self._api.snapshot()
         request = last_failure(snapshot, device)
         whole = self._whole(device, total)
@@ -105,6 +106,7 @@ def is_out_of_memory(failure: BaseException) -> bool:
     while error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError):
             return True
+        # Causes and contexts can form a circle.
         seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False

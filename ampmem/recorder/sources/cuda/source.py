@@ -38,14 +38,13 @@ from ampmem.recorder.models.live import collection_paused
 from ampmem.recorder.sources.base import NO_EVENTS, Place, RawEvents, Source, joined
 from ampmem.recorder.sources.cuda.device import Snapshot, Stats, TorchCuda, forget_observer
 from ampmem.recorder.sources.cuda.events import HeldBlocks, History, Level, Settled, TraceWindow, extents_in
-from ampmem.recorder.sources.cuda.nodes import NO_NODES, NodeRecorder, Nodes, ObservedNodes, SeenNodes
+from ampmem.recorder.sources.cuda.nodes import NO_NODES, NodeRecorder, Nodes, SeenNodes
 from ampmem.recorder.sources.cuda.oom import OomKeeper
 from ampmem.recorder.sources.cuda.trace import IS_ALLOC, IS_FREE, IS_SEGMENT, Counted, MarkCount, SeenBlocks, Stamps
 from ampmem.recorder.sources.cuda.tracker import (
     NO_ROWS,
     Table,
     Tracked,
-    TrackedMark,
     Tracker,
     devices_in,
     on_device,
@@ -56,7 +55,7 @@ from ampmem.recorder.sources.cuda.tracker import (
     until_snapshot,
 )
 from ampmem.recorder.sources.extension import find
-from ampmem.recorder.sources.window import check_free, install
+from ampmem.recorder.sources.window import Window, check_free, install
 from ampmem.recorder.torch_private.general import in_backward
 from ampmem.units import format_count
 from ampmem.vocabulary import Mark, SourceKind
@@ -99,15 +98,10 @@ class TracePeaks:
 
     def note(self, snapshot: Snapshot, recorded: int | None = None) -> None:
         """Add the peaks of the trace in ``snapshot``, for all devices but the ``recorded`` one."""
-        blocks: dict[int, dict[int, int]] = {}
-        for segment in snapshot["segments"]:
-            of_device = blocks.setdefault(segment["device"], {})
-            for block in segment["blocks"] if segment["device"] != recorded else ():
-                if block["state"] == "active_allocated":
-                    of_device[int(block["address"])] = int(block["size"])
         for device, trace in enumerate(snapshot["device_traces"]):
             if device != recorded:
-                self.note_peak(device, self._largest(trace, blocks.get(device, {})))
+                alive = HeldBlocks.of(snapshot, device).alive
+                self.note_peak(device, self._largest(trace, {address: block.size for address, block in alive.items()}))
 
     def _largest(self, trace: Sequence[Mapping[str, Any]], blocks: dict[int, int]) -> int:
         """The peak in ``trace``, backwards from the ``blocks`` after it; sizes of other blocks are rounded requests."""
@@ -185,7 +179,7 @@ class CudaSource(Source):
         self._history = History(self._settings())
         self._peaks = self._no_peaks()
         self._stamps = Stamps()
-        self._nodes = NodeRecorder() if extension is None else ObservedNodes(extension)
+        self._nodes = NodeRecorder(extension or Window(device=True))
         self._tag: Callable[[str], None] | None = None
         self._marks: dict[tuple[int, Mark], tuple[MarkCount, LayersRecord]] = {}
         self._layers: list[LayersRecord] = []
@@ -237,7 +231,7 @@ class CudaSource(Source):
         """Keep the script's scopes out of the profile that names nodes, and follow graph captures; returns the undo."""
         with ExitStack() as undo:
             undo.callback(self._api.follow_captures())
-            if isinstance(self._nodes, NodeRecorder):
+            if self._extension is None:
                 undo.callback(install())
             return undo.pop_all().close
 
@@ -528,7 +522,7 @@ class CudaSource(Source):
         profiled = self._take_nodes(go_on=go_on, table=self._table)
         self._stamps.take()  # all but the last
         span = {"since_ns": since_ns, "until_ns": time_ns()}
-        marks = [TrackedMark(count.since_ns, count.time_ns, self._number) for count, _ in self._marks.values()]
+        marks = [(count.since_ns, count.time_ns, self._number) for count, _ in self._marks.values()]
         trace, seen = trace_on(device, self._table, self._stack_of, tracker.names(), marks)
         settled = self._history.follow(trace, counted=stats, **span) if go_on else None
         if settled is not None:
@@ -546,7 +540,7 @@ class CudaSource(Source):
             trace, seen = trace_on(device, part, self._stack_of, tracker.names(), marks)
             window = TraceWindow(trace, extents_in(snapshot, device), HeldBlocks.of(snapshot, device))
             settled = self._history.settle_tracked(window, **span)
-        seen_all = ((settled.seen >= 0) | (settled.action == Action.BASELINE)).all()
+        seen_all = ((settled.seen >= 0) | (settled.events.action == Action.BASELINE)).all()
         nodes = NO_NODES if seen_all else profiled.nodes(device)
         return self._raw(settled, nodes, seen)
 
@@ -571,12 +565,21 @@ class CudaSource(Source):
         return profiled
 
     def _raw(self, settled: Settled, nodes: Nodes, seen: SeenBlocks) -> RawEvents:
+        """The events with their autograd nodes; adds the marks among them."""
         if settled.lost:
             self._note("some allocator events were lost; their effect is shown at the start or end of the step")
         if self._device is not None:
             self._peaks.note_peak(self._device, settled.allocated_peak)
         self._settle_marks(settled)
-        return _raw(settled, nodes, seen, self._history)
+        known = np.flatnonzero(settled.seen >= 0)
+        if len(known) == len(settled.seen):  # the profiler saw each block
+            op, sequence = seen.op[settled.seen] + len(nodes.ops), seen.sequence[settled.seen]
+        else:  # the others have the node that ran at their time
+            op, sequence = nodes.at(settled.events.time_ns)
+            place = settled.seen[known]
+            op[known], sequence[known] = seen.op[place] + len(nodes.ops), seen.sequence[place]
+        ops, stacks = (*nodes.ops, *seen.ops), tuple(self._history.stacks.texts)
+        return replace(settled.events, op=op, sequence=sequence, ops=ops, stacks=stacks)
 
     def _settle_marks(self, settled: Settled) -> None:
         """Add the marks, with requested bytes as tensors have them: they end with the free.
@@ -631,29 +634,3 @@ class CudaSource(Source):
                 "CUDA graphs or memory pools of the script have their own memory: replays of a graph allocate "
                 "nothing, so ampmem does not see what they compute"
             )
-
-
-def _raw(settled: Settled, nodes: Nodes, seen: SeenBlocks, history: History) -> RawEvents:
-    """The events with their autograd nodes: as the profiler saw the block, else by time."""
-    known = np.flatnonzero(settled.seen >= 0)
-    if len(known) == len(settled.seen):  # the profiler saw each
-        op, sequence = seen.op[settled.seen] + len(nodes.ops), seen.sequence[settled.seen]
-    else:
-        op, sequence = nodes.at(settled.time_ns)
-        place = settled.seen[known]
-        op[known], sequence[known] = seen.op[place] + len(nodes.ops), seen.sequence[place]
-    return RawEvents(
-        time_ns=settled.time_ns,
-        action=settled.action,
-        address=settled.address,
-        bytes=settled.bytes,
-        block_bytes=settled.block_bytes,
-        stream=settled.stream,
-        allocated=settled.allocated,
-        op=op,
-        sequence=sequence,
-        ops=(*nodes.ops, *seen.ops),
-        stack=settled.stack,
-        stacks=tuple(history.stacks.texts),
-        segments=settled.segments,
-    )

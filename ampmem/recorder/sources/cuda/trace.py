@@ -63,6 +63,7 @@ def found_in(uses: Uses, seen: SeenBlocks) -> tuple[Column, Column]:
     At each address both are in order, but ``seen`` lacks events of other threads. A scan from the front gives the
     earliest entry that each can be, one from the back the latest: if these are equal, there is no other.
     """
+    # Grouped by address, in order of time at each: where both have as many events there, they are the same ones.
     there, known = np.argsort(uses.address, kind="stable"), np.argsort(seen.address, kind="stable")
     addresses, counts = np.unique(seen.address, return_counts=True)
     used_at, used = np.unique(uses.address, return_counts=True)
@@ -90,6 +91,7 @@ def _surely_same(uses: Uses, there: Column, seen: SeenBlocks, known: Column) -> 
     """Certain matches at one address, if the profiler has seen fewer events than the trace has."""
     rows = list(zip(uses.entry[there].tolist(), uses.size[there].tolist(), uses.freed[there].tolist(), strict=True))
     sizes = seen.bytes[known].tolist()
+    # If the first and the last place that a block can have are equal, there is no other.
     early = _earliest(rows, sizes)
     late = _earliest(rows[::-1], sizes[::-1])[::-1]
     same = [(first, index) for index, first, last in zip(known.tolist(), early, late, strict=False) if first == last]
@@ -198,6 +200,7 @@ class Stamps:
     def take(self) -> dict[int, int]:
         """Each stamp with the one after it; the last one stays current, and is kept for the next call."""
         taken = self._instants[:]
+        # The last stamp goes on into the next window.
         del self._instants[: len(taken) - 1]
         return dict(pairwise([*taken, _NEVER]))
 
@@ -279,6 +282,7 @@ def timed(
     # A snapshot has an entry, too: one that ampmem takes at a mark is not an event of the script before the mark.
     done = trace.kind != IS_SNAPSHOT
     low = np.maximum.accumulate(np.maximum(tag, span[0]))
+    # An entry comes before the end of its own stamp, and before whatever the entries after it come before.
     high = np.minimum.accumulate(np.minimum(ends, span[1])[::-1])[::-1].copy()
     low, high = _around_seen(trace.seen, seen, low, high)
     first = 0

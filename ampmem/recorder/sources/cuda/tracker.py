@@ -20,6 +20,8 @@ from ampmem.recorder.sources.extension import CompiledExtension
 
 Frames: TypeAlias = Sequence[tuple[str, int, str]]
 """File, line and function of each frame of a stack, innermost first."""
+Mark: TypeAlias = tuple[int, int, int]
+"""The last time before a mark at which a thread began a phase or an op, the mark's own time, and that thread."""
 Table: TypeAlias = NDArray[np.int64]
 """Rows with the columns of :class:`Tracked`."""
 _POINTER = ctypes.POINTER(ctypes.c_int64)
@@ -58,14 +60,6 @@ class CountedStats(NamedTuple):
 
     stats: Stats
     rows: int | None
-    time_ns: int
-    thread: int
-
-
-class TrackedMark(NamedTuple):
-    """A mark at ``time_ns``, and the last time before it at which ``thread`` began a phase or an op."""
-
-    since_ns: int
     time_ns: int
     thread: int
 
@@ -118,6 +112,7 @@ class Tracker:
         They are ``None`` if other threads never stop to allocate.
         """
         tables, lost, stats = [], False, None
+        # Rows first, counts second: they belong together only if no row was added in between.
         for _ in range(_TRIES):
             table, more = self.take()
             tables.append(table)
@@ -144,23 +139,10 @@ class Tracker:
             if self._library.ampmem_trace_stats(device, found):
                 raise RuntimeError("the allocator has no statistics")
             *stats, before, after, now, thread = found
+            # The allocator has made no row meanwhile: the statistics are those after exactly so many rows.
             if before == after:
                 break
-        blocks, requested, allocated, active, reserved, peak, uses = stats
-        return CountedStats(
-            Stats(
-                blocks=blocks,
-                requested=requested,
-                allocated=allocated,
-                active=active,
-                reserved=reserved,
-                allocated_peak=peak,
-                uses=uses,
-            ),
-            after if before == after else None,
-            now,
-            thread,
-        )
+        return CountedStats(Stats(*stats), after if before == after else None, now, thread)
 
     def _counts(self) -> tuple[int, ...]:
         found = _COUNTS()
@@ -170,6 +152,7 @@ class Tracker:
     def _frames(self, index: int) -> Frames:
         start = _POINTER()
         length = self._library.ampmem_trace_stack(index, ctypes.byref(start))
+        # Code object and instruction in turns; C++ holds references to the code objects.
         stack = start[:length]
         return list(map(self._place, zip(stack[::2], stack[1::2], strict=True)))
 
@@ -182,7 +165,7 @@ class Tracker:
 
 
 def trace_on(
-    device: int, table: Table, stack_of: NDArray[np.int64], names: Sequence[str], marks: Sequence[TrackedMark] = ()
+    device: int, table: Table, stack_of: NDArray[np.int64], names: Sequence[str], marks: Sequence[Mark] = ()
 ) -> tuple[Trace, SeenBlocks]:
     """The rows of ``device`` as a trace, and as the blocks of recorded threads; ``stack_of`` maps stacks to texts."""
     rows = Tracked(*np.ascontiguousarray(on_device(device, table).T))
@@ -209,16 +192,16 @@ def trace_on(
     return trace, seen
 
 
-def _dated(rows: Tracked, marks: Sequence[TrackedMark]) -> NDArray[np.int64]:
+def _dated(rows: Tracked, marks: Sequence[Mark]) -> NDArray[np.int64]:
     """The times of ``rows``, those of other threads between the begin of a phase and its mark before that begin.
 
     The phase's begin is the instant of the mark, at which the allocator is asked only a little later.
     """
     times = rows.time_ns.copy()
-    for mark in marks:
-        between = (times >= mark.since_ns) & (times < mark.time_ns)
-        if between.any() and not (rows.thread[between] == mark.thread).any():
-            times[between] = mark.since_ns - 1
+    for since_ns, time_ns, thread in marks:
+        between = (times >= since_ns) & (times < time_ns)
+        if between.any() and not (rows.thread[between] == thread).any():
+            times[between] = since_ns - 1
     return times
 
 
@@ -243,6 +226,7 @@ def until_snapshot(device: int, table: Table, first: int) -> int:
 
 def threads_by_device(table: Table) -> dict[int, set[int]]:
     """The devices on which each recorded thread allocated or freed."""
+    # Only rows of recorded threads have the size of their block.
     rows = table[table[:, _BLOCK] > 0]
     return devices_by_thread(rows[:, _DEVICE], rows[:, _THREAD])
 
