@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,6 @@ from ampmem.events import (
     AllocatorRecord,
     ArmRecord,
     Column,
-    Columns,
     EventColumns,
     Fact,
     FactColumns,
@@ -219,8 +218,6 @@ def _extent(event: SnapshotEvent) -> Extent:
     return extent_of_call(event.action, event.address, event.size, event.stream)
 
 
-_ColumnsT = TypeVar("_ColumnsT", bound=Columns)
-
 _WITH_BIAS: Final = "aten::addmm"
 _WORK: Final = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 _ITEMSIZES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -298,7 +295,7 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
         texts=texts.all(),
         events=events,
         facts=facts,
-        phases=_columns(PhaseColumns, [(item.start_ns, item.step, item.phase) for item in course.stretches]),
+        phases=PhaseColumns.of_rows([(item.start_ns, item.step, item.phase) for item in course.stretches]),
         steps=tuple(
             StepRecord(
                 index=step.index,
@@ -334,10 +331,6 @@ class _Texts:
 
     def all(self) -> tuple[str, ...]:
         return tuple(self._ids)
-
-
-def _columns(kind: type[_ColumnsT], rows: Sequence[tuple[int, ...]]) -> _ColumnsT:
-    return kind(**dict(zip(kind.names(), _table(rows, len(kind.names())), strict=True)))
 
 
 def _start(lives: TracedBlocks) -> int:
@@ -400,7 +393,7 @@ def _facts(lives: TracedBlocks, found: Conclusions, texts: _Texts, typed: str) -
         rows.append((when, allocation.address, claim.fact, texts.id(claim.name), 0, kind, 0))
         if not claim.seen:
             rows.append((when, allocation.address, Fact.INFERRED, 0, 0, 0, 0))
-    return _columns(FactColumns, rows)
+    return FactColumns.of_rows(rows)
 
 
 def _run(snapshot: DeviceSnapshot, name: str) -> RunRecord:
