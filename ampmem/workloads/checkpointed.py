@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from ampmem.workloads.common import WorkloadOptions, flag, make_optimizer, report_step, run_command
+from ampmem.workloads.common import WorkloadOptions, command, flag, make_optimizer, train_on_batch
 
 FEATURES = 16
 DROPOUT = 0.1
@@ -97,28 +96,15 @@ def build(
 
 def train(options: WorkloadOptions, *, use_reentrant: bool = False) -> None:
     """Train transformer blocks under activation checkpointing on random sequences."""
-    model, optimizer, (inputs, targets) = build(options, use_reentrant=use_reentrant)
-    scaler = options.grad_scaler()
-    model.train()
-    for step in range(options.steps):
-        optimizer.zero_grad()
-        with options.autocast():
-            loss = F.mse_loss(model(inputs), targets)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        report_step(step, loss.item())
+    train_on_batch(options, *build(options, use_reentrant=use_reentrant))
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    run_command(
-        "checkpointed",
-        train,
-        argv,
-        optimizer="adamw",
-        extra=[flag("--use-reentrant", "Use checkpoint's older, reentrant implementation.")],
-    )
+main = command(
+    "checkpointed",
+    train,
+    optimizer="adamw",
+    extra=[flag("--use-reentrant", "Use checkpoint's older, reentrant implementation.")],
+)
 
 
 if __name__ == "__main__":

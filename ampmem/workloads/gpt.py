@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +13,11 @@ from torch.utils.data import DataLoader
 from ampmem.workloads.common import (
     WorkloadOptions,
     batches,
+    command,
     data_loader,
     flag,
     make_optimizer,
     report_step,
-    run_command,
 )
 
 
@@ -151,15 +150,9 @@ def train(options: WorkloadOptions, *, tied: bool = False) -> None:
         report_step(step, loss.item())
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Parse the command line and train."""
-    run_command(
-        "gpt",
-        train,
-        argv,
-        optimizer="adamw",
-        extra=[flag("--tied", "Let the head share the token embedding's weight.")],
-    )
+main = command(
+    "gpt", train, optimizer="adamw", extra=[flag("--tied", "Let the head share the token embedding's weight.")]
+)
 
 
 if __name__ == "__main__":

@@ -11,14 +11,14 @@ import pickle
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from ampmem.patching import added, replace_all
+from ampmem.patching import added, in_place_of, replace_all
 from ampmem.simulator.communication.nccl import Communicators, Connections
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
@@ -35,6 +35,8 @@ from ampmem.simulator.private.general import FakeTensor
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World
 
+_Names: TypeAlias = "weakref.WeakKeyDictionary[Any, str]"
+"""The backend that the script asked for, by process group."""
 _NCCL = (2, 27, 5)
 """The NCCL version that scripts see, for those that require a minimum."""
 _DEFAULT = "cpu:gloo,cuda:nccl"
@@ -49,12 +51,13 @@ def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
     """Let the script make process groups of ``world``; the returned undo also destroys those that are left."""
     distributed = torch.distributed
     owners = (distributed, distributed.distributed_c10d)
-    named: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-    patches = {
-        "init_process_group": _start(world, named, device),
-        "new_group": _group(named),
-        "get_backend": _backend(named),
+    named: _Names = weakref.WeakKeyDictionary()
+    own = {
+        "init_process_group": functools.partial(_init_process_group, world, named, device),
+        "new_group": functools.partial(_new_group, named),
+        "get_backend": functools.partial(_get_backend, named),
     }
+    patches = {name: in_place_of(getattr(distributed, name), function) for name, function in own.items()}
     with ExitStack() as undo:
         undo.callback(_end)
         if world.size > 1:
@@ -68,75 +71,62 @@ def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
         return undo.pop_all().close
 
 
-def _start(world: World, named: weakref.WeakKeyDictionary[Any, str], device: SimulatedDevice) -> Callable[..., None]:
-    distributed = torch.distributed
-    original = distributed.init_process_group
-
-    @functools.wraps(original)
-    def init_process_group(
-        backend: str | None = None,
-        init_method: str | None = None,
-        timeout: Any = None,
-        world_size: int = -1,
-        rank: int = -1,
-        *_: Any,
-        **__: Any,
-    ) -> None:
-        if world_size not in (-1, world.size):
-            raise stop(
-                f"the script starts a process group of {world_size} ranks, but {world.size} are simulated; use "
-                f"--world-size {world_size}, or let the script read WORLD_SIZE"
-            )
-        if rank not in (-1, world.rank):
-            raise stop(
-                f"the script starts as rank {rank}, but rank {world.rank} is simulated; use --rank {rank}, or let the "
-                "script read RANK"
-            )
-        original(FAKE, store=FakeStore(), world_size=world.size, rank=world.rank)
-        device.retract(_NO_GROUP)
-        named[distributed.group.WORLD] = str(backend or _DEFAULT)
-
-    return init_process_group
+def _init_process_group(
+    world: World,
+    named: _Names,
+    device: SimulatedDevice,
+    original: Callable[..., None],
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Any = None,
+    world_size: int = -1,
+    rank: int = -1,
+    *_: Any,
+    **__: Any,
+) -> None:
+    if world_size not in (-1, world.size):
+        raise stop(
+            f"the script starts a process group of {world_size} ranks, but {world.size} are simulated; use "
+            f"--world-size {world_size}, or let the script read WORLD_SIZE"
+        )
+    if rank not in (-1, world.rank):
+        raise stop(
+            f"the script starts as rank {rank}, but rank {world.rank} is simulated; use --rank {rank}, or let the "
+            "script read RANK"
+        )
+    original(FAKE, store=FakeStore(), world_size=world.size, rank=world.rank)
+    device.retract(_NO_GROUP)
+    named[dist.group.WORLD] = str(backend or _DEFAULT)
 
 
-def _group(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., Any]:
-    original = torch.distributed.new_group
-
-    @functools.wraps(original)
-    def new_group(
-        ranks: Any = None,
-        timeout: Any = None,
-        backend: Any = None,
-        pg_options: Any = None,
-        use_local_synchronization: bool = False,
-        group_desc: Any = None,
-        device_id: Any = None,
-        **how: Any,
-    ) -> Any:
-        made = original(ranks, group_desc=group_desc, **how)
-        if isinstance(made, torch.distributed.ProcessGroup):
-            named[made] = str(backend or named.get(torch.distributed.group.WORLD, _DEFAULT))
-        return made
-
-    return new_group
+def _new_group(
+    named: _Names,
+    original: Callable[..., Any],
+    ranks: Any = None,
+    timeout: Any = None,
+    backend: Any = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: Any = None,
+    device_id: Any = None,
+    **how: Any,
+) -> Any:
+    made = original(ranks, group_desc=group_desc, **how)
+    if isinstance(made, dist.ProcessGroup):
+        named[made] = str(backend or named.get(dist.group.WORLD, _DEFAULT))
+    return made
 
 
-def _backend(named: weakref.WeakKeyDictionary[Any, str]) -> Callable[..., str]:
+def _get_backend(named: _Names, original: Callable[..., str], group: Any = None) -> str:
     """The backend that the script asked for: it may decide by it."""
-    original = torch.distributed.get_backend
-
-    @functools.wraps(original)
-    def get_backend(group: Any = None) -> str:
-        found = original(group)
-        name = named.get(group or torch.distributed.group.WORLD, "nccl")
-        return torch.distributed.Backend("nccl" if "nccl" in name else name) if found == FAKE else found
-
-    return get_backend
+    found = original(group)
+    name = named.get(group or dist.group.WORLD, "nccl")
+    return dist.Backend("nccl" if "nccl" in name else name) if found == FAKE else found
 
 
 def _end() -> None:
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 c10d = torch.ops.c10d
@@ -216,13 +206,15 @@ class Collectives:
             answers.update(dict.fromkeys(WAITS, self._wait))
             answers.update(dict.fromkeys(FUNCTIONAL, self._functional))
             undo.callback(added("answers", "collectives", put_back))
+            # Patched in Python, because the ops do not show the reduction.
             reductions = {
-                "all_reduce": self._all_reduce(),
-                "all_reduce_coalesced": self._all_reduce_coalesced(),
-                "reduce": self._reduce(),
+                "all_reduce": in_place_of(dist.all_reduce, self._all_reduce),
+                "all_reduce_coalesced": in_place_of(dist.all_reduce_coalesced, self._all_reduce_coalesced),
+                "reduce": in_place_of(dist.reduce, self._reduce),
             }
             undo.callback(replace_all((dist, dist.distributed_c10d), reductions))
-            undo.callback(replace_all((dist.ProcessGroup,), {"broadcast": self._broadcast()}))
+            broadcast = in_place_of(dist.ProcessGroup.broadcast, self._broadcast)
+            undo.callback(replace_all((dist.ProcessGroup,), {"broadcast": broadcast}))
             return undo.pop_all().close
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -237,8 +229,7 @@ class Collectives:
 
     def _fill(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
         """Set ``outputs`` to the values of the single tensor in ``inputs``, if known."""
-        known = self._mode.known.of(inputs[0]) if len(inputs) == 1 else None
-        known = known if known is None else known.clone()
+        known = self._known(inputs[0]) if len(inputs) == 1 else None
         for tensor in outputs:
             self._mode.forget(tensor.untyped_storage())
             if known is not None:
@@ -258,68 +249,47 @@ class Collectives:
             self._mode.forget(tensor.untyped_storage())  # a functional collective may also write in place
         return result
 
-    def _broadcast(self) -> Callable[..., Any]:
-        original = dist.ProcessGroup.broadcast
+    def _broadcast(self, original: Any, group: Any, tensors: Any, *how: Any, **named: Any) -> Any:
+        work = original(group, tensors, *how, **named)
+        root = (*how, named.get("opts", named.get("root", 0)))[0]
+        if getattr(root, "rootRank", root) != group.rank():
+            self._fill([tensor for tensor in _tensors(tensors) if isinstance(tensor, FakeTensor)], [])
+        return work
 
-        @functools.wraps(original)
-        def broadcast(group: Any, tensors: Any, *how: Any, **named: Any) -> Any:
-            work = original(group, tensors, *how, **named)
-            root = (*how, named.get("opts", named.get("root", 0)))[0]
-            if getattr(root, "rootRank", root) != group.rank():
-                self._fill([tensor for tensor in _tensors(tensors) if isinstance(tensor, FakeTensor)], [])
-            return work
+    def _all_reduce(
+        self, original: Any, tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        known = self._known(tensor)
+        work = original(tensor, op, group, async_op)
+        self._sum_up(tensor, known, op, group)
+        return work
 
-        return broadcast
+    def _all_reduce_coalesced(
+        self, original: Any, tensors: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
+    ) -> Any:
+        several = list(_tensors(tensors))
+        known = [self._known(tensor) for tensor in several]
+        work = original(tensors, op, group, async_op)
+        for tensor, each in zip(several, known, strict=True):
+            self._sum_up(tensor, each, op, group)
+        return work
 
-    def _all_reduce(self) -> Callable[..., Any]:
-        """``all_reduce`` patched in Python, because the op does not show the reduction."""
-        original = dist.all_reduce
-
-        @functools.wraps(original)
-        def all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
-            known = self._known(tensor)
-            work = original(tensor, op, group, async_op)
+    def _reduce(
+        self,
+        original: Any,
+        tensor: Tensor,
+        dst: Any = None,
+        op: Any = ReduceOp.SUM,
+        group: Any = None,
+        async_op: bool = False,
+        group_dst: Any = None,
+    ) -> Any:
+        known = self._known(tensor)
+        work = original(tensor, dst, op, group, async_op, group_dst)
+        arrives = dist.get_rank() == dst if group_dst is None else dist.get_rank(group) == group_dst
+        if arrives or not isinstance(tensor, FakeTensor):
             self._sum_up(tensor, known, op, group)
-            return work
-
-        return all_reduce
-
-    def _all_reduce_coalesced(self) -> Callable[..., Any]:
-        original = dist.all_reduce_coalesced
-
-        @functools.wraps(original)
-        def all_reduce_coalesced(
-            tensors: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False
-        ) -> Any:
-            several = list(_tensors(tensors))
-            known = [self._known(tensor) for tensor in several]
-            work = original(tensors, op, group, async_op)
-            for tensor, each in zip(several, known, strict=True):
-                self._sum_up(tensor, each, op, group)
-            return work
-
-        return all_reduce_coalesced
-
-    def _reduce(self) -> Callable[..., Any]:
-        original = dist.reduce
-
-        @functools.wraps(original)
-        def reduce(
-            tensor: Tensor,
-            dst: Any = None,
-            op: Any = ReduceOp.SUM,
-            group: Any = None,
-            async_op: bool = False,
-            group_dst: Any = None,
-        ) -> Any:
-            known = self._known(tensor)
-            work = original(tensor, dst, op, group, async_op, group_dst)
-            arrives = dist.get_rank() == dst if group_dst is None else dist.get_rank(group) == group_dst
-            if arrives or not isinstance(tensor, FakeTensor):
-                self._sum_up(tensor, known, op, group)
-            return work
-
-        return reduce
+        return work
 
     def _known(self, tensor: Any) -> Tensor | None:
         """A copy of the known values of ``tensor`` on the device, which the op makes unknown."""
@@ -385,15 +355,8 @@ class Objects:
 
     def install(self) -> Callable[[], None]:
         """Replace torch's functions; returns the undo."""
-        names = (
-            "all_gather_object",
-            "gather_object",
-            "broadcast_object_list",
-            "scatter_object_list",
-            "send_object_list",
-            "recv_object_list",
-            "monitored_barrier",
-        )
+        among_all = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
+        names = (*among_all, "send_object_list", "recv_object_list", "monitored_barrier")
         return replace_all((dist, dist.distributed_c10d), {name: getattr(self, name) for name in names})
 
     def all_gather_object(self, object_list: list[Any], obj: Any, group: Any = None) -> None:

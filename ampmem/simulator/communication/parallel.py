@@ -10,7 +10,6 @@ answer is known, and refused if not.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import pickle
@@ -31,7 +30,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.own_code import script_line
-from ampmem.patching import added, replace_all
+from ampmem.patching import added, in_place_of, replace_all
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private.communication import (
     FP16_COMPRESS,
@@ -65,20 +64,22 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     with ExitStack() as undo:
         undo.callback(_install_data_parallel(mode))
         undo.callback(_install_sharded(mode))
-        undo.callback(_install_pipeline(mode))
+        undo.callback(stages_meet(_hear, _tell))
+        undo.callback(stages_vote(mode.known.fill))
         undo.callback(_install_elsewhere(world, mode))
         return undo.pop_all().close
 
 
 def _install_data_parallel(mode: SimulatedMode) -> Callable[[], None]:
     """Let ``DistributedDataParallel`` run without peers; returns the undo."""
+    ddp = torch.nn.parallel.DistributedDataParallel
     with ExitStack() as undo:
         undo.callback(nobody_to_verify(_verify))
         undo.callback(nothing_is_timed())
         undo.callback(_pinned(mode))
         undo.callback(built_in_hooks(_register))
         undo.callback(hooks_of_cuda_builds())
-        undo.callback(_on_this_device())
+        undo.callback(replace_all((ddp,), {"__init__": in_place_of(ddp.__init__, _init_on_this_device)}))
         if mode.everything:
             undo.callback(around_bookkeeping(lambda: _real_integers(mode)))
         return undo.pop_all().close
@@ -102,18 +103,13 @@ def _register(reducer: Any, kind: Any) -> None:
     register_hook(reducer, None, fp16_compress_hook if kind == FP16_COMPRESS else allreduce_hook)
 
 
-def _on_this_device() -> Callable[[], None]:
-    """Refuse GPUs of other ranks, before torch looks for them."""
-    parallel = torch.nn.parallel.DistributedDataParallel
-    original = parallel.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any) -> None:
-        for where in device_ids or ():
-            check_index(where if isinstance(where, int) else torch.device(where).index)
-        original(self, module, device_ids, *args, **kwargs)
-
-    return replace_all((parallel,), {"__init__": init})
+def _init_on_this_device(
+    original: Any, parallel: Any, module: Any, device_ids: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    """``DistributedDataParallel.__init__``, which refuses GPUs of other ranks before torch looks for them."""
+    for where in device_ids or ():
+        check_index(where if isinstance(where, int) else torch.device(where).index)
+    original(parallel, module, device_ids, *args, **kwargs)
 
 
 def _pinned(mode: SimulatedMode) -> Callable[[], None]:
@@ -231,14 +227,6 @@ def of_chunks(tensors: Sequence[Tensor], dim: int, count: int, item: int) -> int
 
 def _blocks(pieces: Sequence[int], size: int) -> int:
     return sum(-(-piece // size) for piece in pieces)
-
-
-def _install_pipeline(mode: SimulatedMode) -> Callable[[], None]:
-    """Simulate pipeline stages on other ranks; returns the undo."""
-    with ExitStack() as undo:
-        undo.callback(stages_meet(_hear, _tell))
-        undo.callback(stages_vote(mode.known.fill))
-        return undo.pop_all().close
 
 
 def _hear(stage: Any, source: int) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ampmem.patching import replace_all
+from ampmem.patching import in_place_of, replace_all
 from ampmem.simulator.private.general import COMPILED_AT_RUN_TIME, FakeTensor
 from ampmem.simulator.where import stop
 
@@ -45,30 +45,24 @@ def install(*, alone: bool) -> Callable[[], None]:
 
 
 def _without_communication() -> Callable[[], None]:
-    distributed = torch.distributed
-    start = distributed.init_process_group
+    distributed, parallel = torch.distributed, torch.nn.parallel.DistributedDataParallel
 
-    @functools.wraps(start)
-    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+    def start(original: Any, backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
         if backend is None or any(name in str(backend) for name in ("nccl", "fake")):
             raise stop(_DISTRIBUTED)
-        return start(backend, *args, **kwargs)
+        return original(backend, *args, **kwargs)
 
-    parallel = torch.nn.parallel.DistributedDataParallel
-    wrap = parallel.__init__
-
-    @functools.wraps(wrap)
-    def init(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    def init(original: Any, self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if any(isinstance(parameter, FakeTensor) for parameter in module.parameters()):
             raise stop(_DISTRIBUTED)
-        wrap(self, module, *args, **kwargs)
+        original(self, module, *args, **kwargs)
 
     with ExitStack() as undo:
-        owners = (distributed, distributed.distributed_c10d)
-        undo.callback(replace_all(owners, {"init_process_group": init_process_group}))
+        starts = {"init_process_group": in_place_of(distributed.init_process_group, start)}
+        undo.callback(replace_all((distributed, distributed.distributed_c10d), starts))
         meshes = (distributed, distributed.device_mesh)
         undo.callback(replace_all(meshes, _each_stops(distributed, ("init_device_mesh",), _DISTRIBUTED)))
-        undo.callback(replace_all((parallel,), {"__init__": init}))
+        undo.callback(replace_all((parallel,), {"__init__": in_place_of(parallel.__init__, init)}))
         return undo.pop_all().close
 
 
