@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ampmem.output import copy_with_holes
-from ampmem.patching import Undo, in_place_of, patch, replace_all
+from ampmem.patching import Undo, in_place_of, replace_all
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import general
 from ampmem.simulator.private.general import FakeTensor, tree_leaves, tree_map, without_modes
@@ -115,7 +115,8 @@ class _Refusing:
             undo.callback(replace_all((tensor,), made))
             writers = {name: in_place_of(getattr(np, name), self._write) for name in _WRITERS}
             undo.callback(replace_all((np,), writers))
-            undo.callback(patch(np.memmap, "__setitem__", lambda original: in_place_of(original, self._assign)))
+            assign = in_place_of(np.memmap.__setitem__, self._assign)
+            undo.callback(replace_all((np.memmap,), {"__setitem__": assign}))
             return undo.pop_all().close
 
     def save(self, original: Callable[..., Any], obj: Any, *args: Any, **kwargs: Any) -> Any:

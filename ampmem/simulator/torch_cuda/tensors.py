@@ -29,12 +29,11 @@ aten = torch.ops.aten
 
 def install(mode: SimulatedMode) -> Callable[[], None]:
     """Install all of it; returns the undo."""
-    device = mode.device_model
+
+    def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+        mode.device_model.record_stream(tensor.untyped_storage(), stream.stream_id)
+
     with ExitStack() as undo:
-
-        def record_stream(tensor: torch.Tensor, stream: Any) -> None:
-            device.record_stream(tensor.untyped_storage(), stream.stream_id)
-
         plain = _pinned(mode.pinned) | {"record_stream": record_stream, "data": _data()}
         undo.callback(replace_all((torch.Tensor,), plain))
         methods = {
