@@ -63,18 +63,14 @@ def assumed_of(texts: Sequence[str], option: str = "assume=") -> Assumed:
         if name in fractions or (line is not None and line["place"] in numbers) or (uncompiled and name == _COMPILE):
             raise UsageError(f"{option.strip()}: {name} is given twice")
         if name == _COMPILE:
-            uncompiled = _eager(option + text, given)
+            if given != "eager":
+                raise UsageError(f"{option}{text}: give compile=eager, which runs compiled code uncompiled")
+            uncompiled = True
         elif line is not None:
             numbers[line["place"]] = _number(option + text, given)
         else:
             fractions[name] = _fraction(option + text, name, given)
     return Assumed(fractions=fractions, numbers=numbers, uncompiled=uncompiled, option=option)
-
-
-def _eager(text: str, given: str) -> bool:
-    if given != "eager":
-        raise UsageError(f"{text}: give compile=eager, which runs compiled code uncompiled")
-    return True
 
 
 def _number(text: str, given: str) -> float:

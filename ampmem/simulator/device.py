@@ -69,12 +69,7 @@ class SimulatedDevice:
     """
 
     def __init__(
-        self,
-        gpu: GpuSpec,
-        settings: Settings,
-        *,
-        label: str = "cuda",
-        environment: Mapping[str, str] | None = None,
+        self, gpu: GpuSpec, settings: Settings, *, label: str = "cuda", environment: Mapping[str, str] | None = None
     ) -> None:
         self.gpu = gpu
         self.label = label
@@ -176,9 +171,17 @@ class SimulatedDevice:
     def bury(self) -> None:
         """Free the blocks of freed storages, unless the thread that holds the allocators will."""
         while self._dead and not self._busy and self.lock.acquire(blocking=False):
+            self._busy = True
             try:
-                self._take_back()
+                while self._dead:
+                    reference = self._dead.pop(0)
+                    if self._references.get(reference.key) is reference:
+                        del self._references[reference.key]
+                        block = self._blocks.pop(reference.key, None)
+                        if block is not None:
+                            self._give_back(block)
             finally:
+                self._busy = False
                 self.lock.release()
 
     def storage_address(self, tensor: torch.Tensor) -> int:
@@ -450,19 +453,6 @@ class SimulatedDevice:
         assert isinstance(reference, _StorageRef)
         self._dead.append(reference)
         self.bury()
-
-    def _take_back(self) -> None:
-        self._busy = True
-        try:
-            while self._dead:
-                reference = self._dead.pop(0)
-                if self._references.get(reference.key) is reference:
-                    del self._references[reference.key]
-                    block = self._blocks.pop(reference.key, None)
-                    if block is not None:
-                        self._give_back(block)
-        finally:
-            self._busy = False
 
     def _report(self, action: Action, block: Block) -> None:
         if self.recorder is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -304,18 +305,13 @@ def _points(like: Tensor, size: Sequence[int], align_corners: bool) -> tuple[int
     """Number of points of each grid, and their coordinates with a 1 appended (``make_base_grid_4D``, ``_5D``)."""
     batch, _, *extents = size
     grid = like.new_empty((batch, *extents, len(extents) + 1))
-    for place, extent in enumerate(reversed(extents)):
-        _spread(like, extent, align_corners, grid.select(-1, place))
+    for extent in reversed(extents):
+        if extent > 1:  # one coordinate: ``linspace_from_neg_one``, which is then copied
+            spread = like.new_empty((extent,))
+            if not align_corners:
+                spread = spread * (extent - 1) / extent
+            del spread
     return math.prod(extents), grid
-
-
-def _spread(like: Tensor, extent: int, align_corners: bool, coordinate: Tensor) -> None:
-    """Fill one coordinate: ``linspace_from_neg_one``, copied."""
-    if extent <= 1:
-        return
-    spread = like.new_empty((extent,))
-    if not align_corners:
-        spread = spread * (extent - 1) / extent
 
 
 def _trilinear(
@@ -544,17 +540,18 @@ def _no_sparse(found: Found, *_: Any, **__: Any) -> Any:
     raise stop(no_layout(torch.sparse_coo))
 
 
-def _no_sparse_gradient() -> Any:
-    raise stop("sparse gradients cannot be simulated; leave sparse=True out (Embedding, EmbeddingBag)")
+def _with_dense_gradient(place: int) -> OpAnswer:
+    """Refuses an op whose argument at ``place`` asks for sparse gradients.
 
+    Here, not in backward, where the engine could not propagate the error.
+    """
 
-def _embedding(found: Found, weight: Tensor, indices: Tensor, *how: Any) -> Any:
-    """Refuse sparse gradients here, not in backward, where the engine could not propagate the error."""
-    return _no_sparse_gradient() if len(how) > 2 and how[2] else NotImplemented
+    def refuse(found: Found, *args: Any) -> Any:
+        if any(args[place : place + 1]):
+            raise stop("sparse gradients cannot be simulated; leave sparse=True out (Embedding, EmbeddingBag)")
+        return NotImplemented
 
-
-def _embedding_bag(found: Found, weight: Tensor, indices: Tensor, offsets: Tensor, *how: Any) -> Any:
-    return _no_sparse_gradient() if len(how) > 2 and how[2] else NotImplemented
+    return refuse
 
 
 def _gru_cell(found: Found, input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Any, **__: Any) -> Any:
@@ -615,13 +612,9 @@ def _index(found: Found, tensor: Tensor, indices: Sequence[Tensor | None]) -> An
 
 
 def _expanded(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    expanded: list[Tensor | None] = []
-    for index in indices:
-        if index is not None and is_mask(index):
-            expanded += index.nonzero().unbind(1)
-        else:
-            expanded.append(index)
-    return expanded
+    """``indices`` with those of the elements that a mask selects in place of each mask."""
+    groups = (index.nonzero().unbind(1) if index is not None and is_mask(index) else (index,) for index in indices)
+    return list(chain.from_iterable(groups))
 
 
 def _accumulating(op: Any) -> OpAnswer:
@@ -638,19 +631,18 @@ def _accumulating(op: Any) -> OpAnswer:
 def _unique(
     found: Found, tensor: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
-    return _distinct(tensor, found("unique", tensor, tensor.numel()), tensor.shape, return_inverse, return_counts)
+    count = found("unique", tensor, tensor.numel())
+    values = tensor.new_empty((count,))
+    inverse = tensor.new_empty(tensor.shape if return_inverse else (0,), dtype=torch.int64)
+    return values, inverse, tensor.new_empty((count if return_counts else 0,), dtype=torch.int64)
 
 
 def _unique_consecutive(
-    found: Found,
-    tensor: Tensor,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    dim: int | None = None,
+    found: Found, tensor: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
     if dim is not None:
         return _unique_dim(found, tensor, dim, True, return_inverse, return_counts)
-    return _distinct(tensor, found("unique", tensor, tensor.numel()), tensor.shape, return_inverse, return_counts)
+    return _unique(found, tensor, True, return_inverse, return_counts)
 
 
 def _unique_dim(
@@ -674,12 +666,6 @@ def _unique_dim_consecutive(
     found: Found, tensor: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
     return _unique_dim(found, tensor, dim, True, return_inverse, return_counts)
-
-
-def _distinct(tensor: Tensor, count: int, shape: torch.Size, return_inverse: bool, return_counts: bool) -> Any:
-    values = tensor.new_empty((count,))
-    inverse = tensor.new_empty(shape if return_inverse else (0,), dtype=torch.int64)
-    return values, inverse, tensor.new_empty((count if return_counts else 0,), dtype=torch.int64)
 
 
 def _pack_padded_sequence(found: Found, tensor: Tensor, lengths: Tensor, batch_first: bool) -> Any:
@@ -721,8 +707,8 @@ KERNELS: dict[Any, OpAnswer] = {
         for overload in getattr(aten, name).overloads()
         if overload != "out"
     },
-    aten.embedding.default: _embedding,
-    aten._embedding_bag.default: _embedding_bag,
+    aten.embedding.default: _with_dense_gradient(4),
+    aten._embedding_bag.default: _with_dense_gradient(5),
     aten._thnn_fused_gru_cell.default: _gru_cell,
     aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     aten.sort.stable: _sort,

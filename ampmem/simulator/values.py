@@ -265,7 +265,8 @@ class Guesses:
     def __init__(self, device: SimulatedDevice, assumed: Assumed = NOTHING) -> None:
         self._device = device
         self._assumed = assumed
-        self._unused = {line: _changed_nothing(assumed.named, line) for line in assumed.numbers}
+        unread = f"{assumed.named} for {{}} changed nothing: no number was read from the device on that line"
+        self._unused = {line: unread.format(line) for line in assumed.numbers}
         for text in self._unused.values():
             device.warn(text)
         self._lines: dict[str, Counter[str]] = {}
@@ -373,10 +374,6 @@ class Guesses:
 
 _READ = "choices that the script read from the device were made up"
 _TURNS = "the columns that topk, argmax, max, sort and multinomial choose take turns"
-
-
-def _changed_nothing(option: str, line: str) -> str:
-    return f"{option} for {line} changed nothing: no number was read from the device on that line"
 
 
 def _and_more(count: int) -> str:

@@ -11,15 +11,7 @@ from click import UsageError
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampmem.workloads.common import (
-    WorkloadOptions,
-    choice,
-    command,
-    count,
-    flag,
-    make_optimizer,
-    report_step,
-)
+from ampmem.workloads.common import WorkloadOptions, choice, command, count, flag, make_optimizer, report_step
 
 ACCUMULATION = 4
 MAX_NORM = 1.0

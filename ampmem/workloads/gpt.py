@@ -10,15 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from ampmem.workloads.common import (
-    WorkloadOptions,
-    batches,
-    command,
-    data_loader,
-    flag,
-    make_optimizer,
-    report_step,
-)
+from ampmem.workloads.common import WorkloadOptions, batches, command, data_loader, flag, make_optimizer, report_step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

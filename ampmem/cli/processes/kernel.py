@@ -148,11 +148,7 @@ def _enter_namespace(*, as_root: bool) -> None:
     user, group = os.getuid(), os.getgid()
     _check(_libc().unshare(_CLONE_NEWNS | (0 if as_root else _CLONE_NEWUSER)), "unshare")
     if not as_root:
-        for name, text in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{user} {user} 1"),
-            ("gid_map", f"{group} {group} 1"),
-        ):
+        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             Path("/proc/self", name).write_text(text)
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
 

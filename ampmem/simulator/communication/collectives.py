@@ -22,15 +22,7 @@ from ampmem.patching import added, in_place_of, replace_all
 from ampmem.simulator.communication.nccl import Communicators, Connections
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.communication import (
-    ALL_GATHERS,
-    FAKE,
-    FUNCTIONAL,
-    REDUCE_SCATTERS,
-    WAITS,
-    FakeStore,
-    done,
-)
+from ampmem.simulator.private import communication as private
 from ampmem.simulator.private.general import FakeTensor
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World
@@ -94,7 +86,7 @@ def _init_process_group(
             f"the script starts as rank {rank}, but rank {world.rank} is simulated; use --rank {rank}, or let the "
             "script read RANK"
         )
-    original(FAKE, store=FakeStore(), world_size=world.size, rank=world.rank)
+    original(private.FAKE, store=private.FakeStore(), world_size=world.size, rank=world.rank)
     device.retract(_NO_GROUP)
     named[dist.group.WORLD] = str(backend or _DEFAULT)
 
@@ -121,7 +113,7 @@ def _get_backend(named: _Names, original: Callable[..., str], group: Any = None)
     """The backend that the script asked for: it may decide by it."""
     found = original(group)
     name = named.get(group or dist.group.WORLD, "nccl")
-    return dist.Backend("nccl" if "nccl" in name else name) if found == FAKE else found
+    return dist.Backend("nccl" if "nccl" in name else name) if found == private.FAKE else found
 
 
 def _end() -> None:
@@ -132,8 +124,8 @@ def _end() -> None:
 c10d = torch.ops.c10d
 
 _RETURN_TENSORS = (
-    *ALL_GATHERS,
-    *REDUCE_SCATTERS,
+    *private.ALL_GATHERS,
+    *private.REDUCE_SCATTERS,
     c10d.allreduce_.default,
     c10d.broadcast_.default,
     c10d.scatter_.default,
@@ -155,7 +147,7 @@ _RETURN_WORK = (
 )
 
 
-_GATHERS = (*ALL_GATHERS, c10d.gather_.default)
+_GATHERS = (*private.ALL_GATHERS, c10d.gather_.default)
 """Collectives that bring this rank's own data from each peer."""
 _LEAVE = (c10d.send.default, c10d.barrier.default, c10d.broadcast_.default)
 """Collectives that write nothing; what all others bring is unknown.
@@ -203,8 +195,8 @@ class Collectives:
         with ExitStack() as undo:
             for op in (*_RETURN_TENSORS, *_RETURN_WORK):
                 answers[op] = self._answer
-            answers.update(dict.fromkeys(WAITS, self._wait))
-            answers.update(dict.fromkeys(FUNCTIONAL, self._functional))
+            answers.update(dict.fromkeys(private.WAITS, self._wait))
+            answers.update(dict.fromkeys(private.FUNCTIONAL, self._functional))
             undo.callback(added("answers", "collectives", put_back))
             # Patched in Python, because the ops do not show the reduction.
             reductions = {
@@ -224,7 +216,7 @@ class Collectives:
         self._flatten(func, args)
         if func not in _LEAVE:
             self._fill(list(_tensors(args[0])), list(_tensors(args[1])) if func in _GATHERS else [])
-        work = done(_tensors(args[0]))
+        work = private.done(_tensors(args[0]))
         return (args[0], work) if func in _RETURN_TENSORS else work
 
     def _fill(self, outputs: list[Tensor], inputs: list[Tensor]) -> None:
@@ -308,8 +300,8 @@ class Collectives:
 
     def _flatten(self, func: Any, args: Any) -> None:
         """Allocate the flat tensor that NCCL gathers into, or scatters from, for lists of tensors."""
-        if func is ALL_GATHERS[0] or func is REDUCE_SCATTERS[0]:
-            many = args[0] if func is ALL_GATHERS[0] else args[1]
+        if func is private.ALL_GATHERS[0] or func is private.REDUCE_SCATTERS[0]:
+            many = args[0] if func is private.ALL_GATHERS[0] else args[1]
             sizes = [sum(_bytes(tensor) for tensor in tensors) for tensors in many]
             if any(tensor.device.type == self._mode.device_model.label for tensor in _tensors(many)):
                 self._mode.device_model.scratch(f"torch.distributed.{func.name()}", [size for size in sizes if size])

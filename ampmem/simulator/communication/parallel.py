@@ -32,26 +32,7 @@ from ampmem.allocator.gpus import GpuSpec
 from ampmem.own_code import script_line
 from ampmem.patching import added, in_place_of, replace_all
 from ampmem.simulator.mode import SimulatedMode
-from ampmem.simulator.private.communication import (
-    FP16_COMPRESS,
-    SYMMETRIC,
-    HashStore,
-    around_bookkeeping,
-    backward_shapes,
-    built_in_hooks,
-    checkpoints,
-    forward_shapes,
-    fsdp_copies,
-    hooks_of_cuda_builds,
-    known_inputs,
-    nobody_to_verify,
-    nothing_is_timed,
-    register_hook,
-    stages_meet,
-    stages_vote,
-    symmetric_memory,
-    tracers,
-)
+from ampmem.simulator.private import communication as private
 from ampmem.simulator.private.general import FakeTensor, tree_map
 from ampmem.simulator.where import stop
 from ampmem.simulator.world import World, check_index
@@ -64,8 +45,8 @@ def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
     with ExitStack() as undo:
         undo.callback(_install_data_parallel(mode))
         undo.callback(_install_sharded(mode))
-        undo.callback(stages_meet(_hear, _tell))
-        undo.callback(stages_vote(mode.known.fill))
+        undo.callback(private.stages_meet(_hear, _tell))
+        undo.callback(private.stages_vote(mode.known.fill))
         undo.callback(_install_elsewhere(world, mode))
         return undo.pop_all().close
 
@@ -74,14 +55,14 @@ def _install_data_parallel(mode: SimulatedMode) -> Callable[[], None]:
     """Let ``DistributedDataParallel`` run without peers; returns the undo."""
     ddp = torch.nn.parallel.DistributedDataParallel
     with ExitStack() as undo:
-        undo.callback(nobody_to_verify(_verify))
-        undo.callback(nothing_is_timed())
+        undo.callback(private.nobody_to_verify(_verify))
+        undo.callback(private.nothing_is_timed())
         undo.callback(_pinned(mode))
-        undo.callback(built_in_hooks(_register))
-        undo.callback(hooks_of_cuda_builds())
+        undo.callback(private.built_in_hooks(_register))
+        undo.callback(private.hooks_of_cuda_builds())
         undo.callback(replace_all((ddp,), {"__init__": in_place_of(ddp.__init__, _init_on_this_device)}))
         if mode.everything:
-            undo.callback(around_bookkeeping(lambda: _real_integers(mode)))
+            undo.callback(private.around_bookkeeping(lambda: _real_integers(mode)))
         return undo.pop_all().close
 
 
@@ -100,7 +81,7 @@ def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
 
 def _register(reducer: Any, kind: Any) -> None:
     """Register DDP's built-in C++ hooks as Python hooks that allocate the same."""
-    register_hook(reducer, None, fp16_compress_hook if kind == FP16_COMPRESS else allreduce_hook)
+    private.register_hook(reducer, None, fp16_compress_hook if kind == private.FP16_COMPRESS else allreduce_hook)
 
 
 def _init_on_this_device(
@@ -174,7 +155,7 @@ _BLOCK = _THREADS * _BYTES_PER_THREAD
 
 def _install_sharded(mode: SimulatedMode) -> Callable[[], None]:
     """Book the memory of FSDP2's copies; returns the undo."""
-    gather, scatter = fsdp_copies()
+    gather, scatter = private.fsdp_copies()
 
     def split(func: Any, args: Any, kwargs: Any) -> Any:
         source, sizes, *dim = args
@@ -232,16 +213,16 @@ def _blocks(pieces: Sequence[int], size: int) -> int:
 def _hear(stage: Any, source: int) -> Any:
     """The metadata of the tensors that stage ``source``, on another rank, sends to ``stage``."""
     if source > stage.stage_index:
-        shapes = backward_shapes(stage)
+        shapes = private.backward_shapes(stage)
     else:
-        inputs = known_inputs(stage)
+        inputs = private.known_inputs(stage)
         if inputs is None:
             raise stop(
                 f"stage {stage.stage_index} of the pipeline gets its inputs from stage {source}, which runs on "
                 "another rank, but only this rank is simulated; give PipelineStage its input_args= (empty tensors "
                 "with the shapes of one microbatch), or simulate rank 0"
             )
-        shapes = forward_shapes(inputs)
+        shapes = private.forward_shapes(inputs)
     data = len(pickle.dumps(shapes))
     for size, dtype in ((1, torch.int64), (data, torch.uint8)):
         torch.empty(size, dtype=dtype, device=stage.device)
@@ -282,10 +263,10 @@ def _install_elsewhere(world: World, mode: SimulatedMode) -> Callable[[], None]:
         undo.callback(replace_all((torch.multiprocessing,), _processes(world)))
         undo.callback(replace_all((dist, dist.distributed_c10d), {"TCPStore": _Store}))
         undo.callback(replace_all((rpc,), {"init_rpc": _stops(_RPC)}))
-        undo.callback(replace_all((symmetric_memory(),), dict.fromkeys(SYMMETRIC, _stops(_SYMMETRIC))))
+        undo.callback(replace_all((private.symmetric_memory(),), dict.fromkeys(private.SYMMETRIC, _stops(_SYMMETRIC))))
         undo.callback(replace_all((ZeroRedundancyOptimizer,), {"consolidate_state_dict": _stops(_CONSOLIDATE)}))
-        undo.callback(replace_all(tracers(), {"pipeline": _stops(_TRACED)}))
-        undo.callback(replace_all(checkpoints(), _files(mode)))
+        undo.callback(replace_all(private.tracers(), {"pipeline": _stops(_TRACED)}))
+        undo.callback(replace_all(private.checkpoints(), _files(mode)))
         return undo.pop_all().close
 
 
@@ -378,7 +359,7 @@ def _processes(world: World) -> dict[str, Any]:
     return {"spawn": spawn, "start_processes": spawn}
 
 
-class _Store(HashStore):  # type: ignore[misc]
+class _Store(private.HashStore):  # type: ignore[misc]
     """A ``TCPStore`` that does not wait for the other ranks."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
