@@ -92,7 +92,7 @@ def suspended() -> Iterator[None]:
 
 def patch(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Undo:
     """Replace ``owner.name``, which ``owner`` itself must have, by ``wrapper(original)``."""
-    return put_in(owner, name, unseen(wrapper(vars(owner)[name])))
+    return _put(owner, name, unseen(wrapper(vars(owner)[name])))
 
 
 def unseen(function: _FunctionT) -> _FunctionT:
@@ -119,7 +119,7 @@ def replace_all(owners: tuple[Any, ...], values: Mapping[str, Any]) -> Undo:
         for owner in owners:
             for name, value in values.items():
                 if name in vars(owner) or hasattr(owner, name):
-                    undo.callback(put_in(owner, name, value))
+                    undo.callback(_put(owner, name, value))
         return undo.pop_all().close
 
 
@@ -136,16 +136,9 @@ def in_place_of(original: Callable[..., Any], function: Callable[..., Any]) -> C
     return replacement
 
 
-def put_in(owner: Any, name: str, replacement: Any) -> Undo:
-    """Set ``owner.name`` to ``replacement``, whether ``owner`` has the attribute or not."""
-    entry = _Entry(
-        what=InPlace(_name_of(owner), name),
-        owner=owner,
-        replacement=replacement,
-        former=vars(owner).get(name, _ABSENT),
-    )
-    setattr(owner, name, replacement)
-    return _enter(entry, lambda: _put_back(entry))
+def put_in(owner: Any, name: str, value: Any) -> Undo:
+    """Set ``owner.name`` to ``value``, whether ``owner`` has the attribute or not."""
+    return _put(owner, name, value)
 
 
 def hook(register: Callable[..., Handle], *arguments: Any, **how: Any) -> Undo:
@@ -172,6 +165,17 @@ def set_variables(variables: Mapping[str, str]) -> Undo:
                 os.environ[name] = value
 
     return added("environment", ", ".join(variables), restore)
+
+
+def _put(owner: Any, name: str, replacement: Any) -> Undo:
+    entry = _Entry(
+        what=InPlace(_name_of(owner), name),
+        owner=owner,
+        replacement=replacement,
+        former=vars(owner).get(name, _ABSENT),
+    )
+    setattr(owner, name, replacement)
+    return _enter(entry, lambda: _put_back(entry))
 
 
 def _enter(entry: _Entry, remove: Callable[[], object]) -> Undo:
