@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from ampmem.patching import added, in_place_of, replace_all
+from ampmem.patching import Undo, added, in_place_of, replace_all, undone_together
 from ampmem.simulator.communication.nccl import Communicators, Connections
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
@@ -39,7 +39,8 @@ _NO_GROUP = (
 )
 
 
-def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
+@undone_together
+def install(world: World, device: SimulatedDevice) -> Iterator[Undo]:
     """Let the script make process groups of ``world``; the returned undo also destroys those that are left."""
     distributed = torch.distributed
     owners = (distributed, distributed.distributed_c10d)
@@ -50,17 +51,15 @@ def install(world: World, device: SimulatedDevice) -> Callable[[], None]:
         "get_backend": functools.partial(_get_backend, named),
     }
     patches = {name: in_place_of(getattr(distributed, name), function) for name, function in own.items()}
-    with ExitStack() as undo:
-        undo.callback(_end)
-        if world.size > 1:
-            device.warn(_NO_GROUP)  # retracted when the script creates a process group
-        undo.callback(replace_all(owners, patches))
-        undo.callback(replace_all((distributed,), {"is_nccl_available": lambda: True}))
-        undo.callback(replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL}))
-        # The mesh's module imports these functions by name, and creates the default group if the script has not.
-        meshes = {name: patches[name] for name in ("init_process_group", "new_group")}
-        undo.callback(replace_all((distributed.device_mesh,), meshes))
-        return undo.pop_all().close
+    yield _end
+    if world.size > 1:
+        device.warn(_NO_GROUP)  # retracted when the script creates a process group
+    yield replace_all(owners, patches)
+    yield replace_all((distributed,), {"is_nccl_available": lambda: True})
+    yield replace_all((torch.cuda.nccl,), {"version": lambda: _NCCL})
+    # The mesh's module imports these functions by name, and creates the default group if the script has not.
+    meshes = {name: patches[name] for name in ("init_process_group", "new_group")}
+    yield replace_all((distributed.device_mesh,), meshes)
 
 
 def _init_process_group(

@@ -16,7 +16,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from ampmem.allocator.gpus import GpuSpec
 from ampmem.own_code import script_line
-from ampmem.patching import added, in_place_of, replace_all
+from ampmem.patching import Undo, added, in_place_of, replace_all, undone_together
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import communication as private
 from ampmem.simulator.private.general import FakeTensor, tree_map
@@ -40,30 +40,28 @@ from ampmem.simulator.world import World, check_index
 aten = torch.ops.aten
 
 
-def install(mode: SimulatedMode, world: World) -> Callable[[], None]:
+@undone_together
+def install(mode: SimulatedMode, world: World) -> Iterator[Undo]:
     """Install all of it; returns the undo."""
-    with ExitStack() as undo:
-        undo.callback(_install_data_parallel(mode))
-        undo.callback(_install_sharded(mode))
-        undo.callback(private.stages_meet(_hear, _tell))
-        undo.callback(private.stages_vote(mode.known.fill))
-        undo.callback(_install_elsewhere(world, mode))
-        return undo.pop_all().close
+    yield _install_data_parallel(mode)
+    yield _install_sharded(mode)
+    yield private.stages_meet(_hear, _tell)
+    yield private.stages_vote(mode.known.fill)
+    yield _install_elsewhere(world, mode)
 
 
-def _install_data_parallel(mode: SimulatedMode) -> Callable[[], None]:
+@undone_together
+def _install_data_parallel(mode: SimulatedMode) -> Iterator[Undo]:
     """Let ``DistributedDataParallel`` run without peers; returns the undo."""
     ddp = torch.nn.parallel.DistributedDataParallel
-    with ExitStack() as undo:
-        undo.callback(private.nobody_to_verify(_verify))
-        undo.callback(private.nothing_is_timed())
-        undo.callback(_pinned(mode))
-        undo.callback(private.built_in_hooks(_register))
-        undo.callback(private.hooks_of_cuda_builds())
-        undo.callback(replace_all((ddp,), {"__init__": in_place_of(ddp.__init__, _init_on_this_device)}))
-        if mode.everything:
-            undo.callback(private.around_bookkeeping(lambda: _real_integers(mode)))
-        return undo.pop_all().close
+    yield private.nobody_to_verify(_verify)
+    yield private.nothing_is_timed()
+    yield _pinned(mode)
+    yield private.built_in_hooks(_register)
+    yield private.hooks_of_cuda_builds()
+    yield replace_all((ddp,), {"__init__": in_place_of(ddp.__init__, _init_on_this_device)})
+    if mode.everything:
+        yield private.around_bookkeeping(lambda: _real_integers(mode))
 
 
 def _verify(group: Any, parameters: Sequence[Tensor]) -> None:
@@ -257,17 +255,16 @@ _TRACED = (
 )
 
 
-def _install_elsewhere(world: World, mode: SimulatedMode) -> Callable[[], None]:
+@undone_together
+def _install_elsewhere(world: World, mode: SimulatedMode) -> Iterator[Undo]:
     """Answer or refuse calls that ask other processes; returns the undo."""
-    with ExitStack() as undo:
-        undo.callback(replace_all((torch.multiprocessing,), _processes(world)))
-        undo.callback(replace_all((dist, dist.distributed_c10d), {"TCPStore": _Store}))
-        undo.callback(replace_all((rpc,), {"init_rpc": _stops(_RPC)}))
-        undo.callback(replace_all((private.symmetric_memory(),), dict.fromkeys(private.SYMMETRIC, _stops(_SYMMETRIC))))
-        undo.callback(replace_all((ZeroRedundancyOptimizer,), {"consolidate_state_dict": _stops(_CONSOLIDATE)}))
-        undo.callback(replace_all(private.tracers(), {"pipeline": _stops(_TRACED)}))
-        undo.callback(replace_all(private.checkpoints(), _files(mode)))
-        return undo.pop_all().close
+    yield replace_all((torch.multiprocessing,), _processes(world))
+    yield replace_all((dist, dist.distributed_c10d), {"TCPStore": _Store})
+    yield replace_all((rpc,), {"init_rpc": _stops(_RPC)})
+    yield replace_all((private.symmetric_memory(),), dict.fromkeys(private.SYMMETRIC, _stops(_SYMMETRIC)))
+    yield replace_all((ZeroRedundancyOptimizer,), {"consolidate_state_dict": _stops(_CONSOLIDATE)})
+    yield replace_all(private.tracers(), {"pipeline": _stops(_TRACED)})
+    yield replace_all(private.checkpoints(), _files(mode))
 
 
 def _stops(why: str) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ script see the device too: a dispatch mode is per thread, and weight loaders use
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -17,7 +17,7 @@ import torch
 
 from ampmem.errors import UsageError
 from ampmem.own_code import script_line
-from ampmem.patching import patch, put_in, replace_all
+from ampmem.patching import Undo, patch, put_in, replace_all, undone_together
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.memory.order import DEFAULT, Reached
 from ampmem.simulator.mode import SimulatedMode
@@ -34,30 +34,29 @@ if TYPE_CHECKING:
 _SNAPSHOTS = "a simulated device has no snapshot; ampmem profile --snapshot FILE writes one from the recording"
 
 
-def install(mode: SimulatedMode, *, alone: bool, cache: Path | None) -> Callable[[], None]:
+@undone_together
+def install(mode: SimulatedMode, *, alone: bool, cache: Path | None) -> Iterator[Undo]:
     """Replace the functions of ``torch.cuda``, and of tensors on the device; returns the undo.
 
     ``alone`` if no other ranks are simulated. ``cache`` is the folder for what the compiler keeps.
     """
     device = mode.device_model
-    with ExitStack() as undo:
-        undo.callback(replace_all((torch.cuda,), _queries(device) | _actions()))
-        undo.callback(replace_all((torch.cuda, torch.cuda.memory), _memory(device)))
-        owner, sets, gets = general.ACCELERATOR_SETTINGS
-        undo.callback(replace_all((owner,), {sets: _settings(device), gets: lambda: device.in_force[1]}))
-        undo.callback(replace_all((torch.cuda, torch.cuda.random), _random(device)))
-        undo.callback(replace_all((torch.cuda.nvtx,), _nvtx()))
-        undo.callback(replace_all((torch.accelerator,), _accelerator(device)))
-        undo.callback(_install_streams(device))
-        undo.callback(replace_all((torch.backends.cudnn,), _CUDNN))
-        undo.callback(tensors.install(mode))
-        undo.callback(types.install())
-        undo.callback(triton.install(mode))
-        undo.callback(derivatives.install(mode))
-        undo.callback(_share_with_threads(mode))
-        undo.callback(compiled.install(mode, cache))
-        undo.callback(unsupported.install(alone=alone))
-        return undo.pop_all().close
+    yield replace_all((torch.cuda,), _queries(device) | _actions())
+    yield replace_all((torch.cuda, torch.cuda.memory), _memory(device))
+    owner, sets, gets = general.ACCELERATOR_SETTINGS
+    yield replace_all((owner,), {sets: _settings(device), gets: lambda: device.in_force[1]})
+    yield replace_all((torch.cuda, torch.cuda.random), _random(device))
+    yield replace_all((torch.cuda.nvtx,), _nvtx())
+    yield replace_all((torch.accelerator,), _accelerator(device))
+    yield _install_streams(device)
+    yield replace_all((torch.backends.cudnn,), _CUDNN)
+    yield tensors.install(mode)
+    yield types.install()
+    yield triton.install(mode)
+    yield derivatives.install(mode)
+    yield _share_with_threads(mode)
+    yield compiled.install(mode, cache)
+    yield unsupported.install(alone=alone)
 
 
 def _queries(device: SimulatedDevice) -> dict[str, Any]:

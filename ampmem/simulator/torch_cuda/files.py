@@ -14,7 +14,7 @@ import pickle
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, cast
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ampmem.output import copy_with_holes
-from ampmem.patching import Undo, in_place_of, replace_all
+from ampmem.patching import Undo, in_place_of, replace_all, undone_together
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import general
 from ampmem.simulator.private.general import FakeTensor, tree_leaves, tree_map, without_modes
@@ -35,19 +35,18 @@ _REFUSED = (
 )
 
 
-def install(mode: SimulatedMode) -> Undo:
+@undone_together
+def install(mode: SimulatedMode) -> Iterator[Undo]:
     """Install all of it; returns the undo."""
-    with ExitStack() as undo:
-        how = _Saving() if mode.saves else _Refusing(mode)
-        own = {"save": in_place_of(torch.save, how.save), "load": in_place_of(torch.load, _load)}
-        undo.callback(replace_all((torch, torch.serialization), own))
-        if importlib.util.find_spec("safetensors") is not None:
-            import safetensors.torch
+    how = _Saving() if mode.saves else _Refusing(mode)
+    own = {"save": in_place_of(torch.save, how.save), "load": in_place_of(torch.load, _load)}
+    yield replace_all((torch, torch.serialization), own)
+    if importlib.util.find_spec("safetensors") is not None:
+        import safetensors.torch
 
-            undo.callback(replace_all((safetensors.torch,), how.safetensors(safetensors.torch)))
-        if isinstance(how, _Refusing):
-            undo.callback(how.install())
-        return undo.pop_all().close
+        yield replace_all((safetensors.torch,), how.safetensors(safetensors.torch))
+    if isinstance(how, _Refusing):
+        yield how.install()
 
 
 class _Saving:
@@ -104,20 +103,19 @@ class _Refusing:
         self._mode = mode
         self._pickling = threading.local()
 
-    def install(self) -> Undo:
+    @undone_together
+    def install(self) -> Iterator[Undo]:
         """The writers of pickle and numpy."""
         self._mode.made_up.follow = True
-        with ExitStack() as undo:
-            undo.callback(replace_all((pickle,), self._pickles()))
-            tensor: Any = torch.Tensor
-            own = {"numpy": self._numpy, "__reduce_ex__": self._reduce_ex}
-            made = {name: in_place_of(getattr(tensor, name), function) for name, function in own.items()}
-            undo.callback(replace_all((tensor,), made))
-            writers = {name: in_place_of(getattr(np, name), self._write) for name in _WRITERS}
-            undo.callback(replace_all((np,), writers))
-            assign = in_place_of(np.memmap.__setitem__, self._assign)
-            undo.callback(replace_all((np.memmap,), {"__setitem__": assign}))
-            return undo.pop_all().close
+        yield replace_all((pickle,), self._pickles())
+        tensor: Any = torch.Tensor
+        own = {"numpy": self._numpy, "__reduce_ex__": self._reduce_ex}
+        made = {name: in_place_of(getattr(tensor, name), function) for name, function in own.items()}
+        yield replace_all((tensor,), made)
+        writers = {name: in_place_of(getattr(np, name), self._write) for name in _WRITERS}
+        yield replace_all((np,), writers)
+        assign = in_place_of(np.memmap.__setitem__, self._assign)
+        yield replace_all((np.memmap,), {"__setitem__": assign})
 
     def save(self, original: Callable[..., Any], obj: Any, *args: Any, **kwargs: Any) -> Any:
         """``torch.save``."""

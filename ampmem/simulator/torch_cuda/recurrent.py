@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ampmem.patching import added, patch
+from ampmem.patching import Undo, added, patch, undone_together
 from ampmem.simulator.device import SimulatedDevice
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import general
@@ -69,20 +68,19 @@ class _Call:
         return Layers(self.kind, self.source.shape[-1], hidden, projection, self.layers, 1 + self.bidirectional)
 
 
-def install(mode: SimulatedMode) -> Callable[[], None]:
+@undone_together
+def install(mode: SimulatedMode) -> Iterator[Undo]:
     """Install cuDNN's ops, and the functions by which modules call them; returns the undo."""
     dropout = _Dropout(mode.device_model)
     answers: dict[Any, Callable[..., Any]] = {
         aten._cudnn_rnn.default: functools.partial(_forward, mode.device_model),
         aten._cudnn_rnn_backward.default: _backward,
     }
-    with ExitStack() as undo:
-        undo.callback(general.replace_layers(tuple(_KINDS), functools.partial(_layer, mode.device_model, dropout)))
-        undo.callback(patch(*general.FLATTEN, _flatten))
-        undo.callback(patch(*general.COPIED, _copied))
-        mode.answers.update(answers)
-        undo.callback(added("ops of cuDNN", "recurrent layers", lambda: [mode.answers.pop(op) for op in answers]))
-        return undo.pop_all().close
+    yield general.replace_layers(tuple(_KINDS), functools.partial(_layer, mode.device_model, dropout))
+    yield patch(*general.FLATTEN, _flatten)
+    yield patch(*general.COPIED, _copied)
+    mode.answers.update(answers)
+    yield added("ops of cuDNN", "recurrent layers", lambda: [mode.answers.pop(op) for op in answers])
 
 
 # -- the parameters ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ampmem.own_code import OWN_FOLDERS, is_torch
-from ampmem.patching import added, in_place_of, put_in, replace_all
+from ampmem.patching import Undo, added, in_place_of, put_in, replace_all, undone_together
 from ampmem.simulator.mode import SimulatedMode
 from ampmem.simulator.private import general
 from ampmem.simulator.private.general import FAKE_TENSOR_MODULES, FakeTensor
@@ -277,12 +277,11 @@ class _Module(ModuleType):
         return FakeTensor if is_torch(file) or file.startswith(OWN_FOLDERS) else _Traced
 
 
-def _hide_fakes() -> Callable[[], None]:
+@undone_together
+def _hide_fakes() -> Iterator[Undo]:
     """Make libraries see what they would see on a GPU; returns the undo."""
-    with ExitStack() as undo:
-        for module in FAKE_TENSOR_MODULES:
-            undo.callback(added(module.__name__, "FakeTensor", _changed(module)))
-        return undo.pop_all().close
+    for module in FAKE_TENSOR_MODULES:
+        yield added(module.__name__, "FakeTensor", _changed(module))
 
 
 def _changed(module: ModuleType) -> Callable[[], None]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from ampmem.patching import in_place_of, replace_all
+from ampmem.patching import Undo, in_place_of, replace_all, undone_together
 from ampmem.simulator.private.general import COMPILED_AT_RUN_TIME, FakeTensor
 from ampmem.simulator.where import stop
 
@@ -26,22 +26,21 @@ _DISTRIBUTED = (
 )
 
 
-def install(*, alone: bool) -> Callable[[], None]:
+@undone_together
+def install(*, alone: bool) -> Iterator[Undo]:
     """Install the refusals; returns the undo. ``alone`` if no other ranks are simulated."""
     cuda, distributed = torch.cuda, torch.distributed
-    with ExitStack() as undo:
-        graphs = ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle")
-        undo.callback(replace_all((cuda, cuda.graphs), _each_stops(cuda, graphs, _GRAPHS)))
-        pools = ("MemPool", "use_mem_pool")
-        undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda, pools, _POOLS)))
-        raw = ("caching_allocator_alloc", "caching_allocator_delete")
-        allocators = ("CUDAPluggableAllocator", "change_current_allocator", *raw)
-        undo.callback(replace_all((cuda, cuda.memory), _each_stops(cuda.memory, allocators, _ALLOCATORS)))
-        jitted = (COMPILED_AT_RUN_TIME, ("__call__",), _JITERATOR)
-        undo.callback(replace_all((COMPILED_AT_RUN_TIME,), _each_stops(*jitted)))
-        if alone and distributed.is_available():
-            undo.callback(_without_communication())
-        return undo.pop_all().close
+    graphs = ("CUDAGraph", "graph", "make_graphed_callables", "graph_pool_handle")
+    yield replace_all((cuda, cuda.graphs), _each_stops(cuda, graphs, _GRAPHS))
+    pools = ("MemPool", "use_mem_pool")
+    yield replace_all((cuda, cuda.memory), _each_stops(cuda, pools, _POOLS))
+    raw = ("caching_allocator_alloc", "caching_allocator_delete")
+    allocators = ("CUDAPluggableAllocator", "change_current_allocator", *raw)
+    yield replace_all((cuda, cuda.memory), _each_stops(cuda.memory, allocators, _ALLOCATORS))
+    jitted = (COMPILED_AT_RUN_TIME, ("__call__",), _JITERATOR)
+    yield replace_all((COMPILED_AT_RUN_TIME,), _each_stops(*jitted))
+    if alone and distributed.is_available():
+        yield _without_communication()
 
 
 def _without_communication() -> Callable[[], None]:
