@@ -289,6 +289,7 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
     facts = _facts(lives, found, texts, typed)
     segments, unknown = segments_reserved(snapshot, lives, _start(lives) - 1)
     ooms = _ooms(snapshot, lives, course)
+    optimized = bool(course.optimizer_names) or _updates(course)
     return Recording(
         run=_run(snapshot, name),
         arm=arm,
@@ -308,7 +309,17 @@ def recording_of(snapshot: DeviceSnapshot, name: str) -> Recording:
             )
             for step in course.steps
         ),
-        parameters=_parameters(found, dtype, bool(course.optimizer_names) or _updates(course)),
+        parameters=tuple(
+            ParameterRecord(
+                name=parameter.name,
+                elements=parameter.bytes // _ITEMSIZES[dtype],
+                bytes=parameter.bytes,
+                dtype=dtype,
+                trainable=parameter.trained,
+                optimizer=0 if optimized and parameter.trained else None,
+            )
+            for parameter in found.parameters
+        ),
         optimizers=_optimizers(course, lives, readings),
         notes=(*notes_of(snapshot, lives, readings, course, found, arm, dtype), *unknown),
         segments=segments,
@@ -441,11 +452,10 @@ def _ooms(snapshot: DeviceSnapshot, lives: TracedBlocks, course: Course) -> tupl
 def _allocator(snapshot: DeviceSnapshot) -> AllocatorRecord:
     settings, default = snapshot.settings or Settings(), Settings()
     changed = [each.name for each in fields(Settings) if getattr(settings, each.name) != getattr(default, each.name)]
+    listed = ",".join(f"{name}:{getattr(settings, name)}" for name in changed)
     return AllocatorRecord(
         variable="",
-        settings=NOT_KNOWN
-        if snapshot.settings is None
-        else ",".join(f"{name}:{getattr(settings, name)}" for name in changed),
+        settings=NOT_KNOWN if snapshot.settings is None else listed,
         expandable_segments=any(segment.expandable for segment in snapshot.segments),
         streams=len({segment.stream for segment in snapshot.segments}),
         private_pools=len({segment.pool_id for segment in snapshot.segments} - {DEFAULT_POOL}),
@@ -478,20 +488,6 @@ def _precision(
     if types == {"bfloat16"}:
         return arm, "bfloat16"
     return arm, "float16" if types == {"float16"} else "float32"
-
-
-def _parameters(found: Conclusions, dtype: str, optimized: bool) -> tuple[ParameterRecord, ...]:
-    return tuple(
-        ParameterRecord(
-            name=parameter.name,
-            elements=parameter.bytes // _ITEMSIZES[dtype],
-            bytes=parameter.bytes,
-            dtype=dtype,
-            trainable=parameter.trained,
-            optimizer=0 if optimized and parameter.trained else None,
-        )
-        for parameter in found.parameters
-    )
 
 
 def _updates(course: Course) -> bool:

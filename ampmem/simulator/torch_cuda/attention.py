@@ -168,7 +168,7 @@ def install(mode: SimulatedMode) -> Callable[[], None]:
     device, additions = mode.device_model, mode.additions
 
     def attention(*args: Any, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
-        call = Call(*args, scale=scale, gqa=enable_gqa)
+        call = Call(*args)._replace(scale=scale, gqa=enable_gqa)
         if _UNSQUEEZES and all(tensor.dim() == 3 for tensor in call[:3]):
             four = (tensor.unsqueeze(0) for tensor in call[:3])
             return attention(*four, *args[3:], scale=scale, enable_gqa=enable_gqa).squeeze(0)

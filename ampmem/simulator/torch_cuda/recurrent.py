@@ -193,7 +193,8 @@ def _call(kind: int, args: Sequence[Any]) -> _Call:
         batch_sizes, states, weights, *rest = args[1:]
         steps = tuple(batch_sizes.tolist())
     hidden, cell = states if kind == _KINDS["lstm"] else (states, None)
-    return _Call(kind, args[0], steps, hidden, cell, weights, *rest, batch_first)
+    biases, layers, dropout, train, both_ways = rest
+    return _Call(kind, args[0], steps, hidden, cell, weights, biases, layers, dropout, train, both_ways, batch_first)
 
 
 def _cast_and_run(device: SimulatedDevice, call: _Call, buffer: Tensor | None) -> tuple[Tensor, ...]:
