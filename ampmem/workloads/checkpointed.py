@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from ampmem.workloads.common import WorkloadOptions, command, flag, make_optimizer, train_on_batch
+from ampmem.workloads.common import Sizes, WorkloadOptions, command, flag, make_optimizer, train_on_batch
 
 FEATURES = 16
 DROPOUT = 0.1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """Sizes of the model and of one batch."""
-
-    length: int
-    layers: int
-    heads: int
-    width: int
-    batch_size: int
-
-
 PRESETS = {
-    "tiny": Config(length=32, layers=2, heads=4, width=128, batch_size=2),
-    "small": Config(length=128, layers=4, heads=5, width=320, batch_size=4),
-    "full": Config(length=1024, layers=12, heads=12, width=768, batch_size=16),
+    "tiny": Sizes(length=32, layers=2, heads=4, width=128, batch_size=2),
+    "small": Sizes(length=128, layers=4, heads=5, width=320, batch_size=4),
+    "full": Sizes(length=1024, layers=12, heads=12, width=768, batch_size=16),
 }
 
 
@@ -65,7 +52,7 @@ class Block(nn.Module):
 class CheckpointedEncoder(nn.Module):
     """A linear layer in, checkpointed blocks, and a linear layer out."""
 
-    def __init__(self, config: Config, *, use_reentrant: bool = False) -> None:
+    def __init__(self, config: Sizes, *, use_reentrant: bool = False) -> None:
         super().__init__()
         self.use_reentrant = use_reentrant
         self.inputs = nn.Linear(FEATURES, config.width)

@@ -66,6 +66,18 @@ class WorkloadOptions:
         return torch.amp.GradScaler(self.device.type, enabled=self.needs_scaler)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Sizes of a transformer and of one batch, whose sequences have ``length`` elements."""
+
+    length: int
+    layers: int
+    heads: int
+    width: int
+    batch_size: int
+    vocabulary: int = 0
+
+
 def make_optimizer(
     name: str, parameters: Iterable[nn.Parameter], *, lr: float | None = None, foreach: bool | None = None
 ) -> Optimizer:
