@@ -75,6 +75,7 @@ def assumed_of(texts: Sequence[str], option: str = "assume=") -> Assumed:
 
 def _number(text: str, given: str) -> float:
     try:
+        # A whole number stays one: it may be a size.
         return float(given) if "." in given or "e" in given else int(given)
     except ValueError:
         raise UsageError(f"{text}: give the number that the line reads, such as train.py:12=7") from None

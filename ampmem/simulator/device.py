@@ -289,6 +289,7 @@ class SimulatedDevice:
         stream = self.order.current()
         with self._at_work():
             try:
+                # The device keeps up (KEEPS_UP); the second allocator, of the upper bound, lags behind.
                 if self.allocator.counters.awaiting:
                     self.allocator.complete_events()
                 block = self.allocator.malloc(size, stream)
@@ -357,6 +358,7 @@ class SimulatedDevice:
             held.pop(op, None)
             if before:
                 held[op] = before
+            # Last one first, as C++ destroys the locals of a function.
             for block in reversed(blocks):
                 self.free(block)
 

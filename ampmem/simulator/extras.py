@@ -90,6 +90,7 @@ class Extras:
             self._blas(func, args, kwargs, result)
         elif func in _CONVOLUTIONS:
             self._convolution(func, args, result)
+        # After the results exist, as the kernel runs then.
         for sizes in scratch_of(func, args, result, device.gpu):
             device.scratch(str(func), sizes)
         if func in ASSUMED:

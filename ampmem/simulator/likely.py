@@ -86,6 +86,7 @@ class Likely(Known):
         given = list(fakes_in((*args, *kwargs.values())))
         if any(map(self._has, given)) and is_computed(func):
             if not any(map(self.are_even, given)):
+                # One number for all elements needs no memory for them, so it is tried first.
                 if not self._fill_alike(func, args, kwargs, result) and _few(given):
                     super().after(func, args, kwargs, result)
                 return
@@ -207,6 +208,7 @@ class Likely(Known):
             return
         if columns > _EXPERTS and chosen.numel() < columns:
             return
+        # Below the script's modes: none of this is its computation.
         with below_modes():
             each = chosen.shape[dim] if dim >= 0 else 1
             rows = torch.arange(chosen.numel() // max(each, 1), device="cpu").unsqueeze(1)

@@ -126,6 +126,7 @@ def _logsumexp(found: Any, source: Tensor, dim: Sequence[int] | int, keepdim: bo
     size = maxima.abs()
     infinite = size == math.inf
     maxima.masked_fill_(infinite, 0)
+    # C++ keeps ``maxima`` to the end of the function, and these only to the end of their statements.
     del size, infinite
     less = source - maxima
     result = less.exp_().sum(dims, keepdim)
@@ -267,6 +268,7 @@ def _bernoulli(found: Any, source: Tensor, *, generator: Any = None) -> Tensor:
     """``bernoulli`` (``Distributions.cpp``): of 16 bits the probabilities are made FP32 (``bernoulli_tensor_cuda``)."""
     result = torch.empty_like(source)
     if source.dtype in (torch.float16, torch.bfloat16):
+        # The copy is read once and freed.
         source.to(torch.float32)
     return result
 
@@ -623,6 +625,7 @@ def _unique_dim_consecutive(
 def _pack_padded_sequence(found: Found, tensor: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     """``_pack_padded_sequence`` (``PackedSequence.cpp``): the lengths are real CPU tensors, so sizes are known."""
     padded = tensor.transpose(0, 1) if batch_first else tensor
+    # The sizes depend on the lengths alone, so torch computes them with a real tensor of one column.
     _, batch_sizes = aten._pack_padded_sequence.default(torch.empty(*padded.shape[:2], 1), lengths, False)
     steps: list[Tensor] = []
     begin, sizes = 0, batch_sizes.tolist()

@@ -65,6 +65,7 @@ class Known:
         """Note that ``tensor``, which fills its memory, is now a copy of ``real``."""
         storage = tensor.untyped_storage()
         self.forget(storage)
+        # Of a tensor that is only a part of its storage the rest would be unknown.
         whole = tensor.numel() * tensor.element_size() == storage.nbytes()
         if whole and self._small(tensor) and real.shape == tensor.shape and real.dtype == tensor.dtype:
             with below_modes():
@@ -139,6 +140,7 @@ class Known:
     def _real(self, value: Any, func: Any) -> Any:
         if isinstance(value, torch.Tensor):
             known = self.of(value)
+            # Some ops read only the shape of a tensor: one without memory of its own stands for it.
             if known is None and func not in _SHAPED_LIKE:
                 raise _Unknown
             return torch.empty((), dtype=value.dtype, device=_CPU).expand(value.shape) if known is None else known

@@ -44,6 +44,7 @@ def install(world: World, device: SimulatedDevice) -> Iterator[Undo]:
     """Let the script make process groups of ``world``; the returned undo also destroys those that are left."""
     distributed = torch.distributed
     owners = (distributed, distributed.distributed_c10d)
+    # Weakly, so that a process group can die as it would without ampmem.
     named: _Names = weakref.WeakKeyDictionary()
     own = {
         "init_process_group": functools.partial(_init_process_group, world, named, device),
@@ -209,6 +210,7 @@ class Collectives:
             return undo.pop_all().close
 
     def _answer(self, func: Any, args: Any, kwargs: Any) -> Any:
+        # Tensors on the CPU are real: torch's fake backend copies them. A barrier has no tensors to tell by.
         if func is not c10d.barrier.default and not any(isinstance(tensor, FakeTensor) for tensor in _tensors(args)):
             return func(*args, **kwargs)
         self._communicators.used(func, args)
@@ -292,6 +294,7 @@ class Collectives:
         size = dist.get_world_size(group)
         if size < 1:
             return
+        # A real tensor: the fake backend has left this rank's own values in it.
         if type(tensor) in (Tensor, torch.nn.Parameter):
             _reduce_alike(tensor, op, size)
         elif known is not None and _reduce_alike(known, op, size):
@@ -309,6 +312,7 @@ class Collectives:
 def _reduce_alike(tensor: Tensor, op: Any, size: int) -> bool:
     """Reduce ``tensor`` in place as ``size`` equal tensors; ``False`` if ``op`` cannot be computed so."""
     with torch.no_grad():
+        # Of equal values a sum is a multiple, a product a power, and an even number of them cancels under xor.
         if op == ReduceOp.SUM and tensor.dtype != torch.bool:
             tensor.mul_(size)
         elif op == ReduceOp.PRODUCT and tensor.dtype != torch.bool:
@@ -358,6 +362,7 @@ class Objects:
         data = pickle.dumps(obj)
         self._through_the_device("all_gather_object", group, [len(data), _SIZE, _SIZE * count, len(data) * count])
         for i in range(count):
+            # Each peer's object is one of its own, as if it had come from another process.
             object_list[i] = pickle.loads(data)
 
     def gather_object(

@@ -101,6 +101,7 @@ def _pinned(mode: SimulatedMode) -> Callable[[], None]:
     def empty(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if not kwargs.get("pin_memory"):
             return mode.unanswered(func, (), args, kwargs)
+        # Pinning needs a driver, so the tensor only says that it is pinned.
         made = mode.unanswered(func, (), args, {**kwargs, "pin_memory": False})
         pinned.add(made.untyped_storage())
         return made
@@ -119,6 +120,7 @@ def _real_integers(mode: SimulatedMode) -> Iterator[None]:
     def make(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if kwargs.get("dtype") != torch.int32:
             return mode.unanswered(func, (), args, kwargs)
+        # C++ reads and writes these through their pointers, which fake tensors do not have.
         made = func(*args, **kwargs)
         mode.real.add(made.untyped_storage())
         mode.device_model.born(made.untyped_storage())
@@ -350,6 +352,7 @@ def _processes(world: World) -> dict[str, Any]:
                 f"the script starts {nprocs} processes, but the machine of rank {world.rank} has {world.local_size} "
                 f"of the {world.size} simulated ranks; use --world-size {nprocs}"
             )
+        # The other processes would run the same program: this one is the rank that is simulated.
         fn(world.local_rank, *args)
         return None if join else _Joined()
 
@@ -364,6 +367,7 @@ class _Store(private.HashStore):  # type: ignore[misc]
 
     def get(self, key: str) -> bytes:
         """The value that this rank has set."""
+        # C++ would wait for a missing key until its time limit, as nobody sets it.
         self._see(key)
         found: bytes = super().get(key)
         return found

@@ -183,6 +183,7 @@ class Highest:
         return min(allocated + round_up(most, MIN_BLOCK_SIZE), max(allocated, room))
 
     def _malloc(self, size: int, stream: int) -> Block:
+        # The first device may have more room than is sure: once anything was assumed, the cache is freed before.
         if self.bounds:
             try:
                 return self._malloc_within(self._sure, size, stream)
@@ -195,6 +196,7 @@ class Highest:
 
     def _malloc_within(self, room: int, size: int, stream: int) -> Block:
         driver = self._allocator.driver
+        # The model asks its driver at each request, so each may have other room.
         driver.total = self.within(room)
         try:
             return self._allocator.malloc(size, stream)

@@ -86,6 +86,7 @@ def iteration(
     target = _contiguous(shape, dims, result_item)
     source = [stride * item for stride in strides]
     order = list(reversed(range(len(shape))))
+    # Insertion sort, as in ``TensorIterator``: an undecided pair does not end the search for a place.
     for position in range(1, len(order)):
         at = position
         for before in range(position - 1, -1, -1):
@@ -131,6 +132,7 @@ def _staging(kernel: ReductionKernel, work: Iteration, gpu: GpuSpec) -> tuple[in
             across //= kernel.loads
     threads = MAX_THREADS // vector
     across, down = (min(power_of_2(size), threads) for size in (across, down))
+    # The shape of a block of threads (``set_block_dimension``).
     width = min(across, WARP)
     height = min(down, threads // width)
     width = min(across, threads // height)

@@ -643,6 +643,7 @@ def _staging(source: torch.Tensor, numbers: int) -> tuple[int, ...]:
     """
     channels = source.shape[1]
     count = source.numel() // max(channels, 1)
+    # MAX_BLOCK_SIZE, OPTIMAL_TILE_W, ELEMENTS_PER_THREAD and MAX_H_BLOCK of that file.
     most, width, each, rows = 512, 32, 16, 128
     down = min(power_of_2(-(-count // each)), most // min(power_of_2(channels), width))
     across = min(power_of_2(channels), most // down)

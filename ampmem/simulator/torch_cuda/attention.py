@@ -221,6 +221,7 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _prepared(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """A mask for the memory-efficient kernel (``preprocess_mask``): padded before it is expanded."""
     if mask.stride(-1) != 1 or any(stride % _MASK_ALIGNMENT for stride in mask.stride()[:-1]):
+        # Padded and cut again, so that each row begins at an aligned address.
         columns = mask.shape[-1]
         mask = torch.nn.functional.pad(mask, (0, _MASK_ALIGNMENT - columns % _MASK_ALIGNMENT))[..., :columns]
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
@@ -232,6 +233,7 @@ def _flash_attention(call: Call) -> Tensor:
     width = query.shape[-1]
     short = -width % 8
     if short:
+        # The default scale is that of the head before it is padded.
         scale = scale if scale is not None else width**-0.5
         query, key, value = (torch.nn.functional.pad(tensor, (0, short)) for tensor in (query, key, value))
     attention = aten._scaled_dot_product_flash_attention

@@ -399,6 +399,7 @@ def _share_with_threads(mode: SimulatedMode) -> Callable[[], None]:
     def wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
         def start(thread: threading.Thread) -> None:
             mode.shared = True
+            # Dispatch modes are per thread: without this one the thread's ops would look for a real GPU.
             with mode:
                 original(thread)
 

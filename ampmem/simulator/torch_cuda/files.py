@@ -93,6 +93,7 @@ def _write_safetensors(
             if not isinstance(tensor, FakeTensor):
                 file.seek(begun + header[name]["data_offsets"][0])
                 file.write(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        # What was not written is a hole, which takes no space and reads as zeros.
         file.truncate(begun + at)
 
 
@@ -251,6 +252,7 @@ def _placed(loaded: Any, addresses: set[int]) -> Any:
         if not isinstance(leaf, torch.Tensor) or not goes(leaf):
             return leaf
         key = (leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype)
+        # What shares memory in the file shares it on the device.
         if key not in moved:
             there = leaf.detach().to("cuda")
             parameter = isinstance(leaf, torch.nn.Parameter)

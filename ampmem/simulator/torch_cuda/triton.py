@@ -37,6 +37,7 @@ def _doing_nothing(mode: SimulatedMode, original: Callable[..., Any]) -> Callabl
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
         mode.device_model.assume(_NOTHING)
         for leaf in tree_leaves((args, kwargs)):
+            # A launch does not say which of its tensors the kernel writes to.
             if isinstance(leaf, torch.Tensor):
                 mode.forget(leaf.untyped_storage())
 

@@ -48,6 +48,7 @@ def install() -> Callable[[], None]:
     types = {name: _Type(name, (), {"dtype": dtype, "__module__": "torch.cuda"}) for name, dtype in _TYPES.items()}
     with ExitStack() as undo:
         undo.callback(replace_all((torch.cuda,), types))
+        # Closed at each call, so that only the last type stays the default.
         chosen = undo.enter_context(ExitStack())
         undo.callback(patch(*DEFAULT_TYPE, functools.partial(_set_default, chosen)))
         undo.callback(replace_all((torch.Tensor,), {"type": in_place_of(torch.Tensor.type, _type)}))

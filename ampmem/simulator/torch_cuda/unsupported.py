@@ -47,11 +47,13 @@ def _without_communication() -> Callable[[], None]:
     distributed, parallel = torch.distributed, torch.nn.parallel.DistributedDataParallel
 
     def start(original: Any, backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        # Other backends, such as gloo, work on the CPU, where tensors are real.
         if backend is None or any(name in str(backend) for name in ("nccl", "fake")):
             raise stop(_DISTRIBUTED)
         return original(backend, *args, **kwargs)
 
     def init(original: Any, self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        # A model on the CPU is real, and gloo reduces its gradients.
         if any(isinstance(parameter, FakeTensor) for parameter in module.parameters()):
             raise stop(_DISTRIBUTED)
         original(self, module, *args, **kwargs)
