@@ -425,15 +425,8 @@ class SimulatedDevice:
         """The predicted memory of the run so far on this GPU."""
         if self.order.backward_elsewhere:
             self.leave_out(_CROSSING)
-        return prediction(
-            self._peaks,
-            self._highest,
-            total=self.gpu.total_memory,
-            context=self.gpu.context,
-            libraries=self._libraries,
-            unmodelled=tuple(self.unmodelled),
-            ran_out=self.out_of_memory is not None,
-        )
+        found = prediction(self._peaks, self._highest, self.gpu, self._libraries)
+        return replace(found, unmodelled=tuple(self.unmodelled), ran_out=self.out_of_memory is not None)
 
     def segments(self) -> tuple[SnapshotSegment, ...]:
         """The allocator's current segments and blocks."""
