@@ -164,7 +164,7 @@ def test_a_stop_of_the_simulation_is_told_without_torchs_frames() -> None:
         pass
     trace = script_alone(stopped)
     files = [Path(frame.filename).name for frame in extract_tb(trace)]
-    assert files == ["test_guest.py", "train.py"]
+    assert files == ["test_script_run.py", "train.py"]
     assert stopped.__traceback__ is trace and stopped.__context__ is None
 
 
